@@ -1,0 +1,192 @@
+"""What an algorithm is: a plan from public values, a start, and steps that ask the barrier and post-process.
+
+The training loop, checkpoints, the noise trace and progress know only this.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol, Self, TypeVar
+
+from torch import Tensor
+
+from algorithms.privacy.accounting import Accountant, calibrate, epsilon
+from algorithms.privacy.barrier import Barrier
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.events import Schedule, schedule_from_json, schedule_to_json
+from algorithms.privacy.filters import Filter, RenyiFilter, ScheduleFilter, ZCDPFilter
+from algorithms.privacy.releases import Release
+
+
+@dataclass(frozen=True)
+class Public:
+    """What an algorithm may know before its first release.
+
+    records: number of training records, or None where it is private. parameters: d. layers: length of the model's
+    list of layers. classes: number of classes.
+    """
+
+    records: int | None
+    parameters: int
+    layers: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a run may cost and how that is counted.
+
+    accountant: whose epsilon is held to the budget. count_noise: noise multiplier of the count of records that is
+    released first where the number of records is private.
+    """
+
+    budget: Budget
+    accountant: Accountant = "pld"
+    count_noise: float = 100.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will ask and what it costs, decided before the records are opened.
+
+    steps: the most steps of the training loop. schedule: the events of the releases, in order. divisor: the public
+    number that sums are divided by, or None where it follows from the released count. filter: what holds the run to
+    its budget: {"kind": "schedule"}, {"kind": "zcdp", "rho"} or {"kind": "renyi", "order"}.
+    epsilon: by accountant, at the target's delta; infinite for a run that is not private; an accountant without a
+    bound is absent.
+    """
+
+    target: Target
+    public: Public
+    steps: int
+    noise_multiplier: float
+    sampling_rate: float
+    divisor: float | None
+    schedule: Schedule
+    epsilon: Mapping[str, float]
+    filter: Mapping[str, Any] = field(default_factory=lambda: {"kind": "schedule"})
+
+    @property
+    def cost(self) -> Budget:
+        """What the run reserves: the epsilon of its accountant, at the target's delta."""
+        return Budget(self.epsilon[self.target.accountant], self.target.budget.delta)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values; an infinite epsilon becomes null."""
+        return {
+            "target": _finite(asdict(self.target.budget)),
+            "accountant": self.target.accountant,
+            "count_noise": self.target.count_noise,
+            "public": asdict(self.public),
+            "adjacency": "ADD_OR_REMOVE_ONE",
+            "delta": self.target.budget.delta,
+            "epsilon": _finite(self.epsilon),
+            "steps": self.steps,
+            "noise_multiplier": self.noise_multiplier,
+            "sampling_rate": self.sampling_rate,
+            "divisor": self.divisor,
+            "schedule": schedule_to_json(self.schedule),
+            "filter": dict(self.filter),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The plan that `to_json` wrote; other keys are ignored."""
+        budget = Budget(**_infinite(document["target"]))
+        return cls(
+            target=Target(budget, document["accountant"], document["count_noise"]),
+            public=Public(**document["public"]),
+            schedule=schedule_from_json(document["schedule"]),
+            epsilon=_infinite(document["epsilon"]),
+            **{
+                name: document[name]
+                for name in ("steps", "noise_multiplier", "sampling_rate", "divisor", "filter")
+            },
+        )
+
+    def open_filter(self) -> Filter:
+        """A fresh filter that holds a run to this plan."""
+        match self.filter:
+            case {"kind": "schedule"}:
+                return ScheduleFilter(self.schedule, self.cost)
+            case {"kind": "zcdp", "rho": rho}:
+                return ZCDPFilter(rho)
+            case {"kind": "renyi", "order": order}:
+                return RenyiFilter(order, self.target.budget)
+        raise Refused(f"the plan's filter {dict(self.filter)} is not known; make the plan again.")
+
+
+class State(Protocol):
+    """A dataclass of tensors: all that a step hands to the next. Checkpointed as it is."""
+
+    @property
+    def parameters(self) -> Tensor: ...
+
+
+S = TypeVar("S", bound=State)
+
+
+class Algorithm(Protocol[S]):
+    """A method of training, as settings with three functions.
+
+    plan: calibrates noise, steps and expected events to a target, from public values alone; raises Refused where the
+    settings do not fit. init: the state before the first step, from the model's start. step: asks the barrier and
+    post-processes; returns None when the run is to end before its last planned step. released: the parameters to
+    publish, from the last state.
+    """
+
+    def plan(self, target: Target, public: Public) -> Plan: ...
+    def init(self, parameters: Tensor, plan: Plan) -> S: ...
+    def step(self, state: S, plan: Plan, barrier: Barrier) -> S | None: ...
+    def released(self, state: S) -> Tensor: ...
+
+
+def plan_fixed(
+    releases: Callable[[float], Sequence[tuple[Release, int]]],
+    *,
+    target: Target,
+    public: Public,
+    steps: int,
+    sampling_rate: float,
+    divisor: float | None,
+) -> Plan:
+    """The plan of an algorithm whose releases are fixed before the first one, with the least noise that fits.
+
+    releases: the releases and how often each occurs in a row, at a noise multiplier.
+    """
+
+    def schedule_at(noise_multiplier: float) -> Schedule:
+        return [(release.event(), count) for release, count in releases(noise_multiplier)]
+
+    multiplier = calibrate(schedule_at, target.budget, accountant=target.accountant)
+    schedule = schedule_at(multiplier)
+    return Plan(
+        target=target,
+        public=public,
+        steps=steps,
+        noise_multiplier=multiplier,
+        sampling_rate=sampling_rate,
+        divisor=divisor,
+        schedule=schedule,
+        epsilon=by_accountants(schedule, target.budget.delta),
+    )
+
+
+def by_accountants(schedule: Schedule, delta: float) -> dict[str, float]:
+    """The epsilon of a fixed schedule by each accountant that has a bound for it."""
+    costs: dict[str, float] = {}
+    for accountant in ("pld", "rdp"):
+        try:
+            costs[accountant] = epsilon(schedule, delta, accountant=accountant)
+        except Refused:
+            continue
+    return costs
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}
+
+
+def _infinite(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {key: math.inf if value is None else value for key, value in values.items()}

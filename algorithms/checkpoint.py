@@ -1,0 +1,90 @@
+"""Checkpoints: an algorithm's state as safetensors and the trace as parquet, written whole or not at all.
+
+The trace is written first and holds at least the releases of the state's steps; what it holds beyond them is dropped
+when it is read, since those steps will be taken again with the same noise.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.trace import Trace, read_trace
+
+S = TypeVar("S")
+_RUN, _STEP, _STATE, _TRACE = "run_id", "step", "state.safetensors", "trace.parquet"
+
+
+def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace) -> None:
+    """Writes the run's state after `step` steps and its trace so far into `folder`, readable by the owner only."""
+    _write(folder / _TRACE, trace.write)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in flatten(state).items()}
+    _write(folder / _STATE, lambda path: save_file(tensors, path, metadata={_RUN: run_id, _STEP: str(step)}))
+
+
+def load(folder: Path, start: S, *, run_id: str) -> tuple[S, int, Trace] | None:
+    """The run's last checkpoint in `folder` as (state, steps taken, trace), or None where there is none.
+
+    start: the state before the first step, which gives the structure and the devices.
+    Raises Refused where the checkpoint is damaged or of another run.
+    """
+    if not (folder / _STATE).exists():
+        return None
+    expected = flatten(start)
+    try:
+        with safe_open(folder / _STATE, framework="pt") as file:
+            owner, step = file.metadata()[_RUN], int(file.metadata()[_STEP])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (SafetensorError, KeyError, TypeError):
+        raise Refused(
+            f"the checkpoint in {folder} is damaged; forfeit that run and start a new one."
+        ) from None
+    if owner != run_id or _layout(tensors) != _layout(expected):
+        raise Refused(f"the checkpoint in {folder} is of another run; forfeit that run and start a new one.")
+    placed = {name: tensor.to(expected[name].device) for name, tensor in tensors.items()}
+    rows = [row for row in read_trace(folder / _TRACE).rows if row.step < step]
+    return unflatten(start, placed), step, Trace(rows)
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+
+
+def flatten(state: Any, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a dataclass of tensors and dataclasses, by dotted name."""
+    tensors: dict[str, Tensor] = {}
+    for field in fields(state):
+        value, name = getattr(state, field.name), prefix + field.name
+        tensors |= flatten(value, name + ".") if is_dataclass(value) else {name: value}
+    return tensors
+
+
+def unflatten(state: S, tensors: Mapping[str, Tensor], prefix: str = "") -> S:
+    """`state` with the tensors that `flatten` named put in place."""
+    changes = {}
+    for field in fields(state):  # type: ignore[arg-type]
+        value, name = getattr(state, field.name), prefix + field.name
+        changes[field.name] = unflatten(value, tensors, name + ".") if is_dataclass(value) else tensors[name]
+    return replace(state, **changes)  # type: ignore[type-var]
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    """Writes through a temporary file, so that a crash leaves the old file or the new one."""
+    fresh = path.with_name(path.name + ".new")
+    write(fresh)
+    fresh.chmod(0o600)
+    with fresh.open("rb") as file:
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def by_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Named parameters as they are published: on the CPU, each in memory of its own."""
+    return {name: torch.clone(tensor.detach().cpu()) for name, tensor in named.items()}

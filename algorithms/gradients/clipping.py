@@ -1,0 +1,76 @@
+"""How one record's contribution to a sum is bounded."""
+
+import math
+from dataclasses import dataclass
+
+MARGIN = 1e-6
+"""Relative room below a bound, so that rounding can only make a contribution smaller than its bound."""
+
+
+@dataclass(frozen=True)
+class L2:
+    """Scale a contribution down to L2 norm at most `norm` (Abadi et al. 2016)."""
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        _positive(self.norm)
+
+    @property
+    def sensitivity(self) -> float:
+        """The most that one record can add to the sum, in L2 norm."""
+        return self.norm
+
+
+@dataclass(frozen=True)
+class L1:
+    """Scale a contribution down to L1 norm at most `norm`."""
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        _positive(self.norm)
+
+    @property
+    def sensitivity(self) -> float:
+        """The most that one record can add to the sum, in L1 norm."""
+        return self.norm
+
+
+@dataclass(frozen=True)
+class PerLayer:
+    """Scale each layer's part of a contribution down to its own L2 norm (McMahan et al. 2018, "per-layer clipping").
+
+    norms: one bound for each layer, in the model's order.
+    """
+
+    norms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.norms:
+            raise ValueError("per-layer clipping needs a bound for each layer, not none; give at least one.")
+        for norm in self.norms:
+            _positive(norm)
+
+    @property
+    def sensitivity(self) -> float:
+        """The most that one record can add to the sum, in the L2 norm over all layers."""
+        return math.sqrt(math.fsum(norm**2 for norm in self.norms))
+
+
+@dataclass(frozen=True)
+class Unclipped:
+    """No bound: for a run that is not private."""
+
+    @property
+    def sensitivity(self) -> float:
+        """Unbounded."""
+        return math.inf
+
+
+Clipping = L2 | L1 | PerLayer | Unclipped
+
+
+def _positive(norm: float) -> None:
+    if not (0 < norm < math.inf):
+        raise ValueError(f"a clip norm must be a finite number above 0, not {norm}; 1.0 is a usual start.")

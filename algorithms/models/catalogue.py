@@ -1,0 +1,28 @@
+"""The models by name."""
+
+from collections.abc import Callable
+
+import torch
+
+from algorithms.models.convolutional import tanh_cnn
+from algorithms.models.linear import logistic, softmax, svm
+from algorithms.models.model import Model, ModelRefused
+
+CATALOGUE: dict[str, Callable[[tuple[int, ...], int], Model]] = {
+    "softmax": softmax,
+    "logistic": logistic,
+    "svm": svm,
+    "tanh_cnn": tanh_cnn,
+}
+
+
+def build(name: str, *, input_shape: tuple[int, ...], classes: int, seed: int) -> Model:
+    """The named model for inputs of a shape and a number of classes; its random start is drawn from `seed`.
+
+    Raises ModelRefused for an unknown name and for a model that does not fit the data.
+    """
+    if name not in CATALOGUE:
+        raise ModelRefused(f"there is no model {name!r}; choose one of {', '.join(CATALOGUE)}.")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return CATALOGUE[name](input_shape, classes)

@@ -1,0 +1,68 @@
+"""The reference without privacy: plain minibatch SGD or Adam through the same loop, barrier and sampling as DP-SGD.
+
+One release a step, without a bound and without noise: NonPrivateDpEvent, so epsilon is infinite and says so.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import dp_accounting as dp
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from algorithms.algorithm import Plan, Public, Target, by_accountants
+from algorithms.dp_sgd import State
+from algorithms.gradients import Unclipped
+from algorithms.privacy.barrier import Barrier
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.releases import NoNoise, Poisson
+from algorithms.sampled import batches
+from algorithms.update import STRICT, Update
+
+
+@dataclass(frozen=True)
+class NonPrivate:
+    """Settings of plain SGD; batch_size: expected records in a batch."""
+
+    steps: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[int, Field(ge=1)]
+    update: Update = field(default_factory=Update)
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: Public) -> Plan:
+        """The schedule at infinite epsilon; raises Refused where the number of records is private."""
+        if public.records is None:
+            raise Refused("a run without privacy needs data whose number of records is public; use 'dp_sgd'.")
+        sampled = batches(public, batch_size=self.batch_size, sampling_rate=None)
+        schedule = [(dp.NonPrivateDpEvent(), self.steps)]
+        return Plan(
+            target=target,
+            public=public,
+            steps=self.steps,
+            noise_multiplier=0.0,
+            sampling_rate=sampled.rate,
+            divisor=sampled.divisor,
+            schedule=schedule,
+            epsilon=by_accountants(schedule, target.budget.delta),
+        )
+
+    def init(self, parameters: Tensor, plan: Plan) -> State:
+        """The state at the model's start."""
+        return State(self.update.start(parameters), torch.tensor(plan.divisor, dtype=torch.float64))
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One exact gradient, one update."""
+        gradient = barrier.gradient(
+            state.parameters,
+            sampling=Poisson(plan.sampling_rate),
+            clipping=Unclipped(),
+            noise=NoNoise(),
+            divisor=float(state.divisor),
+        )
+        return replace(state, moving=self.update.apply(state.moving, gradient, steps=plan.steps))
+
+    def released(self, state: State) -> Tensor:
+        """The last iterate, or the average the settings ask for."""
+        return self.update.published(state.moving)

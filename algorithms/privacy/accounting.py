@@ -1,0 +1,205 @@
+"""From privacy events to epsilon, and from a target epsilon to a noise multiplier.
+
+Two accountants of dp_accounting do the work: PLD (privacy loss distributions, tight) and RDP (Rényi). Both are
+valid for a schedule that was fixed before its first release; a spend chosen on the way is held by `filters`.
+
+Events carry the noise multiplier std / C of the clip bound C, whatever the adjacency. dp_accounting's PLD
+accountant doubles the sensitivity by itself under replace-one and its RDP accountant does not, so the RDP side
+halves the multipliers here.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+import attrs
+import dp_accounting as dp
+import numpy as np
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
+from scipy.optimize import brentq
+
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.events import Schedule
+
+Accountant = Literal["pld", "rdp"]
+Adjacency: TypeAlias = dp.NeighboringRelation
+ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+ORDERS = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
+
+FINE, FINEST, COARSENING = 1e-4, 1e-5, 10.0
+_FEW_ORDERS = (1.25, 1.5, *map(float, range(2, 64)), 128.0, 256.0, 512.0, 1024.0)
+_TAIL_ORDER = ORDERS.index(63.0)
+_NOISE_RANGE = (1e-2, 1e7)
+_TOLERANCE, _WASTE = 2e-4, 1e-3
+
+
+def epsilon(
+    schedule: Schedule,
+    delta: float,
+    *,
+    accountant: Accountant = "pld",
+    adjacency: Adjacency = ADD_OR_REMOVE_ONE,
+    discretisation: float | None = None,
+) -> float:
+    """The epsilon that a schedule fixed in advance costs at `delta`; an upper bound by either accountant.
+
+    delta: in (0, 1). discretisation: grid of the privacy losses, PLD only; chosen from the schedule when None.
+    Returns infinity when an event is not private. Raises Refused when the accountant cannot take an event.
+    Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
+    Proposition 12 (RDP and its conversion).
+    """
+    if not 0 < delta < 1:
+        raise Refused(f"delta must lie strictly between 0 and 1, not {delta}; 1/n or less is customary.")
+    if any(_is_not_private(event) for event, _ in schedule):
+        return math.inf
+    if accountant == "rdp":
+        return epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta)
+    grid = discretisation or _discretisation(schedule, delta, adjacency)
+    pld = PLDAccountant(adjacency, value_discretization_interval=grid)
+    for event, count in schedule:
+        _supported(pld, event, "PLD")
+        pld.compose(event, count)
+    return float(pld.get_epsilon(delta))
+
+
+def rdp(
+    schedule: Schedule, *, orders: tuple[float, ...] = ORDERS, adjacency: Adjacency = ADD_OR_REMOVE_ONE
+) -> np.ndarray:
+    """The Rényi divergence bound of a schedule at each order, shape [orders]."""
+    total = np.zeros(len(orders))
+    for event, count in schedule:
+        total += count * _event_rdp(event, orders, adjacency)
+    return total
+
+
+def epsilon_of_rdp(divergences: np.ndarray, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
+    """The epsilon at `delta` of Rényi bounds, shape [orders], at the best of their orders."""
+    if np.isinf(divergences).all():
+        return math.inf
+    return float(compute_epsilon(orders, divergences, delta)[0])
+
+
+def _event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
+    try:
+        return _cached_event_rdp(event, orders, adjacency)
+    except TypeError:  # a ComposedDpEvent holds a list, which no cache can key
+        return _cached_event_rdp.__wrapped__(event, orders, adjacency)
+
+
+@lru_cache(maxsize=4096)
+def _cached_event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
+    if _is_not_private(event):
+        return np.full(len(orders), math.inf)
+    accountant = RdpAccountant(orders, adjacency)
+    halved = event if adjacency is ADD_OR_REMOVE_ONE else _with_halved_noise(event)
+    _supported(accountant, halved, "RDP")
+    with _quiet_about_dropped_orders():
+        accountant.compose(halved)
+    divergences = np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader
+    divergences.setflags(write=False)
+    return divergences
+
+
+def _with_halved_noise(event: dp.DpEvent) -> dp.DpEvent:
+    changes = {}
+    for field in attrs.fields(type(event)):
+        value = getattr(event, field.name)
+        if field.name == "noise_multiplier":
+            changes[field.name] = value / 2
+        elif isinstance(value, dp.DpEvent):
+            changes[field.name] = _with_halved_noise(value)
+        elif isinstance(value, list):
+            changes[field.name] = [_with_halved_noise(item) for item in value]
+    return attrs.evolve(event, **changes)
+
+
+def _is_not_private(event: dp.DpEvent) -> bool:
+    inner = [getattr(event, "event", None), *getattr(event, "events", ())]
+    return isinstance(event, dp.NonPrivateDpEvent) or any(_is_not_private(e) for e in inner if e is not None)
+
+
+def _supported(accountant: dp.PrivacyAccountant, event: dp.DpEvent, name: str) -> None:
+    if not accountant.supports(event):
+        raise Refused(f"the {name} accountant has no bound for {event}; use the other accountant.")
+
+
+def _discretisation(schedule: Schedule, delta: float, adjacency: Adjacency) -> float:
+    """Fine enough that rounding every loss up stays far below the result, yet quick for heavy-tailed losses."""
+    count = sum(count for _, count in schedule)
+    upper = epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta)
+    light_tailed = max(_event_rdp(event, ORDERS, adjacency)[_TAIL_ORDER] for event, _ in schedule) < 10
+    return FINEST if upper < 0.4 and count >= 10_000 and light_tailed else FINE
+
+
+@contextmanager
+def _quiet_about_dropped_orders() -> Iterator[None]:
+    """The RDP accountant warns when it drops an order whose series is slow; the bound stays valid."""
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        absl.setLevel(level)
+
+
+def calibrate(
+    schedule_at: Callable[[float], Schedule], target: Budget, *, accountant: Accountant = "pld"
+) -> float:
+    """The smallest noise multiplier, up to a tolerance, whose schedule costs at most `target`.
+
+    schedule_at: the schedule at a noise multiplier; its cost must fall as the multiplier grows.
+    Never above the target: the multiplier that is returned was itself evaluated at the fine discretisation.
+    Raises Refused when no multiplier up to 1e7 meets the target.
+    """
+    if accountant == "rdp":
+        return _solve(lambda z: epsilon(schedule_at(z), target.delta, accountant="rdp"), target.epsilon)
+
+    @lru_cache
+    def cost(z: float, coarsening: float = 1.0) -> float:
+        schedule = schedule_at(z)
+        grid = _discretisation(schedule, target.delta, ADD_OR_REMOVE_ONE) * coarsening
+        return epsilon(schedule, target.delta, discretisation=grid)
+
+    def bracket(z: float) -> float:
+        return epsilon_of_rdp(rdp(schedule_at(z), orders=_FEW_ORDERS), target.delta, _FEW_ORDERS)
+
+    rough = _solve(bracket, target.epsilon, tolerance=0.02)
+    coarse = _solve(lambda z: cost(z, COARSENING), target.epsilon, start=rough)
+    if 0 <= target.epsilon - cost(coarse) < _WASTE * target.epsilon:
+        return coarse
+    return _solve(cost, target.epsilon, start=coarse, factor=1.02)
+
+
+def _solve(
+    cost: Callable[[float], float],
+    target: float,
+    *,
+    start: float = 1.0,
+    factor: float = 1.5,
+    tolerance: float = _TOLERANCE,
+) -> float:
+    """A multiplier with cost <= target, within a relative tolerance of the smallest; `cost` is decreasing."""
+    low = high = start
+    while cost(high) > target:
+        low, high = high, high * factor
+        if high > _NOISE_RANGE[1]:
+            raise Refused(
+                f"no noise multiplier up to {_NOISE_RANGE[1]:.0e} meets epsilon = {target:g};"
+                " ask for a larger epsilon, fewer steps or smaller batches."
+            )
+    while low >= high and low > _NOISE_RANGE[0]:
+        low /= factor
+        if cost(low) <= target:
+            high = low
+    if low <= _NOISE_RANGE[0]:
+        return high
+    root = brentq(lambda x: cost(math.exp(x)) - target, math.log(low), math.log(high), xtol=tolerance)
+    candidates = (math.exp(root + k * tolerance) for k in range(1000))
+    return next(z for z in candidates if cost(z) <= target)

@@ -1,0 +1,13 @@
+"""What the privacy layer refuses: one sentence each, raised before anything is spent."""
+
+
+class Refused(ValueError):
+    """A request that cannot be honoured; the message says what was asked, what is allowed and what to do."""
+
+
+class BudgetRefused(Refused):
+    """The budget of a run or of a population does not cover the request."""
+
+
+class LedgerBroken(Refused):
+    """The ledger's hash chain does not hold: a row was changed, removed or inserted outside the ledger."""

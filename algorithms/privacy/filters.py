@@ -1,0 +1,174 @@
+"""Filters: what a run may still spend, asked before every release.
+
+A fixed schedule is accounted as a whole before the run (PLD or RDP) and its filter holds the run to it. A spend
+chosen on the way needs a filter whose budget is valid under any adaptive choice: zCDP, whose cost is linear in the
+order, or Rényi at one order fixed in advance (Feldman and Zrnic 2021, Lécuyer 2021).
+"""
+
+import math
+from typing import Protocol
+
+import dp_accounting as dp
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+
+from algorithms.privacy.accounting import ORDERS, epsilon_of_rdp, rdp
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import BudgetRefused, Refused
+from algorithms.privacy.events import Schedule, schedule_to_json
+
+
+class Filter(Protocol):
+    """Decides before each release whether its event may still happen."""
+
+    def affords(self, event: dp.DpEvent) -> bool:
+        """Whether the event may be charged now."""
+
+    def charge(self, event: dp.DpEvent) -> None:
+        """Charges the event; raises BudgetRefused, and charges nothing, where it is not afforded."""
+
+    def spent(self, delta: float) -> float:
+        """The epsilon spent so far at `delta`, an upper bound."""
+
+
+class ScheduleFilter:
+    """Holds a run to a schedule fixed before its first release: its events, in their order, and no other.
+
+    total: what the whole schedule was accounted to cost; a part of it never costs more.
+    """
+
+    def __init__(self, schedule: Schedule, total: Budget) -> None:
+        self._schedule = list(schedule)
+        self._total = total
+        self._position = 0
+        self._done = 0
+        self._rdp = np.zeros(len(ORDERS))
+
+    def affords(self, event: dp.DpEvent) -> bool:
+        return self._position < len(self._schedule) and event == self._schedule[self._position][0]
+
+    def charge(self, event: dp.DpEvent) -> None:
+        if not self.affords(event):
+            raise BudgetRefused(
+                f"{event} was asked for, but the plan allows {self._next()}; follow the plan."
+            )
+        self._rdp += rdp([(event, 1)])
+        self._done += 1
+        if self._done == self._schedule[self._position][1]:
+            self._position, self._done = self._position + 1, 0
+
+    def spent(self, delta: float) -> float:
+        by_rdp = epsilon_of_rdp(self._rdp, delta)
+        return min(by_rdp, self._total.epsilon) if delta >= self._total.delta else by_rdp
+
+    def _next(self) -> str:
+        if self._position == len(self._schedule):
+            return "no further release"
+        return f"{self._schedule[self._position][0]} next"
+
+
+class RenyiFilter:
+    """A Rényi filter at one order fixed in advance: releases stop before the order's budget is passed.
+
+    order: above 1. budget: the (epsilon, delta) that the whole run may cost; the order's Rényi budget is what
+    Canonne et al. 2020, Proposition 12, leaves of it. Raises Refused when the order alone costs more than that.
+    """
+
+    def __init__(self, order: float, budget: Budget) -> None:
+        if not order > 1:
+            raise Refused(f"a Rényi filter needs an order above 1, not {order}; 4 to 32 are usual.")
+        self.order = order
+        self._limit = budget.epsilon - conversion(order, budget.delta)
+        if self._limit <= 0:
+            raise Refused(
+                f"epsilon {budget.epsilon:g} at delta {budget.delta:g} leaves nothing at order {order:g};"
+                " choose a larger order or a larger epsilon."
+            )
+        self._total = 0.0
+
+    def affords(self, event: dp.DpEvent) -> bool:
+        return self._total + self._cost(event) <= self._limit
+
+    def charge(self, event: dp.DpEvent) -> None:
+        if not self.affords(event):
+            raise _exhausted(event, f"{self._limit - self._total:.4g} at order {self.order:g}")
+        self._total += self._cost(event)
+
+    def spent(self, delta: float) -> float:
+        return max(0.0, self._total + conversion(self.order, delta)) if self._total else 0.0
+
+    def _cost(self, event: dp.DpEvent) -> float:
+        return float(rdp([(event, 1)], orders=(self.order,))[0])
+
+
+class ZCDPFilter:
+    """A zCDP filter: the events' rho add up to at most `rho` (Bun and Steinke 2016; any adaptive choice)."""
+
+    def __init__(self, rho: float) -> None:
+        self._limit = rho
+        self._total = 0.0
+
+    def affords(self, event: dp.DpEvent) -> bool:
+        return self._total + rho_of(event) <= self._limit
+
+    def charge(self, event: dp.DpEvent) -> None:
+        if not self.affords(event):
+            raise _exhausted(event, f"rho = {self._limit - self._total:.4g}")
+        self._total += rho_of(event)
+
+    def spent(self, delta: float) -> float:
+        return epsilon_of_zcdp(self._total, delta)
+
+
+def _exhausted(event: dp.DpEvent, left: str) -> BudgetRefused:
+    name = schedule_to_json([(event, 1)])[0]["event"]
+    return BudgetRefused(f"{name} costs more than the {left} that the run has left; stop here.")
+
+
+def conversion(order: float, delta: float) -> float:
+    """What is added to a Rényi bound at `order` to give epsilon at `delta` (Canonne et al. 2020, Prop. 12)."""
+    return math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+
+
+def epsilon_of_zcdp(rho: float, delta: float) -> float:
+    """The smallest epsilon that rho-zCDP implies at `delta`, at the best real order."""
+    if rho == 0:
+        return 0.0
+    best = minimize_scalar(
+        lambda x: (1 + math.exp(x)) * rho + conversion(1 + math.exp(x), delta),
+        bounds=(-12.0, 25.0),
+        method="bounded",
+        options={"xatol": 1e-9},
+    )
+    return max(0.0, float(best.fun))
+
+
+def rho_of_budget(budget: Budget) -> float:
+    """The largest rho whose zCDP implies (epsilon, delta); 1.1 to 1.5 times that of Bun and Steinke's formula."""
+    if not 0 < budget.epsilon < math.inf or not 0 < budget.delta < 1:
+        raise Refused(f"{budget} has no finite rho; give a finite epsilon above 0 and delta in (0, 1).")
+    excess = brentq(
+        lambda x: epsilon_of_zcdp(math.exp(x), budget.delta) - budget.epsilon, -60.0, math.log(budget.epsilon)
+    )
+    return math.exp(excess) * (1 - 1e-9)
+
+
+def rho_of(event: dp.DpEvent) -> float:
+    """The rho of an event under zCDP; raises Refused where none is proven.
+
+    Gaussian: 1 / (2 z^2). Laplace of pure epsilon 1/z: epsilon^2 / 2 (Bun and Steinke 2016, Props. 1.6 and 1.4).
+    """
+    match event:
+        case dp.NoOpDpEvent():
+            return 0.0
+        case dp.GaussianDpEvent(noise_multiplier=z):
+            return float(0.5 / z**2)
+        case dp.LaplaceDpEvent(noise_multiplier=z):
+            return float(0.5 / z**2)
+        case dp.dp_event.ZCDpEvent(rho=rho, xi=0.0):
+            return float(rho)
+        case dp.SelfComposedDpEvent(event=inner, count=count):
+            return float(count * rho_of(inner))
+        case dp.ComposedDpEvent(events=inners):
+            return math.fsum(rho_of(inner) for inner in inners)
+    raise Refused(f"{event} has no proven zCDP bound; use a Rényi filter for it.")

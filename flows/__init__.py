@@ -1,0 +1,1 @@
+"""The order of the steps, as Prefect flows, and the command `epsilonflow`."""

@@ -1,0 +1,73 @@
+"""The calibrate stage: from public values alone, how much noise the run needs and what it will cost."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from algorithms import models
+from algorithms.algorithm import Plan, Public, Target
+from algorithms.models import Model
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import Refused
+from data import PublicDescription
+from tasks import params
+from tasks.params import Params
+from tasks.stage import main_of
+
+READS = ("privacy", "algorithm", "model")
+_LARGEST_DELTA_UNKNOWN_N = 1e-5
+
+
+def model_for(settings: Params, public: PublicDescription) -> Model:
+    """The model that the parameters name, for this data; raises ModelRefused where it does not fit."""
+    chosen = settings.model
+    return models.build(
+        chosen.name, input_shape=public.input_shape, classes=len(public.classes), seed=chosen.seed
+    )
+
+
+def plan_for(settings: Params, public: PublicDescription) -> Plan:
+    """The plan of the run that the parameters describe; nothing is spent and no record is read.
+
+    Raises Refused where delta is above 1/n and where the algorithm's settings do not fit, ModelRefused for the model.
+    """
+    privacy = settings.privacy
+    _check_delta(privacy.delta, public.records)
+    model = model_for(settings, public)
+    known = Public(public.records, model.parameter_count, len(model.layers()), len(public.classes))
+    target = Target(Budget(privacy.epsilon, privacy.delta), privacy.accountant, privacy.count_noise)
+    return settings.algorithm.plan(target, known)
+
+
+def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
+    """The plan as the document that is written to artifacts/plan.json."""
+    plan = plan_for(settings, public)
+    own = {key: value for key, value in settings.algorithm_settings.items() if key != "name"}
+    return {
+        "algorithm": settings.algorithm_settings["name"],
+        "settings": own,
+        "model": settings.model.model_dump() | {"parameters": plan.public.parameters},
+        "dataset": public.dataset,
+    } | plan.to_json()
+
+
+def _check_delta(delta: float, records: int | None) -> None:
+    most = _LARGEST_DELTA_UNKNOWN_N if records is None else 1 / records
+    if delta > most:
+        why = (
+            "the number of records is private" if records is None else f"there are {records} training records"
+        )
+        raise Refused(f"delta = {delta:g} was asked for, but {why}; set privacy.delta to at most {most:.3g}.")
+
+
+def main() -> None:
+    """`python -m tasks.calibrate`, in a checkout."""
+    public = PublicDescription.from_json(Path("data/prepared/public.json").read_text(encoding="utf-8"))
+    document = calibrate(params.load(Path("params.yaml"), reads=READS), public)
+    path = Path("artifacts/plan.json")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main_of(main)

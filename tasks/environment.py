@@ -1,0 +1,42 @@
+"""The environment variables of epsilonflow; no other file reads them."""
+
+import os
+import re
+from pathlib import Path
+
+import platformdirs
+
+from tasks.params import ParamsRefused
+
+_RELATIVE_SQLITE = re.compile(r"sqlite(\+\w+)?:///(?!/)")
+
+
+def home() -> Path:
+    """The folder of the ledger and of the runs: EPSILONFLOW_HOME, or the user's data folder.
+
+    It lies outside every checkout, so that no version control and no experiment can restore an old budget.
+    """
+    return (
+        Path(os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow"))
+        .expanduser()
+        .absolute()
+    )
+
+
+def ledger_url(configured: str | None) -> str:
+    """Where the ledger is: EPSILONFLOW_LEDGER_URL, else `configured`, else ledger.sqlite in `home()`.
+
+    Raises ParamsRefused for an SQLite file by a relative path: every copy of the checkout would have its own budget.
+    """
+    url = os.environ.get("EPSILONFLOW_LEDGER_URL") or configured or f"sqlite:///{home() / 'ledger.sqlite'}"
+    if _RELATIVE_SQLITE.match(url):
+        raise ParamsRefused(
+            f"the ledger {url} is a relative path; write sqlite:/// and then the path from the root."
+        )
+    return url
+
+
+def data_mirror() -> Path | None:
+    """The folder that is tried first for data files: EPSILONFLOW_DATA_MIRROR."""
+    mirror = os.environ.get("EPSILONFLOW_DATA_MIRROR")
+    return Path(mirror).expanduser().absolute() if mirror else None

@@ -1,0 +1,102 @@
+"""The evaluate stage: the released model on the held-out records, which the data card declares public."""
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from torch import Tensor
+
+from algorithms import models
+from algorithms.models import Model
+from data.prepared import Prepared, load
+from tasks import runs
+from tasks.environment import home
+from tasks.stage import main_of
+
+READS: tuple[str, ...] = ()
+_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predicted classes of the held-out records, shape [n], and their mean loss."""
+
+    predicted: NDArray[np.int64]
+    loss: float
+
+
+def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
+    """The architecture and the parameters by name of a model that the train stage wrote."""
+    with safe_open(path, framework="pt") as file:
+        facts = file.metadata()
+        parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    shape, classes = tuple(json.loads(facts["input_shape"])), json.loads(facts["classes"])
+    return models.build(facts["model"], input_shape=shape, classes=len(classes), seed=0), parameters
+
+
+def evaluate(model: Model, parameters: Mapping[str, Tensor], data: Prepared) -> Evaluation:
+    """Predictions and mean loss on the held-out records."""
+    predicted, losses = [], []
+    with torch.no_grad():
+        for start in range(0, len(data.test_labels), _BATCH):
+            inputs = torch.from_numpy(np.array(data.test_features[start : start + _BATCH]))
+            labels = torch.from_numpy(np.array(data.test_labels[start : start + _BATCH]))
+            outputs = model.outputs(parameters, inputs)
+            predicted.append(model.scores(outputs).argmax(dim=-1))
+            losses.append(model.losses(outputs, labels))
+    return Evaluation(torch.cat(predicted).numpy(), float(torch.cat(losses).double().mean()))
+
+
+def metrics(evaluation: Evaluation, labels: NDArray[np.int64], receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """The document that is written to artifacts/metrics.json; epsilon is null for a run without privacy."""
+    return {
+        "test_accuracy": float(np.mean(evaluation.predicted == labels)),
+        "test_loss": evaluation.loss,
+        "epsilon": receipt["epsilon"][receipt["accountant"]],
+        "delta": receipt["delta"],
+        "algorithm": receipt["algorithm"],
+        "dataset": receipt["dataset"],
+        "steps": receipt["steps"],
+    }
+
+
+def write_plots(
+    folder: Path, predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: tuple[str, ...]
+) -> None:
+    """Writes confusion.csv (actual, predicted) and per_class.csv (class, accuracy, records) into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs = ((classes[actual], classes[guess]) for actual, guess in zip(labels, predicted, strict=True))
+    _write_csv(folder / "confusion.csv", ("actual", "predicted"), pairs)
+    right = [(name, predicted[labels == index] == index) for index, name in enumerate(classes)]
+    rows = ((name, float(hits.mean()) if len(hits) else "", len(hits)) for name, hits in right)
+    _write_csv(folder / "per_class.csv", ("class", "accuracy", "records"), rows)
+
+
+def _write_csv(path: Path, header: tuple[str, ...], rows: Any) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
+
+
+def main() -> None:
+    """`python -m tasks.evaluate`, in a checkout."""
+    artifacts = Path("artifacts")
+    receipt = json.loads((artifacts / "receipt.json").read_text(encoding="utf-8"))
+    runs.discard(home(), receipt["run_id"])
+    data = load(Path("data/prepared"))
+    evaluation = evaluate(*load_model(artifacts / "model.safetensors"), data)
+    document = metrics(evaluation, data.test_labels, receipt)
+    (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_plots(artifacts / "plots", evaluation.predicted, data.test_labels, data.public.classes)
+
+
+if __name__ == "__main__":
+    main_of(main)

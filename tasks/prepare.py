@@ -1,0 +1,48 @@
+"""Prepare: from a data card to arrays that training maps into memory. Spends nothing."""
+
+from pathlib import Path
+
+from data import PublicDescription, catalogue, prepared, public_description
+from data.fetch import RAW, Places, fetch
+from data.owner import keyed, owner_key
+from data.reading import read
+from tasks.environment import data_mirror, home
+from tasks.params import Params, load
+from tasks.stage import main_of
+
+READS = ("data",)
+PREPARED = Path("data/prepared")
+
+
+def prepare(
+    params: Params,
+    *,
+    mirror: Path | None,
+    home: Path,
+    destination: Path,
+    root: Path = Path(),
+    cards: Path = catalogue.CARDS,
+) -> PublicDescription:
+    """Fetch, check, encode and write the data set that `params.data.dataset` names; returns its public facts.
+
+    mirror: folder tried before the network. home: where the owner key is. destination: folder to write.
+    root: the project, where the paths of own files and the download cache start. cards: folder of the cards.
+    Raises DataRefused, and then leaves `destination` as it was.
+    """
+    card = catalogue.card(params.data.dataset, cards)
+    key = owner_key(home)
+    files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
+    public = public_description(card)
+    salt = keyed(key, ["salt of a prepared folder", card.name, *card.checksums])
+    prepared.write(destination, read(card, files), public, salt=salt, at_most=card.records.at_most)
+    return public
+
+
+def main() -> None:
+    """The DVC stage: params.yaml and the environment in, data/prepared out."""
+    params = load(Path("params.yaml"), reads=READS)
+    prepare(params, mirror=data_mirror(), home=home(), destination=PREPARED)
+
+
+if __name__ == "__main__":
+    main_of(main)

@@ -1,0 +1,126 @@
+"""Run folders: what a training run keeps outside the checkout, so that a crash costs neither results nor budget.
+
+A run's folder holds the secret key of its noise from before its budget is reserved until it is settled, then the
+released result until a later stage has it in hand. A run with the same key of inputs finds an unfinished folder and
+takes it up: same noise, same model, no second charge.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.noise import Generator
+
+_META, _KEY, _LOCK, _RESULT = "run.json", "generator.key", "lock", "result"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: its identity in the ledger, its folder, and whether its noise is secret."""
+
+    run_id: str
+    folder: Path
+    private_noise: bool
+
+    @property
+    def result(self) -> Path | None:
+        """The folder with the released result, once there is one."""
+        path = self.folder / _RESULT
+        return path if path.is_dir() else None
+
+    def generator(self) -> Generator:
+        """The generator that the run began with."""
+        return Generator((self.folder / _KEY).read_bytes(), private=self.private_noise)
+
+    def finish(self, written: Path) -> Path:
+        """Keeps the folder `written` as the result and deletes the run's secrets; returns where the result is."""
+        written.rename(self.folder / _RESULT)
+        self.forget_secrets()
+        return self.folder / _RESULT
+
+    def forget_secrets(self) -> None:
+        """Deletes the key and the checkpoints; only for a run that has its result."""
+        for path in self.folder.iterdir():
+            if path.name not in (_META, _LOCK, _RESULT):
+                path.unlink()
+
+    @contextmanager
+    def abandoned_if_refused(self) -> Iterator[None]:
+        """Deletes the run's folder when the block refuses the run, which then has spent and released nothing."""
+        try:
+            yield
+        except Refused:
+            shutil.rmtree(self.folder)
+            raise
+
+
+@contextmanager
+def claimed(home: Path, *, inputs: str, fresh: Generator) -> Iterator[Run]:
+    """The run of these inputs, held against other processes until the end of the block.
+
+    inputs: a digest of all that decides the result. An unfinished run of the same inputs that no process holds is
+    taken up; else a new one begins, with the generator `fresh`.
+    """
+    runs = home / "runs"
+    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    run, lock = _take_up(runs, inputs) or _begin(runs, inputs, fresh)
+    try:
+        yield run
+    finally:
+        os.close(lock)
+
+
+def discard(home: Path, run_id: str) -> None:
+    """Forgets a finished run, whose result is in other hands; does nothing for an unfinished or unknown one."""
+    folder = home / "runs" / run_id
+    if (folder / _RESULT).is_dir():
+        shutil.rmtree(folder)
+
+
+def _take_up(runs: Path, inputs: str) -> tuple[Run, int] | None:
+    for meta in sorted(runs.glob(f"[0-9]*/{_META}")):
+        described = json.loads(meta.read_text(encoding="utf-8"))
+        lock = _try_lock(meta.parent / _LOCK) if described["inputs"] == inputs else None
+        if lock is not None:
+            return Run(meta.parent.name, meta.parent, described["private_noise"]), lock
+    return None
+
+
+def _begin(runs: Path, inputs: str, fresh: Generator) -> tuple[Run, int]:
+    run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+    folder = runs / f".{run_id}"
+    folder.mkdir(mode=0o700)
+    lock = _try_lock(folder / _LOCK)
+    if lock is None:
+        raise RuntimeError(f"the new folder {folder} is held by another process")
+    described = {"inputs": inputs, "private_noise": fresh.private}
+    _write_synced(folder / _KEY, fresh.key)
+    _write_synced(folder / _META, json.dumps(described).encode())
+    folder.rename(runs / run_id)
+    return Run(run_id, runs / run_id, fresh.private), lock
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _try_lock(path: Path) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,177 @@
+"""Running a stage: as a process of its own whose refusals are one sentence, and by DVC under the checkout's lock."""
+
+import fcntl
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+STAGES = ("prepare", "calibrate", "train", "evaluate", "report")
+REFUSED_STATUS = 2
+
+_REFUSED = "refused: "
+_RUNNING = "Running stage "
+_BUSY = ("Unable to acquire lock", "is busy, it is being blocked by")
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_POLL_SECONDS, _GRACE_SECONDS = 0.5, 15.0
+
+Say = Callable[[str], None]
+
+
+class StageRefused(ValueError):
+    """A stage refused its input; the message is the stage's sentence."""
+
+
+class StageFailed(RuntimeError):
+    """A stage did not succeed; what it wrote says why."""
+
+
+def main_of(function: Callable[[], object]) -> None:
+    """Run a stage's main function; what it refuses becomes one sentence on stderr and exit status 2."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        function()
+    except ValueError as error:
+        if not isinstance(error, refusals()):
+            raise
+        sys.stderr.write(f"{_REFUSED}{' '.join(str(error).split())}\n")
+        raise SystemExit(REFUSED_STATUS) from None
+
+
+def refusals() -> tuple[type[ValueError], ...]:
+    """What a person may be shown without a traceback."""
+    from algorithms.models import ModelRefused  # here, since torch takes seconds to import
+    from algorithms.privacy.errors import Refused
+    from data.errors import DataRefused
+    from tasks.params import ParamsRefused
+
+    return (DataRefused, Refused, ModelRefused, ParamsRefused, StageRefused)
+
+
+@contextmanager
+def checkout_lock(root: Path, *, say: Say) -> Iterator[None]:
+    """Hold the checkout at `root` until the end of the block; wait, and say so, while another flow holds it."""
+    path = root / ".dvc" / "tmp" / "epsilonflow.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        told = False
+        while not _try_lock(file.fileno()):
+            if not told:
+                say("another run holds this checkout: waiting for its end")
+            told = True
+            time.sleep(_POLL_SECONDS)
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended: its exit status and what it wrote to stdout and stderr, line by line."""
+
+    status: int
+    lines: tuple[str, ...]
+
+    def has(self, *texts: str) -> bool:
+        """Whether one of the texts stands in one of the lines."""
+        return any(text in line for line in self.lines for text in texts)
+
+
+def reproduce(stage: str, *, root: Path, say: Say) -> bool:
+    """Let DVC run one stage of the checkout at `root` if what it depends on has changed; returns whether it ran.
+
+    say: receives what DVC and the stage write, line by line. A lock that another dvc command holds is waited for.
+    Nothing is tried a second time once the stage was started, since a stage may spend.
+    Raises StageRefused when the stage refused its input, StageFailed when it or DVC failed.
+    """
+    while True:
+        outcome = dvc("repro", "--single-item", stage, root=root, say=say)
+        started = outcome.has(f"{_RUNNING}'{stage}'")
+        if outcome.status == 0:
+            return started
+        if not outcome.has(*_BUSY):
+            raise _failure(stage, outcome)
+        if started:
+            raise StageFailed(
+                f"{stage} ran, but another dvc command kept DVC from recording it;"
+                f" `dvc commit {stage}` keeps its result, running it again would do, and spend, everything again."
+            )
+        say(f"{stage} waits for another dvc command in this checkout")
+        time.sleep(_POLL_SECONDS)
+
+
+def _failure(stage: str, outcome: Outcome) -> StageRefused | StageFailed:
+    for line in outcome.lines:
+        if line.startswith(_REFUSED):
+            return StageRefused(line.removeprefix(_REFUSED))
+    errors = [line.removeprefix("ERROR: ") for line in outcome.lines if line.startswith("ERROR: ")]
+    return StageFailed(errors[-1] if errors else f"{stage} ended with exit status {outcome.status}.")
+
+
+def up_to_date(root: Path, *, say: Say) -> bool:
+    """Whether DVC has nothing to do in the checkout at `root`."""
+    while True:
+        outcome = dvc("status", "--quiet", root=root, say=_nothing)
+        if not outcome.has(*_BUSY):
+            return outcome.status == 0
+        say("waiting for another dvc command in this checkout")
+        time.sleep(_POLL_SECONDS)
+
+
+def _nothing(_line: str) -> None:
+    pass
+
+
+def dvc(*arguments: str, root: Path, say: Say) -> Outcome:
+    """Run a dvc command in `root`; an exception here, such as a cancellation, ends it and what it started."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dvc", *arguments],
+        cwd=root,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    lines = []
+    try:
+        for line in process.stdout or ():
+            lines.append(_COLOURS.sub("", line).rstrip())
+            if lines[-1]:
+                say(lines[-1])
+        return Outcome(process.wait(), tuple(lines))
+    finally:
+        _end(process)
+
+
+def _environment() -> Mapping[str, str]:
+    """The environment of a stage: its `python` is this one, and its lines are not held back."""
+    here = str(Path(sys.executable).parent)
+    path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
+    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1"}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is not None:
+        return
+    for ending in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(process.pid, ending)
+        try:
+            process.wait(_GRACE_SECONDS)
+            return
+        except subprocess.TimeoutExpired:
+            continue

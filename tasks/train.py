@@ -1,0 +1,239 @@
+"""The train stage: reserve the budget, open the records, train, settle. The only stage that spends.
+
+Order of events, each durable before the next: the run's folder with the secret key of its noise; the reservation;
+the records; checkpoints; settlement; the result. A process killed anywhere finds its folder when it is started
+again and goes on with the same noise, so it publishes the same model and spends nothing more.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from algorithms.algorithm import Plan, by_accountants
+from algorithms.checkpoint import by_name
+from algorithms.privacy.barrier import Performance
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.events import run_lengths, schedule_to_json
+from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.noise import Generator, secure_generator, seeded_generator
+from algorithms.privacy.trace import Trace
+from algorithms.training import train as run_training
+from data import PublicDescription
+from data.prepared import load
+from tasks import params, runs
+from tasks.calibrate import model_for
+from tasks.environment import home, ledger_url
+from tasks.params import Params
+from tasks.progress import progress
+from tasks.stage import main_of
+
+READS = ("privacy", "algorithm", "model", "performance", "ledger")
+_ARTIFACTS = ("model.safetensors", "trace.parquet", "receipt.json")
+_SALT_BYTES = 32
+
+
+@dataclass(frozen=True)
+class TrainingRecords:
+    """The private records, for the barrier alone."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the stage was asked to do: its parameters, the plan as written, the data's folder and description."""
+
+    settings: Params
+    plan_file: bytes
+    prepared: Path
+    public: PublicDescription
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The plan's document."""
+        document: dict[str, Any] = json.loads(self.plan_file)
+        return document
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that calibration wrote."""
+        return Plan.from_json(self.document)
+
+    @property
+    def population(self) -> str:
+        """Whose budget is charged."""
+        return self.settings.ledger.population or self.public.population
+
+    def digest(self, root: Path) -> str:
+        """A digest of all that decides the result, and of the checkout; secret, since it covers the data's salt."""
+        with (self.prepared / "salt").open("rb") as file:
+            salt = file.read(_SALT_BYTES)
+        decides = [str(root.resolve()), self.document, asdict(self.public), self.settings.model.model_dump()]
+        decides += [self.settings.privacy.noise, self.population]
+        return hashlib.sha256(salt + json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) -> None:
+    """Trains as planned and writes the model, the noise trace and the receipt into `artifacts`.
+
+    home: where run folders are kept. root: the checkout. Raises BudgetRefused where the population cannot pay and
+    Refused or ModelRefused where the plan, the model or a checkpoint does not fit; nothing is spent then.
+    """
+    model_for(job.settings, job.public)
+    _check_device(job.settings.performance.device)
+    with runs.claimed(home, inputs=job.digest(root), fresh=_fresh_generator(job.settings)) as run:
+        result = run.result or _trained(job, run, ledger)
+        run.forget_secrets()
+        artifacts.mkdir(exist_ok=True)
+        for name in _ARTIFACTS:
+            shutil.copyfile(result / name, artifacts / name)
+
+
+def _trained(job: Job, run: runs.Run, ledger: Ledger) -> Path:
+    """Reserves, trains, settles; returns the folder with the result."""
+    plan = job.plan
+    ledger.declare(
+        job.population, Budget(job.public.cap_epsilon, job.public.cap_delta), public=job.public.public
+    )
+    about = {"algorithm": job.document["algorithm"], "dataset": job.public.dataset}
+    with run.abandoned_if_refused():
+        events = schedule_to_json(plan.schedule)
+        ledger.reserve(run.run_id, job.population, plan.cost, events=events, about=about)
+    written = _fresh_folder(run.folder / "written")
+    trace = _train_into(written, job, run)
+    schedule = run_lengths(trace.events())
+    costs = by_accountants(schedule, plan.target.budget.delta)
+    spent = Budget(costs[plan.target.accountant], plan.target.budget.delta)
+    ledger.settle(run.run_id, spent, events=schedule_to_json(schedule))
+    receipt = _receipt(job, run, ledger, trace, costs) | {"sha256": _checksums(written, job)}
+    (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
+    return run.finish(written)
+
+
+def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
+    """Trains and writes the released model and the trace into `folder`."""
+    model, performance = model_for(job.settings, job.public), job.settings.performance
+    if performance.threads is not None:
+        torch.set_num_threads(performance.threads)
+    with progress(job.plan.steps) as tell:
+        state, trace = run_training(
+            job.settings.algorithm,
+            job.plan,
+            model,
+            open_records=lambda: _open(job.prepared),
+            generator=run.generator(),
+            run_id=run.run_id,
+            folder=run.folder,
+            performance=Performance(_device(performance.device), performance.memory_mb),
+            checkpoint_seconds=performance.checkpoint_seconds,
+            tell=tell,
+        )
+    released = job.settings.algorithm.released(state)
+    facts = {
+        "model": model.name,
+        "input_shape": json.dumps(job.public.input_shape),
+        "classes": json.dumps(job.public.classes),
+        "dataset": job.public.dataset,
+        "algorithm": str(job.document["algorithm"]),
+    }
+    save_file(by_name(model.named(released)), folder / "model.safetensors", metadata=facts)
+    trace.write(folder / "trace.parquet")
+    return trace
+
+
+def _open(prepared: Path) -> TrainingRecords:
+    data = load(prepared)
+    return TrainingRecords(data.train_features, data.train_labels)
+
+
+def _receipt(
+    job: Job, run: runs.Run, ledger: Ledger, trace: Trace, costs: Mapping[str, float]
+) -> dict[str, Any]:
+    balance = ledger.balance(job.population)
+    return {
+        "run_id": run.run_id,
+        "algorithm": job.document["algorithm"],
+        "dataset": job.public.dataset,
+        "population": job.population,
+        "steps": job.plan.steps,
+        "releases": len(trace.rows),
+        "epsilon": {name: cost if np.isfinite(cost) else None for name, cost in costs.items()},
+        "accountant": job.plan.target.accountant,
+        "delta": job.plan.target.budget.delta,
+        "events": schedule_to_json(run_lengths(trace.events())),
+        "noise_source": _noise_source(run.private_noise),
+        "private_noise": run.private_noise,
+        "device": _device(job.settings.performance.device).type,
+        "ledger": {
+            "head": ledger.head(),
+            "cap": asdict(balance.cap),
+            "spent": asdict(balance.spent),
+            "remaining": asdict(balance.remaining),
+        },
+    }
+
+
+def _noise_source(private: bool) -> str:
+    source = "key from the operating system" if private else "seeded key, known to anyone: NOT private"
+    return f"AES-256 in counter mode, {source}"
+
+
+def _checksums(written: Path, job: Job) -> dict[str, str]:
+    contents = {name: (written / name).read_bytes() for name in ("model.safetensors", "trace.parquet")}
+    contents["plan.json"] = job.plan_file
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+def _fresh_generator(settings: Params) -> Generator:
+    return secure_generator() if settings.privacy.noise == "secure" else seeded_generator(settings.model.seed)
+
+
+def _fresh_folder(path: Path) -> Path:
+    if path.exists():
+        shutil.rmtree(path)
+    path.mkdir(mode=0o700)
+    return path
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    return torch.device(name)
+
+
+def _check_device(name: str) -> None:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise Refused("performance.device is cuda, but there is no CUDA device here; set it to auto or cpu.")
+
+
+def main() -> None:
+    """`python -m tasks.train`, in a checkout."""
+    settings = params.load(Path("params.yaml"), reads=READS)
+    prepared = Path("data/prepared")
+    job = Job(
+        settings,
+        plan_file=Path("artifacts/plan.json").read_bytes(),
+        prepared=prepared,
+        public=PublicDescription.from_json((prepared / "public.json").read_text(encoding="utf-8")),
+    )
+    ledger = Ledger.open(ledger_url(settings.ledger.url))
+    train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))
+
+
+if __name__ == "__main__":
+    main_of(main)
