@@ -4,7 +4,7 @@ from pathlib import Path
 
 from data import PublicDescription, catalogue, prepared, public_description
 from data.fetch import RAW, Places, fetch
-from data.owner import keyed, owner_key
+from data.owner import PUBLIC_KEY, keyed, owner_key
 from data.reading import read
 from tasks.environment import data_mirror, home
 from tasks.params import Params, load
@@ -30,7 +30,7 @@ def prepare(
     Raises DataRefused, and then leaves `destination` as it was.
     """
     card = catalogue.card(params.data.dataset, cards)
-    key = owner_key(home)
+    key = PUBLIC_KEY if card.public else owner_key(home)
     files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
     public = public_description(card)
     salt = keyed(key, ["salt of a prepared folder", card.name, *card.checksums])

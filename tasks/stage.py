@@ -19,6 +19,7 @@ REFUSED_STATUS = 2
 _REFUSED = "refused: "
 _RUNNING = "Running stage "
 _BUSY = ("Unable to acquire lock", "is busy, it is being blocked by")
+_ADVICE = ("To track the changes", "git add", "To enable auto", "dvc config", "Use `dvc push`", " lock file 'dvc.lock'")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _POLL_SECONDS, _GRACE_SECONDS = 0.5, 15.0
 
@@ -53,6 +54,19 @@ def refusals() -> tuple[type[ValueError], ...]:
     from tasks.params import ParamsRefused
 
     return (DataRefused, Refused, ModelRefused, ParamsRefused, StageRefused)
+
+
+def checkout() -> Path:
+    """The checkout this process works in; raises ParamsRefused when the current folder is none."""
+    from tasks.params import ParamsRefused
+
+    root = Path.cwd()
+    missing = [name for name in ("params.yaml", "dvc.yaml", ".dvc") if not (root / name).exists()]
+    if missing:
+        raise ParamsRefused(
+            f"{root} is no checkout of epsilonflow, it has no {missing[0]}; change to the folder that has."
+        )
+    return root
 
 
 @contextmanager
@@ -106,8 +120,7 @@ def reproduce(stage: str, *, root: Path, say: Say) -> bool:
             raise _failure(stage, outcome)
         if started:
             raise StageFailed(
-                f"{stage} ran, but another dvc command kept DVC from recording it;"
-                f" `dvc commit {stage}` keeps its result, running it again would do, and spend, everything again."
+                f"{stage} ran, but another dvc command kept DVC from recording it; run the pipeline again."
             )
         say(f"{stage} waits for another dvc command in this checkout")
         time.sleep(_POLL_SECONDS)
@@ -151,7 +164,7 @@ def dvc(*arguments: str, root: Path, say: Say) -> Outcome:
     try:
         for line in process.stdout or ():
             lines.append(_COLOURS.sub("", line).rstrip())
-            if lines[-1]:
+            if lines[-1] and not any(advice in lines[-1] for advice in _ADVICE):
                 say(lines[-1])
         return Outcome(process.wait(), tuple(lines))
     finally:

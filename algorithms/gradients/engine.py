@@ -4,11 +4,16 @@ Each function takes a slice of the records that fits the memory it was sized for
 any choice of slices gives the same result up to rounding. A record whose gradient is not finite contributes zero.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L1, L2, MARGIN, Clipping, PerLayer, Unclipped
 from algorithms.models import Model
+
+_CACHED = 128
+"""The per-example gradients that a CPU computes fastest together, measured on the small convolutional network."""
 
 _COPIES = 6
 """How many numbers a per-example gradient needs while it is computed, clipped and summed, as multiples of d."""
@@ -55,13 +60,15 @@ def clipped_losses(model: Model, parameters: Tensor, inputs: Tensor, labels: Ten
     return torch.nan_to_num(losses.double(), nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound).sum()
 
 
-def physical_batch(model: Model, memory_mb: int) -> int:
-    """How many records fit a memory budget in MB, at least one."""
+def physical_batch(model: Model, memory_mb: int, device: torch.device) -> int:
+    """How many records to take at once: what fits a memory budget in MB, on a CPU no more than fits its cache."""
     if _single_linear_layer(model.module) is not None:
         numbers = 16 * next(p.shape[1] for p in model.module.parameters() if p.dim() == 2)
+        most = math.inf
     else:
         numbers = _COPIES * model.parameter_count
-    return max(1, int(memory_mb * 1e6 / (4 * numbers)))
+        most = math.inf if device.type == "cuda" else _CACHED
+    return int(max(1, min(most, memory_mb * 1e6 / (4 * numbers))))
 
 
 def unclippable(module: nn.Module) -> str | None:

@@ -35,7 +35,7 @@ ORDERS = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
 FINE, FINEST, COARSENING = 1e-4, 1e-5, 10.0
 _FEW_ORDERS = (1.25, 1.5, *map(float, range(2, 64)), 128.0, 256.0, 512.0, 1024.0)
 _TAIL_ORDER = ORDERS.index(63.0)
-_NOISE_RANGE = (1e-2, 1e7)
+_NOISE_RANGE = (1e-6, 1e7)
 _TOLERANCE, _WASTE = 2e-4, 1e-3
 
 
@@ -159,7 +159,9 @@ def calibrate(
     Raises Refused when no multiplier up to 1e7 meets the target.
     """
     if accountant == "rdp":
-        return _solve(lambda z: epsilon(schedule_at(z), target.delta, accountant="rdp"), target.epsilon)
+        return _solve(
+            lambda z: epsilon(schedule_at(z), target.delta, accountant="rdp"), target.epsilon, tolerance=2e-5
+        )
 
     @lru_cache
     def cost(z: float, coarsening: float = 1.0) -> float:

@@ -172,7 +172,8 @@ class Barrier:
 
     def __slices(self, chosen: NDArray[np.intp]) -> Iterator[tuple[Tensor, Tensor]]:
         """The chosen records in physical batches, on the device."""
-        size, device = batch_that_fits(self.__model, self.__performance.memory_mb), self.__performance.device
+        device = self.__performance.device
+        size = batch_that_fits(self.__model, self.__performance.memory_mb, device)
         for start in range(0, len(chosen), size):
             rows = chosen[start : start + size]
             inputs = torch.from_numpy(self.__records.features[rows]).to(device)
@@ -198,10 +199,7 @@ def _noise_std(release: Release, dimension: int) -> float:
     if isinstance(release.noise, NoNoise):
         return 0.0
     scale = release.noise_scale if release.kind == "argmin" else _noise_on_grid(release, dimension)
-    return (
-        scale
-        * {"Gaussian": 1.0, "Laplace": 2.0**0.5, "Gumbel": np.pi / 6.0**0.5}[type(release.noise).__name__]
-    )
+    return float(scale * _STD_AT_SCALE_1[type(release.noise)])
 
 
 def _draws(release: Release, stream: Stream, count: int) -> NDArray[np.float64]:

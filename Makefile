@@ -1,0 +1,66 @@
+# make run     the pipeline on params.yaml; ARGS="--dataset adult --epsilon 1" changes it
+# make test    everything that is checked
+# make server, make worker    a Prefect server, and a worker with the deployment `pipeline/train`
+# It needs git and Python 3.11; everything else goes into .venv.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PORT ?= 4200
+ARGS ?=
+
+export PREFECT_HOME ?= $(CURDIR)/.prefect
+export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
+export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 120
+export DO_NOT_TRACK ?= 1
+export DVC_NO_ANALYTICS ?= 1
+export WANDB_MODE ?= offline
+export WANDB_DIR ?= $(CURDIR)/.wandb
+export WANDB_DATA_DIR ?= $(CURDIR)/.wandb/data
+export WANDB_CACHE_DIR ?= $(CURDIR)/.wandb/cache
+export WANDB_CONFIG_DIR ?= $(CURDIR)/.wandb/config
+export WANDB_ARTIFACT_DIR ?= $(CURDIR)/.wandb/artifacts
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: run test lint format server worker clean
+.DEFAULT_GOAL := run
+
+run: $(VENV)/installed
+	@epsilonflow run $(ARGS)
+
+test: lint
+	pytest $(ARGS)
+
+lint: $(VENV)/installed-dev
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+format: $(VENV)/installed-dev
+	ruff format .
+	ruff check --fix .
+
+server: $(VENV)/installed
+	PREFECT_API_URL=http://127.0.0.1:$(PORT)/api prefect server start --host 127.0.0.1 --port $(PORT)
+
+worker: export PREFECT_API_URL ?= http://127.0.0.1:$(PORT)/api
+worker: $(VENV)/installed
+	prefect work-pool create local-pool --type process --overwrite
+	prefect --no-prompt deploy --all
+	prefect worker start --pool local-pool --type process
+
+clean:
+	rm -rf $(VENV) .prefect .mypy_cache .pytest_cache .ruff_cache .import_linter_cache *.egg-info
+
+$(VENV)/bin/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "epsilonflow needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@touch $@ $(VENV)/installed

@@ -1,0 +1,205 @@
+"""The privacy card: what the guarantee of a run is, how it came about, and how to recompute it.
+
+A card promises no more than its events: `verify` computes epsilon from them alone. Its checksums tie it to the files
+of the run; its ledger_head ties it to the population's ledger. It holds no checksum of private records, since such a
+number would let anyone test a guess of them.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import ValidationError
+
+from algorithms.privacy import accounting, card_words
+from algorithms.privacy.card_check import Check, Verification, check_all, digest, recompute
+from algorithms.privacy.card_model import PrivacyCard
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.events import schedule_from_json
+
+__all__ = ["Check", "PrivacyCard", "RunRecord", "Verification", "build", "read", "recompute", "verify"]
+
+_LIBRARY = "dp-accounting"
+_KINDS = ["kind", "sampling", "clipping", "noise"]
+_SPANS = ["sampling_rate", "clip_norm", "noise_multiplier", "noise_std", "divisor"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a finished run left.
+
+    plan, receipt: the documents of these names. public: the description of the data set. trace: the noise trace.
+    software: "recorded" ("training" or "report"), "python", "packages" and "git" (or None).
+    """
+
+    plan: Mapping[str, Any]
+    receipt: Mapping[str, Any]
+    public: Mapping[str, Any]
+    trace: pd.DataFrame
+    software: Mapping[str, Any]
+
+
+def build(run: RunRecord) -> PrivacyCard:
+    """The card of a run; raises Refused where something that the card must state is missing or empty."""
+    try:
+        document = _document(run)
+    except KeyError as error:
+        raise Refused(
+            f"the privacy card needs {error.args[0]!r}, which the run did not record; run it again."
+        ) from None
+    document["evidence"]["card_sha256"] = "0" * 64
+    document = _validated(document).to_json()
+    document["evidence"]["card_sha256"] = digest(document)
+    return _validated(document)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The card in a file as JSON values; raises Refused when it is no JSON object or names a key twice."""
+    try:
+        document = json.loads(path.read_bytes(), object_pairs_hook=_without_repetition)
+    except OSError:
+        raise Refused(f"there is no file {path}; give the path of a privacy_card.json.") from None
+    except ValueError:
+        raise Refused(
+            f"{path} is no JSON object with each key once; give the path of a privacy_card.json."
+        ) from None
+    if not isinstance(document, dict):
+        raise Refused(f"{path} is no JSON object; give the path of a privacy_card.json.")
+    return document
+
+
+def verify(card: PrivacyCard | Mapping[str, Any], folder: Path | None = None) -> Verification:
+    """Recomputes a card's epsilon from its events alone, and checks its checksum and the files beside it.
+
+    card: as `build` made it, or as `read` read it. folder: where the run's files lie; what is not there is not
+    checked, and the verification says so. Raises Refused where the card is incomplete or its events are unknown.
+    """
+    document = card.to_json() if isinstance(card, PrivacyCard) else card
+    return check_all(document, _validated(document), folder)
+
+
+def _validated(document: Mapping[str, Any]) -> PrivacyCard:
+    try:
+        return PrivacyCard.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "a field"
+        problem = "is missing" if first["type"] == "missing" else f"does not hold: {first['msg']}"
+        raise Refused(
+            f"the privacy card is not complete and correct: {field} {problem}; run the stages again."
+        ) from None
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return document
+
+
+def _document(run: RunRecord) -> dict[str, Any]:
+    receipt, public, guarantee = run.receipt, run.public, _guarantee(run.receipt)
+    return {
+        "setting": _setting(run, guarantee),
+        "scope": card_words.scope(guarantee, public).model_dump(),
+        "mechanism": _mechanism(run),
+        "accounting": _accounting(run),
+        "events": receipt["events"],
+        "implementation": _implementation(run, guarantee),
+        "evidence": {
+            "run_id": receipt["run_id"],
+            "ledger_head": receipt["ledger"]["head"],
+            "files": receipt["sha256"],
+        },
+        "responsibility": card_words.responsibility(public).model_dump(),
+    }
+
+
+def _guarantee(receipt: Mapping[str, Any]) -> card_words.Guarantee:
+    if receipt["epsilon"][receipt["accountant"]] is None:
+        return "none"
+    return "private" if receipt["private_noise"] is True else "seeded"
+
+
+def _setting(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:
+    receipt, public = run.receipt, run.public
+    cost, delta = receipt["epsilon"][receipt["accountant"]], receipt["delta"]
+    copied = ("unit", "dataset", "title", "source", "licence")
+    return {
+        "statement": card_words.statement(guarantee, epsilon=cost, delta=delta, unit=public["unit"]),
+        "private": guarantee == "private",
+        "epsilon": cost if guarantee == "private" else None,
+        "delta": delta,
+        "adjacency": run.plan["adjacency"],
+        **{name: public[name] for name in copied},
+        "population": receipt["population"],
+        "public_records": public["public"],
+    }
+
+
+def _mechanism(run: RunRecord) -> dict[str, Any]:
+    copied = ("algorithm", "settings", "steps", "noise_multiplier", "sampling_rate", "divisor")
+    return {
+        **{name: run.plan[name] for name in copied},
+        "model": {name: run.plan["model"][name] for name in ("name", "seed", "parameters")},
+        "releases": run.receipt["releases"],
+        "queries": list(_queries(run.trace)),
+    }
+
+
+def _queries(trace: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    for names, rows in trace.groupby(_KINDS, sort=False):
+        spans = {name: _span(rows[name].min(), rows[name].max()) for name in _SPANS}
+        yield {**dict(zip(_KINDS, names, strict=True)), "count": len(rows), **spans}
+
+
+def _span(least: float, most: float) -> dict[str, float | None]:
+    return {"least": _finite(least), "most": _finite(most)}
+
+
+def _accounting(run: RunRecord) -> dict[str, Any]:
+    receipt, composition = run.receipt, _composition(run.plan)
+    schedule, delta = schedule_from_json(receipt["events"]), receipt["delta"]
+    ledger = {name: receipt["ledger"][name] for name in ("cap", "spent", "remaining")}
+    return {
+        "accountant": receipt["accountant"],
+        "epsilon": {name: receipt["epsilon"].get(name) for name in ("pld", "rdp")},
+        "delta": delta,
+        "target": run.plan["target"],
+        "library": _LIBRARY,
+        "library_version": version(_LIBRARY),
+        "discretisation": {
+            "pld_interval": accounting._discretisation(schedule, delta, accounting.ADD_OR_REMOVE_ONE),
+            "rdp_lowest_order": min(accounting.ORDERS),
+            "rdp_highest_order": max(accounting.ORDERS),
+            "rdp_orders": len(accounting.ORDERS),
+        },
+        "composition": composition,
+        "population": ledger | {"statement": card_words.ACROSS_RUNS},
+    }
+
+
+def _composition(plan: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = plan.get("filter", {"kind": "schedule"})
+    statement = card_words.COMPOSITION.get(chosen["kind"], "")
+    return {"rho": None, "order": None, **chosen, "statement": statement}
+
+
+def _implementation(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:
+    rounding = card_words.NO_FLOATING_POINT if guarantee == "none" else card_words.FLOATING_POINT
+    receipt = run.receipt
+    return {
+        **{name: run.software[name] for name in ("recorded", "python", "packages", "git")},
+        "device": receipt["device"],
+        "noise": {"generator": receipt["noise_source"], "private": receipt["private_noise"]},
+        "floating_point": rounding,
+    }
+
+
+def _finite(number: float) -> float | None:
+    return float(number) if math.isfinite(number) else None

@@ -1,0 +1,114 @@
+"""The sentences of a privacy card: for private runs, for runs with reproducible noise and for runs without noise."""
+
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Context
+from typing import Any, Literal
+
+from algorithms.privacy.card_model import Responsibility, Scope, Text
+
+Guarantee = Literal["private", "seeded", "none"]
+"""Private; noise that anyone can reproduce; no noise."""
+
+FLOATING_POINT = (
+    "A noised sum is rounded to a grid whose step is a power of two at most 2^-24 of the noise, and the noise is a"
+    " whole number of these steps, so that which values can occur does not depend on the data; the noise is raised by"
+    " what rounding adds to the sensitivity. Left open: the rounding of 32-bit arithmetic inside the sum."
+)
+NO_FLOATING_POINT = "No noise was added, so there is nothing to protect from rounding."
+ACROSS_RUNS = (
+    "The epsilons and the deltas of all runs that were charged to this population add up (basic composition), and the"
+    " ledger refuses a run that would take either above the cap. This card states the cost of one run."
+)
+COMPOSITION: Mapping[str, Text] = {
+    "schedule": "The releases were fixed before the first one, so both accountants apply to them as a whole.",
+    "zcdp": "Releases were chosen on the way, under a zCDP filter whose rho was fixed before the first one.",
+    "renyi": "Releases were chosen on the way, under a Rényi filter whose order was fixed before the first one.",
+}
+_RELEASED = {
+    "model": "the trained model, to be passed on freely",
+    "trace": "the noise trace: what was asked of the records and with how much noise, never an answer without it",
+    "plan": "the plan, this card and the report: computed from public values, the above and the held-out records",
+}
+_HOLDOUT = {
+    "public": (
+        "Accuracy was measured on held-out records that the data card declares public. They were not trained on, and"
+        " nothing here protects them."
+    ),
+}
+
+
+def rounded_up(number: float, digits: int = 4) -> str:
+    """A number in `digits` significant digits, never below it, as statements about privacy need it."""
+    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number))).normalize():f}"
+
+
+def statement(guarantee: Guarantee, *, epsilon: float | None, delta: float, unit: str) -> str:
+    """The promise in a sentence. epsilon: of the recorded events, also where noise was not secret."""
+    if guarantee == "none" or epsilon is None:
+        return "NOT PRIVATE: the model was trained without noise and may give away the records it was trained on."
+    numbers = f"epsilon = {rounded_up(epsilon)} and delta = {delta:g}"
+    if guarantee == "seeded":
+        return (
+            "NOT PRIVATE: the noise came from a seeded generator, so that anyone can compute it and take it away;"
+            f" with secret noise the same releases would have had {numbers}."
+        )
+    return f"Differential privacy with {numbers}, when one record ({unit}) is added or removed."
+
+
+def scope(guarantee: Guarantee, public: Mapping[str, Any]) -> Scope:
+    """Who is protected, who is not, and from what. public: the description of the data set."""
+    return Scope(
+        protected=_protected(guarantee, public["unit"]),
+        not_protected=_not_protected(public),
+        released=tuple(_RELEASED.values()),
+        holdout=_HOLDOUT[public["holdout"]],
+        hyper_parameter_search=(
+            "Not part of this run's epsilon. Every run that was tried on this population is charged to its ledger on"
+            " its own; settings that were chosen by looking at these records elsewhere are charged nowhere."
+        ),
+        side_channels=(
+            "Out of scope: how long training took, its memory and power use, and access to the machine that held the"
+            " records. Losses, gradient norms and batch sizes without noise were neither logged nor stored."
+        ),
+    )
+
+
+def _protected(guarantee: Guarantee, unit: str) -> str:
+    if guarantee != "private":
+        return "Nobody."
+    return (
+        f"Whoever contributed one record ({unit}) to the training data: all that was released would have looked nearly"
+        " the same without it, whatever else an attacker knows and can compute."
+    )
+
+
+def _not_protected(public: Mapping[str, Any]) -> tuple[str, ...]:
+    if public["records"] is None:
+        number = "The bound on the number of records that the data card states; the number itself is private."
+    else:
+        number = f"The number of training records, {public['records']}, which the data card declares public."
+    records = ("The records themselves, which the data card declares public.",) if public["public"] else ()
+    return (
+        *records,
+        f"Whoever contributed several records: what is protected is {public['unit']}, and k of them together only at"
+        " an epsilon of up to k times as much and a far larger delta.",
+        "What holds for people in general: it can be learned without any single record, and then applies to everybody.",
+        "The held-out records.",
+        number,
+    )
+
+
+def responsibility(public: Mapping[str, Any]) -> Responsibility:
+    """What the promise needs from the owner of the data; it names no contact that the data card does not name."""
+    return Responsibility(
+        owner_must=(
+            f"See to it that one record is what has to be protected ({public['unit']}), and that nobody contributed"
+            " more of them than that.",
+            "Charge all data sets that hold the same people to one population, and count releases made elsewhere.",
+            "Declare classes, categories, bounds and shapes in the data card without looking at the private records.",
+            "Keep the ledger, never put an older copy of it back, and keep this card's ledger_head outside of it.",
+            "Keep the records, the prepared data and the folders of unfinished runs from everybody else.",
+            "Decide whether this epsilon is small enough for these people; no number decides that for you.",
+        ),
+        contact=f"The data card names no person; it names this source: {public['source']}",
+    )

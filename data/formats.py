@@ -1,0 +1,75 @@
+"""What a data card may say about the form of its files: one small model for each reader."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, NonNegativeInt, StringConstraints, model_validator
+
+from data.columns import Column, Label, Strict
+
+Sha256: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Idx(Strict):
+    """Four gzipped IDX files: train_images, train_labels, test_images, test_labels."""
+
+    kind: Literal["idx"]
+
+
+class Digits(Strict):
+    """The digits that come with scikit-learn; `sha256` is that of the pixels and then the labels as bytes."""
+
+    kind: Literal["digits"]
+    sha256: Sha256
+
+
+class SkipLines(Strict):
+    """Lines to leave out at the top of each file."""
+
+    train: NonNegativeInt = 0
+    test: NonNegativeInt = 0
+
+
+class Table(Strict):
+    """What CSV and Parquet share: the columns, and the spellings of a missing value."""
+
+    columns: tuple[Column, ...]
+    missing: tuple[str, ...] = ("",)
+
+    @property
+    def width(self) -> int:
+        """Features a record has."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def label(self) -> Label:
+        """The one column that holds the class."""
+        return next(column for column in self.columns if isinstance(column, Label))
+
+    @model_validator(mode="after")
+    def _columns_make_a_table(self) -> "Table":
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names):
+            raise ValueError("a column is listed twice")
+        if sum(isinstance(column, Label) for column in self.columns) != 1:
+            raise ValueError("exactly one column must be of kind label")
+        if self.width == 0:
+            raise ValueError("at least one column must be numeric or categorical")
+        return self
+
+
+class Csv(Table):
+    """Text in UTF-8, one record a line; without a header line the columns are in the card's order."""
+
+    kind: Literal["csv"]
+    separator: Annotated[str, StringConstraints(min_length=1, max_length=1, pattern=r"^[\x01-\x7f]$")] = ","
+    header: bool = True
+    skip_lines: SkipLines = SkipLines()
+
+
+class Parquet(Table):
+    """A Parquet file with (at least) the columns of the card."""
+
+    kind: Literal["parquet"]
+
+
+Format: TypeAlias = Annotated[Idx | Digits | Csv | Parquet, Field(discriminator="kind")]

@@ -1,0 +1,1 @@
+"""One reader a format; `data.reading` chooses among them."""

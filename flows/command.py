@@ -1,0 +1,135 @@
+"""The command `epsilonflow`; it works in the checkout it is called from.
+
+What a command needs is imported when it runs, so that `--help` is quick.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows import ledger_command
+from flows.terminal import SETTINGS, say, sentences, show
+
+if TYPE_CHECKING:
+    from tasks.request import Request
+
+app = typer.Typer(**SETTINGS, help="Train models under differential privacy, and prove what it spent.")
+card_app = typer.Typer(**SETTINGS, help="Privacy cards.")
+app.add_typer(ledger_command.app, name="ledger")
+app.add_typer(card_app, name="card")
+
+Dataset = Annotated[
+    str | None, typer.Option(help="Name of a data card; model and settings then follow its recipe.")
+]
+Algorithm = Annotated[
+    str | None, typer.Option(help="Name of an algorithm; settings then follow the data set's recipe.")
+]
+Epsilon = Annotated[float | None, typer.Option(help="The privacy budget of the run.")]
+Delta = Annotated[float | None, typer.Option(help="How likely the guarantee may fail; at most 1/n.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the model's start.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any value of params.yaml, such as algorithm.steps=500."),
+]
+
+
+@app.command()
+def run(
+    dataset: Dataset = None,
+    algorithm: Algorithm = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    seed: Seed = None,
+    assignments: Assignments = None,
+) -> None:
+    """Run the pipeline: prepare, calibrate, train, evaluate, report. What is asked for is kept in params.yaml."""
+    with sentences():
+        from tasks.closing import closing
+        from tasks.stage import checkout
+
+        root = checkout()
+        request = _request(dataset, algorithm, epsilon, delta, seed, assignments)
+        if _is_done(root, request):
+            say("Nothing to do: this run is done, and its results are here. Nothing was spent.")
+        else:
+            _flow(request)
+        show(closing(root).table())
+
+
+def _request(
+    dataset: str | None,
+    algorithm: str | None,
+    epsilon: float | None,
+    delta: float | None,
+    seed: int | None,
+    assignments: list[str] | None,
+) -> "Request":
+    from tasks.request import Request, settings_of
+
+    return Request(dataset, algorithm, epsilon, delta, seed, settings_of(assignments or ()))
+
+
+def _is_done(root: Path, request: "Request") -> bool:
+    """Whether the results of just this are here, so that not even Prefect needs to start."""
+    from tasks.request import revise
+    from tasks.stage import checkout_lock, up_to_date
+
+    with checkout_lock(root, say=say):
+        return not revise(root, request).changes and up_to_date(root, say=say)
+
+
+def _flow(request: "Request") -> None:
+    from dataclasses import asdict
+
+    from flows.pipeline import REFUSED, pipeline
+
+    state = pipeline(**asdict(request), return_state=True)
+    if not state.is_completed():
+        say(f"{'refused: ' if state.name == REFUSED else ''}{state.message}", error=True)
+        raise typer.Exit(2 if state.name == REFUSED else 1)
+
+
+@app.command()
+def plan(
+    dataset: Dataset = None,
+    algorithm: Algorithm = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    seed: Seed = None,
+    assignments: Assignments = None,
+) -> None:
+    """Say what such a run would cost and what the ledger has left; nothing is spent and nothing changed."""
+    with sentences():
+        from flows.costs import cost_table
+        from tasks.request import revise
+        from tasks.stage import checkout
+
+        root = checkout()
+        revision = revise(root, _request(dataset, algorithm, epsilon, delta, seed, assignments))
+        show(cost_table(root, revision.params))
+
+
+@card_app.command()
+def verify(file: Annotated[Path, typer.Argument(help="A privacy_card.json, its files beside it.")]) -> None:
+    """Recompute a card's epsilon from its recorded events and check its hashes; exit status 1 if it does not hold."""
+    with sentences():
+        from algorithms.privacy import card
+
+        verification = card.verify(card.read(file), file.parent)
+    words = {True: "holds", False: "FAILS", None: "not checked"}
+    for check in verification.checks:
+        say(f"{words[check.passed]}: {check.name} ({check.detail})")
+    if not verification.passed:
+        raise typer.Exit(1)
+
+
+def run_only() -> None:
+    """`python -m flows.pipeline`: the command `run` by itself."""
+    alone = typer.Typer(**{**SETTINGS, "no_args_is_help": False})
+    alone.command()(run)
+    alone()
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,65 @@
+"""What a run would cost and whether its population can pay, as a table."""
+
+import math
+from pathlib import Path
+
+from rich.table import Table
+
+from algorithms.algorithm import Plan
+from algorithms.privacy.budget import Budget
+from data import PublicDescription, catalogue, public_description
+from tasks.calibrate import plan_for
+from tasks.closing import open_ledger
+from tasks.params import Params
+
+
+def cost_table(root: Path, settings: Params) -> Table:
+    """The plan of the run that `settings` describe, and what the ledger says to it; nothing is spent.
+
+    Raises what `plan_for` raises, and DataRefused for an unknown data set.
+    """
+    public = public_description(catalogue.card(settings.data.dataset, root / "data" / "cards"))
+    plan = plan_for(settings, public)
+    table = Table(show_header=False)
+    for name, text in [*_plan_rows(settings, plan), *_ledger_rows(root, settings, plan, public)]:
+        table.add_row(name, text)
+    return table
+
+
+def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
+    costs = ", ".join(f"{_text(cost)} by {name}" for name, cost in plan.epsilon.items())
+    return [
+        ("data set", settings.data.dataset),
+        ("algorithm", str(settings.algorithm_settings["name"])),
+        ("steps", f"{plan.steps:,}"),
+        ("sampling rate", f"{plan.sampling_rate:.4g}"),
+        ("noise multiplier", f"{plan.noise_multiplier:.4g}"),
+        ("epsilon", costs),
+        ("delta", f"{plan.target.budget.delta:g}"),
+    ]
+
+
+def _ledger_rows(
+    root: Path, settings: Params, plan: Plan, public: PublicDescription
+) -> list[tuple[str, str]]:
+    population = settings.ledger.population or public.population
+    ledger = open_ledger(root)
+    if population not in ledger.populations():
+        cap = Budget(public.cap_epsilon, public.cap_delta)
+        return [(f"cap of population {population}, not charged so far", _pair(cap))]
+    balance = ledger.balance(population)
+    how_many = ledger.affordable(population, plan.cost)
+    return [
+        (f"spent by population {population}", _pair(balance.spent)),
+        ("reserved by open runs", _pair(balance.reserved)),
+        ("remaining", _pair(balance.remaining)),
+        ("runs like this that fit", "as many as you like" if how_many is None else f"{how_many:,}"),
+    ]
+
+
+def _pair(budget: Budget) -> str:
+    return f"epsilon {_text(budget.epsilon)}, delta {budget.delta:g}"
+
+
+def _text(value: float) -> str:
+    return f"{value:,.6g}" if math.isfinite(value) else "infinite"

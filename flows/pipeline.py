@@ -1,0 +1,73 @@
+"""The pipeline as a Prefect flow: prepare, calibrate, train, evaluate, report; each step runs its DVC stage.
+
+DVC is the only cache, and no task is tried twice: what DVC has is free to use again, what it has not may spend.
+`python -m flows.pipeline` runs it with the options of `epsilonflow run`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from flows.artifacts import publish
+from tasks.request import Request, revise
+from tasks.stage import STAGES, StageFailed, StageRefused, checkout, checkout_lock, refusals, reproduce
+
+REFUSED = "Refused"
+
+
+@task(retries=0, cache_policy=NO_CACHE)
+def run_stage(stage: str, root: Path) -> State[Any]:
+    """Let DVC run one stage if something it depends on has changed."""
+    try:
+        ran = reproduce(stage, root=root, say=get_run_logger().info)
+    except StageRefused as refusal:
+        return Failed(name=REFUSED, message=str(refusal))
+    except StageFailed as failure:
+        return Failed(message=str(failure))
+    return Completed(message="done" if ran else "nothing to do: the result is there already")
+
+
+@flow(name="pipeline", retries=0)
+def pipeline(
+    dataset: str | None = None,
+    algorithm: str | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    seed: int | None = None,
+    settings: dict[str, Any] | None = None,
+) -> State[Any]:
+    """Train a model under differential privacy in this checkout and report what it spent.
+
+    Args:
+        dataset: name of a data card; the model and the algorithm's settings then follow its recipe.
+        algorithm: name of an algorithm; its settings then follow the recipe of the data set.
+        epsilon: the privacy budget of the run.
+        delta: the probability with which the guarantee may fail; at most 1/n.
+        seed: of the model's start.
+        settings: values for params.yaml by dotted key, such as {"algorithm.steps": 500}; set last.
+    """
+    root = checkout()
+    request = Request(dataset, algorithm, epsilon, delta, seed, settings or {})
+    with checkout_lock(root, say=get_run_logger().info):
+        try:
+            revision = revise(root, request)
+        except refusals() as refusal:
+            return Failed(name=REFUSED, message=str(refusal))
+        revision.write()
+        for stage in STAGES:
+            state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
+            if state.name == REFUSED:
+                revision.undo()
+            if not state.is_completed():
+                return Failed(name=state.name, message=state.message)
+        return Completed(message=publish(root))
+
+
+if __name__ == "__main__":
+    from flows.command import run_only
+
+    run_only()

@@ -1,0 +1,95 @@
+"""What a person is told at the end of a run, from the files that the stages left and from the ledger."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from algorithms.privacy.ledger import Ledger
+from tasks import params
+from tasks.environment import ledger_url
+
+REPORT = Path("artifacts/report.html")
+
+
+@dataclass(frozen=True)
+class Closing:
+    """The result of a run.
+
+    epsilon: what it cost at `delta`; None for a run without privacy. spent, remaining: epsilon of the population by
+    the ledger, None where the ledger does not know the population.
+    """
+
+    dataset: str
+    algorithm: str
+    test_accuracy: float
+    epsilon: float | None
+    delta: float
+    population: str
+    spent: float | None
+    remaining: float | None
+    report: Path
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What to show, as pairs of a name and a text."""
+        cost = "not private" if self.epsilon is None else f"{self.epsilon:.4g} at delta {self.delta:g}"
+        return [
+            ("data set", self.dataset),
+            ("algorithm", self.algorithm),
+            ("test accuracy", f"{self.test_accuracy:.2%}"),
+            ("epsilon of this run", cost),
+            (f"epsilon spent on population {self.population}", _number(self.spent)),
+            (f"epsilon left to population {self.population}", _number(self.remaining)),
+            ("report", str(self.report)),
+        ]
+
+    def table(self) -> Table:
+        """The rows as a table for a terminal."""
+        table = Table(show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, text in self.rows():
+            table.add_row(name, text)
+        return table
+
+
+def closing(root: Path) -> Closing:
+    """The result that lies in `root`; raises Refused or ParamsRefused where the ledger cannot be read."""
+    metrics, receipt = (_document(root / "artifacts" / name) for name in ("metrics.json", "receipt.json"))
+    spent, remaining = _balance(root, receipt["population"])
+    return Closing(
+        dataset=metrics["dataset"],
+        algorithm=metrics["algorithm"],
+        test_accuracy=metrics["test_accuracy"],
+        epsilon=metrics["epsilon"],
+        delta=metrics["delta"],
+        population=receipt["population"],
+        spent=spent,
+        remaining=remaining,
+        report=root / REPORT,
+    )
+
+
+def open_ledger(root: Path) -> Ledger:
+    """The ledger that the checkout at `root` charges."""
+    settings = params.load(root / "params.yaml", reads=("ledger",))
+    return Ledger.open(ledger_url(settings.ledger.url))
+
+
+def _balance(root: Path, population: str) -> tuple[float | None, float | None]:
+    ledger = open_ledger(root)
+    if population not in ledger.populations():
+        return None, None
+    balance = ledger.balance(population)
+    return balance.spent.epsilon, balance.remaining.epsilon
+
+
+def _document(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def _number(value: float | None) -> str:
+    return "unknown to this ledger" if value is None else f"{value:,.6g}"

@@ -1,0 +1,147 @@
+"""The report's pictures, on a light and on a dark ground; drawn from released values and held-out metrics alone."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+_WIDTH, _DOTS_PER_INCH = 5.0, 190
+_MOST_LABELLED = 12
+"""Above this many classes the cells of the confusion matrix carry no numbers."""
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours: ground, ink for text, muted for axes and guides, accent and second for the curves."""
+
+    ground: str
+    ink: str
+    muted: str
+    accent: str
+    second: str
+
+
+LIGHT = Theme(ground="#ffffff", ink="#1c2430", muted="#6b7684", accent="#1f5fbf", second="#b4540a")
+DARK = Theme(ground="#171c24", ink="#e6eaf0", muted="#8d98a8", accent="#6ea8fe", second="#f0a35e")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A cost after each of some numbers of steps, ascending."""
+
+    steps: Sequence[int]
+    epsilon: Sequence[float]
+
+
+def epsilon_figure(tight: Curve, bound: Curve, *, target: float | None, theme: Theme) -> Figure:
+    """Epsilon over steps. bound: the running upper bound. target: what the run was allowed. Empty curves say so."""
+    figure, axes = _empty(theme)
+    axes.set(xlabel="training steps", ylabel="privacy spent (epsilon)")
+    if not tight.steps:
+        axes.text(
+            0.5, 0.5, "no noise: epsilon is infinite", ha="center", color=theme.ink, transform=axes.transAxes
+        )
+        axes.set(xticks=[], yticks=[])
+        return figure
+    if target is not None:
+        axes.axhline(target, color=theme.muted, linestyle=":", label="allowed")
+    axes.plot(
+        bound.steps, bound.epsilon, color=theme.second, linestyle="--", label="bound kept while training"
+    )
+    axes.plot(
+        tight.steps, tight.epsilon, color=theme.accent, marker="o", markersize=3, label="accounted afterwards"
+    )
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    _legend(axes, theme)
+    return figure
+
+
+def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> Figure:
+    """Standard deviation of the noise over steps, a line for each kind of release."""
+    figure, axes = _empty(theme)
+    axes.set(xlabel="training steps", ylabel="noise on the sum (std)")
+    for (kind, rows), colour in zip(
+        trace.groupby("kind"), (theme.accent, theme.second, theme.ink), strict=False
+    ):
+        marker = "o" if len(rows) == 1 else None
+        axes.plot(rows["step"] + 1, rows["noise_std"], color=colour, label=f"{kind}", marker=marker)
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    _legend(axes, theme)
+    return figure
+
+
+def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Theme) -> Figure:
+    """How held-out records of each class were classified; columns `actual` and `predicted`, a row a record."""
+    counts = pd.crosstab(pairs["actual"], pairs["predicted"])
+    table = counts.reindex(index=list(classes), columns=list(classes), fill_value=0).to_numpy()
+    shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
+    figure, axes = _empty(theme, height=4.6)
+    colours = LinearSegmentedColormap.from_list("shares", [theme.ground, theme.accent])
+    axes.imshow(shares, cmap=colours, vmin=0, vmax=1)
+    places = range(len(classes))
+    axes.set_xticks(places, labels=list(classes))
+    if max(map(len, classes)) > 3:
+        axes.tick_params(axis="x", labelrotation=45)
+    axes.set_yticks(places, labels=list(classes))
+    axes.set(xlabel="the model's answer", ylabel="what it really is")
+    if len(classes) <= _MOST_LABELLED:
+        for row, column in np.argwhere(table > 0):
+            colour = theme.ground if shares[row, column] > 0.5 else theme.ink
+            axes.text(
+                column, row, f"{table[row, column]:,}", ha="center", va="center", color=colour, fontsize=7.5
+            )
+    return figure
+
+
+def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> Figure:
+    """Held-out accuracy of each class, and overall as a line; columns `class`, `accuracy` and `records`."""
+    figure, axes = _empty(theme, height=1.3 + 0.24 * len(classes))
+    labels = [
+        f"{name}  ({records:,})" for name, records in zip(classes["class"], classes["records"], strict=True)
+    ]
+    places = range(len(classes))
+    axes.barh(places, classes["accuracy"].fillna(0.0), color=theme.accent, height=0.7)
+    axes.set_yticks(places, labels=labels)
+    axes.invert_yaxis()
+    axes.axvline(overall, color=theme.second, linestyle="--", label=f"overall {overall:.1%}")
+    axes.set_xlim(0, 1)
+    axes.set_xticks(np.linspace(0, 1, 6))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set(xlabel="right answers", ylabel="class (held-out records)")
+    _legend(axes, theme, outside=True)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG; the same bytes for the same figure."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return content.getvalue()
+
+
+def _empty(theme: Theme, *, height: float = 3.2) -> tuple[Figure, Axes]:
+    figure = Figure(
+        figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained"
+    )
+    axes = figure.add_subplot(facecolor=theme.ground)
+    axes.tick_params(colors=theme.muted, labelcolor=theme.ink, labelsize=9)
+    axes.xaxis.label.set(color=theme.ink, size=10)
+    axes.yaxis.label.set(color=theme.ink, size=10)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    for side, spine in axes.spines.items():
+        spine.set_color(theme.muted)
+        spine.set_visible(side in ("left", "bottom"))
+    return figure, axes
+
+
+def _legend(axes: Axes, theme: Theme, *, outside: bool = False) -> None:
+    place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)} if outside else {"loc": "best"}
+    axes.legend(frameon=False, labelcolor=theme.ink, fontsize=9, **place)

@@ -1,0 +1,198 @@
+"""The report stage: the privacy card, its verification, the pictures and the page, from what the other stages left."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from algorithms.privacy.accounting import COARSENING, epsilon
+from algorithms.privacy.card import PrivacyCard, RunRecord, Verification, build, verify
+from algorithms.privacy.card_check import trace_schedule
+from algorithms.privacy.errors import Refused
+from data import PublicDescription
+from tasks import params, tracking
+from tasks.figures import (
+    DARK,
+    LIGHT,
+    Curve,
+    Theme,
+    class_figure,
+    confusion_figure,
+    epsilon_figure,
+    noise_figure,
+    png,
+)
+from tasks.page import Picture, page, score
+from tasks.software import software
+from tasks.stage import main_of
+
+READS = ("tracking",)
+CARD, PAGE = "privacy_card.json", "report.html"
+_COMMAND = f"epsilonflow card verify artifacts/{CARD}"
+_POINTS, _MOST_EVENTS = 24, 64
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the earlier stages left. pairs and classes: confusion.csv and per_class.csv. trace: a row a release."""
+
+    plan: Mapping[str, Any]
+    receipt: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+    public: PublicDescription
+    trace: pd.DataFrame
+    pairs: pd.DataFrame
+    classes: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished report. curve: epsilon after some numbers of steps; empty for a run without noise."""
+
+    run: Run
+    card: PrivacyCard
+    curve: Curve
+
+
+def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
+    """Writes privacy_card.json, report.html, plots/*.png and plots/epsilon.csv into `artifacts`.
+
+    prepared: folder with public.json. root: the checkout. Raises Refused where the card would be incomplete or does
+    not hold against the files; nothing is written then.
+    """
+    run = _read(artifacts, prepared)
+    ran = run.receipt.get("software") or software(root, recorded="report")
+    public = json.loads(run.public.to_json())
+    card = build(RunRecord(run.plan, run.receipt, public, run.trace, ran))
+    verification = verify(card, artifacts)
+    _check(verification)
+    curve = epsilon_curve(run, grid=COARSENING * card.accounting.discretisation.pld_interval)
+    pictures = _pictures(run, curve)
+    _write_json(artifacts / CARD, card.to_json())
+    frame = pd.DataFrame({"step": curve.steps, "epsilon": curve.epsilon})
+    frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
+    for name, picture in pictures.items():
+        (artifacts / "plots" / f"{name}.png").write_bytes(picture.light)
+    result = score(run.metrics["test_accuracy"], run.classes)
+    text = page(card, verification, result, pictures, command=_COMMAND)
+    (artifacts / PAGE).write_text(text, encoding="utf-8")
+    return Report(run, card, curve)
+
+
+def _read(artifacts: Path, prepared: Path) -> Run:
+    try:
+        plan, receipt, metrics = (
+            _json(artifacts / f"{name}.json") for name in ("plan", "receipt", "metrics")
+        )
+        return Run(
+            plan=plan,
+            receipt=receipt,
+            metrics=metrics,
+            public=PublicDescription.from_json((prepared / "public.json").read_text(encoding="utf-8")),
+            trace=pd.read_parquet(artifacts / "trace.parquet"),
+            pairs=pd.read_csv(artifacts / "plots" / "confusion.csv", dtype=str, keep_default_na=False),
+            classes=_classes(artifacts / "plots" / "per_class.csv"),
+        )
+    except FileNotFoundError as error:
+        raise Refused(f"the report needs {error.filename}; run the stages before it.") from None
+
+
+def _classes(path: Path) -> pd.DataFrame:
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    return table.assign(accuracy=pd.to_numeric(table["accuracy"]), records=table["records"].astype(int))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
+
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _check(verification: Verification) -> None:
+    for check in verification.failures:
+        raise Refused(
+            f"the run's files do not agree ({check.name}: {check.detail}); run the train stage again."
+        )
+
+
+def epsilon_curve(run: Run, *, grid: float) -> Curve:
+    """Epsilon of the releases so far after about 24 numbers of steps, the last included; empty without noise.
+
+    Accounted as the run's total is where the releases were fixed in advance and few of them differ, else as the run
+    kept count. grid: of the privacy losses before the last step, where a quick account that is a little high will do.
+    """
+    so_far = _kept_while_training(run.trace)
+    if not so_far.steps:
+        return so_far
+    chosen = np.unique(np.linspace(0, len(so_far.steps) - 1, _POINTS).round().astype(int))
+    steps = [so_far.steps[index] for index in chosen]
+    fixed = run.plan.get("filter", {"kind": "schedule"}) == {"kind": "schedule"}
+    if not fixed or len(trace_schedule(run.trace)) > _MOST_EVENTS:
+        return Curve(steps, [so_far.epsilon[index] for index in chosen])
+    costs = [_cost(run, step, grid=grid) for step in steps[:-1]]
+    return Curve(steps, [*costs, run.receipt["epsilon"][run.receipt["accountant"]]])
+
+
+def _cost(run: Run, steps: int, *, grid: float) -> float:
+    schedule = trace_schedule(run.trace[run.trace["step"] < steps])
+    return epsilon(schedule, run.receipt["delta"], accountant=run.receipt["accountant"], discretisation=grid)
+
+
+def _kept_while_training(trace: pd.DataFrame) -> Curve:
+    """The cost after each step as the trace has it; empty where it is infinite. The trace counts steps from 0."""
+    costs = trace[np.isfinite(trace["epsilon"])].groupby("step")["epsilon"].last()
+    return Curve([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
+
+
+def _pictures(run: Run, curve: Curve) -> dict[str, Picture]:
+    bound, target = _kept_while_training(run.trace), run.plan["target"]["epsilon"]
+    overall, names = run.metrics["test_accuracy"], run.public.classes
+    spent = (
+        f"The privacy spent rises to {curve.epsilon[-1]:.3g}."
+        if curve.epsilon
+        else "There is no privacy to spend."
+    )
+    return {
+        "epsilon": _picture(lambda theme: epsilon_figure(curve, bound, target=target, theme=theme), spent),
+        "noise": _picture(
+            lambda theme: noise_figure(run.trace, theme=theme), "The noise on each release, by step."
+        ),
+        "confusion": _picture(
+            lambda theme: confusion_figure(run.pairs, names, theme=theme),
+            "Real classes against the model's answers.",
+        ),
+        "per_class": _picture(
+            lambda theme: class_figure(run.classes, overall=overall, theme=theme),
+            "Right answers for each class.",
+        ),
+    }
+
+
+def _picture(draw: Callable[[Theme], Figure], words: str) -> Picture:
+    return Picture(png(draw(LIGHT)), png(draw(DARK)), words)
+
+
+def main() -> None:
+    """`python -m tasks.report`, in a checkout."""
+    settings = params.load(Path("params.yaml"), reads=READS)
+    finished = report(artifacts=Path("artifacts"), prepared=Path("data/prepared"), root=Path())
+    tracking.log_run(
+        tracking.Finished(
+            finished.card, finished.run.metrics, finished.run.trace, finished.run.public, finished.curve
+        ),
+        settings.tracking,
+        artifacts=Path("artifacts"),
+        root=Path(),
+    )
+
+
+if __name__ == "__main__":
+    main_of(main)

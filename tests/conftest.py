@@ -1,0 +1,59 @@
+"""No test sees the budget, the runs, the servers or the accounts of the person who runs it."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import Checkout, new_checkout
+
+_SETTINGS = {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "DO_NOT_TRACK": "1",
+    "DVC_NO_ANALYTICS": "1",
+    "WANDB_MODE": "offline",
+}
+_FOLDERS = ("PREFECT_HOME", "DVC_SITE_CACHE_DIR", "DVC_GLOBAL_CONFIG_DIR", "MPLCONFIGDIR")
+_PERSONAL = ("EPSILONFLOW_LEDGER_URL", "PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_PROFILE", "WANDB_API_KEY")
+_CHECKOUT = ("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_ARTIFACT_DIR")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Prefect, DVC and W&B keep their files apart, offline; W&B in the checkout of each test."""
+    folder = tmp_path_factory.mktemp("settings")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*_PERSONAL, *_CHECKOUT):
+            patch.delenv(name, raising=False)
+        for name, value in (_SETTINGS | {name: str(folder / name.lower()) for name in _FOLDERS}).items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ledger and run folders of the test's own."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("EPSILONFLOW_HOME", str(home))
+    return home
+
+
+@pytest.fixture(scope="session")
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """A checkout in which `dvc repro` has run a few steps on digits; not to be changed: see `checkout`."""
+    folder = tmp_path_factory.mktemp("finished")
+    checkout = new_checkout(folder / "checkout", folder / "home")
+    subprocess.run(checkout.command("dvc", "repro"), **checkout.where(), check=True)
+    return checkout
+
+
+@pytest.fixture
+def checkout(finished_once: Checkout, tmp_path: Path, own_home: Path) -> Checkout:
+    """A copy of the finished checkout, with its ledger, for a test to change."""
+    copy = Checkout(tmp_path / "checkout", own_home)
+    shutil.copytree(finished_once.root, copy.root, symlinks=True)
+    shutil.copytree(finished_once.home, copy.home, dirs_exist_ok=True)
+    return copy

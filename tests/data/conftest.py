@@ -1,0 +1,108 @@
+"""Cards and files small enough to write by hand."""
+
+import gzip
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from ruamel.yaml import YAML
+
+from data.card import DataCard
+
+Document = dict[str, Any]
+CardOf = Callable[..., DataCard]
+Store = Callable[..., Path]
+
+
+@pytest.fixture
+def table() -> Document:
+    """The document of a table's card: a number, a category and a label, split by hash."""
+    return {
+        "name": "tiny",
+        "title": "A tiny table",
+        "source": "this test",
+        "licence": "CC0",
+        "citation": "none",
+        "public": False,
+        "unit": "one person",
+        "population": "tiny",
+        "cap": {"epsilon": 1.0, "delta": 1e-5},
+        "holdout": "public",
+        "records": {"at_most": 1000},
+        "classes": ["no", "yes"],
+        "files": {"train": {"path": "tiny.csv", "sha256": "0" * 64}},
+        "split": {"salt": "tiny", "test_fraction": 0.5},
+        "reader": {
+            "kind": "csv",
+            "columns": [
+                {"name": "age", "kind": "numeric", "bounds": [0, 100]},
+                {"name": "town", "kind": "categorical", "categories": ["Rome", "Oslo"]},
+                {"name": "answer", "kind": "label"},
+            ],
+        },
+    }
+
+
+@pytest.fixture
+def images() -> Document:
+    """The document of an IDX card: two by two pixels, two classes, three records and one to test on."""
+    homes = {
+        role: {"urls": [f"https://images.invalid/{role}.gz"], "sha256": "0" * 64}
+        for role in ("train_images", "train_labels", "test_images", "test_labels")
+    }
+    return {
+        "name": "dots",
+        "title": "Dots",
+        "source": "this test",
+        "licence": "CC0",
+        "citation": "none",
+        "public": True,
+        "unit": "one image",
+        "population": "dots",
+        "cap": {"epsilon": 1000000.0, "delta": 1.0},
+        "holdout": "public",
+        "records": {"train": 3, "test": 1},
+        "shape": [1, 2, 2],
+        "classes": ["dark", "light"],
+        "files": homes,
+        "reader": {"kind": "idx"},
+    }
+
+
+@pytest.fixture
+def card_of() -> CardOf:
+    """Makes a card of a document, as the catalogue does."""
+
+    def make(document: Document) -> DataCard:
+        return DataCard.model_validate_json(json.dumps(document))
+
+    return make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Writes a document as NAME.yaml, its own name by default, into a folder of cards; returns the folder."""
+
+    def write(document: Document, name: str | None = None) -> Path:
+        folder = tmp_path / "cards"
+        folder.mkdir(exist_ok=True)
+        YAML(typ="safe", pure=True).dump(document, folder / f"{name or document['name']}.yaml")
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def idx() -> Callable[[NDArray[np.uint8]], bytes]:
+    """Turns an array into gzipped IDX."""
+
+    def pack(values: NDArray[np.uint8]) -> bytes:
+        header = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
+        return gzip.compress(header + values.tobytes())
+
+    return pack

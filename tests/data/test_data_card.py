@@ -1,0 +1,143 @@
+"""Cards are strict: what is wrong is refused in one sentence that names the key."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data import DataRefused, catalogue, public_description
+from data.card import DataCard
+
+Document = dict[str, Any]
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_every_card_of_the_catalogue_is_valid_and_public(name: str) -> None:
+    public = public_description(catalogue.card(name))
+    assert (public.dataset, public.public, public.holdout) == (name, True, "public")
+    assert (public.cap_epsilon, public.cap_delta) == (1e6, 1.0)
+    assert public.records is not None and public.test_records is not None
+
+
+def test_the_catalogue_has_the_promised_sets() -> None:
+    assert {"adult", "digits", "fashion-mnist", "mnist"} <= set(catalogue.names())
+
+
+@pytest.mark.parametrize("name", ["cifar", "../cards/mnist", "mnist.yaml", ""])
+def test_an_unknown_data_set_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(DataRefused, match="choose one of: adult, digits"):
+        catalogue.card(name)
+
+
+def test_a_private_number_of_records_is_not_described(
+    table: Document, card_of: Callable[[Document], DataCard]
+) -> None:
+    public = public_description(card_of(table))
+    assert (public.records, public.test_records, public.input_shape) == (None, None, (4,))
+    assert "1000" not in public.to_json()
+
+
+FAULTS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
+    "unknown key": (("colour",), "red", "key colour: unknown key"),
+    "unknown nested key": (("files", "train", "colour"), "red", "key files.train.colour: unknown key"),
+    "unknown column key": (("reader", "columns", 0, "unit"), "y", "key reader.columns.0.unit: unknown key"),
+    "unknown kind": (("reader", "columns", 0, "kind"), "text", "key reader.columns.0"),
+    "unknown reader": (("reader", "kind"), "excel", "key reader"),
+    "private holdout": (("holdout",), "private", "key holdout"),
+    "text for a number": (("cap", "epsilon"), "1.0", "key cap.epsilon"),
+    "text for a truth value": (("public",), "yes", "key public"),
+    "no budget": (("cap", "epsilon"), 0, "key cap.epsilon"),
+    "infinite cap": (("cap", "epsilon"), float("inf"), "key cap.epsilon"),
+    "impossible delta": (("cap", "delta"), 1.5, "key cap.delta"),
+    "bounds upside down": (("reader", "columns", 0, "bounds"), [5, 1], "low below high"),
+    "infinite bound": (
+        ("reader", "columns", 0, "bounds"),
+        [0, float("inf")],
+        "key reader.columns.0.bounds.1",
+    ),
+    "missing out of bounds": (("reader", "columns", 0, "missing"), 101, "within the bounds"),
+    "missing is a word": (("reader", "columns", 0, "missing"), "mean", "key reader.columns.0.missing"),
+    "category twice": (("reader", "columns", 1, "categories"), ["a", "a"], "listed twice"),
+    "number as category": (("reader", "columns", 1, "categories"), [1, 2], "reader.columns.1.categories.0"),
+    "two labels": (("reader", "columns", 1), {"name": "b", "kind": "label"}, "exactly one column"),
+    "no features": (("reader", "columns"), [{"name": "b", "kind": "label"}], "at least one column"),
+    "column twice": (("reader", "columns", 1, "name"), "age", "listed twice"),
+    "spells no class": (("reader", "columns", 2, "spellings"), {"perhaps": ["?"]}, "classes does not list"),
+    "spells two alike": (("reader", "columns", 2, "spellings"), {"no": ["yes"]}, "share a spelling"),
+    "one class": (("classes",), ["yes"], "key classes"),
+    "class twice": (("classes",), ["yes", "yes"], "listed twice"),
+    "shape of other columns": (("shape",), [5], "the columns make"),
+    "count and bound": (("records", "train"), 5, "key records"),
+    "no records": (("records",), {"train": 0, "test": 1}, "key records.train"),
+    "no checksum": (("files", "train", "sha256"), None, "needs sha256"),
+    "short checksum": (("files", "train", "sha256"), "ab12", "key files.train.sha256"),
+    "nowhere": (("files", "train", "path"), None, "either urls or a path"),
+    "absolute path": (("files", "train", "path"), "/etc/passwd", "relative to the project root"),
+    "home path": (("files", "train", "path"), "~/tiny.csv", "relative to the project root"),
+    "url and path": (("files", "train", "urls"), ["https://a.invalid/tiny.csv"], "either urls or a path"),
+    "url that is none": (("files", "train", "urls"), ["ftp://a.invalid/tiny.csv"], "key files.train.urls.0"),
+    "no train file": (("files",), {}, "train and test"),
+    "no split": (("split",), None, "split is needed"),
+    "everything is test": (("split", "test_fraction"), 1.0, "key split.test_fraction"),
+    "skips a missing file": (("reader", "skip_lines"), {"test": 1}, "needs a test file"),
+    "name of another set": (("name",), "other", "key name: must be 'tiny'"),
+    "name with a folder": (("name",), "a/b", "key name"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_card_is_one_sentence_with_the_key(
+    fault: str, table: Document, store: Callable[..., Path]
+) -> None:
+    path, value, message = FAULTS[fault]
+    _put(table, path, value)
+    with pytest.raises(DataRefused) as refusal:
+        catalogue.card("tiny", store(table, name="tiny"))
+    assert message in str(refusal.value)
+    assert str(refusal.value).startswith("Data card ") and "\n" not in str(refusal.value)
+
+
+def _put(document: Any, path: tuple[str | int, ...], value: Any) -> None:
+    for part in path[:-1]:
+        document = document[part]
+    document[path[-1]] = value
+
+
+def test_every_required_key_is_missed_by_name(table: Document, store: Callable[..., Path]) -> None:
+    for key in set(table) - {"name", "files", "split"}:
+        folder = store({other: value for other, value in table.items() if other != key})
+        with pytest.raises(DataRefused, match=f"key {key}: is missing"):
+            catalogue.card("tiny", folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: [", "not valid YAML near line"),
+        ("name: tiny\nname: tiny\n", "not valid YAML"),
+        ("- name\n", "must be a mapping"),
+        ("", "must be a mapping"),
+        ("name: 2020-01-01", "plain UTF-8 text"),
+    ],
+)
+def test_a_card_that_is_no_yaml_mapping_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "tiny.yaml").write_text(text)
+    with pytest.raises(DataRefused, match=message):
+        catalogue.card("tiny", tmp_path)
+
+
+def test_a_public_download_cannot_be_declared_by_a_keyed_checksum(
+    images: Document, store: Callable[..., Path]
+) -> None:
+    images["files"]["test_labels"] = {"urls": ["https://a.invalid/x.gz"], "keyed_sha256": "0" * 64}
+    with pytest.raises(DataRefused, match=r"files\.test_labels: a file that has urls needs sha256"):
+        catalogue.card("dots", store(images))
+
+
+def test_images_need_their_four_files_and_a_shape(images: Document, store: Callable[..., Path]) -> None:
+    with pytest.raises(DataRefused, match="shape is missing"):
+        catalogue.card("dots", store({**images, "shape": None}))
+    del images["files"]["test_labels"]
+    with pytest.raises(DataRefused, match="must be test_images, test_labels, train_images, train_labels"):
+        catalogue.card("dots", store(images))

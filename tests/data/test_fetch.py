@@ -1,0 +1,175 @@
+"""Where files come from: the mirror, the cache, a real HTTP server; only the declared file passes."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data import DataRefused
+from data.card import DataCard
+from data.fetch import Places, fetch
+from data.owner import keyed, owner_key
+
+Document = dict[str, Any]
+CONTENT = b"age,town,answer\n1,Oslo,no\n"
+KEY = bytes(32)
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a word on stderr."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def home_page(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The address of a server on this machine, and the folder that it serves."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", folder
+        server.shutdown()
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    """An empty project, mirror and cache."""
+    return Places(root=tmp_path / "project", mirror=tmp_path / "mirror", cache=tmp_path / "cache")
+
+
+@pytest.fixture
+def remote(table: Document, card_of: Callable[[Document], DataCard]) -> Callable[..., DataCard]:
+    """The card of a table that is to be had from the given addresses."""
+
+    def make(*urls: str) -> DataCard:
+        file = {"urls": list(urls), "sha256": hashlib.sha256(CONTENT).hexdigest()}
+        return card_of(table | {"files": {"train": file}})
+
+    return make
+
+
+def put(path: Path, content: bytes) -> Path:
+    """Writes a file, with its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def test_the_mirror_comes_first(remote: Callable[..., DataCard], places: Places) -> None:
+    assert places.mirror is not None
+    mirrored = put(places.mirror / "tiny" / "t.csv", CONTENT)
+    assert fetch(remote("http://127.0.0.1:1/t.csv"), places, key=KEY) == {"train": mirrored}
+
+
+def test_a_wrong_file_in_the_mirror_is_refused_by_name(
+    remote: Callable[..., DataCard], places: Places
+) -> None:
+    assert places.mirror is not None
+    put(places.mirror / "tiny" / "t.csv", CONTENT[:-1])
+    with pytest.raises(DataRefused, match=r"mirror/tiny/t\.csv is truncated or altered"):
+        fetch(remote("http://127.0.0.1:1/t.csv"), places, key=KEY)
+
+
+def test_a_download_is_kept_and_not_repeated(
+    remote: Callable[..., DataCard], places: Places, home_page: tuple[str, Path]
+) -> None:
+    address, folder = home_page
+    served = put(folder / "t.csv", CONTENT)
+    kept = fetch(remote(f"{address}/t.csv"), places, key=KEY)["train"]
+    assert kept == places.cache / "tiny" / "t.csv" and kept.read_bytes() == CONTENT
+    served.unlink()
+    assert fetch(remote(f"{address}/t.csv"), places, key=KEY)["train"] == kept
+
+
+def test_a_spoiled_cache_is_fetched_again(
+    remote: Callable[..., DataCard], places: Places, home_page: tuple[str, Path]
+) -> None:
+    address, folder = home_page
+    put(folder / "t.csv", CONTENT)
+    put(places.cache / "tiny" / "t.csv", CONTENT[:5])
+    assert fetch(remote(f"{address}/t.csv"), places, key=KEY)["train"].read_bytes() == CONTENT
+
+
+def test_a_truncated_download_is_refused_and_not_kept(
+    remote: Callable[..., DataCard], places: Places, home_page: tuple[str, Path]
+) -> None:
+    address, folder = home_page
+    put(folder / "t.csv", CONTENT[:-3])
+    with pytest.raises(
+        DataRefused, match=r"t\.csv could not be fetched: .*truncated or altered.*try again"
+    ) as refusal:
+        fetch(remote(f"{address}/t.csv"), places, key=KEY)
+    assert "EPSILONFLOW_DATA_MIRROR" in str(refusal.value) and "\n" not in str(refusal.value)
+    assert not list(places.cache.rglob("*.csv"))
+
+
+def test_the_next_home_is_tried(
+    remote: Callable[..., DataCard], places: Places, home_page: tuple[str, Path]
+) -> None:
+    address, folder = home_page
+    put(folder / "spoiled" / "t.csv", b"")
+    put(folder / "good" / "t.csv", CONTENT)
+    homes = [
+        "http://127.0.0.1:1/t.csv",
+        *(f"{address}/{place}/t.csv" for place in ("absent", "spoiled", "good")),
+    ]
+    assert fetch(remote(*homes), places, key=KEY)["train"].read_bytes() == CONTENT
+    (folder / "good" / "t.csv").unlink()
+    (places.cache / "tiny" / "t.csv").unlink()
+    with pytest.raises(DataRefused, match=r"ConnectionError.*HTTPError.*truncated or altered.*HTTPError"):
+        fetch(remote(*homes), places, key=KEY)
+
+
+def test_an_own_file_is_checked(
+    table: Document, card_of: Callable[[Document], DataCard], places: Places
+) -> None:
+    table["files"]["train"]["sha256"] = hashlib.sha256(CONTENT).hexdigest()
+    with pytest.raises(DataRefused, match=r"There is no file .*tiny\.csv"):
+        fetch(card_of(table), places, key=KEY)
+    own = put(places.root / "tiny.csv", CONTENT)
+    assert fetch(card_of(table), places, key=KEY) == {"train": own}
+    put(own, CONTENT + b"2,Rome,yes\n")
+    with pytest.raises(DataRefused, match=r"tiny\.csv is truncated or altered.*update sha256"):
+        fetch(card_of(table), places, key=KEY)
+
+
+def test_a_keyed_checksum_says_what_to_write_and_needs_the_key(
+    table: Document, card_of: Callable[[Document], DataCard], places: Places
+) -> None:
+    own = put(places.root / "tiny.csv", CONTENT)
+    table["files"]["train"] = {"path": "tiny.csv", "keyed_sha256": "0" * 64}
+    plain = hashlib.sha256(CONTENT).hexdigest()
+    proper = keyed(KEY, [plain]).hex()
+    with pytest.raises(DataRefused, match=proper) as refusal:
+        fetch(card_of(table), places, key=KEY)
+    assert plain not in str(refusal.value)
+    table["files"]["train"]["keyed_sha256"] = proper
+    assert fetch(card_of(table), places, key=KEY) == {"train": own}
+    with pytest.raises(DataRefused, match="is not the file"):
+        fetch(card_of(table), places, key=bytes([1]) * 32)
+
+
+def test_the_owner_key_is_made_once_and_for_the_owner_only(tmp_path: Path) -> None:
+    key = owner_key(tmp_path / "home")
+    path = tmp_path / "home" / "owner.key"
+    assert path.stat().st_mode & 0o777 == 0o600 and list(path.parent.iterdir()) == [path]
+    assert owner_key(tmp_path / "home") == key != owner_key(tmp_path / "other")
+    path.write_bytes(key[:5])
+    with pytest.raises(DataRefused, match="is not an owner key"):
+        owner_key(tmp_path / "home")
+
+
+def test_who_loses_the_race_for_the_owner_key_takes_the_winner_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = owner_key(tmp_path)
+    monkeypatch.setattr(Path, "exists", lambda self: False)  # looked before the winner wrote
+    assert owner_key(tmp_path) == key
+    assert list(tmp_path.iterdir()) == [tmp_path / "owner.key"]

@@ -1,0 +1,112 @@
+"""IDX files, made by hand: what is read, and what is refused."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from data import DataRefused
+from data.card import DataCard
+from data.reading import read
+
+Document = dict[str, Any]
+Pack = Callable[[NDArray[np.uint8]], bytes]
+
+PIXELS = np.array([[[0, 255], [51, 102]], [[1, 2], [3, 4]], [[255] * 2] * 2], np.uint8)
+LABELS = np.array([0, 1, 1], np.uint8)
+
+
+@pytest.fixture
+def files(tmp_path: Path, idx: Pack) -> dict[str, Path]:
+    """Three training images and one to test on, with their labels."""
+    content = {
+        "train_images": PIXELS,
+        "train_labels": LABELS,
+        "test_images": PIXELS[:1],
+        "test_labels": LABELS[:1],
+    }
+    for role, values in content.items():
+        (tmp_path / f"{role}.gz").write_bytes(idx(values))
+    return {role: tmp_path / f"{role}.gz" for role in content}
+
+
+@pytest.fixture
+def card(images: Document, card_of: Callable[[Document], DataCard]) -> DataCard:
+    """The card of those files."""
+    return card_of(images)
+
+
+def test_pixels_become_shares_of_255(card: DataCard, files: dict[str, Path]) -> None:
+    parts = read(card, files)
+    assert parts.train.features.shape == (3, 1, 2, 2) and parts.train.features.dtype == np.float32
+    np.testing.assert_allclose(parts.train.features[0, 0], np.array([[0, 1], [0.2, 0.4]]), rtol=1e-6)
+    assert parts.train.labels.tolist() == [0, 1, 1] and parts.train.labels.dtype == np.int64
+    assert len(parts.test) == 1
+
+
+@pytest.mark.parametrize("role", ["train_images", "train_labels"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda packed: packed[:-9],
+        lambda packed: b"not gzip" + packed,
+        lambda packed: gzip.compress(gzip.decompress(packed)[:-1]),
+        lambda packed: gzip.compress(gzip.decompress(packed) + b"\0"),
+        lambda packed: gzip.compress(b"\0\0\x0d" + gzip.decompress(packed)[3:]),
+        lambda packed: gzip.compress(b"\0\0\x08\x00"),
+        lambda packed: gzip.compress(b"\0\0\x08\x03\0"),
+        lambda packed: gzip.compress(b""),
+        lambda packed: b"",
+    ],
+    ids=["cut", "no gzip", "byte short", "byte long", "floats", "scalar", "cut header", "empty", "nothing"],
+)
+def test_a_damaged_file_is_refused_by_name(
+    card: DataCard, files: dict[str, Path], role: str, spoil: Callable[[bytes], bytes]
+) -> None:
+    files[role].write_bytes(spoil(files[role].read_bytes()))
+    with pytest.raises(DataRefused, match=f"{role}.gz is not"):
+        read(card, files)
+
+
+def test_files_that_do_not_belong_together_are_refused(
+    card: DataCard, files: dict[str, Path], idx: Pack
+) -> None:
+    files["train_labels"].write_bytes(idx(LABELS[:2]))
+    with pytest.raises(DataRefused, match="different numbers of records"):
+        read(card, files)
+    with pytest.raises(DataRefused, match="one label a record"):
+        read(card, {**files, "train_labels": files["train_images"]})
+
+
+def test_images_of_another_size_are_refused(card: DataCard, files: dict[str, Path], idx: Pack) -> None:
+    files["train_images"].write_bytes(idx(PIXELS.reshape(3, 4, 1)))
+    with pytest.raises(DataRefused, match=r"another size than the declared \[1, 2, 2\]"):
+        read(card, files)
+
+
+def test_a_label_outside_the_declared_classes_is_refused(
+    card: DataCard, files: dict[str, Path], idx: Pack
+) -> None:
+    files["train_labels"].write_bytes(idx(np.array([0, 1, 2], np.uint8)))
+    with pytest.raises(DataRefused, match="training labels of 'dots' go beyond its 2 declared classes"):
+        read(card, files)
+
+
+def test_an_empty_data_set_is_refused(card: DataCard, files: dict[str, Path], idx: Pack) -> None:
+    files["test_images"].write_bytes(idx(PIXELS[:0]))
+    files["test_labels"].write_bytes(idx(LABELS[:0]))
+    with pytest.raises(DataRefused, match="has no test records"):
+        read(card, files)
+
+
+def test_another_number_of_records_than_declared_is_refused(
+    card: DataCard, files: dict[str, Path], idx: Pack
+) -> None:
+    files["train_images"].write_bytes(idx(PIXELS[:2]))
+    files["train_labels"].write_bytes(idx(LABELS[:2]))
+    with pytest.raises(DataRefused, match="has 2 training and 1 test records, its card declares 3 and 1"):
+        read(card, files)

@@ -1,0 +1,121 @@
+"""A user's own table, from the example card to prepared arrays, by the task that DVC runs."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data import DataRefused, prepared
+from tasks.params import Data, Params
+from tasks.prepare import prepare
+
+PROJECT = Path(__file__).parents[2]
+EXAMPLE = PROJECT / "examples" / "own_data"
+VISITS = Params({"data": Data(dataset="visits")})
+
+
+def run(destination: Path, *, home: Path, root: Path = PROJECT, cards: Path = EXAMPLE) -> None:
+    """Prepare the example."""
+    prepare(VISITS, mirror=None, home=home, destination=destination, root=root, cards=cards)
+
+
+def test_the_example_is_prepared(tmp_path: Path) -> None:
+    run(tmp_path / "prepared", home=tmp_path / "home")
+    loaded = prepared.load(tmp_path / "prepared")
+    assert (loaded.public.dataset, loaded.public.public, loaded.public.records) == ("visits", False, None)
+    assert loaded.train_features.shape[1:] == (11,) == loaded.public.input_shape
+    assert len(loaded.train_labels) + len(loaded.test_labels) == 1200
+    assert 250 < len(loaded.test_labels) < 350
+    assert loaded.train_features.min() >= 0 and loaded.train_features.max() <= 1
+    unknown = loaded.train_features[:, 5].mean()  # the card does not list "employer", a quarter of the rows
+    assert 0.2 < unknown < 0.3
+    assert set(loaded.train_labels) == {0, 1}
+
+
+def test_preparing_again_gives_the_same_bytes_and_another_owner_another_salt(tmp_path: Path) -> None:
+    for name, home in (("one", "home"), ("two", "home"), ("three", "other")):
+        run(tmp_path / name, home=tmp_path / home)
+    for file in os.listdir(tmp_path / "one"):
+        one, two, three = ((tmp_path / name / file).read_bytes() for name in ("one", "two", "three"))
+        assert one == two
+        assert (one == three) == (file != "salt")
+
+
+def test_one_record_less_changes_one_row_and_not_the_folder_s_size(tmp_path: Path) -> None:
+    project = _project_without_the_last_record(tmp_path)
+    run(tmp_path / "all", home=tmp_path)
+    run(tmp_path / "less", home=tmp_path, root=project, cards=project / "cards")
+    whole, less = prepared.load(tmp_path / "all"), prepared.load(tmp_path / "less")
+    gone = len(whole.train_labels) - len(less.train_labels)
+    assert gone + len(whole.test_labels) - len(less.test_labels) == 1
+    np.testing.assert_array_equal(less.train_features, whole.train_features[: len(less.train_labels)])
+    np.testing.assert_array_equal(less.test_features, whole.test_features[: len(less.test_labels)])
+    assert _size(tmp_path / "all") == _size(tmp_path / "less")
+
+
+def _project_without_the_last_record(tmp_path: Path) -> Path:
+    own = tmp_path / "project" / "examples" / "own_data" / "visits.csv"
+    own.parent.mkdir(parents=True)
+    content = (EXAMPLE / "visits.csv").read_bytes()
+    own.write_bytes(b"\n".join(content.splitlines()[:-1]) + b"\n")
+    cards = tmp_path / "project" / "cards"
+    cards.mkdir()
+    old, new = (hashlib.sha256(text).hexdigest() for text in (content, own.read_bytes()))
+    (cards / "visits.yaml").write_text((EXAMPLE / "visits.yaml").read_text().replace(old, new))
+    return tmp_path / "project"
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def test_a_refusal_leaves_the_prepared_folder_as_it_was(tmp_path: Path) -> None:
+    run(tmp_path / "prepared", home=tmp_path)
+    with pytest.raises(DataRefused, match="There is no file"):
+        run(tmp_path / "prepared", home=tmp_path, root=tmp_path)
+    assert prepared.load(tmp_path / "prepared").public.dataset == "visits"
+
+
+def test_too_many_records_for_the_declared_bound_are_refused(tmp_path: Path) -> None:
+    cards = tmp_path / "cards"
+    cards.mkdir()
+    text = (EXAMPLE / "visits.yaml").read_text()
+    (cards / "visits.yaml").write_text(text.replace("at_most: 2000", "at_most: 1199"))
+    with pytest.raises(DataRefused, match="more records than its at_most, 1199"):
+        run(tmp_path / "prepared", home=tmp_path, cards=cards)
+    assert not (tmp_path / "prepared").exists()
+
+
+def test_a_table_with_a_test_file_is_not_split(tmp_path: Path) -> None:
+    text = (EXAMPLE / "visits.yaml").read_text()
+    train = text[text.index("  train:") : text.index("split:")]
+    test = train.replace("  train:", "  test:")
+    split = next(line for line in text.splitlines() if line.startswith("split:"))
+    (tmp_path / "visits.yaml").write_text(
+        text.replace(train, train + test).replace(split, "").replace("2000", "2400")
+    )
+    run(tmp_path / "prepared", home=tmp_path, cards=tmp_path)
+    loaded = prepared.load(tmp_path / "prepared")
+    assert len(loaded.train_labels) == len(loaded.test_labels) == 1200
+
+
+def test_the_stage_imports_no_torch() -> None:
+    program = "import sys, tasks.prepare; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=PROJECT, check=False).returncode == 0
+
+
+def test_the_stage_runs_as_dvc_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("data: {dataset: digits}\n")
+    environment = os.environ | {"EPSILONFLOW_HOME": str(tmp_path / "home"), "PYTHONPATH": str(PROJECT)}
+    command = [sys.executable, "-m", "tasks.prepare"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert prepared.load(tmp_path / "data" / "prepared").public.records == 1436
+    (tmp_path / "params.yaml").write_text("data: {dataset: digit}\n")
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "There is no data set 'digit'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,105 @@
+"""The prepared folder: mapped, whole or absent, and silent about private records."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data import DataRefused, PublicDescription, prepared, public_description
+from data.card import DataCard
+from data.records import Parts, Records
+
+Document = dict[str, Any]
+
+
+def parts(train: int, test: int) -> Parts:
+    """Records of four features, as the card of the tiny table makes them."""
+
+    def some(n: int) -> Records:
+        return Records(np.full((n, 4), 0.5, np.float32), np.ones(n, np.int64))
+
+    return Parts(some(train), some(test))
+
+
+@pytest.fixture
+def public(table: Document, card_of: Callable[[Document], DataCard]) -> PublicDescription:
+    """What is public of the tiny table."""
+    return public_description(card_of(table))
+
+
+def test_what_is_written_is_mapped_back_read_only(public: PublicDescription, tmp_path: Path) -> None:
+    prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
+    loaded = prepared.load(tmp_path / "p")
+    assert loaded.public == public
+    assert isinstance(loaded.train_features, np.memmap) and not loaded.train_features.flags.writeable
+    assert loaded.train_features.flags.c_contiguous
+    assert (loaded.train_features.shape, loaded.test_labels.tolist()) == ((5, 4), [1, 1])
+    assert loaded.train_features.dtype == np.float32 and loaded.train_labels.dtype == np.int64
+
+
+def test_the_description_survives_json(public: PublicDescription) -> None:
+    counted = replace(public, records=7, test_records=3)
+    assert PublicDescription.from_json(counted.to_json()) == counted
+    with pytest.raises(DataRefused, match="damaged"):
+        PublicDescription.from_json(counted.to_json()[:-5])
+
+
+def test_size_depends_on_the_bound_alone_when_the_number_is_private(
+    public: PublicDescription, tmp_path: Path
+) -> None:
+    sizes = set()
+    for train, test in [(1, 1), (5, 2), (999, 1), (1, 999), (123, 456)]:
+        prepared.write(tmp_path / "p", parts(train, test), public, salt=b"s" * 32, at_most=1000)
+        sizes.add(sum(file.stat().st_size for file in (tmp_path / "p").iterdir()))
+    assert len(sizes) == 1
+    assert (tmp_path / "p" / "salt").read_bytes()[:32] == b"s" * 32
+
+
+def test_a_folder_is_replaced_whole_and_nothing_else_stays(public: PublicDescription, tmp_path: Path) -> None:
+    for train in (5, 6):
+        prepared.write(tmp_path / "p", parts(train, 2), public, salt=b"s" * 32, at_most=None)
+    assert len(prepared.load(tmp_path / "p").train_labels) == 6
+    assert os.listdir(tmp_path) == ["p"]
+
+
+def test_a_write_that_fails_leaves_the_old_folder(
+    public: PublicDescription, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
+    monkeypatch.setattr(PublicDescription, "to_json", lambda self: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepared.write(tmp_path / "p", parts(6, 2), public, salt=b"s" * 32, at_most=None)
+    assert len(prepared.load(tmp_path / "p").train_labels) == 5
+    assert os.listdir(tmp_path) == ["p"]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: (folder / "public.json").unlink(),
+        lambda folder: (folder / "public.json").write_text("{}"),
+        lambda folder: (folder / "test_labels.npy").unlink(),
+        lambda folder: (folder / "test_labels.npy").write_bytes(b""),
+        lambda folder: os.truncate(folder / "train_features.npy", 150),
+        lambda folder: np.save(folder / "train_labels.npy", np.zeros(4, np.int64)),
+        lambda folder: np.save(folder / "train_features.npy", np.zeros((5, 4))),
+        lambda folder: np.save(folder / "train_features.npy", np.zeros((5, 3), np.float32)),
+    ],
+    ids=["no json", "other json", "no array", "empty", "cut", "too few labels", "float64", "narrow"],
+)
+def test_a_folder_that_is_not_whole_is_refused(
+    public: PublicDescription, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
+    spoil(tmp_path / "p")
+    with pytest.raises(DataRefused, match="run the prepare stage"):
+        prepared.load(tmp_path / "p")
+
+
+def test_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataRefused, match="holds no whole prepared data"):
+        prepared.load(tmp_path / "absent")

@@ -1,0 +1,177 @@
+"""CSV and Parquet by a card: each record by itself, nothing learned from the rows, no value in a message."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+from pyarrow import parquet
+
+from data import DataRefused
+from data.card import DataCard
+from data.formats import Csv, Parquet
+from data.readers import table as tables
+from data.records import Records
+
+Document = dict[str, Any]
+CardOf = Callable[[Document], DataCard]
+SECRET = "31337"
+
+
+@pytest.fixture
+def encode(table: Document, card_of: CardOf, tmp_path: Path) -> Callable[..., Records]:
+    """Reads one file of the table's card; `reader` changes keys of its reader, `column` those of column 0."""
+
+    def read(content: str | bytes | pa.Table, column: Document | None = None, **reader: Any) -> Records:
+        table["reader"] |= reader | ({"kind": "parquet"} if isinstance(content, pa.Table) else {})
+        table["reader"]["columns"][0] |= column or {}
+        path = tmp_path / "tiny"
+        if isinstance(content, pa.Table):
+            parquet.write_table(content, path)
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        card = card_of(table)
+        assert isinstance(card.reader, Csv | Parquet)
+        return tables.read({"train": path}, card.reader, classes=card.classes)["train"]
+
+    return read
+
+
+def rows(*lines: str) -> str:
+    """CSV text with the header of the table's card."""
+    return "\n".join(["age,town,answer", *lines]) + "\n"
+
+
+def test_a_record_becomes_scaled_numbers_and_one_hot_categories(encode: Callable[..., Records]) -> None:
+    records = encode(rows("25,Oslo,no", "50,Rome,yes"))
+    assert records.features.dtype == np.float32 and records.labels.dtype == np.int64
+    assert records.features.tolist() == [[0.25, 0, 1, 0], [0.5, 1, 0, 0]]
+    assert records.labels.tolist() == [0, 1]
+
+
+def test_numbers_outside_the_bounds_are_clamped(encode: Callable[..., Records]) -> None:
+    ages = encode(rows("-5,Oslo,no", "1e9,Oslo,no", "100,Oslo,no")).features[:, 0]
+    assert ages.tolist() == [0, 1, 1]
+
+
+def test_unknown_and_missing_categories_go_to_other(encode: Callable[..., Records]) -> None:
+    towns = encode(rows("1,Paris,no", "1,,no", "1,?,no", "1,rome,no"), missing=["?", ""]).features[:, 1:]
+    assert towns.tolist() == [[0, 0, 1]] * 4
+
+
+def test_a_missing_number_is_refused_unless_the_card_gives_it_a_value(encode: Callable[..., Records]) -> None:
+    content = rows("?,Oslo,no", ",Oslo,no", "50,Oslo,no")
+    with pytest.raises(DataRefused, match="column 'age': a number is missing"):
+        encode(content, missing=["?", ""])
+    assert encode(content, column={"missing": 20}).features[:, 0].tolist() == pytest.approx([0.2, 0.2, 0.5])
+
+
+@pytest.mark.parametrize("bad", ["nan", "NaN", "inf", "-inf", "1e999"])
+def test_numbers_that_are_not_finite_are_refused_even_where_missing_ones_are_not(
+    encode: Callable[..., Records], bad: str
+) -> None:
+    with pytest.raises(DataRefused, match=r"column 'age': (NaN and infinite|holds something)"):
+        encode(rows("50,Oslo,no", f"{bad},Oslo,no"), column={"missing": 20})
+
+
+BAD_ROWS = {
+    "no number": rows("1,Oslo,no", f"x{SECRET},Oslo,no"),
+    "label": rows("1,Oslo,no", f"1,Oslo,{SECRET}"),
+    "missing label": rows("1,Oslo,no", f"{SECRET},Oslo,"),
+    "field too many": rows("1,Oslo,no", f"1,Oslo,no,{SECRET}"),
+    "field too few": rows("1,Oslo,no", SECRET),
+    "no UTF-8": b"age,town,answer\n1,\xff31337,no\n",
+    "column missing": f"age,answer\n{SECRET},no\n",
+    "column twice": f"age,town,answer,age\n{SECRET},Oslo,no,{SECRET}\n",
+}
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS)
+def test_a_refusal_names_the_file_and_no_value(encode: Callable[..., Records], bad: str) -> None:
+    with pytest.raises(DataRefused) as refusal:
+        encode(BAD_ROWS[bad])
+    shown: BaseException | None = refusal.value
+    assert "/tiny" in str(shown) and SECRET not in str(shown)
+    assert refusal.value.__suppress_context__ or refusal.value.__context__ is None
+
+
+def test_the_form_of_adult_is_read(encode: Callable[..., Records], table: Document) -> None:
+    table["reader"]["columns"][2]["spellings"] = {"no": ["<=50K", "<=50K."], "yes": [">50K", ">50K."]}
+    content = "|1x3 Cross validator\n25, Oslo, <=50K.\n50, Rome, >50K\n\n"
+    records = encode(content, header=False, skip_lines={"train": 1})
+    assert records.features.tolist() == [[0.25, 0, 1, 0], [0.5, 1, 0, 0]]
+    assert records.labels.tolist() == [0, 1]
+
+
+def test_quotes_separators_and_undeclared_columns(encode: Callable[..., Records], table: Document) -> None:
+    table["reader"]["columns"][1]["categories"] = ["Rome; Italy"]
+    content = 'name;answer;town;age\n"A ""B""";"yes";"Rome; Italy";10\n'
+    records = encode(content, separator=";")
+    assert records.features.tolist() == [[pytest.approx(0.1), 1, 0]] and records.labels.tolist() == [1]
+
+
+def test_an_ignored_column_of_a_file_without_header_makes_nothing(
+    encode: Callable[..., Records], table: Document
+) -> None:
+    table["reader"]["columns"].insert(0, {"name": "id", "kind": "ignored"})
+    columns = table["reader"]["columns"]
+    assert encode("7,25,Oslo,no\n", header=False, columns=columns).features.tolist() == [[0.25, 0, 1, 0]]
+
+
+@pytest.mark.parametrize("content", ["", "\n", rows()])
+def test_a_file_without_records_has_none(encode: Callable[..., Records], content: str) -> None:
+    assert len(encode(content)) == 0
+
+
+PARQUET = pa.table({"age": [25, 50], "town": ["Oslo", "Paris"], "answer": ["no", "yes"], "more": [1.5, 2.5]})
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int8(), pa.float32(), pa.string(), pa.large_string(), pa.decimal128(12, 2)]
+)
+def test_parquet_says_the_same_by_any_type(encode: Callable[..., Records], kind: pa.DataType) -> None:
+    content = PARQUET.set_column(0, "age", PARQUET["age"].cast(pa.int32()).cast(kind, safe=False))
+    content = content.set_column(1, "town", PARQUET["town"].dictionary_encode())
+    records = encode(content)
+    assert records.features.tolist() == [[0.25, 0, 1, 0], [0.5, 0, 0, 1]] and records.labels.tolist() == [
+        0,
+        1,
+    ]
+
+
+def test_parquet_with_nulls_and_nan(encode: Callable[..., Records]) -> None:
+    def ages(*values: float | None) -> pa.Table:
+        columns = {"age": values, "town": [None] * len(values), "answer": ["no"] * len(values)}
+        return pa.table({name: pa.array(column) for name, column in columns.items()})
+
+    with pytest.raises(DataRefused, match="a number is missing"):
+        encode(ages(1.0, None))
+    assert encode(ages(None, 50.0), column={"missing": 0}).features.tolist() == [[0, 0, 0, 1], [0.5, 0, 0, 1]]
+    with pytest.raises(DataRefused, match="NaN and infinite"):
+        encode(ages(1.0, float("nan")))
+
+
+def test_parquet_that_is_not_whole_is_refused(encode: Callable[..., Records], tmp_path: Path) -> None:
+    encode(PARQUET)
+    whole = (tmp_path / "tiny").read_bytes()
+    with pytest.raises(DataRefused, match="not a whole Parquet file"):
+        encode(whole[:-20], kind="parquet")
+    with pytest.raises(DataRefused, match="one column 'town'"):
+        encode(PARQUET.drop_columns(["town"]))
+
+
+@pytest.mark.parametrize("column", ["age", "town", "answer"])
+def test_parquet_with_a_column_of_lists_is_refused(encode: Callable[..., Records], column: str) -> None:
+    lists = pa.array([[1], [2]])
+    with pytest.raises(DataRefused, match=f"column '{column}': holds something that is not"):
+        encode(PARQUET.set_column(PARQUET.column_names.index(column), column, lists))
+
+
+def test_a_record_is_encoded_alike_whatever_stands_beside_it(encode: Callable[..., Records]) -> None:
+    lines = ["17,Oslo,no", "99.5,Rome,yes", "250,Bergen,no", "3e1,,yes"]
+    together: NDArray[np.float32] = encode(rows(*lines)).features
+    alone = [encode(rows(line)).features[0] for line in lines]
+    assert together.tobytes() == np.stack(alone).tobytes()

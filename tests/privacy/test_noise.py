@@ -1,0 +1,106 @@
+"""The generator: replay, independence of streams, the laws of its draws; thresholds are false-alarm rates of 1e-6."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from algorithms.privacy.noise import (
+    Stream,
+    add_on_grid,
+    grid_step,
+    secure_generator,
+    seeded_generator,
+    std_on_grid,
+)
+
+FALSE_ALARM = 1e-6
+DRAWS = 200_001
+
+
+def stream(release: int = 0) -> Stream:
+    return seeded_generator(11).stream(release)
+
+
+@pytest.mark.parametrize(
+    ("draw", "law"),
+    [
+        ("normal", stats.norm()),
+        ("laplace", stats.laplace()),
+        ("gumbel", stats.gumbel_r()),
+        ("uniform", stats.uniform()),
+    ],
+)
+def test_draws_follow_their_law(draw: str, law: stats.rv_continuous) -> None:
+    sample = getattr(stream(), draw)(DRAWS)
+    assert sample.shape == (DRAWS,)
+    assert stats.kstest(sample, law.cdf).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.3, 0.999])
+def test_coins_fall_at_their_rate(rate: float) -> None:
+    hits = int(stream().coins(DRAWS, rate).sum())
+    assert stats.binomtest(hits, DRAWS, rate).pvalue > FALSE_ALARM
+
+
+def test_a_coin_of_rate_one_always_falls() -> None:
+    assert stream().coins(1000, 1.0).all()
+
+
+def test_a_release_is_replayed_bit_for_bit() -> None:
+    assert np.array_equal(stream(3).normal(100), stream(3).normal(100))
+
+
+def test_streams_of_releases_and_of_generators_are_unrelated() -> None:
+    draws = [stream(0).normal(DRAWS), stream(1).normal(DRAWS), secure_generator().stream(0).normal(DRAWS)]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert stats.pearsonr(draws[one], draws[other]).pvalue > FALSE_ALARM
+
+
+def test_box_muller_pairs_are_unrelated() -> None:
+    draws = stream().normal(DRAWS - 1)
+    half = len(draws) // 2
+    assert stats.pearsonr(draws[:half], draws[half:]).pvalue > FALSE_ALARM
+    assert stats.pearsonr(np.abs(draws[:half]), np.abs(draws[half:])).pvalue > FALSE_ALARM
+
+
+def test_secure_generators_differ_and_say_so() -> None:
+    one, other = secure_generator(), secure_generator()
+    assert one.key != other.key
+    assert len(one.key) == 32
+    assert one.private
+    assert not seeded_generator(0).private
+    assert str(one.key) not in repr(one)
+
+
+@given(total=st.floats(-1e6, 1e6), std=st.floats(1e-3, 1e3), seed=st.integers(0, 2**32))
+def test_every_answer_is_a_whole_number_of_steps_whatever_the_sum(
+    total: float, std: float, seed: int
+) -> None:
+    noise = std * seeded_generator(seed).stream(0).normal(8)
+    answer = add_on_grid(np.full(8, total), noise, std=std) / grid_step(std)
+    assert np.array_equal(answer, np.rint(answer))
+
+
+@given(st.floats(-1e5, 1e5), st.floats(1e-3, 1e3))
+def test_the_grid_moves_an_answer_by_at_most_a_step(stds: float, std: float) -> None:
+    noise, total = std * stream().normal(8), stds * std
+    assert np.abs(add_on_grid(np.full(8, total), noise, std=std) - (total + noise)).max() <= grid_step(std)
+
+
+def test_a_sum_beyond_the_grid_is_clamped() -> None:
+    largest = 2.0**52 * grid_step(1.0)
+    assert (add_on_grid(np.array([1e12, -1e12]), np.zeros(2), std=1.0) == [largest, -largest]).all()
+
+
+def test_two_noises_cancel_exactly_in_steps() -> None:
+    noise = 2.0 * stream().normal(1000)
+    shifted = add_on_grid(np.full(1000, 1.0), noise, std=2.0) - add_on_grid(np.zeros(1000), noise, std=2.0)
+    assert (shifted == 1.0).all()
+
+
+def test_the_noise_is_raised_by_what_rounding_adds_to_the_sensitivity() -> None:
+    std, dimension = 3.0, 10_000
+    neighbours_differ_by = 1.0 + np.sqrt(dimension) * grid_step(std)
+    assert std_on_grid(std, sensitivity=1.0, dimension=dimension) / neighbours_differ_by >= std

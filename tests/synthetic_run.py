@@ -1,0 +1,199 @@
+"""Writes what a run leaves, in the form the stages write it, without training anything."""
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from safetensors.numpy import save_file
+
+from algorithms.algorithm import by_accountants
+from algorithms.gradients import L2, Unclipped
+from algorithms.privacy.accounting import epsilon
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.events import run_lengths, schedule_to_json
+from algorithms.privacy.filters import ScheduleFilter
+from algorithms.privacy.releases import Gaussian, NoNoise, Poisson, Release, gradient_release, total_release
+from algorithms.privacy.trace import Trace
+from data import PublicDescription
+
+Kind = Literal["private", "seeded", "none"]
+DELTA, RATE, BATCH = 1e-5, 0.1, 40.0
+CLASSES = ("cat", "dog", "owl")
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where a run was written."""
+
+    artifacts: Path
+    prepared: Path
+
+
+def write_run(
+    root: Path, *, kind: Kind = "private", steps: int = 12, noise_multiplier: float = 1.5
+) -> Folders:
+    """A run of `steps` noised gradients after a noised count, below `root`."""
+    folders = Folders(root / "artifacts", root / "data" / "prepared")
+    (folders.artifacts / "plots").mkdir(parents=True)
+    folders.prepared.mkdir(parents=True)
+    public = description()
+    (folders.prepared / "public.json").write_text(public.to_json(), encoding="utf-8")
+    trace = _trace(kind, steps, noise_multiplier)
+    schedule = run_lengths(trace.events())
+    costs = {
+        name: cost if math.isfinite(cost) else None for name, cost in by_accountants(schedule, DELTA).items()
+    }
+    events = schedule_to_json(schedule)
+    write_json(folders.artifacts / "plan.json", _plan(kind, steps, noise_multiplier, costs, events))
+    trace.write(folders.artifacts / "trace.parquet")
+    facts = {"model": "softmax", "dataset": public.dataset}
+    save_file(
+        {"weight": np.zeros((3, 5), np.float32)}, folders.artifacts / "model.safetensors", metadata=facts
+    )
+    write_json(
+        folders.artifacts / "receipt.json", _receipt(folders, kind, steps, costs, events, len(trace.rows))
+    )
+    write_json(folders.artifacts / "metrics.json", _metrics(kind, steps, costs))
+    _write_plots(folders.artifacts / "plots")
+    return folders
+
+
+def description() -> PublicDescription:
+    """The public facts of the made-up data set."""
+    return PublicDescription(
+        dataset="animals",
+        title="Animals & friends <drawn>",
+        source="A. Painter; https://example.org/animals",
+        licence="CC0",
+        public=False,
+        unit="one drawing",
+        population="painters",
+        cap_epsilon=10.0,
+        cap_delta=1e-4,
+        records=400,
+        input_shape=(5,),
+        classes=CLASSES,
+        test_records=100,
+        holdout="public",
+    )
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Writes a document as the stages do."""
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a document."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _trace(kind: Kind, steps: int, noise_multiplier: float) -> Trace:
+    releases: list[Release] = []
+    if kind == "none":
+        releases += [gradient_release(Poisson(RATE), Unclipped(), NoNoise(), BATCH)] * steps
+    else:
+        releases += [total_release(L2(1.0), Gaussian(50.0))]
+        releases += [gradient_release(Poisson(RATE), L2(0.5), Gaussian(noise_multiplier), BATCH)] * steps
+    trace = Trace()
+    schedule = [(release.event(), 1) for release in releases]
+    spend = ScheduleFilter(schedule, Budget(epsilon(schedule, DELTA), DELTA))
+    first_step = len(releases) - steps
+    for index, release in enumerate(releases):
+        spend.charge(release.event())
+        trace.step = max(0, index - first_step)
+        trace.record(release, release.event(), noise_std=release.noise_scale, epsilon=spend.spent(DELTA))
+    return trace
+
+
+def _plan(
+    kind: Kind, steps: int, noise_multiplier: float, costs: dict[str, Any], events: list[Any]
+) -> dict[str, Any]:
+    return {
+        "algorithm": "non_private" if kind == "none" else "dp_sgd",
+        "settings": {
+            "steps": steps,
+            "batch_size": 40,
+            "update": {"learning_rate": 0.5, "schedule": "constant"},
+        },
+        "model": {"name": "softmax", "seed": 0, "parameters": 15},
+        "dataset": "animals",
+        "target": {"epsilon": 5.0, "delta": DELTA},
+        "accountant": "pld",
+        "count_noise": 50.0,
+        "public": {"records": 400, "parameters": 15, "layers": 1, "classes": 3},
+        "adjacency": "ADD_OR_REMOVE_ONE",
+        "delta": DELTA,
+        "epsilon": costs,
+        "steps": steps,
+        "noise_multiplier": 0.0 if kind == "none" else noise_multiplier,
+        "sampling_rate": RATE,
+        "divisor": BATCH,
+        "schedule": events,
+        "filter": {"kind": "schedule"},
+    }
+
+
+def _receipt(
+    folders: Folders, kind: Kind, steps: int, costs: dict[str, Any], events: list[Any], releases: int
+) -> dict[str, Any]:
+    spent = costs["pld"] or 0.0
+    names = ("model.safetensors", "trace.parquet", "plan.json")
+    return {
+        "run_id": "20250101T120000-0a1b2c3d",
+        "algorithm": "non_private" if kind == "none" else "dp_sgd",
+        "dataset": "animals",
+        "population": "painters",
+        "steps": steps,
+        "releases": releases,
+        "epsilon": costs,
+        "accountant": "pld",
+        "delta": DELTA,
+        "events": events,
+        "noise_source": "AES-256 in counter mode, key from the operating system",
+        "private_noise": kind != "seeded",
+        "device": "cpu",
+        "ledger": {
+            "head": "f" * 64,
+            "cap": {"epsilon": 10.0, "delta": 1e-4},
+            "spent": {"epsilon": spent + 1.0, "delta": 2e-5},
+            "remaining": {"epsilon": 9.0 - spent, "delta": 8e-5},
+        },
+        "sha256": {
+            name: hashlib.sha256((folders.artifacts / name).read_bytes()).hexdigest() for name in names
+        },
+    }
+
+
+def _metrics(kind: Kind, steps: int, costs: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "test_accuracy": 0.8,
+        "test_loss": 0.61,
+        "epsilon": costs["pld"],
+        "delta": DELTA,
+        "algorithm": "non_private" if kind == "none" else "dp_sgd",
+        "dataset": "animals",
+        "steps": steps,
+    }
+
+
+def _write_plots(folder: Path) -> None:
+    right = {"cat": 40, "dog": 30, "owl": 10}
+    wrong = {("cat", "dog"): 8, ("dog", "owl"): 7, ("owl", "cat"): 5}
+    pairs = [(name, name) for name, count in right.items() for _ in range(count)]
+    pairs += [pair for pair, count in wrong.items() for _ in range(count)]
+    confusion = pd.DataFrame(pairs, columns=["actual", "predicted"])
+    confusion.to_csv(folder / "confusion.csv", index=False)
+    totals = confusion["actual"].value_counts()
+    rows = [(name, count / totals[name], int(totals[name])) for name, count in right.items()]
+    pd.DataFrame(rows, columns=["class", "accuracy", "records"]).to_csv(folder / "per_class.csv", index=False)
+
+
+def public_document() -> dict[str, Any]:
+    """`description` as the JSON values that the card is built from."""
+    return asdict(description())

@@ -1,0 +1,35 @@
+"""Where the ledger is: outside every checkout, by an absolute path."""
+
+from pathlib import Path
+
+import pytest
+
+from tasks import environment
+from tasks.params import ParamsRefused
+
+
+def test_the_ledger_lies_in_the_home(own_home: Path) -> None:
+    assert environment.ledger_url(None) == f"sqlite:///{own_home}/ledger.sqlite"
+
+
+def test_the_home_is_absolute_and_outside_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EPSILONFLOW_HOME")
+    assert environment.home().is_absolute()
+    assert Path.cwd() not in environment.home().parents
+
+
+def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPSILONFLOW_LEDGER_URL", "sqlite:////srv/one.sqlite")
+    assert environment.ledger_url("sqlite:////srv/other.sqlite") == "sqlite:////srv/one.sqlite"
+
+
+@pytest.mark.parametrize("url", ["sqlite:///ledger.sqlite", "sqlite+pysqlite:///data/ledger.sqlite"])
+def test_a_relative_ledger_is_refused_since_each_copy_would_have_its_own_budget(url: str) -> None:
+    with pytest.raises(ParamsRefused, match="relative path"):
+        environment.ledger_url(url)
+
+
+@pytest.mark.parametrize("text", ["", "~/data"])
+def test_the_mirror_is_a_folder_or_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("EPSILONFLOW_DATA_MIRROR", text)
+    assert environment.data_mirror() == (Path.home() / "data" if text else None)

@@ -1,0 +1,150 @@
+"""params.yaml is checked whole: unknown keys, wrong types and impossible values, each by the path of its key."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from algorithms import CATALOGUE
+from algorithms.privacy.errors import Refused
+from tasks import params
+from tasks.params import GROUPS, ParamsRefused, load, parse
+from tests.checkout import PROJECT
+
+PARAMS = PROJECT / "params.yaml"
+
+
+def document() -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe", pure=True).load(PARAMS)
+    return found
+
+
+def changed(key: str, value: object) -> dict[str, Any]:
+    whole = document()
+    *parents, last = key.split(".")
+    place = whole
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    return whole
+
+
+def test_the_projects_own_file_is_valid() -> None:
+    read = load(PARAMS, reads=GROUPS)
+    assert (read.data.dataset, read.privacy.epsilon, read.privacy.delta) == ("digits", 3.0, 1e-5)
+    assert isinstance(read.algorithm, CATALOGUE["dp_sgd"])
+    assert read.algorithm_settings["steps"] == read.algorithm.steps
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("privacy.epsilon", 0.0),
+        ("privacy.epsilon", -1.0),
+        ("privacy.epsilon", float("inf")),
+        ("privacy.epsilon", float("nan")),
+        ("privacy.epsilon", "3"),
+        ("privacy.epsilon", True),
+        ("privacy.epsilon", None),
+        ("privacy.delta", 0.0),
+        ("privacy.delta", 1.0),
+        ("privacy.accountant", "gdp"),
+        ("privacy.noise", "none"),
+        ("privacy.count_noise", 0),
+        ("data.dataset", ""),
+        ("data.dataset", 3),
+        ("model.seed", -1),
+        ("model.seed", 1.5),
+        ("model.name", None),
+        ("performance.device", "gpu"),
+        ("performance.memory_mb", 0),
+        ("performance.threads", 0),
+        ("performance.checkpoint_seconds", -1.0),
+        ("tracking.mode", "on"),
+        ("ledger.population", ""),
+        ("algorithm.steps", 0),
+        ("algorithm.steps", "many"),
+        ("algorithm.batch_size", 2.5),
+        ("algorithm.clip_norm", -1.0),
+        ("algorithm.clipping", "l3"),
+        ("algorithm.update.momentum", 1.0),
+        ("algorithm.update.schedule", "warmup"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) -> None:
+    with pytest.raises(ParamsRefused) as refusal:
+        parse(changed(key, value))
+    assert key in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("key", ["privacy.epsilom", "algorithm.stepps", "algorithm.update.momentun", "ledger.cap"])
+def test_an_unknown_key_is_refused_by_its_path(key: str) -> None:
+    with pytest.raises(ParamsRefused, match=f"unknown key {key}"):
+        parse(changed(key, 1))
+
+
+def test_an_unknown_group_is_refused_even_by_a_stage_that_reads_another() -> None:
+    with pytest.raises(ParamsRefused, match="unknown key privcy"):
+        parse(document() | {"privcy": {"epsilon": 1.0}}, reads=("data",))
+
+
+def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(Refused, match="dp_sgd, non_private"):
+        parse(changed("algorithm.name", "dp_magic"))
+
+
+@pytest.mark.parametrize("group", ["data", "privacy", "model", "algorithm"])
+def test_a_missing_group_is_refused(group: str) -> None:
+    rest = {name: values for name, values in document().items() if name != group}
+    with pytest.raises(ParamsRefused, match=f"group {group} is missing"):
+        parse(rest)
+
+
+def test_groups_without_effect_on_results_may_be_missing() -> None:
+    rest = {name: values for name, values in document().items() if name not in params.OPTIONAL}
+    assert parse(rest).performance == params.Performance()
+
+
+def test_only_the_groups_of_a_stage_are_checked() -> None:
+    broken = changed("privacy.epsilon", -1.0)
+    assert parse(broken, reads=("data",)).data.dataset == "digits"
+
+
+def test_a_group_that_a_stage_does_not_declare_cannot_be_read() -> None:
+    with pytest.raises(LookupError, match=r"privacy.*READS"):
+        _ = parse(document(), reads=("data",)).privacy
+
+
+@pytest.mark.parametrize(
+    "text", ["privacy: {epsilon: 1, epsilon: 100}", "privacy: [", "just words", "- a list", "\x00", ""]
+)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(ParamsRefused, match=r"params\.yaml") as refusal:
+        load(tmp_path / "params.yaml", reads=("privacy",))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ParamsRefused, match="no file"):
+        load(tmp_path / "params.yaml", reads=())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://me:hunter2@host/ledger",
+        "postgresql://host/ledger?password=hunter2",
+        "postgresql://host/ledger?user=me&sslpassword=hunter2",
+    ],
+)
+def test_a_password_in_the_file_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ParamsRefused, match="EPSILONFLOW_LEDGER_URL") as refusal:
+        parse(changed("ledger.url", url))
+    assert "hunter2" not in str(refusal.value)
+
+
+def test_a_url_without_a_password_is_taken() -> None:
+    assert parse(changed("ledger.url", "postgresql://me@host:5432/ledger")).ledger.url is not None

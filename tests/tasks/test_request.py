@@ -1,0 +1,144 @@
+"""Changes to params.yaml: recipes, single values, comments kept, and nothing written that is not valid."""
+
+from pathlib import Path
+
+import pytest
+
+from algorithms import CATALOGUE
+from algorithms.privacy.errors import Refused
+from data import DataRefused, catalogue
+from data.card import DataCard, Records
+from tasks.params import ParamsRefused, parse
+from tasks.recipes import recipe
+from tasks.request import Request, revise, settings_of
+from tests.checkout import PROJECT
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "params.yaml").write_text((PROJECT / "params.yaml").read_text())
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "cards").symlink_to(PROJECT / "data" / "cards")
+    return tmp_path
+
+
+def lines(text: str) -> set[str]:
+    return set(text.splitlines())
+
+
+def test_nothing_asked_for_changes_nothing(root: Path) -> None:
+    assert not revise(root, Request()).changes
+
+
+def test_what_is_so_already_changes_nothing(root: Path) -> None:
+    asked = Request(dataset="digits", algorithm="dp_sgd", epsilon=3, delta=0.00001, seed=0)
+    now = parse(revise(root, Request()).params.groups | {}, reads=()) if False else revise(root, asked)
+    assert now.params.privacy.epsilon == 3
+
+
+def test_a_value_changes_its_line_and_no_other(root: Path) -> None:
+    revision = revise(root, Request(epsilon=0.5))
+    assert lines(revision.before) ^ lines(revision.after) == {"  epsilon: 3.0", "  epsilon: 0.5"}
+    assert (root / "params.yaml").read_text() == revision.before
+    revision.write()
+    assert (root / "params.yaml").read_text() == revision.after
+    revision.undo()
+    assert (root / "params.yaml").read_text() == revision.before
+
+
+def test_comments_and_empty_values_stay(root: Path) -> None:
+    after = revise(root, Request(dataset="adult")).after
+    assert "# a data card in data/cards" in after
+    assert "url: null # else of a database" in after
+
+
+def test_a_data_set_brings_its_recipe_and_keeps_the_seed(root: Path) -> None:
+    revise(root, Request(seed=7)).write()
+    chosen = revise(root, Request(dataset="adult")).params
+    wanted = recipe(catalogue.card("adult"), "dp_sgd")
+    assert (chosen.data.dataset, chosen.model.name, chosen.model.seed) == ("adult", "logistic", 7)
+    assert chosen.algorithm_settings == {"name": "dp_sgd", **wanted.settings}
+
+
+def test_an_algorithm_alone_brings_the_recipe_of_the_data_set_that_stands(root: Path) -> None:
+    revise(root, Request(dataset="mnist")).write()
+    chosen = revise(root, Request(algorithm="non_private")).params
+    assert chosen.data.dataset == "mnist"
+    assert chosen.algorithm_settings == {"name": "non_private", **recipe(catalogue.card("mnist"), "non_private").settings}
+
+
+def test_single_values_come_after_the_recipe(root: Path) -> None:
+    settings = settings_of(["algorithm.steps=17", "privacy.delta=1e-6", "algorithm.update.optimizer=adam"])
+    chosen = revise(root, Request(dataset="mnist", delta=1e-7, settings=settings)).params
+    assert (chosen.algorithm_settings["steps"], chosen.privacy.delta) == (17, 1e-6)
+    assert chosen.algorithm_settings["update"]["optimizer"] == "adam"
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("dataset", catalogue.names())
+def test_every_recipe_is_valid_and_its_batches_fit(root: Path, dataset: str, name: str) -> None:
+    chosen = revise(root, Request(dataset=dataset, algorithm=name)).params
+    records = catalogue.card(dataset).records.train
+    assert records is None or chosen.algorithm_settings["batch_size"] <= records
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "model"),
+    [
+        ((12,), ("no", "yes"), "logistic"),
+        ((12,), ("a", "b", "c"), "softmax"),
+        ((1, 8, 8), ("a", "b"), "softmax"),
+        ((3, 32, 32), ("a", "b"), "tanh_cnn"),
+    ],
+)
+def test_a_data_set_without_a_recipe_gets_a_model_by_its_shape(
+    shape: tuple[int, ...], classes: tuple[str, ...], model: str
+) -> None:
+    assert recipe(own_card(shape, classes, Records(train=1000, test=100)), "dp_sgd").model == model
+
+
+def test_batches_follow_from_a_public_number_of_records_and_never_from_a_private_one() -> None:
+    public = recipe(own_card((3,), ("a", "b"), Records(train=1000, test=100)), "dp_sgd").settings
+    private = recipe(own_card((3,), ("a", "b"), Records(at_most=5000)), "dp_sgd").settings
+    assert public["batch_size"] == 50
+    assert "sampling_rate" not in public
+    assert private["sampling_rate"] == 0.05
+    assert "batch_size" not in private
+
+
+def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: Records) -> DataCard:
+    """A card of which only the parts that a recipe looks at hold together."""
+    known = catalogue.card("mnist")
+    return known.model_copy(update={"name": "own", "shape": shape, "classes": classes, "records": records})
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (Request(dataset="nist"), "no data set 'nist'"),
+        (Request(algorithm="sgd"), "no algorithm 'sgd'"),
+        (Request(epsilon=0.0), "privacy.epsilon"),
+        (Request(settings={"privacy.epsilon.x": 1}), "privacy.epsilon.x"),
+        (Request(settings={"privcy.epsilon": 1}), "privcy"),
+        (Request(settings={"privacy": 3}), "privacy"),
+        (Request(settings={"algorithm": {}}), "algorithm"),
+        (Request(settings={"data.dataset": "nist"}), "no data set 'nist'"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_written(root: Path, request_: Request, words: str) -> None:
+    before = (root / "params.yaml").read_bytes()
+    with pytest.raises((ParamsRefused, DataRefused, Refused), match=words) as refusal:
+        revise(root, request_)
+    assert "\n" not in str(refusal.value)
+    assert (root / "params.yaml").read_bytes() == before
+
+
+def test_settings_are_read_as_yaml() -> None:
+    read = settings_of(["a.b=1e-5", "c=null", "d=[1, 2]", "e=a=b", "f=", "g='1'"])
+    assert read == {"a.b": 1e-5, "c": None, "d": [1, 2], "e": "a=b", "f": None, "g": "1"}
+
+
+@pytest.mark.parametrize("text", ["epsilon", "=3", ".=3", "a=[", "a={b: 1"])
+def test_settings_of_another_form_are_refused(text: str) -> None:
+    with pytest.raises(ParamsRefused):
+        settings_of([text])
