@@ -5,20 +5,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from prefect import get_run_logger
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from tasks.closing import closing
+from tasks.closing import Closing, closing
 
 
-def publish(root: Path) -> str:
-    """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`; returns them in a line."""
+def publish(root: Path) -> Closing:
+    """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
     card = json.loads((root / "artifacts" / "privacy_card.json").read_text(encoding="utf-8"))
+    result = closing(root)
     create_markdown_artifact(markdown_of(card), key="privacy-card", description="what the guarantee is")
-    rows = closing(root).rows()
-    create_table_artifact(
-        [{"what": name, "value": text} for name, text in rows], key="metrics", description="result and budget"
-    )
-    return ", ".join(f"{name}: {text}" for name, text in rows)
+    table = [{"what": name, "value": text} for name, text in result.rows()]
+    create_table_artifact(table, key="metrics", description="result and budget")
+    for name, text in result.rows():
+        get_run_logger().info("%s: %s", name, text)
+    return result
 
 
 def markdown_of(card: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ What a command needs is imported when it runs, so that `--help` is quick.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -12,6 +12,7 @@ from flows import ledger_command
 from flows.terminal import SETTINGS, say, sentences, show
 
 if TYPE_CHECKING:
+    from tasks.closing import Closing
     from tasks.request import Request
 
 app = typer.Typer(**SETTINGS, help="Train models under differential privacy, and prove what it spent.")
@@ -45,16 +46,16 @@ def run(
 ) -> None:
     """Run the pipeline: prepare, calibrate, train, evaluate, report. What is asked for is kept in params.yaml."""
     with sentences():
-        from tasks.closing import closing
         from tasks.stage import checkout
 
         root = checkout()
         request = _request(dataset, algorithm, epsilon, delta, seed, assignments)
-        if _is_done(root, request):
+        result = _already_there(root, request)
+        if result:
             say("Nothing to do: this run is done, and its results are here. Nothing was spent.")
         else:
-            _flow(request)
-        show(closing(root).table())
+            result = _flow(request)
+        show(result.table())
 
 
 def _request(
@@ -70,16 +71,18 @@ def _request(
     return Request(dataset, algorithm, epsilon, delta, seed, settings_of(assignments or ()))
 
 
-def _is_done(root: Path, request: "Request") -> bool:
-    """Whether the results of just this are here, so that not even Prefect needs to start."""
+def _already_there(root: Path, request: "Request") -> "Closing | None":
+    """The results of just this run where they are here, so that not even Prefect needs to start."""
+    from tasks.closing import closing
     from tasks.request import revise
     from tasks.stage import checkout_lock, up_to_date
 
     with checkout_lock(root, say=say):
-        return not revise(root, request).changes and up_to_date(root, say=say)
+        done = not revise(root, request).changes and up_to_date(root, say=say)
+        return closing(root) if done else None
 
 
-def _flow(request: "Request") -> None:
+def _flow(request: "Request") -> "Closing":
     from dataclasses import asdict
 
     from flows.pipeline import REFUSED, pipeline
@@ -88,6 +91,7 @@ def _flow(request: "Request") -> None:
     if not state.is_completed():
         say(f"{'refused: ' if state.name == REFUSED else ''}{state.message}", error=True)
         raise typer.Exit(2 if state.name == REFUSED else 1)
+    return cast("Closing", state.result())
 
 
 @app.command()

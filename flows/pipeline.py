@@ -4,6 +4,7 @@ DVC is the only cache, and no task is tried twice: what DVC has is free to use a
 `python -m flows.pipeline` runs it with the options of `epsilonflow run`.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from flows.artifacts import publish
+from tasks.closing import Closing
 from tasks.request import Request, revise
 from tasks.stage import STAGES, StageFailed, StageRefused, checkout, checkout_lock, refusals, reproduce
 
@@ -39,7 +41,7 @@ def pipeline(
     delta: float | None = None,
     seed: int | None = None,
     settings: dict[str, Any] | None = None,
-) -> State[Any]:
+) -> Closing | State[Any]:
     """Train a model under differential privacy in this checkout and report what it spent.
 
     Args:
@@ -50,6 +52,7 @@ def pipeline(
         seed: of the model's start.
         settings: values for params.yaml by dotted key, such as {"algorithm.steps": 500}; set last.
     """
+    _be_quiet_where_nothing_was_raised()
     root = checkout()
     request = Request(dataset, algorithm, epsilon, delta, seed, settings or {})
     with checkout_lock(root, say=get_run_logger().info):
@@ -64,7 +67,18 @@ def pipeline(
                 revision.undo()
             if not state.is_completed():
                 return Failed(name=state.name, message=state.message)
-        return Completed(message=publish(root))
+        return publish(root)
+
+
+def _be_quiet_where_nothing_was_raised() -> None:
+    """Prefect logs a traceback with every failed task; of one that reports its failure, as ours do, it is empty."""
+
+    def without_empty_traceback(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[0] is None:
+            record.exc_info = None
+        return True
+
+    logging.getLogger("prefect.task_runs").addFilter(without_empty_traceback)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ class Evaluation:
 def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
     """The architecture and the parameters by name of a model that the train stage wrote."""
     with safe_open(path, framework="pt") as file:
-        facts = file.metadata()
+        facts = json.loads(file.metadata()["epsilonflow"])
         parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    shape, classes = tuple(json.loads(facts["input_shape"])), json.loads(facts["classes"])
-    return models.build(facts["model"], input_shape=shape, classes=len(classes), seed=0), parameters
+    shape = tuple(facts["input_shape"])
+    return models.build(facts["model"], input_shape=shape, classes=len(facts["classes"]), seed=0), parameters
 
 
 def evaluate(model: Model, parameters: Mapping[str, Tensor], data: Prepared) -> Evaluation:

@@ -9,9 +9,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
 _WIDTH, _DOTS_PER_INCH = 5.0, 190
+_FAR_APART = 8.0
+"""A logarithmic scale where the largest noise is this many times the smallest."""
 _MOST_LABELLED = 12
 """Above this many classes the cells of the confusion matrix carry no numbers."""
 
@@ -72,7 +74,13 @@ def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> Figure:
     ):
         marker = "o" if len(rows) == 1 else None
         axes.plot(rows["step"] + 1, rows["noise_std"], color=colour, label=f"{kind}", marker=marker)
-    axes.set_ylim(bottom=0)
+    if trace["noise_std"].min() > 0 and trace["noise_std"].max() > _FAR_APART * trace["noise_std"].min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     _legend(axes, theme)
     return figure
@@ -83,7 +91,7 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
     counts = pd.crosstab(pairs["actual"], pairs["predicted"])
     table = counts.reindex(index=list(classes), columns=list(classes), fill_value=0).to_numpy()
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    figure, axes = _empty(theme, height=4.6)
+    figure, axes = _empty(theme, height=min(4.6, 1.7 + 0.4 * len(classes)))
     colours = LinearSegmentedColormap.from_list("shares", [theme.ground, theme.accent])
     axes.imshow(shares, cmap=colours, vmin=0, vmax=1)
     places = range(len(classes))
@@ -132,7 +140,7 @@ def _empty(theme: Theme, *, height: float = 3.2) -> tuple[Figure, Axes]:
         figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained"
     )
     axes = figure.add_subplot(facecolor=theme.ground)
-    axes.tick_params(colors=theme.muted, labelcolor=theme.ink, labelsize=9)
+    axes.tick_params(which="both", colors=theme.muted, labelcolor=theme.ink, labelsize=9)
     axes.xaxis.label.set(color=theme.ink, size=10)
     axes.yaxis.label.set(color=theme.ink, size=10)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))

@@ -108,8 +108,11 @@ def page(
     )
     environment.filters |= {
         "up": _up,
+        "down": _down,
         "percent": _percent,
+        "at_most": _at_most,
         "number": _number,
+        "plain": _plain,
         "source": _source,
         "text": _text,
     }
@@ -154,7 +157,7 @@ def _down(number: float | None) -> str:
     """What is left, never above it."""
     if number is None:
         return "infinite"
-    return f"{Context(prec=4, rounding=ROUND_FLOOR).create_decimal(repr(number)):,f}"
+    return f"{Context(prec=4, rounding=ROUND_FLOOR).create_decimal(repr(number)).normalize():,f}"
 
 
 def _plain(number: float) -> str:

@@ -34,6 +34,15 @@ from tasks.stage import main_of
 READS = ("tracking",)
 CARD, PAGE = "privacy_card.json", "report.html"
 _COMMAND = f"epsilonflow card verify artifacts/{CARD}"
+_NEEDED = (
+    "plan.json",
+    "receipt.json",
+    "metrics.json",
+    "trace.parquet",
+    "model.safetensors",
+    "plots/confusion.csv",
+    "plots/per_class.csv",
+)
 _POINTS, _MOST_EVENTS = 24, 64
 
 
@@ -73,33 +82,31 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     _check(verification)
     curve = epsilon_curve(run, grid=COARSENING * card.accounting.discretisation.pld_interval)
     pictures = _pictures(run, curve)
+    result = score(run.metrics["test_accuracy"], run.classes)
+    text = page(card, verification, result, pictures, command=_COMMAND)
     _write_json(artifacts / CARD, card.to_json())
     frame = pd.DataFrame({"step": curve.steps, "epsilon": curve.epsilon})
     frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
     for name, picture in pictures.items():
         (artifacts / "plots" / f"{name}.png").write_bytes(picture.light)
-    result = score(run.metrics["test_accuracy"], run.classes)
-    text = page(card, verification, result, pictures, command=_COMMAND)
     (artifacts / PAGE).write_text(text, encoding="utf-8")
     return Report(run, card, curve)
 
 
 def _read(artifacts: Path, prepared: Path) -> Run:
-    try:
-        plan, receipt, metrics = (
-            _json(artifacts / f"{name}.json") for name in ("plan", "receipt", "metrics")
-        )
-        return Run(
-            plan=plan,
-            receipt=receipt,
-            metrics=metrics,
-            public=PublicDescription.from_json((prepared / "public.json").read_text(encoding="utf-8")),
-            trace=pd.read_parquet(artifacts / "trace.parquet"),
-            pairs=pd.read_csv(artifacts / "plots" / "confusion.csv", dtype=str, keep_default_na=False),
-            classes=_classes(artifacts / "plots" / "per_class.csv"),
-        )
-    except FileNotFoundError as error:
-        raise Refused(f"the report needs {error.filename}; run the stages before it.") from None
+    for path in (*(artifacts / name for name in _NEEDED), prepared / "public.json"):
+        if not path.is_file():
+            raise Refused(f"the report needs {path}, which is not there; run the stages before it.")
+    plan, receipt, metrics = (_json(artifacts / f"{name}.json") for name in ("plan", "receipt", "metrics"))
+    return Run(
+        plan=plan,
+        receipt=receipt,
+        metrics=metrics,
+        public=PublicDescription.from_json((prepared / "public.json").read_text(encoding="utf-8")),
+        trace=pd.read_parquet(artifacts / "trace.parquet"),
+        pairs=pd.read_csv(artifacts / "plots" / "confusion.csv", dtype=str, keep_default_na=False),
+        classes=_classes(artifacts / "plots" / "per_class.csv"),
+    )
 
 
 def _classes(path: Path) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -63,15 +63,18 @@ class Run:
 
 
 @contextmanager
-def claimed(home: Path, *, inputs: str, fresh: Generator) -> Iterator[Run]:
+def claimed(
+    home: Path, *, inputs: str, fresh: Generator, is_forfeited: Callable[[str], bool]
+) -> Iterator[Run]:
     """The run of these inputs, held against other processes until the end of the block.
 
     inputs: a digest of all that decides the result. An unfinished run of the same inputs that no process holds is
-    taken up; else a new one begins, with the generator `fresh`.
+    taken up, unless its owner has forfeited it; else a new one begins, with the generator `fresh`.
     """
     runs = home / "runs"
-    runs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    run, lock = _take_up(runs, inputs) or _begin(runs, inputs, fresh)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    runs.mkdir(mode=0o700, exist_ok=True)
+    run, lock = _take_up(runs, inputs, is_forfeited) or _begin(runs, inputs, fresh)
     try:
         yield run
     finally:
@@ -85,10 +88,12 @@ def discard(home: Path, run_id: str) -> None:
         shutil.rmtree(folder)
 
 
-def _take_up(runs: Path, inputs: str) -> tuple[Run, int] | None:
+def _take_up(runs: Path, inputs: str, is_forfeited: Callable[[str], bool]) -> tuple[Run, int] | None:
     for meta in sorted(runs.glob(f"[0-9]*/{_META}")):
         described = json.loads(meta.read_text(encoding="utf-8"))
-        lock = _try_lock(meta.parent / _LOCK) if described["inputs"] == inputs else None
+        if described["inputs"] != inputs or is_forfeited(meta.parent.name):
+            continue
+        lock = _try_lock(meta.parent / _LOCK)
         if lock is not None:
             return Run(meta.parent.name, meta.parent, described["private_noise"]), lock
     return None

@@ -19,7 +19,14 @@ REFUSED_STATUS = 2
 _REFUSED = "refused: "
 _RUNNING = "Running stage "
 _BUSY = ("Unable to acquire lock", "is busy, it is being blocked by")
-_ADVICE = ("To track the changes", "git add", "To enable auto", "dvc config", "Use `dvc push`", " lock file 'dvc.lock'")
+_ADVICE = (
+    "To track the changes",
+    "git add",
+    "To enable auto",
+    "dvc config",
+    "Use `dvc push`",
+    " lock file 'dvc.lock'",
+)
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _POLL_SECONDS, _GRACE_SECONDS = 0.5, 15.0
 
@@ -179,12 +186,23 @@ def _environment() -> Mapping[str, str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
+    """End a command that was cut short and all that it started: nothing may go on in the checkout, or spend."""
     if process.poll() is not None:
         return
-    for ending in (signal.SIGTERM, signal.SIGKILL):
-        os.killpg(process.pid, ending)
-        try:
-            process.wait(_GRACE_SECONDS)
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    os.killpg(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while _lives(process) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if _lives(process):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _lives(process: subprocess.Popen[str]) -> bool:
+    """Whether the command, or anything in the process group that it leads, is still there."""
+    process.poll()
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

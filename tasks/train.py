@@ -93,7 +93,12 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     """
     model_for(job.settings, job.public)
     _check_device(job.settings.performance.device)
-    with runs.claimed(home, inputs=job.digest(root), fresh=_fresh_generator(job.settings)) as run:
+
+    def is_forfeited(run_id: str) -> bool:
+        return ledger.status(run_id) == "forfeited"
+
+    fresh = _fresh_generator(job.settings)
+    with runs.claimed(home, inputs=job.digest(root), fresh=fresh, is_forfeited=is_forfeited) as run:
         result = run.result or _trained(job, run, ledger)
         run.forget_secrets()
         artifacts.mkdir(exist_ok=True)
@@ -108,9 +113,10 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger) -> Path:
         job.population, Budget(job.public.cap_epsilon, job.public.cap_delta), public=job.public.public
     )
     about = {"algorithm": job.document["algorithm"], "dataset": job.public.dataset}
-    with run.abandoned_if_refused():
+    if ledger.status(run.run_id) != "settled":  # else it was killed after settling, before its result was kept
         events = schedule_to_json(plan.schedule)
-        ledger.reserve(run.run_id, job.population, plan.cost, events=events, about=about)
+        with run.abandoned_if_refused():
+            ledger.reserve(run.run_id, job.population, plan.cost, events=events, about=about)
     written = _fresh_folder(run.folder / "written")
     trace = _train_into(written, job, run)
     schedule = run_lengths(trace.events())
@@ -143,12 +149,13 @@ def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
     released = job.settings.algorithm.released(state)
     facts = {
         "model": model.name,
-        "input_shape": json.dumps(job.public.input_shape),
-        "classes": json.dumps(job.public.classes),
+        "input_shape": job.public.input_shape,
+        "classes": job.public.classes,
         "dataset": job.public.dataset,
-        "algorithm": str(job.document["algorithm"]),
+        "algorithm": job.document["algorithm"],
     }
-    save_file(by_name(model.named(released)), folder / "model.safetensors", metadata=facts)
+    described = {"epsilonflow": json.dumps(facts)}  # one key: the file must not depend on an order of keys
+    save_file(by_name(model.named(released)), folder / "model.safetensors", metadata=described)
     trace.write(folder / "trace.parquet")
     return trace
 

@@ -101,7 +101,7 @@ def _trace(kind: Kind, steps: int, noise_multiplier: float) -> Trace:
         releases += [total_release(L2(1.0), Gaussian(50.0))]
         releases += [gradient_release(Poisson(RATE), L2(0.5), Gaussian(noise_multiplier), BATCH)] * steps
     trace = Trace()
-    schedule = [(release.event(), 1) for release in releases]
+    schedule = run_lengths([release.event() for release in releases])
     spend = ScheduleFilter(schedule, Budget(epsilon(schedule, DELTA), DELTA))
     first_step = len(releases) - steps
     for index, release in enumerate(releases):

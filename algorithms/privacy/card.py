@@ -116,7 +116,7 @@ def _document(run: RunRecord) -> dict[str, Any]:
             "ledger_head": receipt["ledger"]["head"],
             "files": receipt["sha256"],
         },
-        "responsibility": card_words.responsibility(public).model_dump(),
+        "responsibility": card_words.responsibility(guarantee, public).model_dump(),
     }
 
 

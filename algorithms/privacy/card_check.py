@@ -185,7 +185,8 @@ def _filter(path: Path, card: PrivacyCard) -> Check:
     except (ValueError, AttributeError):
         return Check("composition", False, "the plan cannot be read")
     stated = card.accounting.composition.model_dump(include={"kind", "rho", "order"}, exclude_none=True)
-    return Check("composition", planned == stated, f"the plan's filter is {planned}, the card's {stated}")
+    same = planned == stated
+    return Check("composition", same, "as the plan has it" if same else f"the plan has {json.dumps(planned)}")
 
 
 def _or_none(compute: Callable[[], float]) -> float | None:

@@ -98,7 +98,7 @@ def _not_protected(public: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def responsibility(public: Mapping[str, Any]) -> Responsibility:
+def responsibility(guarantee: Guarantee, public: Mapping[str, Any]) -> Responsibility:
     """What the promise needs from the owner of the data; it names no contact that the data card does not name."""
     return Responsibility(
         owner_must=(
@@ -108,7 +108,13 @@ def responsibility(public: Mapping[str, Any]) -> Responsibility:
             "Declare classes, categories, bounds and shapes in the data card without looking at the private records.",
             "Keep the ledger, never put an older copy of it back, and keep this card's ledger_head outside of it.",
             "Keep the records, the prepared data and the folders of unfinished runs from everybody else.",
-            "Decide whether this epsilon is small enough for these people; no number decides that for you.",
+            _last_word(guarantee),
         ),
         contact=f"The data card names no person; it names this source: {public['source']}",
     )
+
+
+def _last_word(guarantee: Guarantee) -> str:
+    if guarantee == "private":
+        return "Decide whether this epsilon is small enough for these people; no number decides that for you."
+    return "Publish nothing of this run unless the records themselves are public."

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, Refused
+from algorithms.privacy.errors import BudgetRefused, LedgerBroken, Refused
 from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger_entry import Draft, Entry, seal, verify
 
 NO_NOISE = Budget(math.inf, 1.0)
 
@@ -158,3 +159,24 @@ def test_a_run_without_noise_on_public_records_is_recorded_and_not_added_up(ledg
     assert ledger.status("free") == "settled"
     assert ledger.affordable("digits", NO_NOISE) is None
     assert [entry.epsilon for entry in ledger.history("digits")] == [10.0, None, None, None, None, 10.0]
+
+
+def _chain(length: int) -> list[Entry]:
+    entries: list[Entry] = []
+    for i in range(length):
+        entries.append(seal(Draft("cap", "patients", Budget(i, 0.0)), entries=entries, written_at="now"))
+    return entries
+
+
+def test_a_forged_row_with_a_hash_of_its_own_breaks_the_chain_at_the_next() -> None:
+    chain = _chain(3)
+    chain[1] = seal(Draft("cap", "patients", Budget(99.0, 0.0)), entries=chain[:1], written_at="now")
+    with pytest.raises(LedgerBroken, match="breaks at row 3:"):
+        verify(chain, name="x")
+
+
+def test_a_row_with_a_number_that_skips_some_breaks_the_chain() -> None:
+    first = _chain(1)[0]
+    skipping = seal(Draft("cap", "patients", Budget(1.0, 0.0)), entries=[first] * 3, written_at="now")
+    with pytest.raises(LedgerBroken, match="breaks at row 2:"):
+        verify([first, skipping], name="x")

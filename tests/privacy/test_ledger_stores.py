@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import LedgerBroken, Refused
 from algorithms.privacy.ledger import Balance, Ledger
+from algorithms.privacy.ledger_engine import place_of
 
 ROOT = Path(__file__).parents[2]
 TABLE = "epsilonflow_ledger"
@@ -191,6 +192,12 @@ def test_rows_cut_off_at_the_end_show_only_against_a_head_kept_elsewhere(ledger_
     ledger.verify()
     with pytest.raises(LedgerBroken, match=head[:16]):
         ledger.verify(containing=head)
+
+
+def test_postgresql_transactions_are_serializable(postgres_server: sa.URL) -> None:
+    place = place_of(postgres_server.render_as_string(hide_password=False))
+    with place.engine.connect() as connection:
+        assert connection.exec_driver_sql("SHOW transaction_isolation").scalar() == "serializable"
 
 
 def test_a_wrong_password_is_refused_without_showing_it(postgres_server: sa.URL) -> None:

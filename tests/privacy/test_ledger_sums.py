@@ -144,4 +144,4 @@ class AnySteps(RuleBasedStateMachine):
 
 
 TestAnySteps = AnySteps.TestCase
-TestAnySteps.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestAnySteps.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)

@@ -79,7 +79,9 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("key", ["privacy.epsilom", "algorithm.stepps", "algorithm.update.momentun", "ledger.cap"])
+@pytest.mark.parametrize(
+    "key", ["privacy.epsilom", "algorithm.stepps", "algorithm.update.momentun", "ledger.cap"]
+)
 def test_an_unknown_key_is_refused_by_its_path(key: str) -> None:
     with pytest.raises(ParamsRefused, match=f"unknown key {key}"):
         parse(changed(key, 1))

@@ -1,0 +1,58 @@
+"""A real Prefect server on a free port of this machine, ended by its process id."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+_UP_SECONDS, _GRACE_SECONDS = 90, 5
+
+
+@contextmanager
+def ended(command: list[str], **where: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process for the time of the block; then it is asked to end, and killed where it does not."""
+    process = subprocess.Popen(command, **where)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of the server's API."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/api"
+    folder = tmp_path_factory.mktemp("server")
+    prefect = str(Path(sys.executable).parent / "prefect")
+    command = [prefect, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+    variables = os.environ | {"PREFECT_API_URL": url, "PREFECT_HOME": str(folder)}
+    with (folder / "log").open("wb") as log, ended(command, env=variables, stdout=log, stderr=log) as process:
+        _wait_for(f"{url}/health", process, folder / "log")
+        yield url
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _UP_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(url, timeout=5).is_success:
+                return
+        except httpx.HTTPError:
+            time.sleep(0.3)
+    pytest.fail(f"the Prefect server did not come up:\n{log.read_text()}")

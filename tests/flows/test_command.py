@@ -1,0 +1,191 @@
+"""The command `epsilonflow`: what it says, what it refuses, and that it spends nothing unasked."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from algorithms.privacy.budget import Budget
+from flows.command import app
+from tests.checkout import Checkout
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def here(checkout: Checkout, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    monkeypatch.chdir(checkout.root)
+    return checkout
+
+
+def assert_refused(result: Result, words: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("refused: ")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+
+
+def test_help_does_not_wait_for_torch_or_prefect() -> None:
+    code = (
+        "import sys; from flows.command import app\n"
+        "try: app(['run', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print({'torch', 'prefect', 'pandas', 'sqlalchemy'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--epsilon" in done.stdout
+    assert done.stderr == "set()\n"
+
+
+def test_a_run_that_is_done_is_not_done_again(here: Checkout) -> None:
+    head, files = here.ledger.head(), sorted(here.root.glob("artifacts/**/*"))
+    for arguments in ((), ("--epsilon", "3"), ("--set", "algorithm.steps=5")):
+        result = call("run", *arguments)
+        assert result.exit_code == 0, result.output
+        assert "Nothing was spent" in result.stdout
+        assert "artifacts/report.html" in result.stdout
+    assert here.ledger.head() == head
+    assert sorted(here.root.glob("artifacts/**/*")) == files
+    assert (here.home / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--dataset", "nist"), "no data set 'nist'"),
+        (("--algorithm", "magic"), "no algorithm 'magic'"),
+        (("--epsilon", "-1"), "privacy.epsilon"),
+        (("--delta", "1"), "privacy.delta"),
+        (("--set", "privacy.epsilom=1"), "unknown key privacy.epsilom"),
+        (("--set", "privacy.epsilon"), "key=value"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_what_cannot_be_is_refused_and_nothing_changes(
+    here: Checkout, command: str, arguments: tuple[str, ...], words: str
+) -> None:
+    head, params = here.ledger.head(), (here.root / "params.yaml").read_text()
+    assert_refused(call(command, *arguments), words)
+    assert here.ledger.head() == head
+    assert (here.root / "params.yaml").read_text() == params
+
+
+def test_a_plan_says_the_cost_and_spends_nothing(here: Checkout) -> None:
+    here.ledger.set_cap("digits", Budget(6.0, 1e-3))
+    head, params = here.ledger.head(), (here.root / "params.yaml").read_text()
+    result = call("plan", "--epsilon", "1")
+    assert result.exit_code == 0, result.output
+    rows = {cells[0]: cells[1] for cells in _cells(result.stdout)}
+    cost = float(rows["epsilon"].split(" by pld")[0])
+    assert 0.99 < cost <= 1.0
+    assert rows["steps"] == "5"
+    assert rows["runs like this that fit"] == "3"
+    assert here.ledger.head() == head
+    assert (here.root / "params.yaml").read_text() == params
+
+
+def test_a_plan_for_a_population_without_runs_says_its_cap(here: Checkout) -> None:
+    result = call("plan", "--set", "ledger.population=nobody")
+    assert result.exit_code == 0, result.output
+    assert "cap of population nobody, not charged so far" in result.stdout
+    assert "nobody" not in here.ledger.populations()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--delta", "0.01"), "at most"),
+        (("--set", "algorithm.batch_size=100000"), "algorithm.batch_size"),
+        (("--set", "model.name=logistic"), "2 classes"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(here: Checkout, arguments: tuple[str, ...], words: str) -> None:
+    assert_refused(call("plan", *arguments), words)
+
+
+def test_the_ledger_shows_what_was_spent(here: Checkout) -> None:
+    spent = here.artifact("metrics.json")["epsilon"]
+    (shown,) = json.loads(call("ledger", "show", "--json").stdout)
+    assert (shown["population"], shown["public"]) == ("digits", True)
+    assert shown["spent"]["epsilon"] == pytest.approx(spent)
+    assert shown["cap"]["epsilon"] - shown["spent"]["epsilon"] == pytest.approx(shown["remaining"]["epsilon"])
+    rows = {cells[1]: cells[2] for cells in _cells(call("ledger", "show").stdout)}
+    assert float(rows["spent"]) == pytest.approx(spent, rel=1e-4)
+
+
+def test_a_cap_is_changed_and_the_change_is_in_the_history(here: Checkout) -> None:
+    (shown,) = json.loads(
+        call("ledger", "cap", "digits", "--epsilon", "9", "--delta", "0.01", "--json").stdout
+    )
+    assert shown["cap"] == {"epsilon": 9.0, "delta": 0.01}
+    kinds = [row["kind"] for row in json.loads(call("ledger", "history", "--json").stdout)]
+    assert kinds == ["population", "reserve", "settle", "cap"]
+    assert "settle" in call("ledger", "history", "--population", "digits").stdout
+
+
+def test_a_run_is_forfeited(here: Checkout) -> None:
+    here.ledger.reserve("killed", "digits", Budget(1.0, 1e-6), events=[], about={})
+    assert call("ledger", "forfeit", "killed").exit_code == 0
+    assert here.ledger.status("killed") == "forfeited"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("cap", "nobody", "--epsilon", "1", "--delta", "0.1"),
+        ("cap", "digits", "--epsilon", "-1", "--delta", "0.1"),
+        ("cap", "digits", "--epsilon", "nan", "--delta", "0.1"),
+        ("history", "--population", "nobody"),
+        ("forfeit", "no-run"),
+    ],
+)
+def test_what_the_ledger_does_not_have_is_refused(here: Checkout, arguments: tuple[str, ...]) -> None:
+    head = here.ledger.head()
+    assert_refused(call("ledger", *arguments), "")
+    assert here.ledger.head() == head
+
+
+def test_the_card_of_a_run_holds(here: Checkout) -> None:
+    result = call("card", "verify", "artifacts/privacy_card.json")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("holds:") >= 8
+    assert "FAILS" not in result.stdout
+
+
+def test_a_card_that_promises_more_than_its_events_fails(here: Checkout) -> None:
+    path = here.root / "artifacts" / "privacy_card.json"
+    card = json.loads(path.read_text())
+    card["accounting"]["epsilon"]["pld"] = card["setting"]["epsilon"] = 0.1
+    path.write_text(json.dumps(card))
+    result = call("card", "verify", str(path))
+    assert result.exit_code == 1
+    assert "FAILS: epsilon by PLD" in result.stdout
+
+
+def test_a_model_of_another_run_fails_its_card(here: Checkout) -> None:
+    (here.root / "artifacts" / "model.safetensors").write_bytes(b"another model")
+    result = call("card", "verify", "artifacts/privacy_card.json")
+    assert result.exit_code == 1
+    assert "FAILS: model.safetensors" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "ledger show", "ledger history"])
+def test_outside_a_checkout_a_sentence_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(call(*command.split()), "no checkout")
+
+
+def test_no_card_is_refused(tmp_path: Path) -> None:
+    assert_refused(call("card", "verify", str(tmp_path / "none.json")), "no file")
+
+
+def _cells(table: str) -> list[list[str]]:
+    rows = [line.strip("│ ").split("│") for line in table.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in row] for row in rows]

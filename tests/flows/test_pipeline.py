@@ -1,0 +1,132 @@
+"""The flow under real Prefect: deployed and run by a worker, twice at once in one checkout, and refused."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from algorithms.privacy.budget import Budget
+from flows.artifacts import markdown_of
+from flows.pipeline import pipeline, run_stage
+from tasks.stage import STAGES
+from tests.checkout import Checkout
+from tests.flows.conftest import ended
+
+PREFECT = str(Path(sys.executable).parent / "prefect")
+
+
+def test_no_task_is_tried_again_and_none_is_cached_by_prefect() -> None:
+    assert (run_stage.retries, pipeline.retries) == (0, 0)
+    assert run_stage.cache_policy is not None
+    assert run_stage.cache_policy.compute_key(task_ctx=None, inputs={}, flow_parameters={}) is None  # type: ignore[arg-type]
+
+
+def test_a_card_as_markdown_shows_every_field() -> None:
+    card = {"setting": {"epsilon": 3.0, "unit": "one image"}, "events": [{"count": 5}]}
+    text = markdown_of(card)
+    assert "## Setting" in text
+    assert "- Epsilon: `3.0`" in text
+    assert "- Unit: one image" in text
+    assert '- Events: `[{"count": 5}]`' in text
+
+
+def test_a_deployment_runs_with_parameters_and_shows_its_steps(server: str, checkout: Checkout) -> None:
+    before = checkout.balance.spent.epsilon
+    where = checkout.where(PREFECT_API_URL=server)
+
+    def prefect(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([PREFECT, *arguments], **where, capture_output=True, text=True, timeout=150)
+
+    for step in (
+        ["work-pool", "create", "local-pool", "--type", "process"],
+        ["--no-prompt", "deploy", "--all"],
+    ):
+        done = prefect(*step)
+        assert done.returncode == 0, done.stdout + done.stderr
+    refused = prefect("deployment", "run", "pipeline/train", "--param", "epsilon=much")
+    assert refused.returncode != 0
+    worker = [PREFECT, "worker", "start", "--pool", "local-pool", "--type", "process"]
+    asked = ["--param", "epsilon=1.5", "--param", "seed=4", "--param", 'settings={"algorithm.steps": 4}']
+    with ended(worker, **where, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+        done = prefect("deployment", "run", "pipeline/train", *asked, "--watch")
+    assert done.returncode == 0, done.stdout + done.stderr
+    plan = checkout.artifact("plan.json")
+    assert (plan["target"]["epsilon"], plan["model"]["seed"], plan["steps"]) == (1.5, 4, 4)
+    assert checkout.balance.spent.epsilon == pytest.approx(
+        before + checkout.artifact("metrics.json")["epsilon"]
+    )
+    _check_what_prefect_shows(server)
+
+
+def _check_what_prefect_shows(server: str) -> None:
+    runs = _filter(server, "task_runs")
+    assert {run["name"]: run["state_name"] for run in runs} == dict.fromkeys(STAGES, "Completed")
+    train = next(run["id"] for run in runs if run["name"] == "train")
+    lines = _filter(
+        server, "logs", logs={"task_run_id": {"any_": [train]}}, wanted=lambda found: len(found) > 2
+    )
+    assert any("step 4 of 4" in line["message"] for line in lines)
+    artifacts = {artifact["key"]: artifact["data"] for artifact in _filter(server, "artifacts")}
+    assert set(artifacts) == {"privacy-card", "metrics"}
+    assert "## Accounting" in artifacts["privacy-card"]
+    assert {"what": "data set", "value": "digits"} in json.loads(artifacts["metrics"])
+
+
+def _filter(server: str, kind: str, wanted: Any = bool, **filters: Any) -> list[dict[str, Any]]:
+    """Objects of the server, which may take a moment to show them."""
+    found: list[dict[str, Any]] = []
+    for _ in range(40):
+        found = httpx.post(f"{server}/{kind}/filter", json=filters).raise_for_status().json()
+        if wanted(found):
+            break
+        time.sleep(0.25)
+    return found
+
+
+def test_two_flows_at_once_in_one_checkout_both_succeed(server: str, checkout: Checkout) -> None:
+    before = checkout.balance.spent.epsilon
+    runs = [
+        subprocess.Popen(
+            checkout.command("flows.pipeline", "--epsilon", epsilon),
+            **checkout.where(PREFECT_API_URL=server),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for epsilon in ("0.5", "0.25")
+    ]
+    written = [run.communicate(timeout=240)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], written
+    assert any("waiting" in text for text in written)
+    for text, epsilon in zip(written, ("0.5", "0.25"), strict=True):
+        assert f"│ epsilon of this run                │ {epsilon} at delta 1e-05" in text
+    assert checkout.balance.spent.epsilon == pytest.approx(before + 0.75, rel=1e-2)
+    assert checkout.artifact("plan.json")["target"]["epsilon"] in (0.5, 0.25)
+
+
+def test_a_run_that_the_ledger_refuses_leaves_ledger_and_parameters_alone(
+    server: str, checkout: Checkout
+) -> None:
+    ledger = checkout.ledger
+    ledger.set_cap("digits", Budget(4.0, 1e-3))
+    head, params = ledger.head(), (checkout.root / "params.yaml").read_text()
+    done = subprocess.run(
+        checkout.command("flows.pipeline", "--epsilon", "2.5"),
+        **checkout.where(PREFECT_API_URL=server),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 2
+    refusals = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
+    assert len(refusals) == 1
+    assert "cap" in refusals[0]
+    assert "Traceback" not in done.stderr
+    assert "NoneType" not in done.stderr
+    assert ledger.head() == head
+    assert (checkout.root / "params.yaml").read_text() == params

@@ -1,0 +1,312 @@
+"""The privacy card: complete, recomputable from its events alone, and worthless once anything in it is changed."""
+
+import copy
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dp
+import pandas as pd
+import pytest
+
+from algorithms.privacy import card
+from algorithms.privacy.accounting import epsilon
+from algorithms.privacy.card import PrivacyCard, RunRecord, build, read, recompute, verify
+from algorithms.privacy.card_check import ABOVE, BELOW, digest
+from algorithms.privacy.card_model import Composition
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.events import schedule_to_json
+from algorithms.privacy.filters import epsilon_of_zcdp
+from tests.synthetic_run import DELTA, Folders, Kind, public_document, read_json, write_json, write_run
+
+SOFTWARE = {"recorded": "training", "python": "3.11.7", "packages": {"torch": "2.13.0"}, "git": None}
+FREE = ("mechanism.settings", "implementation.packages", "events")
+FIXED = Composition(kind="schedule", rho=None, order=None, statement="fixed")
+
+
+def record(folders: Folders) -> RunRecord:
+    artifacts = folders.artifacts
+    return RunRecord(
+        plan=read_json(artifacts / "plan.json"),
+        receipt=read_json(artifacts / "receipt.json"),
+        public=public_document(),
+        trace=pd.read_parquet(artifacts / "trace.parquet"),
+        software=SOFTWARE,
+    )
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return write_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def built(folders: Folders) -> PrivacyCard:
+    return build(record(folders))
+
+
+@pytest.fixture
+def document(built: PrivacyCard) -> dict[str, Any]:
+    return built.to_json()
+
+
+def failed(document: dict[str, Any], folder: Path | None = None) -> set[str]:
+    return {check.name for check in verify(document, folder).failures}
+
+
+def hashed_again(document: dict[str, Any]) -> dict[str, Any]:
+    document["evidence"]["card_sha256"] = digest(document)
+    return document
+
+
+def places(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all fields of a card but those whose keys are free."""
+    if isinstance(value, dict) and ".".join(above) not in FREE:
+        for key, item in value.items():
+            yield (*above, key)
+            yield from places(item, (*above, key))
+
+
+def holder(document: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    for key in path[:-1]:
+        document = document[key]
+    return document
+
+
+@pytest.mark.parametrize(
+    ("kind", "private", "protected"),
+    [("private", True, "Whoever"), ("seeded", False, "Nobody"), ("none", False, "Nobody")],
+)
+def test_every_run_has_a_card_that_holds_and_says_whether_it_is_private(
+    tmp_path: Path, kind: Kind, private: bool, protected: str
+) -> None:
+    folders = write_run(tmp_path, kind=kind)
+    run = record(folders)
+    made = build(run)
+    verification = verify(made, folders.artifacts)
+    assert {check.passed for check in verification.checks} == {True}
+    assert verification.recomputed == run.receipt["epsilon"]
+    assert made.setting.private is private
+    assert (made.setting.epsilon is not None) is private
+    assert made.setting.statement.startswith("NOT PRIVATE") is not private
+    assert made.scope.protected.startswith(protected)
+    assert (made.accounting.epsilon.pld is None) is (kind == "none")
+
+
+def test_epsilon_comes_from_the_events_alone() -> None:
+    events = [(dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(1.1)), 1000)]
+    found = recompute(events, 1e-5, FIXED)
+    assert found["pld"] == pytest.approx(1.5154, abs=5e-5)
+    assert found["rdp"] == pytest.approx(1.7118, abs=5e-5)
+
+
+def test_the_card_survives_a_file_and_is_checked_without_the_others(
+    tmp_path: Path, document: dict[str, Any]
+) -> None:
+    write_json(tmp_path / "privacy_card.json", document)
+    again = read(tmp_path / "privacy_card.json")
+    assert again == document
+    assert verify(again).passed
+    unchecked = {check.name for check in verify(again, tmp_path).checks if check.passed is None}
+    assert unchecked == {
+        "model.safetensors",
+        "trace.parquet",
+        "plan.json",
+        "events of the trace",
+        "composition",
+    }
+
+
+def test_no_field_may_be_missing_or_empty(document: dict[str, Any]) -> None:
+    paths = list(places(document))
+    assert len(paths) > 70
+    for path in paths:
+        without = copy.deepcopy(document)
+        del holder(without, path)[path[-1]]
+        with pytest.raises(Refused, match=re.escape(path[0])):
+            verify(without)
+    for path in paths:
+        value = holder(document, path)[path[-1]]
+        if isinstance(value, str | dict | list) and value:
+            emptied = copy.deepcopy(document)
+            holder(emptied, path)[path[-1]] = type(value)() if not isinstance(value, str) else "  "
+            with pytest.raises(Refused, match=re.escape(path[0])):
+                verify(emptied)
+
+
+def test_no_other_field_is_allowed(document: dict[str, Any]) -> None:
+    for path in [(), *((section,) for section in document if section != "events")]:
+        more = copy.deepcopy(document)
+        holder(more, (*path, ""))["surprise"] = 1
+        with pytest.raises(Refused, match="surprise"):
+            verify(more)
+
+
+def test_a_run_that_recorded_too_little_gets_no_card(folders: Folders) -> None:
+    run = record(folders)
+    for missing in ("run_id", "ledger", "epsilon", "noise_source", "device"):
+        receipt = {key: value for key, value in run.receipt.items() if key != missing}
+        with pytest.raises(Refused, match=missing):
+            build(RunRecord(run.plan, receipt, run.public, run.trace, run.software))
+    with pytest.raises(Refused, match="unit"):
+        build(RunRecord(run.plan, run.receipt, {**run.public, "unit": ""}, run.trace, run.software))
+
+
+def understate(document: dict[str, Any]) -> None:
+    document["accounting"]["epsilon"]["rdp"] *= 1 - 10 * BELOW
+
+
+def overstate(document: dict[str, Any]) -> None:
+    document["accounting"]["epsilon"]["rdp"] *= 1 + 2 * ABOVE
+
+
+def understate_the_promise(document: dict[str, Any]) -> None:
+    document["setting"]["epsilon"] /= 2
+
+
+def loosen_delta(document: dict[str, Any]) -> None:
+    document["setting"]["delta"] = 1e-7
+
+
+def add_noise_on_paper(document: dict[str, Any]) -> None:
+    document["events"][1]["event"]["event"]["noise_multiplier"] *= 1.1
+
+
+def drop_an_event(document: dict[str, Any]) -> None:
+    document["events"][1]["count"] -= 1
+
+
+def hide_the_seed(document: dict[str, Any]) -> None:
+    document["implementation"]["noise"]["private"] = False
+
+
+def overspend(document: dict[str, Any]) -> None:
+    document["accounting"]["target"]["epsilon"] = 1.0
+
+
+def choose_a_filter(document: dict[str, Any]) -> None:
+    document["accounting"]["composition"] |= {"kind": "renyi", "order": 8.0}
+
+
+EPSILONS = {"epsilon by PLD", "epsilon by RDP"}
+
+
+@pytest.mark.parametrize(
+    ("change", "checks"),
+    [
+        (understate, {"epsilon by RDP"}),
+        (overstate, {"epsilon by RDP"}),
+        (understate_the_promise, {"promise"}),
+        (loosen_delta, {"promise"}),
+        (add_noise_on_paper, {*EPSILONS, "events of the trace"}),
+        (drop_an_event, {*EPSILONS, "events of the trace", "releases"}),
+        (hide_the_seed, {"promise"}),
+        (overspend, {"target"}),
+        (choose_a_filter, {*EPSILONS, "promise", "composition"}),
+    ],
+)
+def test_a_changed_card_fails_even_with_a_new_hash(
+    folders: Folders, document: dict[str, Any], change: Callable[[dict[str, Any]], None], checks: set[str]
+) -> None:
+    change(document)
+    assert failed(copy.deepcopy(document), folders.artifacts) == checks | {"card_sha256"}
+    assert failed(hashed_again(document), folders.artifacts) == checks
+
+
+def test_any_changed_word_breaks_the_hash(document: dict[str, Any]) -> None:
+    document["responsibility"]["contact"] += "!"
+    assert failed(document) == {"card_sha256"}
+
+
+@pytest.mark.parametrize(
+    ("factor", "passes"), [(1 - BELOW / 2, True), (1 + ABOVE / 2, True), (1 - 2 * BELOW, False)]
+)
+def test_rounding_is_tolerated_and_no_more(document: dict[str, Any], factor: float, passes: bool) -> None:
+    document["accounting"]["epsilon"]["rdp"] *= factor
+    assert verify(hashed_again(document)).passed is passes
+
+
+def test_other_files_are_noticed(tmp_path: Path, built: PrivacyCard) -> None:
+    folders = write_run(tmp_path)
+    model = folders.artifacts / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1] + b"\x01")
+    trace = pd.read_parquet(folders.artifacts / "trace.parquet")
+    trace.iloc[:-1].to_parquet(folders.artifacts / "trace.parquet", index=False)
+    assert failed(built.to_json(), folders.artifacts) == {
+        "model.safetensors",
+        "trace.parquet",
+        "events of the trace",
+    }
+    (folders.artifacts / "trace.parquet").write_bytes(b"no parquet")
+    assert "events of the trace" in failed(built.to_json(), folders.artifacts)
+
+
+def test_it_holds_no_checksum_but_those_of_released_files(folders: Folders, document: dict[str, Any]) -> None:
+    receipt = read_json(folders.artifacts / "receipt.json")
+    hashes = set(re.findall(r"[0-9a-f]{32,}", json.dumps(document)))
+    assert hashes == {
+        *receipt["sha256"].values(),
+        receipt["ledger"]["head"],
+        document["evidence"]["card_sha256"],
+    }
+
+
+def test_pld_is_left_out_where_it_does_not_apply() -> None:
+    selection = dp.dp_event.ZCDpEvent(0.01)
+    found = recompute([(selection, 5)], DELTA, FIXED)
+    assert found["pld"] is None
+    assert found["rdp"] == pytest.approx(epsilon([(selection, 5)], DELTA, accountant="rdp"))
+    chosen = Composition(kind="zcdp", rho=0.3, order=None, statement="chosen on the way")
+    mixed = [(selection, 5), (dp.GaussianDpEvent(5.0), 3)]
+    assert recompute(mixed, DELTA, chosen) == {
+        "pld": None,
+        "rdp": pytest.approx(epsilon_of_zcdp(0.05 + 0.06, DELTA)),
+    }
+
+
+def test_an_adaptive_spend_is_not_accounted_at_the_order_that_suits_it_best() -> None:
+    events = [(dp.GaussianDpEvent(3.0), 2)]
+    best = recompute(events, DELTA, FIXED)["rdp"]
+    at_order = recompute(
+        events, DELTA, Composition(kind="renyi", rho=None, order=4.0, statement="chosen on the way")
+    )
+    assert best is not None
+    assert at_order["rdp"] is not None
+    assert at_order["rdp"] > best * 1.2
+
+
+def test_the_queries_sum_up_the_trace(built: PrivacyCard) -> None:
+    count, steps = built.mechanism.queries
+    assert (count.kind, count.count, count.noise_std.most) == ("total", 1, 50.0)
+    assert (steps.kind, steps.count, steps.clip_norm.least, steps.noise_std.least) == (
+        "gradient",
+        12,
+        0.5,
+        0.75,
+    )
+
+
+def test_an_unbounded_query_is_stated_as_null(tmp_path: Path) -> None:
+    made = build(record(write_run(tmp_path, kind="none")))
+    assert made.mechanism.queries[0].clip_norm.most is None
+    assert made.events[0].event == schedule_to_json([(dp.NonPrivateDpEvent(), 1)])[0]["event"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[1]", '{"a": 1, "a": 2}', '{"setting": {"epsilon": 1, "epsilon": 3}}']
+)
+def test_what_is_no_card_is_refused_in_a_sentence(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "privacy_card.json"
+    path.write_text(content)
+    with pytest.raises(Refused, match=r"privacy_card\.json"):
+        card.read(path)
+    with pytest.raises(Refused, match="there is no file"):
+        card.read(tmp_path / "none.json")
+
+
+def test_an_unknown_event_is_refused(document: dict[str, Any]) -> None:
+    document["events"][0]["event"] = {"type": "MagicDpEvent", "noise_multiplier": 1.0}
+    with pytest.raises(Refused, match="MagicDpEvent"):
+        verify(document)

@@ -1,0 +1,221 @@
+"""The stages under DVC: each lists all that decides its result and nothing else, and a real run keeps to it."""
+
+import importlib
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import grimp
+import pytest
+from ruamel.yaml import YAML
+
+from algorithms import CATALOGUE
+from tasks.params import WITHOUT_EFFECT
+from tasks.stage import STAGES
+from tests.checkout import PROJECT, Checkout
+
+CANNOT_CHANGE_A_RESULT = {
+    "algorithms": "the catalogue: its one entry that matters is listed by name",
+    "algorithms.privacy.errors": "texts",
+    "algorithms.privacy.ledger": "allows a run or refuses it",
+    "data": "names the parts of the package",
+    "data.description": "carries what data/prepared says",
+    "data.records": "carries what data/prepared says",
+    "data.errors": "texts",
+    "tasks.calibrate": "for the stages after it: what it found is in plan.json",
+    "tasks.environment": "where things are",
+    "tasks.params": "checks values that are listed themselves",
+    "tasks.progress": "shown while training",
+    "tasks.runs": "takes up a run where it was, bit by bit the same",
+    "tasks.software": "describes the machine",
+    "tasks.stage": "runs the stage",
+    "tasks.tracking": "tells others about the result",
+}
+
+
+@cache
+def stages() -> dict[str, Any]:
+    found: dict[str, Any] = YAML(typ="safe", pure=True).load(PROJECT / "dvc.yaml")["stages"]
+    return found
+
+
+def test_the_stages_are_those_that_the_flow_runs() -> None:
+    assert tuple(stages()) == STAGES
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_lists_the_parameters_that_it_reads(name: str) -> None:
+    reads = importlib.import_module(f"tasks.{name}").READS
+    wanted = {"ledger.population" if group == "ledger" else group for group in reads} - set(WITHOUT_EFFECT)
+    assert set(stages()[name].get("params", [])) == wanted
+
+
+@pytest.mark.parametrize("algorithm", CATALOGUE)
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_lists_the_code_that_decides_its_result(name: str, algorithm: str) -> None:
+    listed = {dep.replace("${algorithm.name}", algorithm) for dep in stages()[name]["deps"]}
+    roots = {f"tasks.{name}"} | ({f"algorithms.{algorithm}"} if name == "train" else set())
+    missing = {module for module in _reached(roots) if not _listed(_file(module), listed)}
+    assert not missing
+
+
+def _reached(roots: set[str]) -> set[str]:
+    """The modules of ours that some modules import, directly or not, leaving out what cannot change a result."""
+    graph, seen, todo = _imports(), set(), set(roots)
+    while todo:
+        module = todo.pop()
+        if module in roots or module not in CANNOT_CHANGE_A_RESULT:
+            seen.add(module)
+            todo |= graph.find_modules_directly_imported_by(module) - seen
+    return seen
+
+
+@cache
+def _imports() -> grimp.ImportGraph:
+    return grimp.build_graph("flows", "tasks", "algorithms", "data")
+
+
+def _file(module: str) -> str:
+    path = Path(module.replace(".", "/"))
+    return str(path / "__init__.py") if (PROJECT / path).is_dir() else f"{path}.py"
+
+
+def _listed(file: str, listed: set[str]) -> bool:
+    return any(file == dep or file.startswith(f"{dep}/") for dep in listed)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_dependency_exists_or_is_made_by_a_stage_before(name: str) -> None:
+    made: set[str] = set()
+    for earlier in STAGES[: STAGES.index(name)]:
+        for kind in ("outs", "metrics", "plots"):
+            made |= {
+                next(iter(out)) if isinstance(out, dict) else out for out in stages()[earlier].get(kind, [])
+            }
+    for dep in stages()[name]["deps"]:
+        path = dep.replace("${algorithm.name}", "dp_sgd")
+        assert any(path == out or path.startswith(f"{out}/") for out in made) or (PROJECT / path).exists(), (
+            dep
+        )
+
+
+def test_a_run_leaves_its_files_and_is_then_done(checkout: Checkout) -> None:
+    names = (
+        "plan.json",
+        "model.safetensors",
+        "trace.parquet",
+        "metrics.json",
+        "privacy_card.json",
+        "report.html",
+    )
+    for name in names:
+        assert (checkout.root / "artifacts" / name).stat().st_size > 0
+    before = checkout.ledger.head()
+    assert "didn't change" in checkout.dvc("repro")
+    assert json.loads(checkout.dvc("status", "--json")) == {}
+    assert checkout.ledger.head() == before
+    assert checkout.balance.spent.epsilon == pytest.approx(checkout.artifact("metrics.json")["epsilon"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("memory_mb: 1024", "memory_mb: 64", set()),
+        ("device: auto", "device: cpu", set()),
+        ("threads: null", "threads: 1", set()),
+        ("checkpoint_seconds: 10.0", "checkpoint_seconds: 0.1", set()),
+        ("mode: offline", "mode: disabled", set()),
+        ("url: null", "url: sqlite:////srv/ledger.sqlite", set()),
+        ("population: null", "population: others", {"train"}),
+        ("epsilon: 3.0", "epsilon: 2.0", {"calibrate", "train"}),
+        ("seed: 0", "seed: 1", {"calibrate", "train"}),
+        ("momentum: 0.0", "momentum: 0.5", {"calibrate", "train"}),
+    ],
+)
+def test_a_stage_is_due_when_a_value_it_depends_on_changes(
+    checkout: Checkout, old: str, new: str, changed: set[str]
+) -> None:
+    checkout.set(old, new)
+    assert set(json.loads(checkout.dvc("status", "--json"))) == changed
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "tasks/tracking.py",
+        "algorithms/privacy/ledger.py",
+        "tasks/progress.py",
+        "algorithms/privacy/card.py",
+        "tasks/report.py",
+        "algorithms/catalogue.py",
+    ],
+)
+def test_editing_what_cannot_change_a_result_never_makes_training_due(checkout: Checkout, file: str) -> None:
+    with (checkout.root / file).open("a") as code:
+        code.write("\n# a remark\n")
+    (checkout.root / "algorithms" / "another.py").write_text("")
+    (checkout.root / "algorithms" / "models" / "__pycache__").mkdir(exist_ok=True)
+    (checkout.root / "algorithms" / "models" / "__pycache__" / "linear.cpython-311.pyc").write_bytes(b"")
+    assert not {"train", "evaluate"} & set(json.loads(checkout.dvc("status", "--json")))
+
+
+def test_editing_the_barrier_makes_training_due(checkout: Checkout) -> None:
+    with (checkout.root / "algorithms" / "privacy" / "barrier.py").open("a") as code:
+        code.write("\n# a remark\n")
+    assert "train" in json.loads(checkout.dvc("status", "--json"))
+
+
+def test_a_result_that_was_paid_for_is_free_to_have_again(checkout: Checkout) -> None:
+    before, model = checkout.ledger.head(), (checkout.root / "artifacts" / "model.safetensors").read_bytes()
+    for path in ("artifacts/model.safetensors", "artifacts/metrics.json"):
+        (checkout.root / path).unlink()
+    checkout.dvc("repro")
+    assert (checkout.root / "artifacts" / "model.safetensors").read_bytes() == model
+    assert checkout.ledger.head() == before
+
+
+def test_metrics_plots_and_parameters_can_be_looked_at(checkout: Checkout) -> None:
+    metrics = json.loads(checkout.dvc("metrics", "show", "--json"))
+    assert metrics[""]["data"]["artifacts/metrics.json"]["data"] == checkout.artifact("metrics.json")
+    checkout.dvc("plots", "show")
+    page = (checkout.root / "dvc_plots" / "index.html").read_text()
+    for plot in ("confusion.csv", "per_class.csv", "epsilon.csv", "epsilon.png", "noise.png"):
+        assert plot in page
+    checkout.set("epsilon: 3.0", "epsilon: 2.0")
+    changes = json.loads(checkout.dvc("params", "diff", "--json"))
+    assert changes == {"params.yaml": {"privacy.epsilon": {"old": 3.0, "new": 2.0, "diff": -1.0}}}
+
+
+def test_an_experiment_runs_and_is_charged(checkout: Checkout) -> None:
+    before = checkout.balance.spent.epsilon
+    checkout.dvc("exp", "run", "-S", "privacy.epsilon=0.5")
+    spent = checkout.artifact("metrics.json")["epsilon"]
+    assert 0.4 < spent <= 0.5
+    assert checkout.balance.spent.epsilon == pytest.approx(before + spent)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("name: dp_sgd", "name: dp_magic", "no algorithm 'dp_magic'"),
+        ("dataset: digits", "dataset: nist", "no data set 'nist'"),
+        ("epsilon: 3.0", "epsilon: 0", "privacy.epsilon"),
+        ("delta: 1e-5", "delta: 0.1", "privacy.delta"),
+        ("batch_size: 64", "batch_size: 5000", "algorithm.batch_size"),
+        ("clipping: l2", "clip: l2", "unknown key algorithm.clip"),
+        ("name: softmax", "name: logistic", "2 classes"),
+    ],
+)
+def test_bad_parameters_are_refused_in_a_sentence_and_nothing_is_spent(
+    checkout: Checkout, old: str, new: str, words: str
+) -> None:
+    before = checkout.ledger.head()
+    checkout.set(old, new)
+    done = checkout.run("dvc", "repro")
+    assert done.returncode != 0
+    refusals = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
+    assert len(refusals) == 1
+    assert words in refusals[0]
+    assert "Traceback" not in done.stderr
+    assert checkout.ledger.head() == before

@@ -1,0 +1,247 @@
+"""The report stage: what it writes, what it refuses, and that its plain words are true."""
+
+import json
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from algorithms.privacy.accounting import epsilon
+from algorithms.privacy.card import read, verify
+from algorithms.privacy.card_check import trace_schedule
+from algorithms.privacy.card_words import rounded_up
+from algorithms.privacy.errors import Refused
+from tasks.figures import LIGHT, Curve, class_figure, confusion_figure, epsilon_figure, noise_figure, png
+from tasks.page import best_guess, best_true_positive_rate, score
+from tasks.report import Report, epsilon_curve, report
+from tests.synthetic_run import CLASSES, DELTA, Folders, Kind, read_json, write_json, write_run
+
+WRITTEN = ("privacy_card.json", "report.html", "plots/epsilon.csv")
+PICTURES = ("epsilon", "noise", "confusion", "per_class")
+
+
+def make(folders: Folders) -> Report:
+    return report(artifacts=folders.artifacts, prepared=folders.prepared, root=folders.artifacts)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return write_run(tmp_path_factory.mktemp("run"), steps=60)
+
+
+@pytest.fixture(scope="module")
+def finished(folders: Folders) -> Report:
+    return make(folders)
+
+
+@pytest.fixture(scope="module")
+def page(folders: Folders, finished: Report) -> str:
+    return (folders.artifacts / "report.html").read_text(encoding="utf-8")
+
+
+class Links(HTMLParser):
+    """Everything a page could load, the tags it uses and the text it shows."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.tags: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [
+            value or "" for name, value in attrs if name in ("src", "srcset", "href", "data", "action")
+        ]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_card_that_was_written_holds(folders: Folders, finished: Report) -> None:
+    written = read(folders.artifacts / "privacy_card.json")
+    assert verify(written, folders.artifacts).passed
+    assert written == finished.card.to_json()
+    for name in PICTURES:
+        assert (folders.artifacts / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_needs_nothing_else(page: str) -> None:
+    parsed = Links(page)
+    assert len(parsed.links) >= 9
+    assert all(link.startswith("data:") for link in parsed.links)
+    assert parsed.tags.isdisjoint({"script", "iframe", "object", "embed", "form", "base"})
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "default-src 'none'" in page
+
+
+def test_the_page_says_what_was_spent_and_what_it_means(page: str, finished: Report) -> None:
+    text = " ".join(Links(page).text.split())
+    spent = finished.card.setting.epsilon
+    assert spent is not None
+    caught = best_true_positive_rate(spent, DELTA, false_alarms=0.01)
+    assert f"epsilon = {rounded_up(spent)}" in text
+    assert f"{math.ceil(1000 * caught) / 10:.1f} % of those that were" in text
+    assert "80.0 %" in text
+    assert "This run is not private" not in text
+    assert finished.card.evidence.card_sha256 in text
+
+
+def test_words_of_the_data_card_stay_words(page: str) -> None:
+    assert "Animals &amp; friends &lt;drawn&gt;" in page
+    assert "<drawn>" not in page
+
+
+@pytest.mark.parametrize(("kind", "words"), [("none", "No noise was added"), ("seeded", "seeded generator")])
+def test_a_run_without_privacy_says_so_at_the_top(tmp_path: Path, kind: Kind, words: str) -> None:
+    folders = write_run(tmp_path, kind=kind)
+    make(folders)
+    text = " ".join(Links((folders.artifacts / "report.html").read_text(encoding="utf-8")).text.split())
+    assert words in text[text.index("This run is not private") :][:200]
+    assert "they recognise at most" not in text
+    assert "Nobody." in text
+
+
+def test_a_run_without_noise_has_no_curve(tmp_path: Path) -> None:
+    folders = write_run(tmp_path, kind="none")
+    finished = make(folders)
+    assert finished.curve.steps == []
+    assert (folders.artifacts / "plots" / "epsilon.csv").read_text() == "step,epsilon\n"
+    assert finished.card.setting.epsilon is None
+
+
+def test_epsilon_over_steps_is_the_account_of_the_releases_so_far(folders: Folders, finished: Report) -> None:
+    curve = pd.read_csv(folders.artifacts / "plots" / "epsilon.csv")
+    trace = pd.read_parquet(folders.artifacts / "trace.parquet")
+    assert len(curve) == 24
+    assert (curve["step"].iloc[0], curve["step"].iloc[-1]) == (1, 60)
+    assert curve["epsilon"].iloc[-1] == finished.card.setting.epsilon
+    assert curve["epsilon"].is_monotonic_increasing
+    middle = curve.iloc[10]
+    so_far = trace[trace["step"] < middle["step"]]
+    assert len(so_far) == middle["step"] + 1  # the count, and a gradient a step
+    exact = epsilon(trace_schedule(so_far), DELTA)
+    assert exact <= middle["epsilon"] <= exact * 1.01
+    assert middle["epsilon"] <= so_far["epsilon"].iloc[-1]
+
+
+def test_a_spend_chosen_on_the_way_is_drawn_as_the_run_kept_count(finished: Report) -> None:
+    plan = {**finished.run.plan, "filter": {"kind": "zcdp", "rho": 1.0}}
+    run = type(finished.run)(**{**vars(finished.run), "plan": plan})
+    curve = epsilon_curve(run, grid=1e-3)
+    kept = finished.run.trace.groupby("step")["epsilon"].last()
+    assert curve.epsilon == [kept[step - 1] for step in curve.steps]
+
+
+@pytest.mark.parametrize("missing", ["metrics.json", "receipt.json", "trace.parquet", "plots/per_class.csv"])
+def test_a_missing_file_is_refused_by_name(tmp_path: Path, missing: str) -> None:
+    folders = write_run(tmp_path)
+    (folders.artifacts / missing).unlink()
+    with pytest.raises(Refused, match=Path(missing).name):
+        make(folders)
+
+
+def test_files_that_do_not_belong_together_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    folders = write_run(tmp_path)
+    plan = read_json(folders.artifacts / "plan.json")
+    write_json(folders.artifacts / "plan.json", {**plan, "noise_multiplier": 2.0})
+    with pytest.raises(Refused, match=r"plan\.json"):
+        make(folders)
+    assert not [name for name in WRITTEN if (folders.artifacts / name).exists()]
+
+
+def test_a_card_without_what_it_must_state_fails_the_stage(tmp_path: Path) -> None:
+    folders = write_run(tmp_path)
+    receipt = read_json(folders.artifacts / "receipt.json")
+    write_json(folders.artifacts / "receipt.json", {**receipt, "population": ""})
+    with pytest.raises(Refused, match=r"setting\.population"):
+        make(folders)
+    assert not (folders.artifacts / "privacy_card.json").exists()
+
+
+def test_what_training_recorded_about_the_software_is_kept(tmp_path: Path) -> None:
+    folders = write_run(tmp_path)
+    ran = {"recorded": "training", "python": "3.99.0", "packages": {"torch": "9.9"}, "git": None}
+    write_json(
+        folders.artifacts / "receipt.json", read_json(folders.artifacts / "receipt.json") | {"software": ran}
+    )
+    assert make(folders).card.implementation.python == "3.99.0"
+
+
+rates = st.floats(0.0, 1.0)
+
+
+@given(st.floats(0.0, 20.0), rates)
+def test_no_gaussian_mechanism_beats_the_stated_attacker(spent: float, false_alarms: float) -> None:
+    """A Gaussian with mean shift 1 is (epsilon, delta)-private for exactly this delta (Balle and Wang 2018)."""
+    delta = norm.cdf(0.5 - spent) - math.exp(spent) * norm.cdf(-0.5 - spent)
+    really = norm.cdf(norm.ppf(false_alarms) + 1.0)
+    assert really <= best_true_positive_rate(spent, max(delta, 0.0), false_alarms=false_alarms) + 1e-9
+
+
+@given(st.floats(0.0, 20.0))
+def test_randomised_response_reaches_the_stated_attacker(spent: float) -> None:
+    lying = 1 / (1 + math.exp(spent))
+    assert best_true_positive_rate(spent, 0.0, false_alarms=lying) == pytest.approx(1 - lying)
+    assert best_guess(spent, 0.0) == pytest.approx(1 - lying)
+
+
+def test_an_enormous_epsilon_promises_nothing() -> None:
+    assert best_true_positive_rate(1e6, 1e-5, false_alarms=0.01) == 1.0
+    assert best_true_positive_rate(0.0, 0.0, false_alarms=0.01) == 0.01
+    assert best_guess(1e6, 0.0) == pytest.approx(1.0)
+
+
+@given(st.floats(1e-9, 1e9))
+def test_a_stated_epsilon_is_never_rounded_down(spent: float) -> None:
+    assert spent <= float(rounded_up(spent)) <= spent * 1.001 + 1e-12
+
+
+def test_the_interval_is_wilsons() -> None:
+    classes = pd.DataFrame({"class": ["a", "b"], "accuracy": [1.0, 0.6], "records": [5, 5]})
+    result = score(0.8, classes)
+    assert (result.low, result.high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert (result.records, result.commonest) == (10, 0.5)
+
+
+def test_pictures_show_the_numbers() -> None:
+    classes = pd.DataFrame({"class": list(CLASSES), "accuracy": [0.5, 0.25, np.nan], "records": [4, 4, 0]})
+    bars = class_figure(classes, overall=0.4, theme=LIGHT).axes[0]
+    assert [bar.get_width() for bar in bars.patches] == [0.5, 0.25, 0.0]
+    assert bars.lines[0].get_xdata()[0] == 0.4
+    pairs = pd.DataFrame({"actual": ["cat", "cat", "dog"], "predicted": ["cat", "owl", "dog"]})
+    shares = confusion_figure(pairs, CLASSES, theme=LIGHT).axes[0].images[0].get_array()
+    assert shares is not None
+    assert shares.tolist() == [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    tight, bound = Curve([1, 2], [0.5, 0.7]), Curve([1, 2], [0.6, 0.9])
+    allowed, dashed, solid = epsilon_figure(tight, bound, target=1.0, theme=LIGHT).axes[0].lines
+    assert (list(solid.get_ydata()), list(dashed.get_ydata())) == ([0.5, 0.7], [0.6, 0.9])
+    assert allowed.get_ydata()[0] == 1.0
+
+
+def test_pictures_are_the_same_bytes_again(finished: Report) -> None:
+    first, second = (png(noise_figure(finished.run.trace, theme=LIGHT)) for _ in range(2))
+    assert first == second
+
+
+def test_class_names_that_look_like_numbers_or_nothing_are_read_as_they_are(tmp_path: Path) -> None:
+    folders = write_run(tmp_path)
+    classes = ("01", "NA", "owl")
+    public = json.loads((folders.prepared / "public.json").read_text(encoding="utf-8")) | {
+        "classes": list(classes)
+    }
+    write_json(folders.prepared / "public.json", public)
+    plots = folders.artifacts / "plots"
+    (plots / "confusion.csv").write_text("actual,predicted\n01,NA\nNA,NA\n")
+    (plots / "per_class.csv").write_text("class,accuracy,records\n01,0.0,1\nNA,1.0,1\nowl,,0\n")
+    run = make(folders).run
+    assert run.pairs["predicted"].tolist() == ["NA", "NA"]
+    assert run.classes["class"].tolist() == list(classes)

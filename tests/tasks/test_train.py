@@ -1,0 +1,361 @@
+"""The train stage: reserve, train, settle; killed anywhere it ends with the same model and one charge."""
+
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import BudgetRefused, Refused
+from algorithms.privacy.ledger import Ledger
+from data import PublicDescription
+from tasks import calibrate, evaluate, params, prepare, runs, train
+from tests.checkout import PROJECT
+
+KILLS = int(os.environ.get("EPSILONFLOW_TEST_KILLS", "4"))
+PARAMS: dict[str, Any] = {
+    "data": {"dataset": "digits"},
+    "privacy": {"epsilon": 3.0, "delta": 1e-5},
+    "algorithm": {
+        "name": "dp_sgd",
+        "batch_size": 64,
+        "steps": 6,
+        "update": {"momentum": 0.9, "averaging": "ema"},
+    },
+    "model": {"name": "softmax"},
+    "performance": {"checkpoint_seconds": 1e-3, "threads": 1},
+}
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder with params.yaml, prepared data and a plan, and a home with the ledger."""
+
+    root: Path
+    home: Path
+
+    def set(self, group: str, **values: Any) -> None:
+        """Change params.yaml and make the plan again."""
+        path = self.root / "params.yaml"
+        document = YAML(typ="safe", pure=True).load(path) if path.exists() else PARAMS
+        document[group] = document.get(group, {}) | values
+        YAML(typ="safe", pure=True).dump(document, path)
+        settings = params.load(path, reads=calibrate.READS)
+        plan = self.root / "artifacts" / "plan.json"
+        plan.parent.mkdir(exist_ok=True)
+        plan.write_text(json.dumps(calibrate.calibrate(settings, self.public)))
+
+    @property
+    def public(self) -> PublicDescription:
+        return PublicDescription.from_json((self.root / "data/prepared/public.json").read_text())
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.open(f"sqlite:///{self.home}/ledger.sqlite")
+
+    def train(self, **changes: Any) -> dict[str, Any]:
+        """Run the stage in this process; returns the receipt."""
+        settings = params.load(self.root / "params.yaml", reads=train.READS)
+        artifacts, prepared = self.root / "artifacts", self.root / "data/prepared"
+        job = train.Job(
+            settings, (artifacts / "plan.json").read_bytes(), prepared, changes.get("public", self.public)
+        )
+        train.train(job, ledger=self.ledger, home=self.home, root=self.root, artifacts=artifacts)
+        return self.receipt
+
+    @property
+    def receipt(self) -> dict[str, Any]:
+        receipt: dict[str, Any] = json.loads((self.root / "artifacts/receipt.json").read_text())
+        return receipt
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Run the stage in a process of its own."""
+        own = {"EPSILONFLOW_HOME": str(self.home), "PYTHONPATH": str(PROJECT)}
+        command = [sys.executable, "-m", "tasks.train"]
+        return subprocess.Popen(command, cwd=self.root, env=os.environ | own, stderr=subprocess.DEVNULL)
+
+    def model(self) -> str:
+        return hashlib.sha256((self.root / "artifacts/model.safetensors").read_bytes()).hexdigest()
+
+    @property
+    def run_folders(self) -> list[Path]:
+        return sorted((self.home / "runs").glob("*")) if (self.home / "runs").exists() else []
+
+
+@pytest.fixture(scope="session")
+def prepared_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    settings = params.parse({"data": {"dataset": "digits"}}, reads=prepare.READS)
+    prepare.prepare(settings, mirror=None, home=folder, destination=folder / "prepared", root=folder)
+    return folder / "prepared"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, own_home: Path, prepared_digits: Path) -> Workspace:
+    place = Workspace(tmp_path, own_home)
+    shutil.copytree(prepared_digits, tmp_path / "data/prepared")
+    place.set("privacy")
+    return place
+
+
+def test_a_run_reserves_settles_and_leaves_its_three_files(workspace: Workspace) -> None:
+    receipt = workspace.train()
+    assert receipt["epsilon"]["pld"] <= 3.0 < receipt["epsilon"]["rdp"]
+    assert receipt["private_noise"] is True
+    assert [entry.kind for entry in workspace.ledger.history("digits")] == ["population", "reserve", "settle"]
+    balance = workspace.ledger.balance("digits")
+    assert balance.spent == Budget(receipt["epsilon"]["pld"], 1e-5)
+    assert balance.reserved == Budget(0.0, 0.0)
+    for name, digest in receipt["sha256"].items():
+        assert hashlib.sha256((workspace.root / "artifacts" / name).read_bytes()).hexdigest() == digest
+
+
+def test_a_finished_run_keeps_no_secret(workspace: Workspace) -> None:
+    workspace.train()
+    (folder,) = workspace.run_folders
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "result", "run.json"]
+
+
+def test_a_result_that_no_stage_took_up_is_handed_out_again_for_nothing(workspace: Workspace) -> None:
+    first, model = workspace.train(), workspace.model()
+    (workspace.root / "artifacts/model.safetensors").unlink()
+    assert workspace.train() == first
+    assert workspace.model() == model
+    assert len(workspace.ledger.history("digits")) == 3
+
+
+def test_once_its_result_is_taken_up_a_run_again_spends_again(workspace: Workspace) -> None:
+    first = workspace.train()
+    runs.discard(workspace.home, first["run_id"])
+    assert workspace.run_folders == []
+    second = workspace.train()
+    assert second["run_id"] != first["run_id"]
+    assert workspace.ledger.balance("digits").spent.epsilon == pytest.approx(2 * first["epsilon"]["pld"])
+
+
+def test_fresh_secret_noise_gives_another_model_and_seeded_noise_the_same(workspace: Workspace) -> None:
+    models = []
+    for noise in ("secure", "secure", "seeded", "seeded"):
+        workspace.set("privacy", noise=noise)
+        receipt = workspace.train()
+        runs.discard(workspace.home, receipt["run_id"])
+        models.append(workspace.model())
+        assert receipt["private_noise"] is (noise == "secure")
+    assert models[0] != models[1]
+    assert models[2] == models[3]
+
+
+def kill_until_done(workspace: Workspace, seconds: list[float]) -> int:
+    """Starts the stage again and again, each time with SIGKILL after the next number of seconds; how many fell."""
+    fell = 0
+    for wait in [*seconds, math.inf]:
+        process = workspace.start()
+        try:
+            status = process.wait(None if wait == math.inf else wait)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            fell += 1
+            continue
+        assert status == 0
+        if wait == math.inf:
+            break
+    return fell
+
+
+def test_killed_at_random_instants_it_ends_with_the_same_model_and_one_charge(workspace: Workspace) -> None:
+    workspace.set("algorithm", steps=3000)
+    workspace.set("performance", checkpoint_seconds=0.1)
+    workspace.set("privacy", noise="seeded")
+    began = time.monotonic()
+    assert workspace.start().wait() == 0
+    whole = time.monotonic() - began
+    expected, receipt = workspace.model(), workspace.receipt
+    runs.discard(workspace.home, receipt["run_id"])
+    draw = random.Random(1)
+    fell = kill_until_done(workspace, [draw.uniform(0.3, 0.95) * whole for _ in range(KILLS)])
+    assert fell >= 1
+    assert workspace.model() == expected
+    entries = workspace.ledger.history("digits")
+    assert [entry.kind for entry in entries].count(
+        "reserve"
+    ) == 2  # the run that was not killed, and this one
+    assert workspace.ledger.balance("digits").spent.epsilon == pytest.approx(2 * receipt["epsilon"]["pld"])
+    assert workspace.ledger.balance("digits").reserved.epsilon == 0
+
+
+@pytest.mark.parametrize("where", ["reserve", "settle", "finish"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_crash_around_each_durable_step_costs_one_charge(
+    where: str, after: bool, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner: Any = runs.Run if where == "finish" else Ledger
+    whole = getattr(owner, where)
+
+    def crashing(*arguments: Any, **named: Any) -> Any:
+        if after:
+            whole(*arguments, **named)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, where, crashing)
+        with pytest.raises(KeyboardInterrupt):
+            workspace.train()
+    receipt = workspace.train()
+    assert [entry.kind for entry in workspace.ledger.history("digits")] == ["population", "reserve", "settle"]
+    assert workspace.ledger.status(receipt["run_id"]) == "settled"
+
+
+def test_a_killed_run_stays_charged_until_it_is_forfeited_and_then_for_ever(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "run_training", _crash)
+    with pytest.raises(KeyboardInterrupt):
+        workspace.train()
+    balance = workspace.ledger.balance("digits")
+    assert balance.reserved.epsilon == pytest.approx(3.0, rel=1e-3)
+    killed = workspace.run_folders[0].name
+    workspace.ledger.forfeit(killed)
+    balance = workspace.ledger.balance("digits")
+    assert (balance.reserved.epsilon, balance.spent.epsilon) == (0.0, pytest.approx(3.0, rel=1e-3))
+    monkeypatch.undo()
+    assert workspace.train()["run_id"] != killed
+    assert workspace.ledger.balance("digits").spent.epsilon == pytest.approx(6.0, rel=1e-3)
+
+
+def _crash(*_arguments: Any, **_named: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_population_that_cannot_pay_refuses_before_the_records_are_opened(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "_open", _crash)
+    workspace.set("ledger", population="people")
+    workspace.ledger.declare("people", Budget(1.0, 1e-4), public=False)
+    with pytest.raises(BudgetRefused, match="at most epsilon=1"):
+        workspace.train()
+    assert workspace.run_folders == []
+    assert workspace.ledger.balance("people").remaining == Budget(1.0, 1e-4)
+
+
+def test_a_run_without_privacy_is_for_public_records_only(workspace: Workspace) -> None:
+    workspace.set("privacy")
+    document = {"name": "non_private", "batch_size": 64, "steps": 5}
+    text = YAML(typ="safe", pure=True).load(workspace.root / "params.yaml") | {"algorithm": document}
+    YAML(typ="safe", pure=True).dump(text, workspace.root / "params.yaml")
+    workspace.set("privacy")
+    receipt = workspace.train()
+    assert receipt["epsilon"] == {"pld": None, "rdp": None}
+    assert workspace.ledger.balance("digits").spent.epsilon == 0
+    workspace.set("ledger", population="people")
+    workspace.ledger.declare("people", Budget(1.0, 1e-4), public=False)
+    with pytest.raises(BudgetRefused):
+        workspace.train()
+
+
+def test_a_checkpoint_of_another_run_is_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = []
+    for noise in ("secure", "seeded"):
+        workspace.set("privacy", noise=noise)
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "settle", _crash)
+            with pytest.raises(KeyboardInterrupt):
+                workspace.train()
+        folders.append(next(f for f in workspace.run_folders if f not in folders))
+    for name in ("state.safetensors", "trace.parquet"):
+        shutil.copyfile(folders[0] / name, folders[1] / name)
+    with pytest.raises(Refused, match="of another run"):
+        workspace.train()
+
+
+def test_a_damaged_checkpoint_is_refused(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "settle", _crash)
+        with pytest.raises(KeyboardInterrupt):
+            workspace.train()
+    (workspace.run_folders[0] / "state.safetensors").write_bytes(b"damaged")
+    with pytest.raises(Refused, match="is damaged"):
+        workspace.train()
+
+
+def test_other_data_is_another_run(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "settle", _crash)
+        with pytest.raises(KeyboardInterrupt):
+            workspace.train()
+    (workspace.root / "data/prepared/salt").write_bytes(b"x" * 32)
+    workspace.train()
+    assert len(workspace.run_folders) == 2  # the noise of the first was not used on the other data
+
+
+@pytest.mark.parametrize("group", ["generator.key", "state.safetensors"])
+def test_what_a_run_keeps_is_for_its_owner_only(
+    group: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ledger, "settle", _crash)
+    with pytest.raises(KeyboardInterrupt):
+        workspace.train()
+    folder = workspace.run_folders[0]
+    assert (folder / group).stat().st_mode & 0o077 == 0
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_private_number_of_records_is_released_first_and_charged(workspace: Workspace) -> None:
+    from dataclasses import replace
+
+    public = replace(workspace.public, records=None)
+    (workspace.root / "data/prepared/public.json").write_text(public.to_json())
+    with pytest.raises(Refused, match=r"set algorithm\.sampling_rate"):
+        workspace.set("privacy")
+    document = YAML(typ="safe", pure=True).load(workspace.root / "params.yaml")
+    document["algorithm"] = {"name": "dp_sgd", "sampling_rate": 0.05, "steps": 20}
+    YAML(typ="safe", pure=True).dump(document, workspace.root / "params.yaml")
+    workspace.set("privacy", count_noise=50.0)
+    receipt = workspace.train()
+    assert receipt["events"][0]["event"] == {"type": "GaussianDpEvent", "noise_multiplier": 50.0}
+    assert receipt["events"][1]["count"] == 20
+    assert receipt["epsilon"]["pld"] <= 3.0
+
+
+@pytest.mark.parametrize("delta", [1e-3, 0.5])
+def test_a_delta_above_one_in_n_is_refused(workspace: Workspace, delta: float) -> None:
+    with pytest.raises(Refused, match=r"set privacy\.delta to at most"):
+        workspace.set("privacy", delta=delta)
+
+
+def test_a_batch_larger_than_the_data_is_refused(workspace: Workspace) -> None:
+    with pytest.raises(Refused, match="a batch of 5000 was asked for"):
+        workspace.set("algorithm", batch_size=5000)
+
+
+def test_evaluation_scores_the_model_and_takes_the_result_up(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.set("algorithm", steps=150, batch_size=256, update={"learning_rate": 0.5, "momentum": 0.9})
+    workspace.train()
+    monkeypatch.chdir(workspace.root)
+    evaluate.main()
+    metrics = json.loads((workspace.root / "artifacts/metrics.json").read_text())
+    assert metrics["test_accuracy"] > 0.85
+    assert metrics["epsilon"] == workspace.receipt["epsilon"]["pld"]
+    assert (metrics["algorithm"], metrics["dataset"], metrics["steps"]) == ("dp_sgd", "digits", 150)
+    confusion = (workspace.root / "artifacts/plots/confusion.csv").read_text().splitlines()
+    right = sum(len(set(line.split(","))) == 1 for line in confusion[1:])
+    assert len(confusion) - 1 == workspace.public.test_records
+    assert right / (len(confusion) - 1) == pytest.approx(metrics["test_accuracy"])
+    assert workspace.run_folders == []
