@@ -1,5 +1,4 @@
-"""Algorithms that train under differential privacy: the catalogue, by name."""
+"""Algorithms that train under differential privacy, by name in `algorithms.catalogue`.
 
-from algorithms.catalogue import CATALOGUE, from_settings
-
-__all__ = ["CATALOGUE", "from_settings"]
+Nothing is imported here: the ledger's commands need neither torch nor the algorithms.
+"""

@@ -15,7 +15,7 @@ from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule, schedule_from_json, schedule_to_json
-from algorithms.privacy.filters import Filter, RenyiFilter, ScheduleFilter, ZCDPFilter
+from algorithms.privacy.filters import Filter, RenyiFilter, ScheduleFilter, ZCDPFilter, epsilon_of_zcdp
 from algorithms.privacy.releases import Release
 
 
@@ -104,6 +104,22 @@ class Plan:
                 for name in ("steps", "noise_multiplier", "sampling_rate", "divisor", "filter")
             },
         )
+
+    def check(self) -> None:
+        """Raises Refused where the stated epsilon is not what the events, or the filter, cost: a plan edited by hand."""
+        if self.filter["kind"] == "schedule":
+            costs = by_accountants(self.schedule, self.target.budget.delta)
+        elif self.filter["kind"] == "zcdp":
+            costs = {"rdp": epsilon_of_zcdp(self.filter["rho"], self.target.budget.delta)}
+        else:
+            costs = {"rdp": self.target.budget.epsilon}
+        if costs.keys() != self.epsilon.keys() or any(
+            not math.isclose(costs[name], self.epsilon[name], rel_tol=1e-9) for name in costs
+        ):
+            raise Refused(
+                f"the plan states epsilon {_finite(self.epsilon)}, its releases cost {_finite(costs)};"
+                " run the calibrate stage again."
+            )
 
     def open_filter(self) -> Filter:
         """A fresh filter that holds a run to this plan."""

@@ -1,6 +1,7 @@
 """The calibrate stage: from public values alone, how much noise the run needs and what it will cost."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,37 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
 def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
     """The plan as the document that is written to artifacts/plan.json."""
     plan = plan_for(settings, public)
+    size = {"parameters": plan.public.parameters}
+    return _made_for(settings, public) | {"model": settings.model.model_dump() | size} | plan.to_json()
+
+
+def check(document: Mapping[str, Any], settings: Params, public: PublicDescription) -> None:
+    """Raises Refused where a plan's document was made for other parameters, or states another cost than its events'."""
+    expected = _made_for(settings, public)
+    model = {key: value for key, value in document["model"].items() if key != "parameters"}
+    found = {key: document.get(key) for key in expected} | {"model": model}
+    differing = [key for key in expected if expected[key] != found[key]]
+    if differing:
+        raise Refused(
+            f"artifacts/plan.json was made for another {differing[0]} than params.yaml and the data now have;"
+            " run the calibrate stage again."
+        )
+    Plan.from_json(document).check()
+
+
+def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
+    """What decides a plan, as its document says it."""
     own = {key: value for key, value in settings.algorithm_settings.items() if key != "name"}
+    target = {"epsilon": settings.privacy.epsilon, "delta": settings.privacy.delta}
     return {
         "algorithm": settings.algorithm_settings["name"],
         "settings": own,
-        "model": settings.model.model_dump() | {"parameters": plan.public.parameters},
+        "model": settings.model.model_dump(),
         "dataset": public.dataset,
-    } | plan.to_json()
+        "target": target,
+        "accountant": settings.privacy.accountant,
+        "count_noise": settings.privacy.count_noise,
+    }
 
 
 def _check_delta(delta: float, records: int | None) -> None:

@@ -32,6 +32,7 @@ from algorithms.training import train as run_training
 from data import PublicDescription
 from data.prepared import load
 from tasks import params, runs
+from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for
 from tasks.environment import home, ledger_url
 from tasks.params import Params
@@ -91,6 +92,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     home: where run folders are kept. root: the checkout. Raises BudgetRefused where the population cannot pay and
     Refused or ModelRefused where the plan, the model or a checkpoint does not fit; nothing is spent then.
     """
+    check_plan(job.document, job.settings, job.public)
     model_for(job.settings, job.public)
     _check_device(job.settings.performance.device)
 
@@ -113,7 +115,9 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger) -> Path:
         job.population, Budget(job.public.cap_epsilon, job.public.cap_delta), public=job.public.public
     )
     about = {"algorithm": job.document["algorithm"], "dataset": job.public.dataset}
-    if ledger.status(run.run_id) != "settled":  # else it was killed after settling, before its result was kept
+    if (
+        ledger.status(run.run_id) != "settled"
+    ):  # else it was killed after settling, before its result was kept
         events = schedule_to_json(plan.schedule)
         with run.abandoned_if_refused():
             ledger.reserve(run.run_id, job.population, plan.cost, events=events, about=about)

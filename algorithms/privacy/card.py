@@ -50,7 +50,7 @@ def build(run: RunRecord) -> PrivacyCard:
         document = _document(run)
     except KeyError as error:
         raise Refused(
-            f"the privacy card needs {error.args[0]!r}, which the run did not record; run it again."
+            f"the privacy card needs {error.args[0]!r}, which the run did not record; use one version for all stages."
         ) from None
     document["evidence"]["card_sha256"] = "0" * 64
     document = _validated(document).to_json()

@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms import from_settings
 from algorithms.algorithm import Algorithm, Plan, Public, Target
+from algorithms.catalogue import from_settings
 from algorithms.models import Model, build
 from algorithms.privacy.barrier import Barrier, Performance
 from algorithms.privacy.budget import Budget

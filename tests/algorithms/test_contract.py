@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms import CATALOGUE, training
+from algorithms import training
+from algorithms.catalogue import CATALOGUE
 from algorithms.privacy import barrier as barrier_module
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.barrier import Performance

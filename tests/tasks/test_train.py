@@ -332,6 +332,23 @@ def test_a_private_number_of_records_is_released_first_and_charged(workspace: Wo
     assert receipt["epsilon"]["pld"] <= 3.0
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": {"pld": 0.1, "rdp": 0.2}}, "states epsilon"),
+        ({"target": {"epsilon": 0.5, "delta": 1e-5}}, "made for another target"),
+        ({"algorithm": "non_private"}, "made for another algorithm"),
+        ({"model": {"name": "svm", "seed": 0, "parameters": 650}}, "made for another model"),
+    ],
+)
+def test_a_plan_edited_by_hand_is_refused(workspace: Workspace, change: dict[str, Any], message: str) -> None:
+    plan = workspace.root / "artifacts" / "plan.json"
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | change))
+    with pytest.raises(Refused, match=message):
+        workspace.train()
+    assert workspace.run_folders == []
+
+
 @pytest.mark.parametrize("delta", [1e-3, 0.5])
 def test_a_delta_above_one_in_n_is_refused(workspace: Workspace, delta: float) -> None:
     with pytest.raises(Refused, match=r"set privacy\.delta to at most"):
