@@ -106,7 +106,7 @@ class Plan:
         )
 
     def check(self) -> None:
-        """Raises Refused where the stated epsilon is not what the events, or the filter, cost: a plan edited by hand."""
+        """Raises Refused where the stated epsilon is not what the events or the filter cost, as in an edited plan."""
         if self.filter["kind"] == "schedule":
             costs = by_accountants(self.schedule, self.target.budget.delta)
         elif self.filter["kind"] == "zcdp":

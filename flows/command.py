@@ -74,8 +74,8 @@ def _request(
 def _already_there(root: Path, request: "Request") -> "Closing | None":
     """The results of just this run where they are here, so that not even Prefect needs to start."""
     from tasks.closing import closing
+    from tasks.reproduce import checkout_lock, up_to_date
     from tasks.request import revise
-    from tasks.stage import checkout_lock, up_to_date
 
     with checkout_lock(root, say=say):
         done = not revise(root, request).changes and up_to_date(root, say=say)

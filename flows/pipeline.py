@@ -15,8 +15,9 @@ from prefect.states import Completed, Failed
 
 from flows.artifacts import publish
 from tasks.closing import Closing
+from tasks.reproduce import STAGES, StageFailed, StageRefused, checkout_lock, reproduce
 from tasks.request import Request, revise
-from tasks.stage import STAGES, StageFailed, StageRefused, checkout, checkout_lock, refusals, reproduce
+from tasks.stage import checkout, refusals
 
 REFUSED = "Refused"
 

@@ -99,6 +99,29 @@ def page(
     command: str,
 ) -> str:
     """The page. pictures: epsilon, noise, confusion and per_class. command: what verifies the card."""
+    epsilon, delta = card.setting.epsilon, card.setting.delta
+    return (
+        _environment()
+        .get_template(_TEMPLATE)
+        .render(
+            card=card,
+            verification=verification,
+            score=result,
+            pictures=pictures,
+            command=command,
+            attacks=() if epsilon is None else attacks(epsilon, delta),
+            guess=None if epsilon is None else best_guess(epsilon, delta),
+            factor=None if epsilon is None else rounded_up(_growth(epsilon), 3),
+            strength=None if epsilon is None else strength(epsilon),
+            one_in=f"{1 / delta:,.0f}" if delta else "no",
+            spent_share=_share(card),
+            events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MOST_EVENTS]],
+            more_events=max(0, len(card.events) - _MOST_EVENTS),
+        )
+    )
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -116,22 +139,7 @@ def page(
         "source": _source,
         "text": _text,
     }
-    epsilon, delta = card.setting.epsilon, card.setting.delta
-    return environment.get_template(_TEMPLATE).render(
-        card=card,
-        verification=verification,
-        score=result,
-        pictures=pictures,
-        command=command,
-        attacks=() if epsilon is None else attacks(epsilon, delta),
-        guess=None if epsilon is None else best_guess(epsilon, delta),
-        factor=None if epsilon is None else rounded_up(_growth(epsilon), 3),
-        strength=None if epsilon is None else strength(epsilon),
-        one_in=f"{1 / delta:,.0f}" if delta else "no",
-        spent_share=_share(card),
-        events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MOST_EVENTS]],
-        more_events=max(0, len(card.events) - _MOST_EVENTS),
-    )
+    return environment
 
 
 def _share(card: PrivacyCard) -> float:
@@ -157,7 +165,7 @@ def _down(number: float | None) -> str:
     """What is left, never above it."""
     if number is None:
         return "infinite"
-    return f"{Context(prec=4, rounding=ROUND_FLOOR).create_decimal(repr(number)).normalize():,f}"
+    return f"{Decimal(repr(number)).quantize(Decimal('0.0001'), ROUND_FLOOR).normalize():,f}"
 
 
 def _plain(number: float) -> str:
@@ -166,7 +174,8 @@ def _plain(number: float) -> str:
 
 
 def _number(number: float | None) -> str:
-    return "none" if number is None else f"{number:,.6g}"
+    """A number in six significant digits, without an exponent."""
+    return "none" if number is None else f"{Context(prec=6).create_decimal(repr(number)).normalize():,f}"
 
 
 def _source(picture: bytes) -> str:

@@ -125,7 +125,7 @@ class Params:
 
     @property
     def algorithm(self) -> "Algorithm[Any]":
-        """The algorithm with its settings, as `algorithms.from_settings` made it."""
+        """The algorithm with its settings, as `algorithms.catalogue.from_settings` made it."""
         algorithm: Algorithm[Any] = self._read("algorithm")[1]
         return algorithm
 
@@ -214,7 +214,7 @@ def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
 def _algorithm(values: Mapping[Any, Any]) -> "Algorithm[Any]":
     if not isinstance(values.get("name"), str):
         raise ParamsRefused("params.yaml: algorithm.name is missing; give the name of an algorithm.")
-    from algorithms import from_settings  # torch, which takes seconds to import
+    from algorithms.catalogue import from_settings  # torch, which takes seconds to import
 
     return from_settings(dict(values))
 

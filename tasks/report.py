@@ -126,7 +126,8 @@ def _write_json(path: Path, document: Mapping[str, Any]) -> None:
 def _check(verification: Verification) -> None:
     for check in verification.failures:
         raise Refused(
-            f"the run's files do not agree ({check.name}: {check.detail}); run the train stage again."
+            f"the files in artifacts are not those of one run ({check.name}: {check.detail});"
+            " `dvc checkout` brings back those that belong together."
         )
 
 

@@ -1,44 +1,14 @@
-"""Running a stage: as a process of its own whose refusals are one sentence, and by DVC under the checkout's lock."""
+"""A stage as a process of its own, in a checkout: what it refuses is one sentence on stderr and exit status 2."""
 
-import fcntl
 import logging
-import os
-import re
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-STAGES = ("prepare", "calibrate", "train", "evaluate", "report")
-REFUSED_STATUS = 2
+from tasks.params import ParamsRefused
 
-_REFUSED = "refused: "
-_RUNNING = "Running stage "
-_BUSY = ("Unable to acquire lock", "is busy, it is being blocked by")
-_ADVICE = (
-    "To track the changes",
-    "git add",
-    "To enable auto",
-    "dvc config",
-    "Use `dvc push`",
-    " lock file 'dvc.lock'",
-)
-_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_POLL_SECONDS, _GRACE_SECONDS = 0.5, 15.0
-
-Say = Callable[[str], None]
-
-
-class StageRefused(ValueError):
-    """A stage refused its input; the message is the stage's sentence."""
-
-
-class StageFailed(RuntimeError):
-    """A stage did not succeed; what it wrote says why."""
+REFUSED = "refused: "
+"""How the sentence of a refusal begins, for whoever reads what a stage wrote."""
 
 
 def main_of(function: Callable[[], object]) -> None:
@@ -49,8 +19,8 @@ def main_of(function: Callable[[], object]) -> None:
     except ValueError as error:
         if not isinstance(error, refusals()):
             raise
-        sys.stderr.write(f"{_REFUSED}{' '.join(str(error).split())}\n")
-        raise SystemExit(REFUSED_STATUS) from None
+        sys.stderr.write(f"{REFUSED}{' '.join(str(error).split())}\n")
+        raise SystemExit(2) from None
 
 
 def refusals() -> tuple[type[ValueError], ...]:
@@ -58,15 +28,12 @@ def refusals() -> tuple[type[ValueError], ...]:
     from algorithms.models import ModelRefused  # here, since torch takes seconds to import
     from algorithms.privacy.errors import Refused
     from data.errors import DataRefused
-    from tasks.params import ParamsRefused
 
-    return (DataRefused, Refused, ModelRefused, ParamsRefused, StageRefused)
+    return (DataRefused, Refused, ModelRefused, ParamsRefused)
 
 
 def checkout() -> Path:
     """The checkout this process works in; raises ParamsRefused when the current folder is none."""
-    from tasks.params import ParamsRefused
-
     root = Path.cwd()
     missing = [name for name in ("params.yaml", "dvc.yaml", ".dvc") if not (root / name).exists()]
     if missing:
@@ -74,135 +41,3 @@ def checkout() -> Path:
             f"{root} is no checkout of epsilonflow, it has no {missing[0]}; change to the folder that has."
         )
     return root
-
-
-@contextmanager
-def checkout_lock(root: Path, *, say: Say) -> Iterator[None]:
-    """Hold the checkout at `root` until the end of the block; wait, and say so, while another flow holds it."""
-    path = root / ".dvc" / "tmp" / "epsilonflow.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        told = False
-        while not _try_lock(file.fileno()):
-            if not told:
-                say("another run holds this checkout: waiting for its end")
-            told = True
-            time.sleep(_POLL_SECONDS)
-        yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a command ended: its exit status and what it wrote to stdout and stderr, line by line."""
-
-    status: int
-    lines: tuple[str, ...]
-
-    def has(self, *texts: str) -> bool:
-        """Whether one of the texts stands in one of the lines."""
-        return any(text in line for line in self.lines for text in texts)
-
-
-def reproduce(stage: str, *, root: Path, say: Say) -> bool:
-    """Let DVC run one stage of the checkout at `root` if what it depends on has changed; returns whether it ran.
-
-    say: receives what DVC and the stage write, line by line. A lock that another dvc command holds is waited for.
-    Nothing is tried a second time once the stage was started, since a stage may spend.
-    Raises StageRefused when the stage refused its input, StageFailed when it or DVC failed.
-    """
-    while True:
-        outcome = dvc("repro", "--single-item", stage, root=root, say=say)
-        started = outcome.has(f"{_RUNNING}'{stage}'")
-        if outcome.status == 0:
-            return started
-        if not outcome.has(*_BUSY):
-            raise _failure(stage, outcome)
-        if started:
-            raise StageFailed(
-                f"{stage} ran, but another dvc command kept DVC from recording it; run the pipeline again."
-            )
-        say(f"{stage} waits for another dvc command in this checkout")
-        time.sleep(_POLL_SECONDS)
-
-
-def _failure(stage: str, outcome: Outcome) -> StageRefused | StageFailed:
-    for line in outcome.lines:
-        if line.startswith(_REFUSED):
-            return StageRefused(line.removeprefix(_REFUSED))
-    errors = [line.removeprefix("ERROR: ") for line in outcome.lines if line.startswith("ERROR: ")]
-    return StageFailed(errors[-1] if errors else f"{stage} ended with exit status {outcome.status}.")
-
-
-def up_to_date(root: Path, *, say: Say) -> bool:
-    """Whether DVC has nothing to do in the checkout at `root`."""
-    while True:
-        outcome = dvc("status", "--quiet", root=root, say=_nothing)
-        if not outcome.has(*_BUSY):
-            return outcome.status == 0
-        say("waiting for another dvc command in this checkout")
-        time.sleep(_POLL_SECONDS)
-
-
-def _nothing(_line: str) -> None:
-    pass
-
-
-def dvc(*arguments: str, root: Path, say: Say) -> Outcome:
-    """Run a dvc command in `root`; an exception here, such as a cancellation, ends it and what it started."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dvc", *arguments],
-        cwd=root,
-        env=_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    lines = []
-    try:
-        for line in process.stdout or ():
-            lines.append(_COLOURS.sub("", line).rstrip())
-            if lines[-1] and not any(advice in lines[-1] for advice in _ADVICE):
-                say(lines[-1])
-        return Outcome(process.wait(), tuple(lines))
-    finally:
-        _end(process)
-
-
-def _environment() -> Mapping[str, str]:
-    """The environment of a stage: its `python` is this one, and its lines are not held back."""
-    here = str(Path(sys.executable).parent)
-    path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
-    return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1"}
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a command that was cut short and all that it started: nothing may go on in the checkout, or spend."""
-    if process.poll() is not None:
-        return
-    os.killpg(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while _lives(process) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    if _lives(process):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _lives(process: subprocess.Popen[str]) -> bool:
-    """Whether the command, or anything in the process group that it leads, is still there."""
-    process.poll()
-    try:
-        os.killpg(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

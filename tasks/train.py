@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from algorithms.algorithm import Plan, by_accountants
+from algorithms.algorithm import Plan
 from algorithms.checkpoint import by_name
 from algorithms.privacy.barrier import Performance
 from algorithms.privacy.budget import Budget
@@ -37,6 +36,8 @@ from tasks.calibrate import model_for
 from tasks.environment import home, ledger_url
 from tasks.params import Params
 from tasks.progress import progress
+from tasks.receipt import account_of, cost_of, noise_source
+from tasks.software import software
 from tasks.stage import main_of
 
 READS = ("privacy", "algorithm", "model", "performance", "ledger")
@@ -101,14 +102,14 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
 
     fresh = _fresh_generator(job.settings)
     with runs.claimed(home, inputs=job.digest(root), fresh=fresh, is_forfeited=is_forfeited) as run:
-        result = run.result or _trained(job, run, ledger)
+        result = run.result or _trained(job, run, ledger, root)
         run.forget_secrets()
         artifacts.mkdir(exist_ok=True)
         for name in _ARTIFACTS:
             shutil.copyfile(result / name, artifacts / name)
 
 
-def _trained(job: Job, run: runs.Run, ledger: Ledger) -> Path:
+def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
     """Reserves, trains, settles; returns the folder with the result."""
     plan = job.plan
     ledger.declare(
@@ -123,13 +124,32 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger) -> Path:
             ledger.reserve(run.run_id, job.population, plan.cost, events=events, about=about)
     written = _fresh_folder(run.folder / "written")
     trace = _train_into(written, job, run)
-    schedule = run_lengths(trace.events())
-    costs = by_accountants(schedule, plan.target.budget.delta)
-    spent = Budget(costs[plan.target.accountant], plan.target.budget.delta)
-    ledger.settle(run.run_id, spent, events=schedule_to_json(schedule))
-    receipt = _receipt(job, run, ledger, trace, costs) | {"sha256": _checksums(written, job)}
+    events = schedule_to_json(run_lengths(trace.events()))
+    ledger.settle(
+        run.run_id, plan.cost, events=events
+    )  # a run that ended early gets nothing back: it chose when
+    receipt = _identity(job, run) | cost_of(plan, events) | account_of(ledger, job.population)
+    receipt |= {"software": software(root, recorded="training"), "sha256": _checksums(written, job)}
     (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
     return run.finish(written)
+
+
+def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "algorithm": job.document["algorithm"],
+        "dataset": job.public.dataset,
+        "population": job.population,
+        "noise_source": noise_source(private=run.private_noise),
+        "private_noise": run.private_noise,
+        "device": _device(job.settings.performance.device).type,
+    }
+
+
+def _checksums(written: Path, job: Job) -> dict[str, str]:
+    contents = {name: (written / name).read_bytes() for name in ("model.safetensors", "trace.parquet")}
+    contents["plan.json"] = job.plan_file
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
 def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
@@ -167,44 +187,6 @@ def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
 def _open(prepared: Path) -> TrainingRecords:
     data = load(prepared)
     return TrainingRecords(data.train_features, data.train_labels)
-
-
-def _receipt(
-    job: Job, run: runs.Run, ledger: Ledger, trace: Trace, costs: Mapping[str, float]
-) -> dict[str, Any]:
-    balance = ledger.balance(job.population)
-    return {
-        "run_id": run.run_id,
-        "algorithm": job.document["algorithm"],
-        "dataset": job.public.dataset,
-        "population": job.population,
-        "steps": job.plan.steps,
-        "releases": len(trace.rows),
-        "epsilon": {name: cost if np.isfinite(cost) else None for name, cost in costs.items()},
-        "accountant": job.plan.target.accountant,
-        "delta": job.plan.target.budget.delta,
-        "events": schedule_to_json(run_lengths(trace.events())),
-        "noise_source": _noise_source(run.private_noise),
-        "private_noise": run.private_noise,
-        "device": _device(job.settings.performance.device).type,
-        "ledger": {
-            "head": ledger.head(),
-            "cap": asdict(balance.cap),
-            "spent": asdict(balance.spent),
-            "remaining": asdict(balance.remaining),
-        },
-    }
-
-
-def _noise_source(private: bool) -> str:
-    source = "key from the operating system" if private else "seeded key, known to anyone: NOT private"
-    return f"AES-256 in counter mode, {source}"
-
-
-def _checksums(written: Path, job: Job) -> dict[str, str]:
-    contents = {name: (written / name).read_bytes() for name in ("model.safetensors", "trace.parquet")}
-    contents["plan.json"] = job.plan_file
-    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
 def _fresh_generator(settings: Params) -> Generator:

@@ -15,6 +15,7 @@ from algorithms.algorithm import by_accountants
 from algorithms.gradients import L2, Unclipped
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.budget import Budget
+from algorithms.privacy.card import RunRecord
 from algorithms.privacy.events import run_lengths, schedule_to_json
 from algorithms.privacy.filters import ScheduleFilter
 from algorithms.privacy.releases import Gaussian, NoNoise, Poisson, Release, gradient_release, total_release
@@ -197,3 +198,15 @@ def _write_plots(folder: Path) -> None:
 def public_document() -> dict[str, Any]:
     """`description` as the JSON values that the card is built from."""
     return asdict(description())
+
+
+def record(folders: Folders) -> RunRecord:
+    """What the card of the run is built from."""
+    artifacts = folders.artifacts
+    return RunRecord(
+        plan=read_json(artifacts / "plan.json"),
+        receipt=read_json(artifacts / "receipt.json"),
+        public=public_document(),
+        trace=pd.read_parquet(artifacts / "trace.parquet"),
+        software={"recorded": "training", "python": "3.11.7", "packages": {"torch": "2.13.0"}, "git": None},
+    )

@@ -60,7 +60,7 @@ def epsilon(
         return math.inf
     if accountant == "rdp":
         return epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta)
-    grid = discretisation or _discretisation(schedule, delta, adjacency)
+    grid = discretisation or discretisation_of(schedule, delta, adjacency)
     pld = PLDAccountant(adjacency, value_discretization_interval=grid)
     for event, count in schedule:
         _supported(pld, event, "PLD")
@@ -129,7 +129,7 @@ def _supported(accountant: dp.PrivacyAccountant, event: dp.DpEvent, name: str) -
         raise Refused(f"the {name} accountant has no bound for {event}; use the other accountant.")
 
 
-def _discretisation(schedule: Schedule, delta: float, adjacency: Adjacency) -> float:
+def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) -> float:
     """Fine enough that rounding every loss up stays far below the result, yet quick for heavy-tailed losses."""
     count = sum(count for _, count in schedule)
     upper = epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta)
@@ -166,7 +166,7 @@ def calibrate(
     @lru_cache
     def cost(z: float, coarsening: float = 1.0) -> float:
         schedule = schedule_at(z)
-        grid = _discretisation(schedule, target.delta, ADD_OR_REMOVE_ONE) * coarsening
+        grid = discretisation_of(schedule, target.delta, ADD_OR_REMOVE_ONE) * coarsening
         return epsilon(schedule, target.delta, discretisation=grid)
 
     def bracket(z: float) -> float:

@@ -174,7 +174,7 @@ def _accounting(run: RunRecord) -> dict[str, Any]:
         "library": _LIBRARY,
         "library_version": version(_LIBRARY),
         "discretisation": {
-            "pld_interval": accounting._discretisation(schedule, delta, accounting.ADD_OR_REMOVE_ONE),
+            "pld_interval": accounting.discretisation_of(schedule, delta, accounting.ADD_OR_REMOVE_ONE),
             "rdp_lowest_order": min(accounting.ORDERS),
             "rdp_highest_order": max(accounting.ORDERS),
             "rdp_orders": len(accounting.ORDERS),

@@ -187,5 +187,5 @@ def test_no_card_is_refused(tmp_path: Path) -> None:
 
 
 def _cells(table: str) -> list[list[str]]:
-    rows = [line.strip("│ ").split("│") for line in table.splitlines() if line.startswith("│")]
+    rows = [line[1:-1].split("│") for line in table.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in row] for row in rows]

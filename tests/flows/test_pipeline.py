@@ -13,7 +13,7 @@ import pytest
 from algorithms.privacy.budget import Budget
 from flows.artifacts import markdown_of
 from flows.pipeline import pipeline, run_stage
-from tasks.stage import STAGES
+from tasks.reproduce import STAGES
 from tests.checkout import Checkout
 from tests.flows.conftest import ended
 

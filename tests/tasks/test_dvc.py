@@ -10,9 +10,9 @@ import grimp
 import pytest
 from ruamel.yaml import YAML
 
-from algorithms import CATALOGUE
+from algorithms.catalogue import CATALOGUE
 from tasks.params import WITHOUT_EFFECT
-from tasks.stage import STAGES
+from tasks.reproduce import STAGES
 from tests.checkout import PROJECT, Checkout
 
 CANNOT_CHANGE_A_RESULT = {

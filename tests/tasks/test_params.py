@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from algorithms import CATALOGUE
+from algorithms.catalogue import CATALOGUE
 from algorithms.privacy.errors import Refused
 from tasks import params
 from tasks.params import GROUPS, ParamsRefused, load, parse

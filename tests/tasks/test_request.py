@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from algorithms import CATALOGUE
+from algorithms.catalogue import CATALOGUE
 from algorithms.privacy.errors import Refused
 from data import DataRefused, catalogue
 from data.card import DataCard, Records

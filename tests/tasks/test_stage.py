@@ -1,29 +1,14 @@
-"""Running stages: refusals in one sentence, the checkout's lock, and when a stage may be tried again."""
+"""A stage as a process: refusals in one sentence, other errors as they are, and only in a checkout."""
 
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
-import zc.lockfile
 
 from algorithms.models import ModelRefused
 from algorithms.privacy.errors import BudgetRefused, LedgerBroken
 from data import DataRefused
-from tasks import stage
 from tasks.params import ParamsRefused
-from tasks.stage import Outcome, StageFailed, StageRefused, checkout_lock, main_of, reproduce
-from tests.checkout import Checkout
-
-BUSY = "ERROR: 'artifacts' is busy, it is being blocked by:"
-LOCKED = (
-    "ERROR: Unable to acquire lock. Most likely another DVC process is running or was terminated abruptly."
-)
-RUNNING = "Running stage 'train':"
+from tasks.stage import checkout, main_of
 
 
 @pytest.mark.parametrize("kind", [DataRefused, BudgetRefused, LedgerBroken, ModelRefused, ParamsRefused])
@@ -44,110 +29,7 @@ def test_another_error_keeps_its_traceback() -> None:
         main_of(lambda: int("x"))
 
 
-@pytest.fixture
-def dvc(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Lets dvc end as told, call by call; returns what was told to the person."""
-
-    def play(*outcomes: Outcome) -> list[str]:
-        left = iter(outcomes)
-        monkeypatch.setattr(stage, "dvc", lambda *arguments, root, say: next(left))
-        monkeypatch.setattr(stage, "_POLL_SECONDS", 0.0)
-        return []
-
-    return play
-
-
-@pytest.mark.parametrize("busy", [BUSY, LOCKED])
-def test_a_busy_checkout_is_waited_for(dvc: Callable[..., list[str]], busy: str, tmp_path: Path) -> None:
-    told = dvc(Outcome(255, (busy,)), Outcome(255, (busy,)), Outcome(0, (RUNNING,)))
-    assert reproduce("train", root=tmp_path, say=told.append)
-    assert len(told) == 2
-
-
-def test_a_stage_that_was_not_run_says_so(dvc: Callable[..., list[str]], tmp_path: Path) -> None:
-    told = dvc(Outcome(0, ("Stage 'train' didn't change, skipping",)))
-    assert not reproduce("train", root=tmp_path, say=told.append)
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        (RUNNING, "Traceback", "ERROR: failed to reproduce 'train': failed to run: python -m tasks.train"),
-        (RUNNING, "step 1", LOCKED),
-        ("ERROR: Stage 'train' not found inside 'dvc.yaml' file",),
-        (),
-    ],
-)
-def test_a_stage_that_failed_is_never_tried_again(
-    dvc: Callable[..., list[str]], lines: tuple[str, ...], tmp_path: Path
-) -> None:
-    told = dvc(Outcome(255, lines), Outcome(0, (RUNNING,)))
-    with pytest.raises(StageFailed):
-        reproduce("train", root=tmp_path, say=told.append)
-
-
-def test_a_stages_refusal_arrives_as_its_sentence(dvc: Callable[..., list[str]], tmp_path: Path) -> None:
-    told = dvc(
-        Outcome(255, (RUNNING, "refused: too much; ask for less.", "ERROR: failed to reproduce 'train'"))
-    )
-    with pytest.raises(StageRefused, match=r"^too much; ask for less\.$"):
-        reproduce("train", root=tmp_path, say=told.append)
-
-
-def test_two_holders_of_a_checkout_take_turns(tmp_path: Path) -> None:
-    order: list[str] = []
-
-    def hold(name: str) -> None:
-        with checkout_lock(tmp_path, say=lambda _: order.append(f"{name} waits")):
-            order.append(f"{name} in")
-            time.sleep(0.3)
-            order.append(f"{name} out")
-
-    threads = [threading.Thread(target=hold, args=(name,)) for name in ("a", "b")]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.1)
-    for thread in threads:
-        thread.join()
-    assert order == ["a in", "b waits", "a out", "b in", "b out"]
-
-
-def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from tasks.stage import checkout_lock\n"
-        "with checkout_lock(Path(sys.argv[1]), say=print):\n    print('in', flush=True); time.sleep(60)"
-    )
-    holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "in\n"
-    holder.kill()
-    holder.wait()
-    with checkout_lock(tmp_path, say=lambda text: pytest.fail(text)):
-        pass
-
-
-def test_dvcs_own_lock_is_waited_for(checkout: Checkout) -> None:
-    """The text that tells a busy checkout from a failed stage is DVC's: this is the real one."""
-    lock = zc.lockfile.LockFile(str(checkout.root / ".dvc" / "tmp" / "lock"))
-    told: list[str] = []
-    release = threading.Timer(5, lock.close)
-    release.start()
-    assert not reproduce("prepare", root=checkout.root, say=told.append)
-    assert any("waits" in line for line in told)
-
-
-def test_a_cancelled_stage_leaves_no_process(checkout: Checkout) -> None:
-    checkout.set("steps: 5", "steps: 100000")
-
-    def cancel(line: str) -> None:
-        if line.startswith("> python -m tasks.train"):
-            raise KeyboardInterrupt
-
-    reproduce("calibrate", root=checkout.root, say=lambda _: None)
-    with pytest.raises(KeyboardInterrupt):
-        reproduce("train", root=checkout.root, say=cancel)
-    assert not [
-        p.info
-        for p in psutil.process_iter(["cwd", "cmdline", "status"])
-        if p.info["cwd"] == str(checkout.root)
-    ]
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ParamsRefused, match=r"no params\.yaml"):
+        checkout()
