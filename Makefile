@@ -29,7 +29,7 @@ run: $(VENV)/installed
 	@epsilonflow run $(ARGS)
 
 test: lint
-	pytest $(ARGS)
+	OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/installed-dev
 	ruff check .
@@ -48,6 +48,7 @@ worker: export PREFECT_API_URL ?= http://127.0.0.1:$(PORT)/api
 worker: $(VENV)/installed
 	prefect work-pool create local-pool --type process --overwrite
 	prefect --no-prompt deploy --all
+	@echo "in another shell: PREFECT_API_URL=$$PREFECT_API_URL prefect deployment run pipeline/train --param epsilon=1.5"
 	prefect worker start --pool local-pool --type process
 
 clean:

@@ -113,6 +113,13 @@ class Plan:
             costs = {"rdp": epsilon_of_zcdp(self.filter["rho"], self.target.budget.delta)}
         else:
             costs = {"rdp": self.target.budget.epsilon}
+        if costs[self.target.accountant] > self.target.budget.epsilon and math.isfinite(
+            costs[self.target.accountant]
+        ):
+            raise Refused(
+                f"the plan's releases cost epsilon {costs[self.target.accountant]:g}, its target is"
+                f" {self.target.budget.epsilon:g}; run the calibrate stage again."
+            )
         if costs.keys() != self.epsilon.keys() or any(
             not math.isclose(costs[name], self.epsilon[name], rel_tol=1e-9) for name in costs
         ):

@@ -1,12 +1,12 @@
-"""Checkpoints: an algorithm's state as safetensors and the trace as parquet, written whole or not at all.
+"""Checkpoints: an algorithm's state and the trace so far in one safetensors file, written whole or not at all.
 
-The trace is written first and holds at least the releases of the state's steps; what it holds beyond them is dropped
-when it is read, since those steps will be taken again with the same noise.
+One file, because a state with an older trace would give later releases the noise of earlier ones.
 """
 
+import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,17 +16,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.trace import Trace, read_trace
+from algorithms.privacy.trace import Row, Trace
 
 S = TypeVar("S")
-_RUN, _STEP, _STATE, _TRACE = "run_id", "step", "state.safetensors", "trace.parquet"
+_STATE, _FACTS = "state.safetensors", "checkpoint"
 
 
 def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace) -> None:
     """Writes the run's state after `step` steps and its trace so far into `folder`, readable by the owner only."""
-    _write(folder / _TRACE, trace.write)
+    facts = {"run_id": run_id, "step": step, "trace": [asdict(row) for row in trace.rows]}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in flatten(state).items()}
-    _write(folder / _STATE, lambda path: save_file(tensors, path, metadata={_RUN: run_id, _STEP: str(step)}))
+    _write(folder / _STATE, lambda path: save_file(tensors, path, metadata={_FACTS: json.dumps(facts)}))
 
 
 def load(folder: Path, start: S, *, run_id: str) -> tuple[S, int, Trace] | None:
@@ -40,17 +40,16 @@ def load(folder: Path, start: S, *, run_id: str) -> tuple[S, int, Trace] | None:
     expected = flatten(start)
     try:
         with safe_open(folder / _STATE, framework="pt") as file:
-            owner, step = file.metadata()[_RUN], int(file.metadata()[_STEP])
+            facts = json.loads(file.metadata()[_FACTS])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, KeyError, TypeError):
+    except (SafetensorError, KeyError, TypeError, ValueError):
         raise Refused(
             f"the checkpoint in {folder} is damaged; forfeit that run and start a new one."
         ) from None
-    if owner != run_id or _layout(tensors) != _layout(expected):
+    if facts["run_id"] != run_id or _layout(tensors) != _layout(expected):
         raise Refused(f"the checkpoint in {folder} is of another run; forfeit that run and start a new one.")
     placed = {name: tensor.to(expected[name].device) for name, tensor in tensors.items()}
-    rows = [row for row in read_trace(folder / _TRACE).rows if row.step < step]
-    return unflatten(start, placed), step, Trace(rows)
+    return unflatten(start, placed), facts["step"], Trace([Row(**row) for row in facts["trace"]])
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -83,6 +82,11 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
     with fresh.open("rb") as file:
         os.fsync(file.fileno())
     fresh.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def by_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -41,7 +41,7 @@ def write(folder: Path, parts: Parts, public: PublicDescription, *, salt: bytes,
     try:
         (fresh / ".gitignore").write_text("*\n")
         content = fresh / "content"
-        content.mkdir()
+        content.mkdir(mode=0o700)
         _fill(content, parts, public)
         _write_salt(content / "salt", salt, padding=_padding(parts, public, at_most))
         if folder.exists():

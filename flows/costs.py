@@ -42,7 +42,7 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
 def _ledger_rows(
     root: Path, settings: Params, plan: Plan, public: PublicDescription
 ) -> list[tuple[str, str]]:
-    population = settings.ledger.population or public.population
+    population = public.population
     ledger = open_ledger(root)
     if population not in ledger.populations():
         cap = Budget(public.cap_epsilon, public.cap_delta)

@@ -30,14 +30,23 @@ def model_for(settings: Params, public: PublicDescription) -> Model:
 def plan_for(settings: Params, public: PublicDescription) -> Plan:
     """The plan of the run that the parameters describe; nothing is spent and no record is read.
 
-    Raises Refused where delta is above 1/n and where the algorithm's settings do not fit, ModelRefused for the model.
+    Raises Refused where delta is above 1/n, where noise is seeded though the records are private and where the
+    algorithm's settings do not fit; ModelRefused for the model.
     """
     privacy = settings.privacy
     _check_delta(privacy.delta, public.records)
+    if privacy.noise == "seeded" and not public.public:
+        raise Refused(
+            f"seeded noise protects nobody, and the records of {public.dataset!r} are private;"
+            " set privacy.noise to secure."
+        )
     model = model_for(settings, public)
-    known = Public(public.records, model.parameter_count, len(model.layers()), len(public.classes))
     target = Target(Budget(privacy.epsilon, privacy.delta), privacy.accountant, privacy.count_noise)
-    return settings.algorithm.plan(target, known)
+    return settings.algorithm.plan(target, _known(model, public))
+
+
+def _known(model: Model, public: PublicDescription) -> Public:
+    return Public(public.records, model.parameter_count, len(model.layers()), len(public.classes))
 
 
 def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
@@ -58,7 +67,10 @@ def check(document: Mapping[str, Any], settings: Params, public: PublicDescripti
             f"artifacts/plan.json was made for another {differing[0]} than params.yaml and the data now have;"
             " run the calibrate stage again."
         )
-    Plan.from_json(document).check()
+    plan = Plan.from_json(document)
+    if plan.public != _known(model_for(settings, public), public):
+        raise Refused("artifacts/plan.json was made for other public facts; run the calibrate stage again.")
+    plan.check()
 
 
 def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:

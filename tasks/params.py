@@ -76,10 +76,9 @@ class Tracking(Group):
 
 
 class LedgerPlace(Group):
-    """url: of the ledger, without a password. population: whose budget is charged, instead of the data card's."""
+    """url: of the ledger, without a password. Whose budget is charged is the data card's to say."""
 
     url: str | None = Field(default=None, min_length=1)
-    population: str | None = Field(default=None, min_length=1)
 
     @field_validator("url")
     @classmethod
@@ -101,7 +100,7 @@ MODELS: Mapping[str, type[Group]] = {
 }
 GROUPS = ("data", "privacy", "algorithm", "model", "performance", "tracking", "ledger")
 OPTIONAL = ("performance", "tracking", "ledger")
-WITHOUT_EFFECT = ("performance", "tracking", "ledger.url")
+WITHOUT_EFFECT = ("performance", "tracking", "ledger")
 """What never changes a result, so that no stage of dvc.yaml depends on it."""
 
 _Parsed = TypeVar("_Parsed", bound=Group)

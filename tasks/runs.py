@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from algorithms.privacy.errors import Refused
+from algorithms.privacy.errors import BudgetRefused
 from algorithms.privacy.noise import Generator
 
 _META, _KEY, _LOCK, _RESULT = "run.json", "generator.key", "lock", "result"
@@ -53,12 +53,13 @@ class Run:
                 path.unlink()
 
     @contextmanager
-    def abandoned_if_refused(self) -> Iterator[None]:
-        """Deletes the run's folder when the block refuses the run, which then has spent and released nothing."""
+    def abandoned_if_refused(self, *, unless: Callable[[], bool]) -> Iterator[None]:
+        """Deletes the folder of a run whose budget the block refuses; not where `unless` says it is charged already."""
         try:
             yield
-        except Refused:
-            shutil.rmtree(self.folder)
+        except BudgetRefused:
+            if not unless():
+                shutil.rmtree(self.folder)
             raise
 
 

@@ -73,17 +73,12 @@ class Job:
         """The plan that calibration wrote."""
         return Plan.from_json(self.document)
 
-    @property
-    def population(self) -> str:
-        """Whose budget is charged."""
-        return self.settings.ledger.population or self.public.population
-
     def digest(self, root: Path) -> str:
         """A digest of all that decides the result, and of the checkout; secret, since it covers the data's salt."""
         with (self.prepared / "salt").open("rb") as file:
             salt = file.read(_SALT_BYTES)
         decides = [str(root.resolve()), self.document, asdict(self.public), self.settings.model.model_dump()]
-        decides += [self.settings.privacy.noise, self.population]
+        decides += [self.settings.privacy.noise]
         return hashlib.sha256(salt + json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
@@ -112,26 +107,35 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
 def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
     """Reserves, trains, settles; returns the folder with the result."""
     plan = job.plan
-    ledger.declare(
-        job.population, Budget(job.public.cap_epsilon, job.public.cap_delta), public=job.public.public
-    )
+    _declare(ledger, job.public)
     about = {"algorithm": job.document["algorithm"], "dataset": job.public.dataset}
     if (
         ledger.status(run.run_id) != "settled"
     ):  # else it was killed after settling, before its result was kept
         events = schedule_to_json(plan.schedule)
-        with run.abandoned_if_refused():
-            ledger.reserve(run.run_id, job.population, plan.cost, events=events, about=about)
+        with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
+            ledger.reserve(run.run_id, job.public.population, plan.cost, events=events, about=about)
     written = _fresh_folder(run.folder / "written")
     trace = _train_into(written, job, run)
     events = schedule_to_json(run_lengths(trace.events()))
     ledger.settle(
         run.run_id, plan.cost, events=events
     )  # a run that ended early gets nothing back: it chose when
-    receipt = _identity(job, run) | cost_of(plan, events) | account_of(ledger, job.population)
+    receipt = _identity(job, run) | cost_of(plan, events) | account_of(ledger, job.public.population)
     receipt |= {"software": software(root, recorded="training"), "sha256": _checksums(written, job)}
     (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
     return run.finish(written)
+
+
+def _declare(ledger: Ledger, public: PublicDescription) -> None:
+    """Enters the population at first sight; refuses one of the same name that is not of the same kind."""
+    ledger.declare(public.population, Budget(public.cap_epsilon, public.cap_delta), public=public.public)
+    if ledger.balance(public.population).public != public.public:
+        kinds = ("private", "public")
+        raise Refused(
+            f"the population {public.population!r} is {kinds[not public.public]} in the ledger, but the card of"
+            f" {public.dataset!r} says {kinds[public.public]}; give the card a population of its own."
+        )
 
 
 def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
         "run_id": run.run_id,
         "algorithm": job.document["algorithm"],
         "dataset": job.public.dataset,
-        "population": job.population,
+        "population": job.public.population,
         "noise_source": noise_source(private=run.private_noise),
         "private_noise": run.private_noise,
         "device": _device(job.settings.performance.device).type,

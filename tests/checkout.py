@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.privacy.ledger import Balance, Ledger
+from tasks.request import Request, revise
 
 PROJECT = Path(__file__).parents[1]
 _FILES = ("dvc.yaml", "params.yaml", "prefect.yaml", "pyproject.toml", ".dvcignore", ".gitignore")
 _CODE = ("algorithms", "data", "flows", "tasks")
-_FEW = {"steps: 300": "steps: 5", "batch_size: 256": "batch_size: 64"}
+_FEW_STEPS = Request(
+    dataset="digits",
+    algorithm="dp_sgd",
+    epsilon=3.0,
+    delta=1e-5,
+    seed=0,
+    settings={"algorithm.steps": 5, "algorithm.batch_size": 64, "algorithm.update.momentum": 0.0},
+)
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,7 @@ def new_checkout(root: Path, home: Path) -> Checkout:
     for name in (*_FILES, ".dvc/config", ".dvc/.gitignore"):
         shutil.copyfile(PROJECT / name, root / name)
     checkout = Checkout(root, home)
-    for old, new in _FEW.items():
-        checkout.set(old, new)
+    revise(root, _FEW_STEPS).write()
     identity = ["-c", "init.defaultBranch=main"]
     for command in (
         ["git", *identity, "init", "--quiet"],

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 MARGIN = 1e-6
 """Relative room below a bound, so that rounding can only make a contribution smaller than its bound."""
 
+_SMALLEST, _LARGEST = 1e-12, 1e12
+"""Well inside 32-bit arithmetic, in which factors and sums are computed."""
+
 
 @dataclass(frozen=True)
 class L2:
@@ -72,5 +75,5 @@ Clipping = L2 | L1 | PerLayer | Unclipped
 
 
 def _positive(norm: float) -> None:
-    if not (0 < norm < math.inf):
-        raise ValueError(f"a clip norm must be a finite number above 0, not {norm}; 1.0 is a usual start.")
+    if not _SMALLEST <= norm <= _LARGEST:
+        raise ValueError(f"a clip norm must lie between {_SMALLEST:g} and {_LARGEST:g}, not {norm}; try 1.0.")

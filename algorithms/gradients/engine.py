@@ -55,8 +55,13 @@ def clip_and_sum(contributions: Tensor, clipping: Clipping, layers: list[slice])
 
 def clipped_losses(model: Model, parameters: Tensor, inputs: Tensor, labels: Tensor, bound: float) -> Tensor:
     """The sum over records of their losses, each clipped to [0, bound]; shape [], float64."""
+
+    def loss(one_input: Tensor, one_label: Tensor) -> Tensor:
+        return model.losses(model.outputs(named, one_input[None]), one_label[None])[0]
+
+    named = model.named(parameters)
     with torch.no_grad():
-        losses = model.losses(model.outputs(model.named(parameters), inputs), labels)
+        losses = torch.func.vmap(loss)(inputs, labels)
     return torch.nan_to_num(losses.double(), nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound).sum()
 
 

@@ -5,7 +5,8 @@ the records touched, noise is added and the answer is given; an exception after 
 
 Formal guarantees (add-or-remove-one record, for callers that keep to the public methods):
 - a release's noise and its event are built from the same `Release`, so the two cannot disagree;
-- a record enters a sum through a clipped contribution of its own loss or statistic, whatever the other records are;
+- a record enters a sum through a clipped contribution of its own loss or statistic, whatever the other records are,
+  up to the rounding of 32-bit arithmetic (which depends on the batch, and is not small for extreme parameters);
 - sums are divided by a public constant; an empty sample answers with noise; a record without a finite contribution
   counts as zero.
 """
@@ -20,7 +21,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.gradients import L1, L2, Clipping, clip_and_sum, clipped_losses, clipped_sum, unclippable
+from algorithms.gradients import (
+    L1,
+    L2,
+    Clipping,
+    PerLayer,
+    clip_and_sum,
+    clipped_losses,
+    clipped_sum,
+    unclippable,
+)
 from algorithms.gradients import physical_batch as batch_that_fits
 from algorithms.models import Model
 from algorithms.privacy.errors import Refused
@@ -100,6 +110,12 @@ class Barrier:
         Returns shape [d], float32. Raises Refused for a combination without a proven event and BudgetRefused when
         the event is not afforded; nothing is touched then.
         """
+        layers = len(self.__model.layers())
+        if isinstance(clipping, PerLayer) and len(clipping.norms) != layers:
+            raise Refused(
+                f"per-layer clipping has {len(clipping.norms)} bounds, the model has {layers} layers;"
+                " give one for each."
+            )
         release = gradient_release(sampling, clipping, noise, divisor)
         stream = self.__charge(release, dimension=len(parameters))
         total = torch.zeros(len(parameters), dtype=torch.float64)

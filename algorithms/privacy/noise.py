@@ -61,8 +61,13 @@ class Stream:
         return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype=np.uint64)
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """Uniform on (0, 1], multiples of 2^-53, shape [count]."""
-        return ((self.words(count) >> np.uint64(11)).astype(np.float64) + 1.0) * 2.0**-53
+        """Uniform on (0, 1), shape [count], each with 52 random bits below a random exponent down to 2^-53.
+
+        The bits do not thin out towards 0, so that the tail of a logarithm has no holes wider than its rounding.
+        """
+        fraction = 0.5 + (self.words(count) >> np.uint64(12)).astype(np.float64) * 2.0**-53
+        _, bits = np.frexp((self.words(count) >> np.uint64(11)).astype(np.float64))
+        return np.ldexp(fraction, bits.astype(np.int64) - 53)
 
     def coins(self, count: int, rate: float) -> NDArray[np.bool_]:
         """Independent coins, shape [count], each True with probability `rate` rounded down to a multiple of 2^-64."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv
 
 from data.errors import DataRefused
@@ -16,12 +17,16 @@ def read(path: Path, declared: Csv, *, skip_lines: int) -> pa.Table:
     """
     names = [column.name for column in declared.columns]
     try:
-        return csv.read_csv(
+        table = csv.read_csv(
             path,
             read_options=csv.ReadOptions(
                 skip_rows=skip_lines, column_names=None if declared.header else names
             ),
-            parse_options=csv.ParseOptions(delimiter=declared.separator, newlines_in_values=True),
+            parse_options=csv.ParseOptions(
+                delimiter=declared.separator,
+                quote_char='"' if declared.quotes else False,
+                newlines_in_values=declared.quotes,
+            ),
             convert_options=csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
         )
     except (pa.ArrowException, OSError) as error:
@@ -31,3 +36,13 @@ def read(path: Path, declared: Csv, *, skip_lines: int) -> pa.Table:
             f"{path} cannot be read as declared: every line needs the same number of fields, separated by "
             f"{declared.separator!r}, in UTF-8; correct the file or its card."
         ) from None  # the cause quotes the line
+    if declared.quotes and any(_holds_a_line_break(column) for column in table.columns):
+        raise DataRefused(
+            f"{path} has a field with a line break in quotes, which may be several records read as one; remove"
+            " the line break or the stray quote."
+        )
+    return table
+
+
+def _holds_a_line_break(column: pa.ChunkedArray) -> bool:
+    return bool(pc.any(pc.match_substring_regex(column.cast(pa.string()), "[\\r\\n]")).as_py())

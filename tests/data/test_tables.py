@@ -109,8 +109,16 @@ def test_the_form_of_adult_is_read(encode: Callable[..., Records], table: Docume
 def test_quotes_separators_and_undeclared_columns(encode: Callable[..., Records], table: Document) -> None:
     table["reader"]["columns"][1]["categories"] = ["Rome; Italy"]
     content = 'name;answer;town;age\n"A ""B""";"yes";"Rome; Italy";10\n'
-    records = encode(content, separator=";")
+    records = encode(content, separator=";", quotes=True)
     assert records.features.tolist() == [[pytest.approx(0.1), 1, 0]] and records.labels.tolist() == [1]
+
+
+def test_a_stray_quote_stays_within_its_record(encode: Callable[..., Records], table: Document) -> None:
+    lines = ["10,Oslo,no", '20,"Oslo,no', "30,Oslo,yes", '40,Rome",no', "50,Rome,yes"]
+    content = "\n".join(["age,town,answer", *lines]) + "\n"
+    assert len(encode(content).labels) == 5
+    with pytest.raises(DataRefused, match=r"line break in quotes|same number of fields"):
+        encode(content, quotes=True)
 
 
 def test_an_ignored_column_of_a_file_without_header_makes_nothing(

@@ -90,10 +90,10 @@ def test_a_plan_says_the_cost_and_spends_nothing(here: Checkout) -> None:
 
 
 def test_a_plan_for_a_population_without_runs_says_its_cap(here: Checkout) -> None:
-    result = call("plan", "--set", "ledger.population=nobody")
+    result = call("plan", "--dataset", "adult", "--epsilon", "1")
     assert result.exit_code == 0, result.output
-    assert "cap of population nobody, not charged so far" in result.stdout
-    assert "nobody" not in here.ledger.populations()
+    assert "cap of population adult, not charged so far" in result.stdout
+    assert "adult" not in here.ledger.populations()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from algorithms.gradients import L1, L2, PerLayer, Unclipped
+from algorithms.gradients import L1, L2, PerLayer, Unclipped, clipped_losses
 from algorithms.models import Model, build
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.budget import Budget
@@ -272,6 +272,37 @@ def test_a_layer_that_mixes_records_is_refused_by_name(layer: nn.Module) -> None
         barrier(made_up(), model)
 
 
+def test_per_layer_bounds_that_do_not_fit_the_model_are_refused_before_the_charge() -> None:
+    spend, model = Free(), conv_model()
+    with pytest.raises(Refused, match="3 bounds, the model has 2 layers"):
+        ask(barrier(made_up(), model, spend=spend), PerLayer((1.0, 1.0, 1.0)), model.initial_parameters())
+    assert spend.events == []
+
+
+def test_a_selection_takes_each_record_s_loss_by_itself() -> None:
+    """A module that centres its batch: taken one by one, every record is at the centre and all losses are equal."""
+
+    class Centring(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            flat = inputs.flatten(start_dim=1)
+            return self.layer(flat - flat.mean(dim=0)).view(-1, 3)
+
+    model = Model("centring", Centring(), small_model().losses, lambda outputs: outputs)
+    records, start = made_up(8), model.initial_parameters()
+    together = clipped_losses(
+        model, start, torch.from_numpy(records.features), torch.from_numpy(records.labels), 9.0
+    )
+    alone = [
+        clipped_losses(model, start, torch.from_numpy(f[None]), torch.tensor([label]), 9.0)
+        for f, label in zip(records.features, records.labels, strict=True)
+    ]
+    torch.testing.assert_close(together, torch.stack(alone).sum())
+
+
 @pytest.mark.parametrize(
     ("release", "event"),
     [
@@ -310,8 +341,9 @@ def test_a_question_without_a_proven_event_is_refused(release: Release) -> None:
         (lambda: Gaussian(0.0), "noise multiplier must be"),
         (lambda: Laplace(math.nan), "noise multiplier must be"),
         (lambda: Gumbel(math.inf), "noise multiplier must be"),
-        (lambda: L2(0.0), "clip norm must be"),
-        (lambda: PerLayer((1.0, -1.0)), "clip norm must be"),
+        (lambda: L2(0.0), "clip norm must lie"),
+        (lambda: L2(1e-40), "clip norm must lie"),
+        (lambda: PerLayer((1.0, -1.0)), "clip norm must lie"),
         (lambda: gradient_release(FullBatch(), L2(1.0), Gaussian(1.0), 0.0), "divided by a public number"),
     ],
 )

@@ -149,7 +149,9 @@ def decaying(sigma: float, steps: int = 11700, exact: int = 60, groups: int = 60
 @pytest.mark.parametrize("epsilon_bar", ["0.8", "1.6", "6.4"])
 def test_noise_matched_to_decaying_steps(epsilon_bar: str) -> None:
     sigma = GOLDEN[f"adp_sched_{epsilon_bar}_sigma"]["value"]
-    spent = epsilon_of_rdp(rdp(decaying(sigma), orders=ORDERS), 1e-5, ORDERS)  # 660 events: all orders take long
+    spent = epsilon_of_rdp(
+        rdp(decaying(sigma), orders=ORDERS), 1e-5, ORDERS
+    )  # 660 events: all orders take long
     assert spent == expected(f"adp_sched_{epsilon_bar}_rdp")
 
 

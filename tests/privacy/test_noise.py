@@ -94,6 +94,14 @@ def test_a_sum_beyond_the_grid_is_clamped() -> None:
     assert (add_on_grid(np.array([1e12, -1e12]), np.zeros(2), std=1.0) == [largest, -largest]).all()
 
 
+def test_small_uniforms_keep_their_random_bits() -> None:
+    """Without them the tail of Laplace noise has holes, and which outputs can occur depends on the sum."""
+    sample = stream().uniform(1_000_000)
+    small = sample[sample < 2.0**-12]
+    assert len(small) > 100
+    assert (np.frexp(small)[0] * 2.0**53 % 64 != 0).any()
+
+
 def test_two_noises_cancel_exactly_in_steps() -> None:
     noise = 2.0 * stream().normal(1000)
     shifted = add_on_grid(np.full(1000, 1.0), noise, std=2.0) - add_on_grid(np.zeros(1000), noise, std=2.0)

@@ -47,7 +47,7 @@ def test_the_stages_are_those_that_the_flow_runs() -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_lists_the_parameters_that_it_reads(name: str) -> None:
     reads = importlib.import_module(f"tasks.{name}").READS
-    wanted = {"ledger.population" if group == "ledger" else group for group in reads} - set(WITHOUT_EFFECT)
+    wanted = set(reads) - set(WITHOUT_EFFECT)
     assert set(stages()[name].get("params", [])) == wanted
 
 
@@ -127,7 +127,6 @@ def test_a_run_leaves_its_files_and_is_then_done(checkout: Checkout) -> None:
         ("checkpoint_seconds: 10.0", "checkpoint_seconds: 0.1", set()),
         ("mode: offline", "mode: disabled", set()),
         ("url: null", "url: sqlite:////srv/ledger.sqlite", set()),
-        ("population: null", "population: others", {"train"}),
         ("epsilon: 3.0", "epsilon: 2.0", {"calibrate", "train"}),
         ("seed: 0", "seed: 1", {"calibrate", "train"}),
         ("momentum: 0.0", "momentum: 0.5", {"calibrate", "train"}),

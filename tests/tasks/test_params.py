@@ -62,7 +62,6 @@ def test_the_projects_own_file_is_valid() -> None:
         ("performance.threads", 0),
         ("performance.checkpoint_seconds", -1.0),
         ("tracking.mode", "on"),
-        ("ledger.population", ""),
         ("algorithm.steps", 0),
         ("algorithm.steps", "many"),
         ("algorithm.batch_size", 2.5),

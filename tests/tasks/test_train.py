@@ -1,5 +1,6 @@
 """The train stage: reserve, train, settle; killed anywhere it ends with the same model and one charge."""
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -60,6 +61,11 @@ class Workspace:
     @property
     def public(self) -> PublicDescription:
         return PublicDescription.from_json((self.root / "data/prepared/public.json").read_text())
+
+    def declare(self, **changes: Any) -> None:
+        """Change what the data card declares, as prepared."""
+        public = dataclasses.replace(self.public, **changes)
+        (self.root / "data/prepared/public.json").write_text(public.to_json())
 
     @property
     def ledger(self) -> Ledger:
@@ -243,8 +249,7 @@ def test_a_population_that_cannot_pay_refuses_before_the_records_are_opened(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train, "_open", _crash)
-    workspace.set("ledger", population="people")
-    workspace.ledger.declare("people", Budget(1.0, 1e-4), public=False)
+    workspace.declare(population="people", cap_epsilon=1.0, cap_delta=1e-4, public=False)
     with pytest.raises(BudgetRefused, match="at most epsilon=1"):
         workspace.train()
     assert workspace.run_folders == []
@@ -260,10 +265,41 @@ def test_a_run_without_privacy_is_for_public_records_only(workspace: Workspace) 
     receipt = workspace.train()
     assert receipt["epsilon"] == {"pld": None, "rdp": None}
     assert workspace.ledger.balance("digits").spent.epsilon == 0
-    workspace.set("ledger", population="people")
-    workspace.ledger.declare("people", Budget(1.0, 1e-4), public=False)
+    workspace.declare(population="people", public=False)
     with pytest.raises(BudgetRefused):
         workspace.train()
+
+
+def test_private_records_cannot_be_charged_to_a_public_population(workspace: Workspace) -> None:
+    workspace.train()
+    workspace.declare(public=False)
+    with pytest.raises(Refused, match="a population of its own"):
+        workspace.train()
+
+
+def test_seeded_noise_is_refused_for_private_records(workspace: Workspace) -> None:
+    workspace.declare(population="people", public=False)
+    with pytest.raises(Refused, match="seeded noise protects nobody"):
+        workspace.set("privacy", noise="seeded")
+
+
+def test_a_ledger_that_fails_does_not_cost_a_run_its_key(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "run_training", _crash)
+        with pytest.raises(KeyboardInterrupt):
+            workspace.train()
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "reserve", _refuse)
+        with pytest.raises(Refused, match="cannot be reached"):
+            workspace.train()
+    assert workspace.train()["run_id"] == workspace.run_folders[0].name
+    assert len(workspace.ledger.history("digits")) == 3
+
+
+def _refuse(*_arguments: Any, **_named: Any) -> None:
+    raise Refused("the ledger cannot be reached; try again.")
 
 
 def test_a_checkpoint_of_another_run_is_refused(
@@ -277,8 +313,7 @@ def test_a_checkpoint_of_another_run_is_refused(
             with pytest.raises(KeyboardInterrupt):
                 workspace.train()
         folders.append(next(f for f in workspace.run_folders if f not in folders))
-    for name in ("state.safetensors", "trace.parquet"):
-        shutil.copyfile(folders[0] / name, folders[1] / name)
+    shutil.copyfile(folders[0] / "state.safetensors", folders[1] / "state.safetensors")
     with pytest.raises(Refused, match="of another run"):
         workspace.train()
 
@@ -316,10 +351,7 @@ def test_what_a_run_keeps_is_for_its_owner_only(
 
 
 def test_a_private_number_of_records_is_released_first_and_charged(workspace: Workspace) -> None:
-    from dataclasses import replace
-
-    public = replace(workspace.public, records=None)
-    (workspace.root / "data/prepared/public.json").write_text(public.to_json())
+    workspace.declare(records=None)
     with pytest.raises(Refused, match=r"set algorithm\.sampling_rate"):
         workspace.set("privacy")
     document = YAML(typ="safe", pure=True).load(workspace.root / "params.yaml")
@@ -336,6 +368,11 @@ def test_a_private_number_of_records_is_released_first_and_charged(workspace: Wo
     ("change", "message"),
     [
         ({"epsilon": {"pld": 0.1, "rdp": 0.2}}, "states epsilon"),
+        (
+            {"schedule": [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 0.5}, "count": 6}]},
+            "cost epsilon",
+        ),
+        ({"public": {"records": 9, "parameters": 650, "layers": 1, "classes": 10}}, "other public facts"),
         ({"target": {"epsilon": 0.5, "delta": 1e-5}}, "made for another target"),
         ({"algorithm": "non_private"}, "made for another algorithm"),
         ({"model": {"name": "svm", "seed": 0, "parameters": 650}}, "made for another model"),

@@ -1,0 +1,59 @@
+"""The closing table: what a person reads after a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.ledger import Ledger
+from tasks.closing import closing
+from tests.checkout import PROJECT
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "params.yaml").write_text((PROJECT / "params.yaml").read_text())
+    (tmp_path / "artifacts").mkdir()
+    (tmp_path / "artifacts" / "receipt.json").write_text(json.dumps({"population": "people"}))
+    return tmp_path
+
+
+def finished(root: Path, **changes: Any) -> dict[str, str]:
+    metrics = {
+        "dataset": "digits",
+        "algorithm": "dp_sgd",
+        "test_accuracy": 0.91234,
+        "epsilon": 1.5,
+        "delta": 1e-5,
+    }
+    (root / "artifacts" / "metrics.json").write_text(json.dumps(metrics | changes))
+    return dict(closing(root).rows())
+
+
+def test_it_tells_the_result_and_what_the_population_has_left(root: Path, own_home: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+    ledger.declare("people", Budget(10.0, 1e-3), public=False)
+    ledger.reserve("one", "people", Budget(4.0, 1e-5), events=[], about={})
+    ledger.settle("one", Budget(1.5, 1e-5), events=[])
+    ledger.reserve("two", "people", Budget(2.0, 1e-5), events=[], about={})
+    assert finished(root) == {
+        "data set": "digits",
+        "algorithm": "dp_sgd",
+        "test accuracy": "91.23%",
+        "epsilon of this run": "1.5 at delta 1e-05",
+        "epsilon spent on population people": "1.5",
+        "epsilon left to population people": "6.5",
+        "report": str(root / "artifacts" / "report.html"),
+    }
+
+
+def test_a_run_without_noise_is_called_not_private(root: Path) -> None:
+    assert finished(root, epsilon=None)["epsilon of this run"] == "not private"
+
+
+def test_a_result_of_another_machine_has_a_population_that_this_ledger_does_not_know(root: Path) -> None:
+    rows = finished(root)
+    assert rows["epsilon spent on population people"] == "unknown to this ledger"
+    assert rows["epsilon left to population people"] == "unknown to this ledger"
