@@ -21,7 +21,7 @@ def cost_table(root: Path, settings: Params) -> Table:
     public = public_description(catalogue.card(settings.data.dataset, root / "data" / "cards"))
     plan = plan_for(settings, public)
     table = Table(show_header=False)
-    for name, text in [*_plan_rows(settings, plan), *_ledger_rows(root, settings, plan, public)]:
+    for name, text in [*_plan_rows(settings, plan), *_ledger_rows(root, plan, public)]:
         table.add_row(name, text)
     return table
 
@@ -39,11 +39,8 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _ledger_rows(
-    root: Path, settings: Params, plan: Plan, public: PublicDescription
-) -> list[tuple[str, str]]:
-    population = public.population
-    ledger = open_ledger(root)
+def _ledger_rows(root: Path, plan: Plan, public: PublicDescription) -> list[tuple[str, str]]:
+    population, ledger = public.population, open_ledger(root)
     if population not in ledger.populations():
         cap = Budget(public.cap_epsilon, public.cap_delta)
         return [(f"cap of population {population}, not charged so far", _pair(cap))]

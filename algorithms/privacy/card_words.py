@@ -12,7 +12,8 @@ Guarantee = Literal["private", "seeded", "none"]
 FLOATING_POINT = (
     "A noised sum is rounded to a grid whose step is a power of two at most 2^-24 of the noise, and the noise is a"
     " whole number of these steps, so that which values can occur does not depend on the data; the noise is raised by"
-    " what rounding adds to the sensitivity. Left open: the rounding of 32-bit arithmetic inside the sum."
+    " what rounding adds to the sensitivity. Left open: the rounding of 32-bit arithmetic"
+    " inside the sum, which depends on the batch and is not small for extreme parameters."
 )
 NO_FLOATING_POINT = "No noise was added, so there is nothing to protect from rounding."
 ACROSS_RUNS = (
