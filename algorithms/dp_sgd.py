@@ -18,21 +18,8 @@ from algorithms.algorithm import Plan, Public, Target, plan_fixed
 from algorithms.gradients import L2, PerLayer
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.releases import Gaussian, Poisson, Release, gradient_release
-from algorithms.sampled import batches, count_release, expected_batch
-from algorithms.update import STRICT, Moving, Update
-
-
-@dataclass(frozen=True)
-class State:
-    """moving: what the update moves. divisor: [], the public number sums are divided by; 0 until it is released."""
-
-    moving: Moving
-    divisor: Tensor
-
-    @property
-    def parameters(self) -> Tensor:
-        """Where the next gradient is taken, shape [d]."""
-        return self.moving.parameters
+from algorithms.sampled import State, batches, count_release, expected_batch
+from algorithms.update import STRICT, Update
 
 
 @dataclass(frozen=True)

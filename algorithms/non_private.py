@@ -12,12 +12,11 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.algorithm import Plan, Public, Target, by_accountants
-from algorithms.dp_sgd import State
 from algorithms.gradients import Unclipped
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.releases import NoNoise, Poisson
-from algorithms.sampled import batches
+from algorithms.sampled import State, batches
 from algorithms.update import STRICT, Update
 
 

@@ -1,14 +1,16 @@
-"""What algorithms on Poisson samples share: the sampling rate, and the count where the number of records is private."""
+"""What algorithms on Poisson samples share: the rate, their state, and the count where the number is private."""
 
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from algorithms.algorithm import Plan, Public
 from algorithms.gradients import L2
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.releases import Gaussian, Release, total_release
+from algorithms.update import Moving
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,19 @@ class Batches:
 
     rate: float
     divisor: float | None
+
+
+@dataclass(frozen=True)
+class State:
+    """moving: what the update moves. divisor: [], the public number sums are divided by; 0 until it is released."""
+
+    moving: Moving
+    divisor: Tensor
+
+    @property
+    def parameters(self) -> Tensor:
+        """Where the next gradient is taken, shape [d]."""
+        return self.moving.parameters
 
 
 def batches(public: Public, *, batch_size: int | None, sampling_rate: float | None) -> Batches:
