@@ -33,7 +33,7 @@ class DPSGD:
     steps: Annotated[int, Field(ge=1)]
     batch_size: Annotated[int, Field(ge=1)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
-    clip_norm: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
+    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
     clipping: Literal["l2", "per_layer"] = "l2"
     update: Update = field(default_factory=Update)
 

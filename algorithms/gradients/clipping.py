@@ -11,33 +11,26 @@ _SMALLEST, _LARGEST = 1e-12, 1e12
 
 
 @dataclass(frozen=True)
-class L2:
+class _Norm:
+    """Scale a contribution down to a norm of at most `norm`."""
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        _check(self.norm)
+
+    @property
+    def sensitivity(self) -> float:
+        """The most that one record can add to the sum, in this norm."""
+        return self.norm
+
+
+class L2(_Norm):
     """Scale a contribution down to L2 norm at most `norm` (Abadi et al. 2016)."""
 
-    norm: float
 
-    def __post_init__(self) -> None:
-        _positive(self.norm)
-
-    @property
-    def sensitivity(self) -> float:
-        """The most that one record can add to the sum, in L2 norm."""
-        return self.norm
-
-
-@dataclass(frozen=True)
-class L1:
+class L1(_Norm):
     """Scale a contribution down to L1 norm at most `norm`."""
-
-    norm: float
-
-    def __post_init__(self) -> None:
-        _positive(self.norm)
-
-    @property
-    def sensitivity(self) -> float:
-        """The most that one record can add to the sum, in L1 norm."""
-        return self.norm
 
 
 @dataclass(frozen=True)
@@ -53,7 +46,7 @@ class PerLayer:
         if not self.norms:
             raise ValueError("per-layer clipping needs a bound for each layer, not none; give at least one.")
         for norm in self.norms:
-            _positive(norm)
+            _check(norm)
 
     @property
     def sensitivity(self) -> float:
@@ -74,6 +67,6 @@ class Unclipped:
 Clipping = L2 | L1 | PerLayer | Unclipped
 
 
-def _positive(norm: float) -> None:
+def _check(norm: float) -> None:
     if not _SMALLEST <= norm <= _LARGEST:
         raise ValueError(f"a clip norm must lie between {_SMALLEST:g} and {_LARGEST:g}, not {norm}; try 1.0.")
