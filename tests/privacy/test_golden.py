@@ -18,7 +18,7 @@ GOLDEN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("golden.
 REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
 
 
-ORDERS = (1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, *map(float, range(2, 64)), 128.0, 256.0)
+ORDERS = (*(1 + x / 10 for x in range(1, 30)), *map(float, range(4, 64)), 128.0, 256.0)
 
 
 def named(*prefixes: str, suffix: str = "") -> list[str]:

@@ -1,0 +1,82 @@
+"""Crashes inside a checkpoint, and take-up where the number of records is private."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from algorithms import checkpoint, training
+from algorithms.privacy.barrier import Performance
+from algorithms.privacy.noise import seeded_generator
+from tests.algorithms.bench import algorithm, made_up, planned, small_model
+from tests.algorithms.test_contract import Stopped
+
+
+def trained(
+    folder: Path, *, private: bool = False, stop_after: int | None = None
+) -> tuple[torch.Tensor, Any]:
+    sampling = {"batch_size": None, "sampling_rate": 0.25} if private else {}
+    method, model = algorithm("dp_sgd", **sampling), small_model()
+
+    def tell(step: int, _epsilon: float) -> None:
+        if step == stop_after:
+            raise Stopped
+
+    state, trace = training.train(
+        method,
+        planned(method, model, records=None) if private else planned(method, model),
+        model,
+        open_records=made_up,
+        generator=seeded_generator(3),
+        run_id="one run",
+        folder=folder,
+        performance=Performance(),
+        checkpoint_seconds=0.0,
+        tell=tell,
+    )
+    return method.released(state), trace.rows
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    for name in ("whole", "broken"):
+        (tmp_path / name).mkdir()
+    return tmp_path / "whole", tmp_path / "broken"
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
+    nth: int, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, broken = folders
+    expected, _ = trained(whole)
+    write, written = checkpoint._write, 0
+
+    def tearing(path: Path, content: Any) -> None:
+        nonlocal written
+        written += 1
+
+        def half(place: Path) -> None:
+            place.write_bytes(b"half")
+            raise Stopped
+
+        write(path, half if written == nth else content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write", tearing)
+        with pytest.raises(Stopped):
+            trained(broken)
+    assert torch.equal(trained(broken)[0], expected)
+
+
+def test_a_released_count_survives_a_crash(folders: tuple[Path, Path]) -> None:
+    whole, broken = folders
+    expected, expected_rows = trained(whole, private=True)
+    for stop_after in (2, 4):
+        with pytest.raises(Stopped):
+            trained(broken, private=True, stop_after=stop_after)
+    released, rows = trained(broken, private=True)
+    assert torch.equal(released, expected)
+    assert rows == expected_rows
+    assert [row.kind for row in rows].count("total") == 1

@@ -1,0 +1,135 @@
+"""What the barrier promises for every kind of question, not for gradients alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+import torch
+
+from algorithms.gradients import L1, L2, PerLayer, clipped_losses
+from algorithms.privacy.barrier import Barrier, Performance
+from algorithms.privacy.noise import add_on_grid, grid_step, scale_on_grid, seeded_generator, std_on_grid
+from algorithms.privacy.releases import (
+    FullBatch,
+    Gaussian,
+    Gumbel,
+    Laplace,
+    Poisson,
+    argmin_release,
+    gradient_release,
+)
+from algorithms.privacy.trace import Trace
+from tests.algorithms.bench import MadeUp, made_up, small_model
+from tests.privacy.test_barrier import Free, barrier, no_records, wide_model
+
+PARAMETERS = small_model().initial_parameters()
+QUESTIONS: dict[str, tuple[Callable[[Barrier], Any], dp.DpEvent]] = {
+    "gradient": (
+        lambda asked: asked.gradient(
+            PARAMETERS, sampling=FullBatch(), clipping=L2(1.0), noise=Gaussian(2.0), divisor=1.0
+        ),
+        dp.GaussianDpEvent(2.0),
+    ),
+    "total": (
+        lambda asked: asked.total(lambda one, label: torch.ones(1), bound=L2(1.0), noise=Gaussian(2.0)),
+        dp.GaussianDpEvent(2.0),
+    ),
+    "argmin": (
+        lambda asked: asked.argmin(torch.stack([PARAMETERS] * 2), bound=1.0, noise=Gumbel(0.5)),
+        dp.dp_event.ZCDpEvent(0.5),
+    ),
+}
+
+
+class Guarded:
+    """Records whose values may not be touched before the charge; the shape of a record is public."""
+
+    def __init__(self, spend: Free) -> None:
+        self.spend = spend
+
+    @property
+    def labels(self) -> np.ndarray:
+        assert self.spend.events, "the records were touched before the charge"
+        return made_up().labels
+
+    @property
+    def features(self) -> np.ndarray:
+        return made_up().features if self.spend.events else np.zeros((0, 1, 4, 4), dtype=np.float32)
+
+
+@pytest.mark.parametrize("kind", list(QUESTIONS))
+def test_every_question_is_charged_its_event_before_the_look(kind: str) -> None:
+    ask, event = QUESTIONS[kind]
+    spend, trace = Free(), Trace()
+    ask(barrier(Guarded(spend), spend=spend, trace=trace))  # type: ignore[arg-type]
+    assert spend.events == [event]
+    assert trace.events() == [event]
+
+
+def test_noise_is_added_once_however_many_slices() -> None:
+    """Nine records that count as zero, one to a slice, against none at all: the same noise, bit for bit."""
+    nothing = MadeUp(np.full((9, 10_000), np.nan, dtype=np.float32), np.zeros(9, dtype=np.int64))
+    one_by_one = Performance(memory_mb=1)
+
+    def answer(records: MadeUp) -> torch.Tensor:
+        return barrier(records, wide_model(), performance=one_by_one).gradient(
+            wide_model().initial_parameters(),
+            sampling=FullBatch(),
+            clipping=L2(1.0),
+            noise=Gaussian(1.0),
+            divisor=1.0,
+        )
+
+    assert torch.equal(answer(nothing), answer(no_records()))
+
+
+def test_layers_bounds_add_up_as_squares() -> None:
+    assert PerLayer((3.0, 4.0)).sensitivity == 5.0
+
+
+def test_a_loss_that_is_not_finite_counts_as_zero() -> None:
+    model = small_model()
+    inputs = torch.from_numpy(made_up(5).features)
+    labels = torch.from_numpy(made_up(5).labels)
+    expected = clipped_losses(model, PARAMETERS, inputs[1:], labels[1:], 2.0)
+    inputs[0] = float("nan")
+    assert clipped_losses(model, PARAMETERS, inputs, labels, 2.0) == expected
+
+
+@pytest.mark.parametrize(("bound", "noise"), [(L2(2.0), Gaussian(0.7)), (L1(2.0), Laplace(0.7))])
+def test_an_answer_has_the_widened_noise_and_the_trace_says_so(bound: Any, noise: Any) -> None:
+    k, trace = 100_000, Trace()
+    answer = barrier(no_records(), trace=trace).total(
+        lambda one, label: torch.zeros(k), bound=bound, noise=noise
+    )
+    stream, normal = seeded_generator(5).stream(0), isinstance(noise, Gaussian)
+    widen = std_on_grid if normal else scale_on_grid
+    scale = widen(1.4, sensitivity=2.0, dimension=k)
+    draws = stream.normal(k) if normal else stream.laplace(k)
+    assert np.array_equal(answer.numpy(), add_on_grid(np.zeros(k), scale * draws, std=1.4))
+    assert trace.rows[0].noise_std == scale * (1.0 if normal else np.sqrt(2.0))
+    assert trace.rows[0].noise_std > 1.4 * (1.0 if normal else np.sqrt(2.0))
+
+
+def test_laplace_noise_is_raised_by_what_rounding_adds_to_the_sensitivity() -> None:
+    scale, dimension = 3.0, 10_000
+    neighbours_differ_by = 1.0 + dimension * grid_step(scale)
+    assert scale_on_grid(scale, sensitivity=1.0, dimension=dimension) / neighbours_differ_by >= scale
+
+
+@pytest.mark.parametrize(("noise", "rho"), [(Gumbel(0.5), 0.5), (Laplace(0.5), 2.0)])
+def test_a_selection_costs_the_rho_of_its_law(noise: Any, rho: float) -> None:
+    """With epsilon = 1/z = 2: epsilon^2 / 8 by bounded range, epsilon^2 / 2 by pure epsilon."""
+    assert argmin_release(3.0, noise).event() == dp.dp_event.ZCDpEvent(rho)
+
+
+@pytest.mark.parametrize("clipping", [L1(1.0), L2(1.0), PerLayer((1.0,))])
+@pytest.mark.parametrize("rate", [None, 0.25])
+def test_a_sum_costs_exactly_its_multiplier_and_rate(clipping: Any, rate: float | None) -> None:
+    noise: Any = Laplace(3.0) if isinstance(clipping, L1) else Gaussian(3.0)
+    inner = dp.LaplaceDpEvent(3.0) if isinstance(clipping, L1) else dp.GaussianDpEvent(3.0)
+    sampling = FullBatch() if rate is None else Poisson(rate)
+    expected = inner if rate is None else dp.PoissonSampledDpEvent(rate, inner)
+    assert gradient_release(sampling, clipping, noise, 1.0).event() == expected
