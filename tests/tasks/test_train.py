@@ -186,7 +186,7 @@ def test_killed_at_random_instants_it_ends_with_the_same_model_and_one_charge(wo
     for kill in range(1, KILLS + 1):
         runs.discard(workspace.home, workspace.receipt["run_id"])
         (workspace.root / "artifacts/model.safetensors").unlink()
-        fell += killed_after(workspace, draw.uniform(0.2, 1.0) * whole)
+        fell += killed_after(workspace, draw.uniform(0.1, 0.9) * whole)
         assert workspace.start().wait() == 0
         assert workspace.model() == expected
         entries = [entry.kind for entry in workspace.ledger.history("digits")]
@@ -276,23 +276,23 @@ def test_seeded_noise_is_refused_for_private_records(workspace: Workspace) -> No
         workspace.set("privacy", noise="seeded")
 
 
+@pytest.mark.parametrize("kind", [Refused, BudgetRefused])
 def test_a_ledger_that_fails_does_not_cost_a_run_its_key(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    kind: type[Refused], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*_arguments: Any, **_named: Any) -> None:
+        raise kind("the ledger cannot be reached; try again.")
+
     with monkeypatch.context() as patch:
         patch.setattr(train, "run_training", _crash)
         with pytest.raises(KeyboardInterrupt):
             workspace.train()
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "reserve", _refuse)
+        patch.setattr(Ledger, "reserve", refuse)
         with pytest.raises(Refused, match="cannot be reached"):
             workspace.train()
     assert workspace.train()["run_id"] == workspace.run_folders[0].name
     assert len(workspace.ledger.history("digits")) == 3
-
-
-def _refuse(*_arguments: Any, **_named: Any) -> None:
-    raise Refused("the ledger cannot be reached; try again.")
 
 
 def test_a_checkpoint_of_another_run_is_refused(
