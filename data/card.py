@@ -100,13 +100,6 @@ class DataCard(Strict):
             return (self.reader.width,)
         return self.shape or ()
 
-    @property
-    def checksums(self) -> tuple[str, ...]:
-        """What identifies the content of the data set, in the order of the card."""
-        if isinstance(self.reader, Digits):
-            return (self.reader.sha256,)
-        return tuple(file.sha256 or file.keyed_sha256 or "" for file in self.files.values())
-
     @model_validator(mode="after")
     def _files_fit_the_reader(self) -> "DataCard":
         roles = set(self.files)

@@ -33,7 +33,7 @@ def prepare(
     key = PUBLIC_KEY if card.public else owner_key(home)
     files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
     public = public_description(card)
-    salt = keyed(key, ["salt of a prepared folder", card.name, *card.checksums])
+    salt = keyed(key, ["salt of a prepared folder", card.model_dump_json()])
     prepared.write(destination, read(card, files), public, salt=salt, at_most=card.records.at_most)
     return public
 

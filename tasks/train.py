@@ -109,18 +109,16 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
     plan = job.plan
     _declare(ledger, job.public)
     about = {"algorithm": job.document["algorithm"], "dataset": job.public.dataset}
-    if (
-        ledger.status(run.run_id) != "settled"
-    ):  # else it was killed after settling, before its result was kept
+    # A settled run without a result was killed in between: it is repeated, not charged again.
+    if ledger.status(run.run_id) != "settled":
         events = schedule_to_json(plan.schedule)
         with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
             ledger.reserve(run.run_id, job.public.population, plan.cost, events=events, about=about)
     written = _fresh_folder(run.folder / "written")
     trace = _train_into(written, job, run)
     events = schedule_to_json(run_lengths(trace.events()))
-    ledger.settle(
-        run.run_id, plan.cost, events=events
-    )  # a run that ended early gets nothing back: it chose when
+    # Settled in full even if it ended early: when to end was then chosen on the way.
+    ledger.settle(run.run_id, plan.cost, events=events)
     receipt = _identity(job, run) | cost_of(plan, events) | account_of(ledger, job.public.population)
     receipt |= {"software": software(root, recorded="training"), "sha256": _checksums(written, job)}
     (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
