@@ -1,0 +1,47 @@
+"""What a person sees of a long training: a bar on a terminal, lines elsewhere."""
+
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from tasks import progress as module
+from tasks.progress import progress
+
+
+def test_a_terminal_shows_steps_epsilon_and_time_left() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    with progress(40, console=console) as tell:
+        for step in range(1, 31):
+            tell(step, step / 10)
+    shown = screen.getvalue()
+    assert "30/40" in shown
+    assert "epsilon 3" in shown
+    assert "steps/s" in shown
+
+
+def test_elsewhere_there_is_a_line_every_few_seconds_and_one_at_the_end(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([100.0, *(100.0 + step for step in range(1, 13))])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
+    with caplog.at_level(logging.INFO), progress(12, console=Console(file=io.StringIO())) as tell:
+        for step in range(1, 13):
+            tell(step, 0.25 * step)
+    assert caplog.messages == [
+        "step 5 of 12, 1.0 steps/s, 7 s left, epsilon 1.25",
+        "step 10 of 12, 1.0 steps/s, 2 s left, epsilon 2.5",
+        "step 12 of 12, 1.0 steps/s, 0 s left, epsilon 3",
+    ]
+
+
+def test_a_run_that_was_taken_up_counts_its_rate_from_there(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([0.0, 10.0])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
+    with caplog.at_level(logging.INFO), progress(1000, console=Console(file=io.StringIO())) as tell:
+        tell(901, 1.0)
+    assert caplog.messages == ["step 901 of 1000, 0.1 steps/s, 990 s left, epsilon 1"]
