@@ -89,7 +89,6 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     Refused or ModelRefused where the plan, the model or a checkpoint does not fit; nothing is spent then.
     """
     check_plan(job.document, job.settings, job.public)
-    model_for(job.settings, job.public)
     _check_device(job.settings.performance.device)
 
     def is_forfeited(run_id: str) -> bool:
