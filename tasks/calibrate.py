@@ -23,7 +23,11 @@ def model_for(settings: Params, public: PublicDescription) -> Model:
     """The model that the parameters name, for this data; raises ModelRefused where it does not fit."""
     chosen = settings.model
     return models.build(
-        chosen.name, input_shape=public.input_shape, classes=len(public.classes), seed=chosen.seed
+        chosen.name,
+        input_shape=public.input_shape,
+        classes=len(public.classes),
+        seed=chosen.seed,
+        precision=chosen.precision,
     )
 
 
@@ -46,7 +50,7 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
 
 
 def _known(model: Model, public: PublicDescription) -> Public:
-    return Public(public.records, model.parameter_count, len(model.layers()), len(public.classes))
+    return Public(public.records, model.parameter_count, len(model.layers), len(public.classes))
 
 
 def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:

@@ -52,17 +52,23 @@ class Privacy(Group):
 
 
 class Model(Group):
-    """name: of the catalogue of models. seed: of the start of the parameters, which is public."""
+    """name: of the catalogue of models. seed: of its start, which is public. precision: of its gradients."""
 
     name: str = Field(min_length=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
+    precision: Literal["float32", "bfloat16"] = "float32"
 
 
 class Performance(Group):
-    """Settings that never change the result. memory_mb: for per-record work. checkpoint_seconds: between two."""
+    """Settings that never change the result, but for its rounding.
+
+    memory_mb: for per-record work; physical_batch, the records taken at once, follows from it unless given.
+    checkpoint_seconds: between two.
+    """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     memory_mb: int = Field(default=1024, ge=1)
+    physical_batch: int | None = Field(default=None, ge=1)
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=10.0, gt=0)
 

@@ -167,7 +167,9 @@ def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
             generator=run.generator(),
             run_id=run.run_id,
             folder=run.folder,
-            performance=Performance(_device(performance.device), performance.memory_mb),
+            performance=Performance(
+                _device(performance.device), performance.memory_mb, performance.physical_batch
+            ),
             checkpoint_seconds=performance.checkpoint_seconds,
             tell=tell,
         )

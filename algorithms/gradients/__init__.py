@@ -1,17 +1,20 @@
 """Per-example clipped sums."""
 
-from algorithms.gradients.clipping import L1, L2, Clipping, PerLayer, Unclipped
-from algorithms.gradients.engine import clip_and_sum, clipped_losses, clipped_sum, physical_batch, unclippable
+from algorithms.gradients.clipping import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped
+from algorithms.gradients.contributions import Contributions
+from algorithms.gradients.engine import Engine, clip_and_sum
+from algorithms.gradients.examination import Unclippable
 
 __all__ = [
     "L1",
     "L2",
+    "Affine",
     "Clipping",
+    "Contributions",
+    "Engine",
+    "Normalised",
     "PerLayer",
+    "Unclippable",
     "Unclipped",
     "clip_and_sum",
-    "clipped_losses",
-    "clipped_sum",
-    "physical_batch",
-    "unclippable",
 ]

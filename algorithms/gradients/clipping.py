@@ -3,11 +3,14 @@
 import math
 from dataclasses import dataclass
 
-MARGIN = 1e-6
-"""Relative room below a bound, so that rounding can only make a contribution smaller than its bound."""
+import torch
+from torch import Tensor
 
 _SMALLEST, _LARGEST = 1e-12, 1e12
-"""Well inside 32-bit arithmetic, in which factors and sums are computed."""
+"""Well inside 32-bit arithmetic, in which sums are computed."""
+
+_SMALLEST_NORM = 1e-14
+"""Below it the square of a norm is lost in 32 bits; a contribution so small is not raised to a given norm."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,48 @@ class PerLayer:
         return math.sqrt(math.fsum(norm**2 for norm in self.norms))
 
 
+@dataclass(frozen=True, eq=False)
+class Affine(_Norm):
+    """Sum (gradient - shift) / scale, each scaled down to L2 norm at most `norm` (AdaCliP, Pichapati et al. 2019).
+
+    shift, scale: shape [d], finite, scale positive; functions of what is public or was released.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.shift.shape != self.scale.shape:
+            raise ValueError(
+                f"the shift has shape {list(self.shift.shape)}, the scale {list(self.scale.shape)}; give equal shapes."
+            )
+        if not (
+            torch.isfinite(self.shift).all() and torch.isfinite(self.scale).all() and (self.scale > 0).all()
+        ):
+            raise ValueError(
+                "the shift and the scale must be finite and the scale positive; bound them from below."
+            )
+
+
+@dataclass(frozen=True)
+class Normalised(_Norm):
+    """Give every contribution the L2 norm `norm`, or norm |g| / (|g| + stability) ("automatic clipping").
+
+    Bu et al. 2023. With stability 0 it is what importance sampling adds for an accepted record (Wei et al. 2022, DPIS,
+    equation 7).
+    """
+
+    stability: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.0 <= self.stability <= _LARGEST:
+            raise ValueError(
+                f"the stability must lie between 0 and {_LARGEST:g}, not {self.stability}; try 0.01."
+            )
+
+
 @dataclass(frozen=True)
 class Unclipped:
     """No bound: for a run that is not private."""
@@ -64,7 +109,24 @@ class Unclipped:
         return math.inf
 
 
-Clipping = L2 | L1 | PerLayer | Unclipped
+Clipping = L2 | L1 | PerLayer | Affine | Normalised | Unclipped
+
+
+def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype) -> Tensor:
+    """What contributions of the given norms are multiplied by, shape [batch], float64.
+
+    norms: [batch], float64, upper bounds. bound: the norm allowed. dtype: of the sums, which decides how much room is
+    left below the bound for their rounding.
+    """
+    room = bound * (1.0 - margin(dtype))
+    if isinstance(clipping, Normalised):
+        return room / (norms.clamp(min=_SMALLEST_NORM) + clipping.stability)
+    return torch.clamp(room / norms.clamp(min=torch.finfo(torch.float64).tiny), max=1.0)
+
+
+def margin(dtype: torch.dtype) -> float:
+    """Relative room below a bound, so that rounding in `dtype` can only make a contribution smaller than its bound."""
+    return 1e-12 if dtype == torch.float64 else 2e-6
 
 
 def _check(norm: float) -> None:

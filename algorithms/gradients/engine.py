@@ -1,143 +1,128 @@
-"""Clipped sums of per-example gradients, and losses of single records, for one physical batch.
+"""The engine: clipped sums of per-example gradients, by the fastest way that is right for the model.
 
-Each function takes a slice of the records that fits the memory it was sized for and returns a sum in float64, so
-any choice of slices gives the same result up to rounding. A record whose gradient is not finite contributes zero.
+A pass records every use of a trained parameter and what came back to it (book-keeping, Bu et al. 2023), so norms and
+clipped sums follow without a second pass; a model that cannot be recorded is taken record by record by `torch.func`.
+Which way, how the records lie in its tensors, and whether it can be clipped at all is found out once, on made-up
+inputs.
 """
 
+import copy
+import logging
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from algorithms.gradients.clipping import L1, L2, MARGIN, Clipping, PerLayer, Unclipped
+from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.clipping import Clipping
+from algorithms.gradients.contributions import Contributions
+from algorithms.gradients.examination import Examined, examine
+from algorithms.gradients.passes import Passes
+from algorithms.gradients.tape import Unrecorded
 from algorithms.models import Model
 
-_CACHED = 128
-"""The per-example gradients that a CPU computes fastest together, measured on the small convolutional network."""
+_LOG = logging.getLogger(__name__)
 
-_COPIES = 6
-"""How many numbers a per-example gradient needs while it is computed, clipped and summed, as multiples of d."""
+_PASSES = 3
+"""What a forward and a backward pass and the norms need, as a multiple of what a forward pass keeps."""
+
+_CACHED_BYTES = 128e6
+"""What a CPU works on best at once."""
 
 
-def clipped_sum(
-    model: Model, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping
-) -> Tensor:
-    """The sum over records of clipped gradients of their losses.
+class Engine:
+    """Per-example gradients of a model on one device.
 
-    parameters: flat, shape [d]. inputs: [batch, *input_shape]; an empty batch gives zero. labels: [batch].
-    Returns shape [d], float64. Every contribution is within the clipping's bound, rounding included.
+    input_shape, input_dtype: of one record. memory_mb: what a pass may take, from which the physical batch follows
+    unless it is given. Raises Unclippable where the model mixes records.
     """
-    if len(labels) == 0:
-        return torch.zeros(len(parameters), dtype=torch.float64, device=parameters.device)
-    linear = _single_linear_layer(model.module)
-    if linear is not None and not isinstance(clipping, L1):
-        return _linear_clipped_sum(model, linear, parameters, inputs, labels, clipping)
-    gradients = _per_example_gradients(model, parameters, inputs, labels)
-    return clip_and_sum(gradients, clipping, model.layers())
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        input_shape: tuple[int, ...],
+        input_dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+        memory_mb: int = 1024,
+        physical_batch: int | None = None,
+    ) -> None:
+        device = device or torch.device("cpu")
+        self._passes = Passes(_on(model, device))
+        self._examined = examine(self._passes, input_shape, input_dtype, device)
+        self._log()
+        self.physical_batch = physical_batch or _fitting(self._examined, memory_mb, device)
+
+    def clipped_sum(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
+        """The sum over records of their clipped gradients.
+
+        parameters: flat, shape [d]. inputs: [batch, *input_shape]; an empty batch gives zero. labels: [batch].
+        Returns shape [d], float64. Every contribution is within the clipping's bound, rounding included.
+        """
+        first, *others = self._batches(inputs, labels)
+        total = self.contributions(parameters, *first).clipped_sum(clipping)
+        for batch in others:
+            total += self.contributions(parameters, *batch).clipped_sum(clipping)
+        return total
+
+    def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
+        """Losses, norms and sums of one physical batch from a single pass; for the barrier alone."""
+        if len(labels) == 0:
+            return Contributions(
+                parameters.new_zeros(0), {}, self._passes.model.places, self._passes.model.layers
+            )
+        if self._examined.layouts is not None:
+            try:
+                return self._passes.recorded(parameters, inputs, labels, self._examined.layouts)
+            except Unrecorded as reason:
+                self._examined = Examined(None, str(reason), self._examined.bytes_per_record)
+                self._log()
+        return self._passes.one_by_one(parameters, inputs, labels)
+
+    def norms(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
+        """The norm of every record's gradient, as `clipping` measures it; [batch] (or [batch, layers]), float64."""
+        parts = [
+            self.contributions(parameters, *part).norms(clipping) for part in self._batches(inputs, labels)
+        ]
+        return torch.cat(parts)
+
+    def clipped_losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor, bound: float) -> Tensor:
+        """The sum over records of their losses, each clipped to [0, bound]; shape [], float64."""
+        total = torch.zeros((), dtype=torch.float64, device=parameters.device)
+        for some, their in self._batches(inputs, labels) if len(labels) else []:
+            losses = self._passes.losses(parameters, some, their).double()
+            total += torch.nan_to_num(losses, nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound).sum()
+        return total
+
+    def _batches(self, inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        size = self.physical_batch
+        return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))
+
+    def _log(self) -> None:
+        name, found = self._passes.model.name, self._examined
+        if found.layouts is None:
+            _LOG.warning("the model %s is taken record by record, since there is %s", name, found.reason)
+        elif found.without_rule:
+            _LOG.warning(
+                "in the model %s these are taken record by record: %s", name, ", ".join(found.without_rule)
+            )
 
 
-def clip_and_sum(contributions: Tensor, clipping: Clipping, layers: list[slice]) -> Tensor:
-    """The sum of rows after clipping; contributions [batch, d] -> [d], float64.
-
-    layers: which columns belong to which layer, for per-layer clipping. A row that is not finite counts as zero.
-    """
-    finite = torch.isfinite(contributions).all(dim=1)
-    rows = torch.where(finite[:, None], contributions, 0.0)
-    parts = layers if isinstance(clipping, PerLayer) else [slice(0, rows.shape[1])]
-    bounds = clipping.norms if isinstance(clipping, PerLayer) else (clipping.sensitivity,)
-    order = 1 if isinstance(clipping, L1) else 2
-    sums = []
-    for part, bound in zip(parts, bounds, strict=True):
-        norms = torch.linalg.vector_norm(rows[:, part], ord=order, dim=1, dtype=torch.float64)
-        sums.append((_factors(norms, bound).to(rows.dtype) @ rows[:, part]).double())
-    return torch.cat(sums)
+def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
+    """The sum of rows after clipping, [batch, d] -> [d], float64; a row that is not finite counts as zero."""
+    return Contributions.of_rows(wide(rows)).clipped_sum(clipping)
 
 
-def clipped_losses(model: Model, parameters: Tensor, inputs: Tensor, labels: Tensor, bound: float) -> Tensor:
-    """The sum over records of their losses, each clipped to [0, bound]; shape [], float64."""
-
-    def loss(one_input: Tensor, one_label: Tensor) -> Tensor:
-        return model.losses(model.outputs(named, one_input[None]), one_label[None])[0]
-
-    named = model.named(parameters)
-    with torch.no_grad():
-        losses = torch.func.vmap(loss)(inputs, labels)
-    return torch.nan_to_num(losses.double(), nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound).sum()
+def _fitting(examined: Examined, memory_mb: int, device: torch.device) -> int:
+    """How many records to take at once: what fits the memory, on a CPU no more than is fast."""
+    most = math.inf if device.type == "cuda" else _CACHED_BYTES
+    return max(1, int(min(memory_mb * 1e6, most) / (_PASSES * examined.bytes_per_record)))
 
 
-def physical_batch(model: Model, memory_mb: int, device: torch.device) -> int:
-    """How many records to take at once: what fits a memory budget in MB, on a CPU no more than fits its cache."""
-    if _single_linear_layer(model.module) is not None:
-        numbers = 16 * next(p.shape[1] for p in model.module.parameters() if p.dim() == 2)
-        most = math.inf
-    else:
-        numbers = _COPIES * model.parameter_count
-        most = math.inf if device.type == "cuda" else _CACHED
-    return int(max(1, min(most, memory_mb * 1e6 / (4 * numbers))))
-
-
-def unclippable(module: nn.Module) -> str | None:
-    """The first layer whose output for one record depends on others, as "name (type)"; None where all is well."""
-    for name, layer in module.named_modules():
-        mixes = isinstance(layer, nn.modules.batchnorm._BatchNorm)
-        remembers = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
-        if mixes or remembers:
-            return f"{name} ({type(layer).__name__})"
-    return None
-
-
-def _factors(norms: Tensor, bound: float) -> Tensor:
-    """What each contribution of the given norm is multiplied by, at most 1."""
-    return torch.clamp(bound * (1.0 - MARGIN) / norms.clamp(min=torch.finfo(norms.dtype).tiny), max=1.0)
-
-
-def _single_linear_layer(module: nn.Module) -> nn.Linear | None:
-    """The linear layer of a module that is nothing but one on flattened inputs."""
-    match list(module.children()):
-        case [nn.Flatten(), nn.Linear() as layer] if layer.bias is not None and isinstance(
-            module, nn.Sequential
-        ):
-            return layer
-    return None
-
-
-def _linear_clipped_sum(
-    model: Model, layer: nn.Linear, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping
-) -> Tensor:
-    """The closed form: a record's gradient is an outer product, so its norm is a product of two norms."""
-    rows = inputs.flatten(start_dim=1)
-    weight, bias = torch.split_with_sizes(parameters, [layer.weight.numel(), layer.bias.numel()])
-    outputs = (rows @ weight.view_as(layer.weight).T + bias).requires_grad_()
-    (errors,) = torch.autograd.grad(model.losses(outputs, labels).sum(), outputs)
-    squares = _square_norms(errors) * (_square_norms(rows) + 1.0)
-    finite = torch.isfinite(squares)
-    factors = torch.where(finite, _factors(squares.sqrt(), _one_bound(clipping)), 0.0)
-    weighted = torch.where(finite[:, None], errors, 0.0) * factors[:, None].to(errors.dtype)
-    kept = torch.where(finite[:, None], rows, 0.0)
-    return torch.cat([(weighted.T @ kept).reshape(-1), weighted.sum(dim=0)]).double()
-
-
-def _square_norms(rows: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms.square()
-
-
-def _one_bound(clipping: Clipping) -> float:
-    """The L2 bound of a model that has a single layer."""
-    match clipping:
-        case PerLayer(norms=(norm,)):
-            return norm
-        case L2() | Unclipped():
-            return clipping.sensitivity
-    raise ValueError(f"{clipping} does not fit a model with one layer; give one bound.")
-
-
-def _per_example_gradients(model: Model, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Gradients of each record's own loss, shape [batch, d]."""
-
-    def loss(values: dict[str, Tensor], one_input: Tensor, one_label: Tensor) -> Tensor:
-        return model.losses(model.outputs(values, one_input[None]), one_label[None])[0]
-
-    gradient = torch.func.grad(loss)
-    by_name = torch.func.vmap(gradient, in_dims=(None, 0, 0))(model.named(parameters), inputs, labels)
-    return torch.cat([g.flatten(start_dim=1) for g in by_name.values()], dim=1)
+def _on(model: Model, device: torch.device) -> Model:
+    """The model with its buffers and untrained parameters on a device."""
+    if device.type == "cpu":
+        return model
+    module: nn.Module = copy.deepcopy(model.module).to(device)
+    return replace(model, module=module)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -18,44 +20,48 @@ class Model:
     module: maps inputs [batch, *input_shape] to outputs [batch, outputs]; its own parameters are the start.
     losses: (outputs [batch, outputs], labels [batch]) -> [batch]; record by record, not averaged.
     scores: outputs -> [batch, classes]; the largest is the predicted class.
+    precision: in which gradients are computed; bfloat16 wherever autocast holds that safe, sums in 32 bits or more.
     """
 
     name: str
     module: nn.Module
     losses: Callable[[Tensor, Tensor], Tensor]
     scores: Callable[[Tensor], Tensor]
+    precision: torch.dtype = torch.float32
+
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shapes of the trained parameters by name, in the order of the flat vector; fixed at first use."""
+        return {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """Where each trained parameter lies in the flat vector."""
+        ends = accumulate(shape.numel() for shape in self.shapes.values())
+        pairs = zip(self.shapes.items(), ends, strict=True)
+        return {name: slice(end - shape.numel(), end) for (name, shape), end in pairs}
+
+    @cached_property
+    def layers(self) -> tuple[tuple[str, ...], ...]:
+        """The names of each layer's trained parameters: one group for each module that owns some."""
+        groups: dict[str, list[str]] = {}
+        for name in self.shapes:
+            groups.setdefault(name.rpartition(".")[0], []).append(name)
+        return tuple(tuple(names) for names in groups.values())
 
     @property
     def parameter_count(self) -> int:
         """The number of trained parameters, d."""
-        return sum(p.numel() for p in trained(self.module).values())
+        return sum(shape.numel() for shape in self.shapes.values())
 
     def initial_parameters(self) -> Tensor:
         """The start as a flat vector, shape [d], float32."""
-        return torch.cat([p.detach().reshape(-1) for p in trained(self.module).values()])
+        return torch.cat([self.module.get_parameter(name).detach().reshape(-1) for name in self.shapes])
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
         """A flat vector, shape [d], as views by parameter name."""
-        shapes = {name: p.shape for name, p in trained(self.module).items()}
-        pieces = torch.split_with_sizes(parameters, [shape.numel() for shape in shapes.values()])
-        return {name: piece.view(shape) for piece, (name, shape) in zip(pieces, shapes.items(), strict=True)}
+        return {name: parameters[place].view(self.shapes[name]) for name, place in self.places.items()}
 
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """The module's outputs at given parameters, shape [batch, outputs]."""
         return torch.func.functional_call(self.module, dict(parameters), (inputs,))  # type: ignore[no-any-return]
-
-    def layers(self) -> list[slice]:
-        """Where each layer's parameters lie in the flat vector: one slice for each module that owns some."""
-        slices: dict[str, slice] = {}
-        start = 0
-        for name, parameter in trained(self.module).items():
-            owner = name.rpartition(".")[0]
-            begin = slices[owner].start if owner in slices else start
-            start += parameter.numel()
-            slices[owner] = slice(begin, start)
-        return list(slices.values())
-
-
-def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name, in the module's order."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}

@@ -5,8 +5,9 @@ the records touched, noise is added and the answer is given; an exception after 
 
 Formal guarantees (add-or-remove-one record, for callers that keep to the public methods):
 - a release's noise and its event are built from the same `Release`, so the two cannot disagree;
-- a record enters a sum through a clipped contribution of its own loss or statistic, whatever the other records are,
-  up to the rounding of 32-bit arithmetic (which depends on the batch, and is not small for extreme parameters);
+- a record enters a sum through a clipped contribution of its own loss or statistic, never above its bound, whatever the
+  other records are, up to the rounding of 32-bit sums (which depends on the batch, and is not small for extreme
+  parameters); a model that does not take each record by itself, as seen on made-up inputs, is refused;
 - sums are divided by a public constant; an empty sample answers with noise; a record without a finite contribution
   counts as zero.
 """
@@ -25,13 +26,11 @@ from algorithms.gradients import (
     L1,
     L2,
     Clipping,
+    Engine,
     PerLayer,
+    Unclippable,
     clip_and_sum,
-    clipped_losses,
-    clipped_sum,
-    unclippable,
 )
-from algorithms.gradients import physical_batch as batch_that_fits
 from algorithms.models import Model
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.filters import Filter
@@ -67,6 +66,24 @@ class Performance:
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     memory_mb: int = 1024
+    physical_batch: int | None = None
+
+    def engine(self, model: Model, records: Records) -> Engine:
+        """The gradient engine for a model of such records; raises Refused where the model mixes them."""
+        try:
+            return Engine(
+                model,
+                input_shape=records.features.shape[1:],
+                input_dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype,
+                device=self.device,
+                memory_mb=self.memory_mb,
+                physical_batch=self.physical_batch,
+            )
+        except Unclippable as reason:
+            raise Refused(
+                f"{reason}, so no record's gradient can be clipped; use layers and losses that take each record by"
+                " itself, like GroupNorm."
+            ) from reason
 
 
 class Barrier:
@@ -88,11 +105,6 @@ class Barrier:
         trace: Trace,
         performance: Performance | None = None,
     ) -> None:
-        offender = unclippable(model.module)
-        if offender is not None:
-            raise Refused(
-                f"the layer {offender} mixes records, so no record's gradient can be clipped; use GroupNorm instead."
-            )
         self.__records = records
         self.__generator = generator
         self.__spend = spend
@@ -100,6 +112,7 @@ class Barrier:
         self.__delta = delta
         self.__trace = trace
         self.__performance = performance or Performance()
+        self.__engine = self.__performance.engine(model, records)
 
     def gradient(
         self, parameters: Tensor, *, sampling: Sampling, clipping: Clipping, noise: Noise, divisor: float
@@ -110,7 +123,7 @@ class Barrier:
         Returns shape [d], float32. Raises Refused for a combination without a proven event and BudgetRefused when
         the event is not afforded; nothing is touched then.
         """
-        layers = len(self.__model.layers())
+        layers = len(self.__model.layers)
         if isinstance(clipping, PerLayer) and len(clipping.norms) != layers:
             raise Refused(
                 f"per-layer clipping has {len(clipping.norms)} bounds, the model has {layers} layers;"
@@ -118,9 +131,10 @@ class Barrier:
             )
         release = gradient_release(sampling, clipping, noise, divisor)
         stream = self.__charge(release, dimension=len(parameters))
+        point = parameters.to(self.__performance.device)
         total = torch.zeros(len(parameters), dtype=torch.float64)
         for inputs, labels in self.__slices(self.__sample(release, stream)):
-            total += clipped_sum(self.__model, parameters, inputs, labels, clipping).cpu()
+            total += self.__engine.clipped_sum(point, inputs, labels, clipping).cpu()
         answer = _noised(total.numpy(), release, stream) / divisor
         return torch.from_numpy(answer).to(torch.float32).to(parameters.device)
 
@@ -144,7 +158,7 @@ class Barrier:
         total = torch.zeros(dimension, dtype=torch.float64)
         for inputs, labels in self.__slices(self.__sample(release, stream)):
             rows = torch.func.vmap(statistic)(inputs, labels).reshape(len(labels), dimension).double()
-            total += clip_and_sum(rows, bound, []).cpu()
+            total += clip_and_sum(rows, bound).cpu()
         return torch.from_numpy(_noised(total.numpy(), release, stream))
 
     def argmin(self, candidates: Tensor, *, bound: float, noise: Noise) -> int:
@@ -155,10 +169,11 @@ class Barrier:
         """
         release = argmin_release(bound, noise)
         stream = self.__charge(release, dimension=len(candidates))
+        points = candidates.to(self.__performance.device)
         scores = np.zeros(len(candidates))
         for inputs, labels in self.__slices(self.__sample(release, stream)):
-            for index, candidate in enumerate(candidates):
-                scores[index] -= float(clipped_losses(self.__model, candidate, inputs, labels, bound))
+            for index, candidate in enumerate(points):
+                scores[index] -= float(self.__engine.clipped_losses(candidate, inputs, labels, bound))
         draws = _draws(release, stream, len(candidates))
         return int(np.argmax(scores + release.noise_scale * draws))
 
@@ -189,7 +204,7 @@ class Barrier:
     def __slices(self, chosen: NDArray[np.intp]) -> Iterator[tuple[Tensor, Tensor]]:
         """The chosen records in physical batches, on the device."""
         device = self.__performance.device
-        size = batch_that_fits(self.__model, self.__performance.memory_mb, device)
+        size = self.__engine.physical_batch
         for start in range(0, len(chosen), size):
             rows = chosen[start : start + size]
             inputs = torch.from_numpy(self.__records.features[rows]).to(device)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import dp_accounting as dp
 
-from algorithms.gradients import L1, L2, Clipping, PerLayer
+from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer
 from algorithms.privacy.errors import Refused
 
 
@@ -158,6 +158,10 @@ _EVENTS: dict[tuple[Kind, type, type, type], Callable[[Release], dp.DpEvent]] = 
     ("gradient", L2, Gaussian, FullBatch): _gaussian,
     ("gradient", PerLayer, Gaussian, Poisson): _poisson(_gaussian),
     ("gradient", PerLayer, Gaussian, FullBatch): _gaussian,
+    ("gradient", Affine, Gaussian, Poisson): _poisson(_gaussian),
+    ("gradient", Affine, Gaussian, FullBatch): _gaussian,
+    ("gradient", Normalised, Gaussian, Poisson): _poisson(_gaussian),
+    ("gradient", Normalised, Gaussian, FullBatch): _gaussian,
     ("gradient", L1, Laplace, Poisson): _poisson(_laplace),
     ("gradient", L1, Laplace, FullBatch): _laplace,
     ("total", L2, Gaussian, Poisson): _poisson(_gaussian),

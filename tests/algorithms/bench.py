@@ -52,7 +52,7 @@ def algorithm(name: str, **settings: Any) -> Algorithm[Any]:
 def planned(
     method: Algorithm[Any], model: Model, *, records: int | None = RECORDS, epsilon: float = 5.0
 ) -> Plan:
-    public = Public(records, model.parameter_count, len(model.layers()), CLASSES)
+    public = Public(records, model.parameter_count, len(model.layers), CLASSES)
     return method.plan(Target(Budget(epsilon, DELTA)), public)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from algorithms import training
 from algorithms.catalogue import CATALOGUE
-from algorithms.privacy import barrier as barrier_module
+from algorithms.gradients import Engine
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.barrier import Performance
 from algorithms.privacy.errors import BudgetRefused
@@ -147,7 +147,7 @@ def test_a_crash_between_charge_and_answer_counts_as_spent(
     outcome = run(method, plan, made_up(), model)  # for its row alone
     spend = plan.open_filter()
     monkeypatch.setattr(plan.__class__, "open_filter", lambda self: spend)
-    monkeypatch.setattr(barrier_module, "clipped_sum", _crash)
+    monkeypatch.setattr(Engine, "clipped_sum", _crash)
     with pytest.raises(Stopped):
         run(method, plan, made_up(), model)
     assert spend.spent(DELTA) == outcome.trace.rows[-1].epsilon

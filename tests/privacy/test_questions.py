@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.gradients import L1, L2, PerLayer, clipped_losses
+from algorithms.gradients import L1, L2, Engine, PerLayer
 from algorithms.privacy.barrier import Barrier, Performance
 from algorithms.privacy.noise import add_on_grid, grid_step, scale_on_grid, seeded_generator, std_on_grid
 from algorithms.privacy.releases import (
@@ -21,7 +21,7 @@ from algorithms.privacy.releases import (
     gradient_release,
 )
 from algorithms.privacy.trace import Trace
-from tests.algorithms.bench import MadeUp, made_up, small_model
+from tests.algorithms.bench import SHAPE, MadeUp, made_up, small_model
 from tests.privacy.test_barrier import Free, barrier, no_records, wide_model
 
 PARAMETERS = small_model().initial_parameters()
@@ -71,7 +71,7 @@ def test_every_question_is_charged_its_event_before_the_look(kind: str) -> None:
 def test_noise_is_added_once_however_many_slices() -> None:
     """Nine records that count as zero, one to a slice, against none at all: the same noise, bit for bit."""
     nothing = MadeUp(np.full((9, 10_000), np.nan, dtype=np.float32), np.zeros(9, dtype=np.int64))
-    one_by_one = Performance(memory_mb=1)
+    one_by_one = Performance(physical_batch=1)
 
     def answer(records: MadeUp) -> torch.Tensor:
         return barrier(records, wide_model(), performance=one_by_one).gradient(
@@ -90,18 +90,18 @@ def test_layers_bounds_add_up_as_squares() -> None:
 
 
 def test_a_loss_that_is_not_finite_counts_as_zero() -> None:
-    model = small_model()
+    engine = Engine(small_model(), input_shape=SHAPE)
     inputs = torch.from_numpy(made_up(5).features)
     labels = torch.from_numpy(made_up(5).labels)
-    expected = clipped_losses(model, PARAMETERS, inputs[1:], labels[1:], 2.0)
+    expected = engine.clipped_losses(PARAMETERS, inputs[1:], labels[1:], 2.0)
     inputs[0] = float("nan")
-    assert clipped_losses(model, PARAMETERS, inputs, labels, 2.0) == expected
+    assert engine.clipped_losses(PARAMETERS, inputs, labels, 2.0) == expected
 
 
 @pytest.mark.parametrize(("bound", "noise"), [(L2(2.0), Gaussian(0.7)), (L1(2.0), Laplace(0.7))])
 def test_an_answer_has_the_widened_noise_and_the_trace_says_so(bound: Any, noise: Any) -> None:
     k, trace = 100_000, Trace()
-    answer = barrier(no_records(), trace=trace).total(
+    answer = barrier(no_records(), wide_model(), trace=trace).total(
         lambda one, label: torch.zeros(k), bound=bound, noise=noise
     )
     stream, normal = seeded_generator(5).stream(0), isinstance(noise, Gaussian)

@@ -1,0 +1,90 @@
+"""Norms that rounding cannot make too small.
+
+A contribution is clipped by its norm, but what enters the sum is computed by other products than the norm, in other
+orders. Each estimate below is therefore raised by what rounding can do to the contribution that it stands for.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+_IN_CACHE = 2**16
+"""Numbers that a CPU passes over several times without going back to memory."""
+
+_BLOCK = 1024
+"""Values summed in 32 bits before the sum goes on in 64: too few for rounding to matter, enough for speed."""
+
+
+def wide(values: Tensor) -> Tensor:
+    """Values in at least 32 bits, in which sums are accumulated."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
+
+
+def square_norms(rows: Tensor) -> Tensor:
+    """Squared L2 norm of each row, [batch, ...] -> [batch], float64, relative error below 1e-6 (1e-14 in float64)."""
+    rows = wide(rows.flatten(start_dim=1))
+    if rows.dtype == torch.float64 or rows.shape[1] <= _BLOCK:
+        return _squares(rows, 1)
+    whole = rows.shape[1] // _BLOCK * _BLOCK
+    blocks = _squares(torch.unflatten(rows[:, :whole], 1, (-1, _BLOCK)), 2)
+    return blocks.sum(dim=1) + _squares(rows[:, whole:], 1)
+
+
+def absolute_norms(rows: Tensor) -> Tensor:
+    """L1 norm of each row, [batch, ...] -> [batch], float64."""
+    return wide(rows.flatten(start_dim=1)).abs().sum(dim=1, dtype=torch.float64)
+
+
+def rounding(terms: int, dtype: torch.dtype) -> float:
+    """What rounding can add to a sum of products, relative to the sum of the products' sizes.
+
+    terms: how many products are summed. The errors of single roundings are taken as independent (Higham and Mary 2019,
+    "A new approach to probabilistic rounding error analysis"), and sums as blocked, as matrix products compute them.
+    """
+    return torch.finfo(dtype).eps / 2 * (8.0 + 0.5 * math.sqrt(terms))
+
+
+def raised(squares: Tensor, sizes: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
+    """Squared norms with room for the rounding of a sum of `terms` products of given sizes, all [batch], float64."""
+    return (squares.clamp(min=0.0).sqrt() + rounding(terms, dtype) * sizes).square()
+
+
+def square_distances(rows: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Squared L2 norms of (row - shift) / scale, raised by what rounding adds where they cancel; [batch], float64."""
+    moved, inverse = shift / scale, scale.reciprocal()
+    size = max(1, _IN_CACHE // max(1, rows.shape[1]))
+    return torch.cat([_square_distances(wide(part), moved, inverse) for part in torch.split(rows, size)])
+
+
+def _square_distances(rows: Tensor, moved: Tensor, inverse: Tensor) -> Tensor:
+    scaled = rows * inverse
+    sizes = square_norms(scaled).sqrt()
+    return raised(square_norms(scaled.sub_(moved)), sizes, 1, scaled.dtype)
+
+
+def cancelled(squares: Tensor, mixed: Tensor, constant: Tensor, *, terms: int, dtype: torch.dtype) -> Tensor:
+    """squares - 2 mixed + constant, of squared distances |g|^2 - 2 g a + |a|^2, raised likewise; [batch], float64.
+
+    terms: how many products the three sums had. dtype: of the sum that the records will enter.
+    """
+    sizes = squares + constant
+    difference = (squares - 2.0 * mixed + constant).clamp(min=0.0)
+    difference = difference + 2.0 * rounding(terms, torch.float64) * sizes
+    return raised(difference, sizes.sqrt(), 1, dtype)
+
+
+def _squares(values: Tensor, dimension: int) -> Tensor:
+    """Sums of squares along a dimension, float64; what is too large to square in 32 bits is squared in 64."""
+    if values.device.type == "cuda":
+        return _norms(values, dimension, torch.float64).square()
+    norms = _norms(values, dimension, values.dtype).double()
+    overflown = torch.isinf(norms)
+    if bool(overflown.any()):
+        norms = torch.where(overflown, _norms(values, dimension, torch.float64), norms)
+    return norms.square()
+
+
+def _norms(values: Tensor, dimension: int, dtype: torch.dtype) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(values, dim=dimension, dtype=dtype)
+    return norms

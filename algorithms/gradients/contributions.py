@@ -1,0 +1,124 @@
+"""What the records of one physical batch contribute to a sum: for the barrier alone, since nothing here is noised."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.clipping import L1, Affine, Clipping, PerLayer, factors
+from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Losses and gradients of some records at one point, from one forward and one backward pass.
+
+    losses: [batch]. gradients: by parameter; a parameter without an entry has none. places: where each parameter lies
+    in the flat vector. layers: the names of each layer's parameters, in the model's order.
+    """
+
+    losses: Tensor
+    gradients: dict[str, PerExample]
+    places: dict[str, slice]
+    layers: tuple[tuple[str, ...], ...]
+
+    @staticmethod
+    def of_rows(rows: Tensor) -> "Contributions":
+        """Contributions that are written down, [batch, d], as gradients of one parameter."""
+        places, layers = {"": slice(0, rows.shape[1])}, (("",),)
+        return Contributions(rows.new_zeros(len(rows)), {"": Rows(rows)}, places, layers)
+
+    def norms(self, clipping: Clipping) -> Tensor:
+        """The norms that `clipping` bounds, raised by what rounding can add; [batch], float64.
+
+        By layer, [batch, layers], for per-layer clipping. Not finite where a gradient is not.
+        """
+        if isinstance(clipping, PerLayer):
+            return torch.stack([self._root(names, clipping) for names in self.layers], dim=1)
+        if isinstance(clipping, L1):
+            return sum((g.absolute_norms() for g in self.gradients.values()), self._zeros())
+        return self._root(self.places, clipping)
+
+    def clipped_sum(self, clipping: Clipping) -> Tensor:
+        """The sum of the contributions after clipping, shape [d], float64.
+
+        A record whose gradient is not finite contributes zero. Raises ValueError for per-layer bounds that do not fit.
+        """
+        if isinstance(clipping, PerLayer) and len(clipping.norms) != len(self.layers):
+            raise ValueError(
+                f"per-layer clipping has {len(clipping.norms)} bounds, the model has {len(self.layers)} layers;"
+                " give one for each."
+            )
+        norms = self.norms(clipping)
+        finite = torch.isfinite(norms.flatten(start_dim=1).sum(dim=1) if norms.dim() > 1 else norms)
+        if not bool(finite.all()):
+            return self.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping)
+        if not isinstance(clipping, PerLayer):
+            weights = factors(norms, clipping, clipping.sensitivity, self._dtype)
+            return self._transformed(self.weighted_sum(weights), weights, clipping)
+        by_layer = {
+            name: factors(norms[:, i], clipping, bound, self._dtype)
+            for i, (names, bound) in enumerate(zip(self.layers, clipping.norms, strict=True))
+            for name in names
+        }
+        return self._weighted(by_layer)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """The sum of weight times gradient, weights [batch] -> [d], float64."""
+        return self._weighted(dict.fromkeys(self.places, weights))
+
+    def take(self, chosen: Tensor) -> "Contributions":
+        """Those of the chosen records; chosen: their indices."""
+        gradients = {name: gradient.take(chosen) for name, gradient in self.gradients.items()}
+        return replace(self, losses=self.losses[chosen], gradients=gradients)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return wide(self.losses).dtype
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(len(self.losses), dtype=torch.float64, device=self.losses.device)
+
+    def _root(self, names: Iterable[str], clipping: Clipping) -> Tensor:
+        """The L2 norm over some parameters."""
+        return sum((self._squares(name, clipping) for name in names), self._zeros()).sqrt()
+
+    def _squares(self, name: str, clipping: Clipping) -> Tensor:
+        """Squared L2 norms of one parameter's part, transformed as the clipping says."""
+        gradient = self.gradients.get(name)
+        if not isinstance(clipping, Affine):
+            return self._zeros() if gradient is None else gradient.square_norms()
+        shift, scale = clipping.shift[self.places[name]], clipping.scale[self.places[name]]
+        if gradient is None:
+            return self._zeros() + (shift.double() / scale.double()).square().sum()
+        return gradient.square_distances(shift, scale)
+
+    def _weighted(self, weights: dict[str, Tensor]) -> Tensor:
+        """The weighted sum of the gradients, each parameter with weights of its own, shape [d], float64."""
+        size = sum(place.stop - place.start for place in self.places.values())
+        total = torch.zeros(size, dtype=torch.float64, device=self.losses.device)
+        for name, gradient in self.gradients.items():
+            total[self.places[name]] = gradient.weighted_sum(weights[name])
+        return total
+
+    @staticmethod
+    def _transformed(total: Tensor, weights: Tensor, clipping: Clipping) -> Tensor:
+        """The same sum of the transformed gradients."""
+        if not isinstance(clipping, Affine):
+            return total
+        return (total - weights.sum() * clipping.shift.double()) / clipping.scale.double()
+
+
+def combined(parts: list[PerExample]) -> PerExample:
+    """The gradients of a parameter that is used several times: their sum, in a closed form where there is one."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, Products) for part in parts):
+        inputs, errors = ([getattr(part, side) for part in parts] for side in ("inputs", "errors"))
+        return Products(torch.cat(inputs, dim=1), torch.cat(errors, dim=1))
+    if all(isinstance(part, Lookups) for part in parts):
+        indices, errors = ([getattr(part, side) for part in parts] for side in ("indices", "errors"))
+        return Lookups(torch.cat(indices, dim=1), torch.cat(errors, dim=1), parts[0].entries)  # type: ignore[attr-defined]
+    return Rows(torch.stack([part.rows for part in parts]).sum(dim=0))

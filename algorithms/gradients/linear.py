@@ -1,0 +1,231 @@
+"""Closed forms for all records of a model that is one linear layer.
+
+A record's gradient is an outer product of its error (the derivative of its loss by the outputs) and its features, so
+its norm is a product of two norms, and no per-example gradient is ever written down. On a line of candidates
+w - step * g the outputs are affine in the step: Xw - step * Xg needs two products for any number of candidates, and
+one where Xw is carried over from the question before.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.gradients.clipping import L1, Affine, Clipping, Normalised, PerLayer, factors, margin
+from algorithms.gradients.sweep import blocks, losses_of
+from algorithms.models import Model
+
+CARRIES = 16
+"""How often margins are carried over before they are computed afresh, which bounds their drift."""
+
+_RECORDS = 2**14
+"""Records whose gradients are added up in the data's own precision, before 64 bits."""
+
+_LONGEST = 1e18
+"""The longest record whose margins and clipping factors are sure to be normal numbers in 32 bits."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The candidates `origin - steps[i] * direction`; origin and direction have the shape [d]."""
+
+    origin: Tensor
+    direction: Tensor
+    steps: tuple[float, ...]
+
+    def at(self, index: int) -> Tensor:
+        """One candidate, shape [d]; who goes on from it takes it from here, so that it is recognised bit for bit."""
+        return self.candidates()[index]
+
+    def candidates(self) -> Tensor:
+        """All candidates, shape [k, d], computed in 64 bits and rounded to the origin's type."""
+        steps = torch.tensor(self.steps, dtype=torch.float64, device=self.origin.device)
+        return (self.origin - steps[:, None] * self.direction).to(self.origin.dtype)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Margins from which the next question starts; functions of the records, to be kept where the records may be.
+
+    parameters: [d], where the margins [n, o] belong. age: [], how often they were carried since a fresh product.
+    direction [d], steps [k], slopes [n, o]: the last line from there and its direction's margins; empty without one.
+    """
+
+    parameters: Tensor
+    margins: Tensor
+    age: Tensor
+    direction: Tensor
+    steps: Tensor
+    slopes: Tensor
+
+    def moved_to(self, parameters: Tensor) -> "Carried | None":
+        """The same where the parameters are its own, or a candidate of the line unless carried too often; else None."""
+        if parameters.dtype != self.parameters.dtype:
+            return None
+        if self.parameters.equal(parameters):
+            return self
+        if len(self.steps) == 0 or int(self.age) >= CARRIES:
+            return None
+        candidates = Line(self.parameters, self.direction, tuple(self.steps.tolist())).candidates()
+        found = (candidates == parameters).all(dim=1).nonzero()
+        if len(found) == 0:
+            return None
+        margins = torch.sub(self.margins, self.slopes, alpha=float(self.steps[found[0, 0]]))
+        return _at_point(parameters, margins, self.age + 1)
+
+
+class LinearRecords:
+    """All records of a model that is one linear layer, stored by feature, with the margins of the last question.
+
+    model: see `linear_layer`. inputs: [n, *input_shape], of any number type; 16 bits are widened to 32. labels: [n].
+    A record that is not finite, or longer than 1e18, adds nothing to a gradient.
+    Raises ValueError for a model that is not one linear layer.
+    """
+
+    def __init__(self, model: Model, inputs: Tensor, labels: Tensor) -> None:
+        layer = linear_layer(model.module)
+        if layer is None:
+            raise ValueError(f"the model {model.name!r} is not one linear layer; take the general engine.")
+        self._layer = layer
+        features = _by_feature(inputs, layer)
+        norms = {order: _norms(features, order) for order in (1, 2)}
+        usual = norms[1] <= _LONGEST
+        self._losses = losses_of(model, labels[usual])
+        self._features = self._losses.oriented(features[:, usual].contiguous())
+        self._norms = {order: values[usual] for order, values in norms.items()}
+        self._inverse_norms = {
+            order: (1.0 / values.clamp(min=1.0 / _LONGEST)).to(features.dtype)
+            for order, values in self._norms.items()
+        }
+        # Margins that are affine in the step would be inf - inf for the others: they meet each candidate itself.
+        self._odd_losses = losses_of(model, labels[~usual])
+        self._odd_features = self._odd_losses.oriented(features[:, ~usual])
+        self._held: Carried | None = None
+
+    def clipped_sum(self, parameters: Tensor, clipping: Clipping) -> Tensor:
+        """The sum over records of clipped gradients of their losses, shape [d], float64.
+
+        parameters: [d]. Every contribution is within the clipping's bound, rounding included.
+        Raises ValueError for a clipping without one bound for the whole gradient.
+        """
+        bound = _bound(clipping)
+        errors = self._losses.errors(self._at(parameters).margins)
+        weighted = self._weighted(errors, clipping, bound)
+        total = torch.zeros(len(self._features), errors.shape[1], dtype=torch.float64, device=errors.device)
+        for start in range(0, len(errors), _RECORDS):
+            records = slice(start, start + _RECORDS)
+            total += self._features[:, records] @ weighted[records]
+        weights = self._layer.in_features
+        return torch.cat([total[:weights].T.reshape(-1), total[weights:].reshape(-1)])
+
+    def losses_on(self, line: Line, *, bound: float) -> Tensor:
+        """The sums [k], float64, over records of their losses clipped to [0, bound] at a line's candidates.
+
+        A loss that is not a number counts as zero. A later question at one of the candidates starts from here.
+        """
+        held = self._at(line.origin)
+        slopes = self._margins(line.direction[None], self._features)[0].contiguous()
+        steps = torch.tensor(line.steps, dtype=torch.float64, device=slopes.device)
+        self._held = Carried(
+            held.parameters, held.margins, held.age, line.direction.detach().clone(), steps, slopes
+        )
+        return self._losses.along(held.margins, slopes, steps, bound) + self._odd(line.candidates(), bound)
+
+    def losses_at(self, candidates: Tensor, *, bound: float) -> Tensor:
+        """The same sums [k] at any candidates [k, d], each by a product of its own; changes nothing that is held."""
+        sums = self._odd(candidates, bound)
+        for records in blocks(self._features.shape[1], candidates.shape[0] * self._layer.out_features):
+            sums += self._losses.at(self._margins(candidates, self._features[:, records]), records, bound)
+        return sums
+
+    def carried(self) -> Carried | None:
+        """What the next question starts from; a run that is resumed with it goes on bit for bit as it would have."""
+        return self._held
+
+    def carry(self, carried: Carried) -> None:
+        """Goes on from what `carried` returned for the same records.
+
+        Raises ValueError where the margins do not fit the records.
+        """
+        expected = (self._features.shape[1], self._layer.out_features), self._features.dtype
+        found = tuple(carried.margins.shape), carried.margins.dtype
+        if found != expected:
+            raise ValueError(f"margins {found} are not of these records, {expected}; carry what they gave.")
+        self._held = carried
+
+    def _at(self, parameters: Tensor) -> Carried:
+        """What is held, moved to the parameters: as it is, along the last line, or by a fresh product."""
+        moved = None if self._held is None else self._held.moved_to(parameters)
+        self._held = self._fresh(parameters) if moved is None else moved
+        return self._held
+
+    def _fresh(self, parameters: Tensor) -> Carried:
+        margins = self._margins(parameters[None], self._features)[0].contiguous()
+        return _at_point(parameters, margins, torch.zeros((), dtype=torch.int64))
+
+    def _margins(self, vectors: Tensor, features: Tensor) -> Tensor:
+        """Outputs [k, n, o] of flat parameters [k, d] for records stored by feature."""
+        count, outputs = len(vectors), self._layer.out_features
+        weights, biases = (
+            vectors.detach().to(features.dtype).tensor_split([self._layer.weight.numel()], dim=1)
+        )
+        columns = [weights.reshape(count * outputs, -1), biases.reshape(count * outputs, -1)]
+        return (torch.cat(columns, dim=1) @ features).view(count, outputs, -1).transpose(1, 2)
+
+    def _odd(self, candidates: Tensor, bound: float) -> Tensor:
+        """The clipped losses [k] of the records whose margins are not carried."""
+        if self._odd_features.shape[1] == 0:
+            return torch.zeros(len(candidates), dtype=torch.float64, device=self._odd_features.device)
+        margins = self._margins(candidates, self._odd_features)
+        return self._odd_losses.at(margins, slice(None), bound)
+
+    def _weighted(self, errors: Tensor, clipping: Clipping, bound: float) -> Tensor:
+        """Errors [n, o], scaled so that their norm times that of the features is within the bound."""
+        order = 1 if isinstance(clipping, L1) else 2
+        if errors.shape[1] == 1 and not isinstance(clipping, Normalised):
+            # A single error is its own norm: what is within the limit stays, what is not becomes the limit.
+            limits = self._inverse_norms[order][:, None] * (bound * (1.0 - margin(errors.dtype)))
+            return errors.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp(-limits, limits)
+        errors = torch.where(torch.isfinite(errors).all(dim=1, keepdim=True), errors, 0.0)
+        own = torch.linalg.vector_norm(errors, order, dim=1, dtype=torch.float64)
+        scale = factors(own * self._norms[order], clipping, bound, errors.dtype)
+        # Below the normal numbers a factor could be rounded up by any amount.
+        scale = torch.where(scale < torch.finfo(errors.dtype).tiny, 0.0, scale)
+        return errors * scale[:, None].to(errors.dtype)
+
+
+def linear_layer(module: nn.Module) -> nn.Linear | None:
+    """The layer of a module that is nothing but a trained linear layer on flattened inputs, else None."""
+    if type(module) is not nn.Sequential or not all(p.requires_grad for p in module.parameters()):
+        return None
+    match list(module):
+        case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer]:
+            return layer
+    return None
+
+
+def _by_feature(inputs: Tensor, layer: nn.Linear) -> Tensor:
+    """Inputs as [features, n], with a last row of ones that belongs to the bias if there is one."""
+    dtype = torch.promote_types(inputs.dtype, torch.float32)
+    rows = layer.in_features + (layer.bias is not None)
+    features = torch.ones(rows, len(inputs), dtype=dtype, device=inputs.device)
+    features[: layer.in_features] = inputs.flatten(start_dim=1).T
+    return features
+
+
+def _norms(features: Tensor, order: int) -> Tensor:
+    """The norm of each record, ones for the bias included; shape [n], float64."""
+    norms: Tensor = torch.linalg.vector_norm(features, order, dim=0, dtype=torch.float64)
+    return norms
+
+
+def _bound(clipping: Clipping) -> float:
+    if isinstance(clipping, Affine) or (isinstance(clipping, PerLayer) and len(clipping.norms) > 1):
+        raise ValueError(f"{clipping} has no single bound for one linear layer; give L2, L1 or one bound.")
+    return clipping.sensitivity
+
+
+def _at_point(parameters: Tensor, margins: Tensor, age: Tensor) -> Carried:
+    """Margins without a line."""
+    none, steps = margins.new_empty(0), torch.empty(0, dtype=torch.float64)
+    return Carried(parameters.detach().clone(), margins, age, none, steps, none)

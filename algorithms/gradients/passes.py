@@ -1,0 +1,111 @@
+"""One forward and one backward pass over some records, recorded or record by record."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.gradients.contributions import Contributions, combined
+from algorithms.gradients.layout import Layout
+from algorithms.gradients.per_example import PerExample, Rows
+from algorithms.gradients.rules import RULES, general
+from algorithms.gradients.tape import Tape
+from algorithms.models import Model
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes of one model, in its precision."""
+
+    model: Model
+
+    @cached_property
+    def _pools(self) -> bool:
+        return _pools(self.model.module)
+
+    def taped(
+        self,
+        parameters: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        layouts: tuple[Layout | None, ...],
+        *,
+        is_learning: bool = False,
+    ) -> tuple[Tensor, Tape]:
+        """The losses, with a graph, and the tape of the forward pass. Raises Unrecorded where it cannot be recorded."""
+        named = self.model.named(parameters.detach())
+        if self._pools:
+            named, inputs = (
+                {name: _channels_last(part) for name, part in named.items()},
+                _channels_last(inputs),
+            )
+        tape = Tape(named, RULES, general, batch=len(labels), layouts=layouts, is_learning=is_learning)
+        with torch.enable_grad(), self._precision(inputs.device):
+            with tape:
+                outputs = self.model.outputs(named, inputs)
+            return self.model.losses(outputs, labels), tape
+
+    def recorded(
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: tuple[Layout | None, ...]
+    ) -> Contributions:
+        """Book-keeping: one backward pass to the outputs of the operations that use parameters (Bu et al. 2023).
+
+        Raises Unrecorded where an operation cannot be told apart by record.
+        """
+        losses, tape = self.taped(parameters, inputs, labels, layouts)
+        edges = [use.edge for use in tape.uses]
+        errors = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if edges else ()
+        found: dict[str, list[PerExample]] = {}
+        with torch.no_grad():
+            for use, error in zip(tape.uses, errors, strict=True):
+                use.check()
+                for name, gradient in (use.gradients(error) if error is not None else {}).items():
+                    found.setdefault(name, []).append(gradient)
+            return self._contributions(
+                losses.detach(), {name: combined(parts) for name, parts in found.items()}
+            )
+
+    def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
+        """Each record's gradient written down by `torch.func`, for any model that it can differentiate."""
+
+        def loss(values: dict[str, Tensor], one_input: Tensor, one_label: Tensor) -> Tensor:
+            return self.model.losses(self.model.outputs(values, one_input[None]), one_label[None])[0]
+
+        each = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
+        with self._precision(inputs.device):
+            gradients, losses = each(self.model.named(parameters.detach()), inputs, labels)
+        rows = {name: Rows(gradient.flatten(start_dim=1)) for name, gradient in gradients.items()}
+        return self._contributions(losses.detach(), dict(rows))
+
+    def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each record, [batch]."""
+        with torch.no_grad(), self._precision(inputs.device):
+            return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
+
+    def _contributions(self, losses: Tensor, gradients: dict[str, PerExample]) -> Contributions:
+        return Contributions(losses, gradients, self.model.places, self.model.layers)
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        if self.model.precision == torch.bfloat16:
+            return torch.autocast(device.type, torch.bfloat16)
+        return nullcontext()
+
+
+def _pools(module: nn.Module) -> bool:
+    """Whether a model has poolings, which are several times faster where a pixel's channels lie side by side."""
+    return any(isinstance(layer, nn.modules.pooling._MaxPoolNd) for layer in module.modules())
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """Images and kernels with a pixel's channels side by side; other tensors as they are."""
+    if images.dim() != 4:
+        return images
+    _, channels, height, width = images.shape
+    if channels > 1:
+        return images.contiguous(memory_format=torch.channels_last)
+    return images.contiguous().as_strided(
+        images.shape, (height * width, 1, width, 1)
+    )  # else torch sees no order

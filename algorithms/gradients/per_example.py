@@ -1,0 +1,218 @@
+"""Per-example gradients of one parameter, in the form in which a backward pass leaves them.
+
+A linear layer's gradient is a sum of outer products of what entered and what came back. Its norm and a weighted sum
+over records follow from the factors; the gradients themselves are written down only where that is cheaper.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients.arithmetic import (
+    absolute_norms,
+    raised,
+    rounding,
+    square_distances,
+    square_norms,
+    wide,
+)
+from algorithms.gradients.products import keeps_rows, product_distances, product_norms, product_sizes, written
+
+
+class PerExample(Protocol):
+    """Gradients of one parameter with `numel` values for each of `batch` records.
+
+    The norms are upper bounds of what `weighted_sum` adds up for a record, rounding included.
+    """
+
+    @property
+    def rows(self) -> Tensor:
+        """The gradients written down, shape [batch, numel]."""
+        ...
+
+    def square_norms(self) -> Tensor:
+        """Squared L2 norms, shape [batch], float64."""
+        ...
+
+    def absolute_norms(self) -> Tensor:
+        """L1 norms, shape [batch], float64."""
+        ...
+
+    def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
+        """Squared L2 norms of (gradient - shift) / scale, both [numel]; shape [batch], float64."""
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """The sum over records of weight times gradient, weights [batch] -> [numel], in at least 32 bits."""
+        ...
+
+    def take(self, chosen: Tensor) -> "PerExample":
+        """The gradients of the chosen records; chosen: their indices."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Gradients that are written down, shape [batch, numel]."""
+
+    rows: Tensor
+
+    def square_norms(self) -> Tensor:
+        return square_norms(self.rows)
+
+    def absolute_norms(self) -> Tensor:
+        return absolute_norms(self.rows)
+
+    def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
+        return square_distances(self.rows, shift, scale)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        rows = wide(self.rows)
+        return weights.to(rows.dtype) @ rows
+
+    def take(self, chosen: Tensor) -> "Rows":
+        return Rows(self.rows[chosen])
+
+
+@dataclass(frozen=True)
+class Products:
+    """Sums of outer products: the gradients of a linear layer's weight, shape [outputs, inputs].
+
+    inputs: [batch, length, inputs], what entered the layer. errors: [batch, length, outputs], its output's gradient.
+    """
+
+    inputs: Tensor
+    errors: Tensor
+
+    @cached_property
+    def rows(self) -> Tensor:
+        return written(self.inputs, self.errors)
+
+    @cached_property
+    def error_squares(self) -> Tensor:
+        """Squared L2 norms of the errors, shape [batch], float64."""
+        return square_norms(self.errors)
+
+    @property
+    def length(self) -> int:
+        """How many outer products are summed."""
+        return self.inputs.shape[1]
+
+    def square_norms(self) -> Tensor:
+        if self.length == 1:
+            return square_norms(self.inputs) * self.error_squares
+        if keeps_rows(self.length, self.inputs.shape[2], self.errors.shape[2]):
+            return square_norms(self.rows)
+        squares = product_norms(self.inputs, self.errors)
+        return raised(squares, product_sizes(self.inputs, self.errors), self.length, wide(self.errors).dtype)
+
+    def absolute_norms(self) -> Tensor:
+        if self.length == 1:
+            return absolute_norms(self.inputs) * absolute_norms(self.errors)
+        return absolute_norms(self.rows)
+
+    def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
+        if self.length > 1:
+            return square_distances(self.rows, shift, scale)
+        return product_distances(self.inputs[:, 0], self.errors[:, 0], shift, scale)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if "rows" in self.__dict__:
+            return Rows(self.rows).weighted_sum(weights)
+        inputs, errors = wide(self.inputs).flatten(0, 1), wide(self.errors).flatten(0, 1)
+        each = weights.to(errors.dtype)[:, None].expand(-1, self.length).reshape(-1, 1)
+        if inputs.shape[1] < errors.shape[1]:  # the narrower side takes the weights
+            return (errors.T @ (inputs * each)).reshape(-1)
+        return ((errors * each).T @ inputs).reshape(-1)
+
+    def take(self, chosen: Tensor) -> "Products":
+        return Products(self.inputs[chosen], self.errors[chosen])
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Gradients of a linear layer's bias, shape [outputs]: the sums of the errors that its weight's products have."""
+
+    of: Products
+
+    @cached_property
+    def rows(self) -> Tensor:
+        errors = wide(self.of.errors)
+        return errors[:, 0] if self.of.length == 1 else errors.sum(dim=1)
+
+    def square_norms(self) -> Tensor:
+        return self.of.error_squares if self.of.length == 1 else square_norms(self.rows)
+
+    def absolute_norms(self) -> Tensor:
+        return absolute_norms(self.rows)
+
+    def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
+        return square_distances(self.rows, shift, scale)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return Rows(self.rows).weighted_sum(weights)
+
+    def take(self, chosen: Tensor) -> "Sums":
+        return Sums(self.of.take(chosen))
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """Gradients of an embedding's table, shape [entries, width].
+
+    indices: [batch, length], the entries looked up. errors: [batch, length, width], zero where nothing is learned.
+    """
+
+    indices: Tensor
+    errors: Tensor
+    entries: int
+
+    @cached_property
+    def rows(self) -> Tensor:
+        errors = wide(self.errors)
+        table = errors.new_zeros(len(errors), self.entries, errors.shape[2])
+        return table.scatter_add_(1, self.indices[:, :, None].expand(errors.shape), errors).flatten(
+            start_dim=1
+        )
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Lookups by entry, and the place at which those of one entry are summed; each [batch, length]."""
+        order = self.indices.argsort(dim=1, stable=True)
+        entries = self.indices.gather(1, order)
+        is_new = torch.ones_like(entries)
+        is_new[:, 1:] = entries[:, 1:] != entries[:, :-1]
+        return order, is_new.cumsum(dim=1) - 1
+
+    def _merged(self, values: Tensor) -> Tensor:
+        """Sums over the lookups of one entry; values [batch, length, k], result likewise, zero in the places left."""
+        order, places = (part[:, :, None].expand(values.shape) for part in self._places)
+        return torch.zeros_like(values).scatter_add_(1, places, values.gather(1, order))
+
+    def square_norms(self) -> Tensor:
+        errors = wide(self.errors)
+        sizes = self._merged(torch.linalg.vector_norm(errors, dim=2, keepdim=True)).double()
+        squares = square_norms(self._merged(errors))
+        return raised(squares, square_norms(sizes).sqrt(), self.indices.shape[1], errors.dtype)
+
+    def absolute_norms(self) -> Tensor:
+        errors = wide(self.errors)
+        room = rounding(self.indices.shape[1], errors.dtype) * absolute_norms(errors)
+        return absolute_norms(self._merged(errors)) + room
+
+    def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
+        return square_distances(self.rows, shift, scale)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if "rows" in self.__dict__:
+            return Rows(self.rows).weighted_sum(weights)
+        errors = wide(self.errors)
+        weighted = (errors * weights.to(errors.dtype)[:, None, None]).flatten(0, 1)
+        table = errors.new_zeros(self.entries, errors.shape[2])
+        return table.index_add_(0, self.indices.reshape(-1), weighted).reshape(-1)
+
+    def take(self, chosen: Tensor) -> "Lookups":
+        return Lookups(self.indices[chosen], self.errors[chosen], self.entries)

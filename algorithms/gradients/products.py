@@ -1,0 +1,98 @@
+"""Norms of sums of outer products, by the cheaper of two ways, a few records at a time."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients.arithmetic import cancelled, square_norms, wide
+
+_KEPT_LENGTH = 64
+"""From this length on, a second pass over the written gradients is cheaper than forming the weighted sum anew."""
+
+_IN_CACHE = 2**18
+"""Numbers that a CPU computes, uses and drops together: about what the second-level cache of a core holds."""
+
+_AT_LEAST = 4
+"""Fewer records at a time cost more in calls than their size saves."""
+
+_ON_DEVICE = 2**27
+"""The same for a GPU, where a few large products beat many small ones."""
+
+
+def keeps_rows(length: int, inputs: int, outputs: int) -> bool:
+    """Whether gradients that are sums of `length` products are better written down and kept than formed twice."""
+    return length > _KEPT_LENGTH and not prefers_gram(length, inputs, outputs)
+
+
+def prefers_gram(length: int, inputs: int, outputs: int) -> bool:
+    """Whether the norm is cheaper from the two length x length Gram matrices than from the gradient itself.
+
+    The matrices are multiplied in float64, since their products cancel: that, and smaller products, cost the factor.
+    """
+    return 4 * length * (inputs + outputs) < inputs * outputs
+
+
+def written(inputs: Tensor, errors: Tensor) -> Tensor:
+    """The sums of outer products, [batch, length, p], [batch, length, o] -> [batch, o * p]."""
+    parts = _slices(inputs, errors, inputs.shape[2] * errors.shape[2])
+    return torch.cat([_written(*part) for part in parts]).flatten(start_dim=1)
+
+
+def product_norms(inputs: Tensor, errors: Tensor) -> Tensor:
+    """Squared L2 norms of sum_t errors_t inputs_t^T; [batch, length, p], [batch, length, o] -> [batch], float64."""
+    _, length, p = inputs.shape
+    o = errors.shape[2]
+    if prefers_gram(length, p, o):
+        parts = _slices(inputs, errors, 2 * (length * (p + o) + 2 * length**2))
+        return torch.cat([gram_norms(*part) for part in parts])
+    return torch.cat([square_norms(_written(*part)) for part in _slices(inputs, errors, p * o)])
+
+
+def gram_norms(inputs: Tensor, errors: Tensor) -> Tensor:
+    """The same as sum_{s,t} (inputs_s . inputs_t) (errors_s . errors_t)."""
+    inputs, errors = inputs.double(), errors.double()
+    products = torch.bmm(inputs, inputs.transpose(1, 2)) * torch.bmm(errors, errors.transpose(1, 2))
+    return products.sum(dim=(1, 2)).clamp(min=0.0)
+
+
+def product_distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Squared L2 norms of (errors inputs^T - shift) / scale, raised by what rounding can add; [batch], float64.
+
+    inputs: [batch, p]. errors: [batch, o]. shift, scale: [o * p]. The square is expanded, so that nothing is written
+    down, and contracted in float64, since its terms cancel where the shift is near the gradient.
+    """
+    shape = (errors.shape[1], inputs.shape[1])
+    weights = scale.double().square().reciprocal_().view(shape)
+    moved = shift.double().view(shape) * weights
+    constant = (shift.double().view(shape) * moved).sum()
+    parts = [_expanded(*part, weights, moved) for part in _slices(inputs, errors, 2 * sum(shape))]
+    squares, mixed = (torch.cat(terms) for terms in zip(*parts, strict=True))
+    return cancelled(squares, mixed, constant, terms=sum(shape), dtype=wide(errors).dtype)
+
+
+def _expanded(inputs: Tensor, errors: Tensor, weights: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+    """Of (g - a)^2 / b^2 the sums of g^2 / b^2 and of g a / b^2, each [batch], float64."""
+    inputs, errors = inputs.double(), errors.double()
+    mixed = ((errors @ moved) * inputs).sum(dim=1)
+    return ((errors.square() @ weights) * inputs.square()).sum(dim=1), mixed
+
+
+def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:
+    """A bound on sum_t |inputs_t| |errors_t|, to which rounding is relative; [batch, ...] each -> [batch], float64."""
+    return (square_norms(inputs) * square_norms(errors)).sqrt()
+
+
+def slice_of(numbers: int, device: torch.device) -> int:
+    """How many records to take at once where each needs so many numbers."""
+    return max(_AT_LEAST, (_ON_DEVICE if device.type == "cuda" else _IN_CACHE) // max(1, numbers))
+
+
+def _slices(inputs: Tensor, errors: Tensor, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """A few records at a time, each of which needs so many numbers."""
+    size = slice_of(numbers, inputs.device)
+    return zip(torch.split(inputs, size), torch.split(errors, size), strict=True)
+
+
+def _written(inputs: Tensor, errors: Tensor) -> Tensor:
+    return torch.bmm(wide(errors).transpose(1, 2), wide(inputs))

@@ -1,0 +1,123 @@
+"""Multi-head attention as torch's own layer computes it: linear layers around a product of their outputs."""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from algorithms.gradients.layout import Layout
+from algorithms.gradients.per_example import PerExample, Rows
+from algorithms.gradients.rules.linear import linear, linear_gradients
+from algorithms.gradients.tape import Gradients, Tape, Unrecorded
+
+_SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
+_UNSUPPORTED = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v")
+_BY_STEP = Layout(1)
+
+
+def multi_head_attention(
+    tape: Tape, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """torch.nn.functional.multi_head_attention_forward, of query, key and value [length, batch, width]."""
+    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    call = bound.arguments
+    used = [name for name in _UNSUPPORTED if call[name] not in (None, False)]
+    if used or call["query"].dim() != 3:
+        raise Unrecorded(f"multi-head attention with {', '.join(used) or 'a single record'}")
+    known = [tape.has_layout(call[part], _BY_STEP) for part in ("query", "key", "value")]
+    if not all(known):
+        raise Unrecorded("multi-head attention whose records are not in the second dimension")
+    heads = call["num_heads"]
+    query, key, value = (_by_head(part, heads) for part in _projected(tape, call))
+    mask = _mask(call, query)
+    mixed, weights = _attend(query, key, value, mask, call)
+    together = mixed.permute(2, 0, 1, 3).flatten(start_dim=2)
+    out = (together, call["out_proj_weight"], call["out_proj_bias"])
+    trained = any(tape.name(part) is not None for part in out)
+    return (linear(tape, functional.linear, out, {}) if trained else functional.linear(*out)), weights
+
+
+def _projected(tape: Tape, call: dict[str, Any]) -> list[Tensor]:
+    """Query, key and value after their linear layers, each [length, batch, width]."""
+    parts, bias, packed = (
+        [call["query"], call["key"], call["value"]],
+        call["in_proj_bias"],
+        call["in_proj_weight"],
+    )
+    width = call["embed_dim_to_check"]
+    thirds = [slice(i * width, (i + 1) * width) for i in range(3)]
+    whole = slice(0, 3 * width)
+    if call["use_separate_proj_weight"]:
+        weights = [call[f"{part}_proj_weight"] for part in "qkv"]
+        return [
+            _kept(tape, x, w, slice(0, width), bias, t)
+            for x, w, t in zip(parts, weights, thirds, strict=True)
+        ]
+    if parts[0] is parts[1] and parts[1] is parts[2]:
+        return list(_kept(tape, parts[0], packed, whole, bias, whole).chunk(3, dim=-1))
+    return [_kept(tape, x, packed, third, bias, third) for x, third in zip(parts, thirds, strict=True)]
+
+
+def _kept(
+    tape: Tape, inputs: Tensor, weight: Tensor, rows: slice, bias: Tensor | None, entries: slice
+) -> Tensor:
+    """A linear layer with some rows of a weight and some entries of a bias."""
+    names = tape.name(weight), tape.name(bias)
+    output = functional.linear(inputs, weight[rows], None if bias is None else bias[entries])
+
+    def gradients(errors: Tensor) -> Gradients:
+        found = linear_gradients(inputs, errors, _BY_STEP, names, tape.batch)
+        wholes = {names[0]: (weight, rows), names[1]: (bias, entries)}
+        return {name: _placed(gradient, *wholes[name]) for name, gradient in found.items()}
+
+    return output if names == (None, None) else tape.keep(output, gradients, inputs)
+
+
+def _placed(gradient: PerExample, parameter: Tensor | None, part: slice) -> PerExample:
+    """Gradients of some rows of a parameter as gradients of the whole of it."""
+    if parameter is None or part.stop - part.start == len(parameter):
+        return gradient
+    each = parameter[0].numel()
+    return Rows(functional.pad(gradient.rows, (part.start * each, (len(parameter) - part.stop) * each)))
+
+
+def _by_head(values: Tensor, heads: int) -> Tensor:
+    """[length, batch, width] -> [batch, heads, length, width / heads]."""
+    return torch.unflatten(values, 2, (heads, -1)).permute(1, 2, 0, 3)
+
+
+def _mask(call: dict[str, Any], query: Tensor) -> Tensor | None:
+    """Both masks as one that is added to the scores, [batch, heads, targets, sources] or what expands to it."""
+    added = None
+    if call["attn_mask"] is not None:
+        added = _added(call["attn_mask"], query)
+        added = torch.unflatten(added, 0, query.shape[:2]) if added.dim() == 3 else added
+    if call["key_padding_mask"] is not None:
+        padding = _added(call["key_padding_mask"], query)[:, None, None, :]
+        added = padding if added is None else added + padding
+    return added
+
+
+def _added(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask whose true entries are left out, as numbers to add; other masks are such numbers already."""
+    if mask.dtype != torch.bool:
+        return mask.to(like.dtype)
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: dict[str, Any]
+) -> tuple[Tensor, Tensor | None]:
+    """The values mixed by attention, [batch, heads, targets, width / heads], and the weights where asked for."""
+    dropout = call["dropout_p"] if call["training"] else 0.0
+    if not call["need_weights"]:
+        return functional.scaled_dot_product_attention(query, key, value, mask, dropout), None
+    scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[3])
+    weights = torch.softmax(scores if mask is None else scores + mask, dim=-1)
+    weights = functional.dropout(weights, dropout) if dropout else weights
+    return weights @ value, weights.mean(dim=1) if call["average_attn_weights"] else weights

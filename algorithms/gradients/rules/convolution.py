@@ -1,0 +1,90 @@
+"""One- and two-dimensional convolutions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from algorithms.gradients.convolution import Patches, Window
+from algorithms.gradients.layout import Layout
+from algorithms.gradients.per_example import Rows
+from algorithms.gradients.rules.general import general
+from algorithms.gradients.tape import Gradients, Tape
+
+Pair = int | Sequence[int]
+
+
+def convolution(tape: Tape, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A convolution of input [batch, channels, (height,) width] with weight [outputs, channels / groups, *kernel]."""
+    return _recorded(tape, func, *args, **kwargs)
+
+
+def _recorded(
+    tape: Tape,
+    func: Callable[..., Any],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Any:
+    layout = tape.layout(input)
+    if layout != Layout(0) or tape.name(input) is not None:
+        return general(tape, func, (input, weight, bias, stride, padding, dilation, groups), {})
+    if isinstance(padding, str):
+        input, padding = _padded(input, padding, weight.shape[2:], dilation)
+    output = func(input, weight, bias, stride, padding, dilation, groups)
+    window = Window(
+        kernel=_pair(tuple(weight.shape[2:]), 1),
+        stride=_pair(stride, 1),
+        padding=_pair(padding, 0),
+        dilation=_pair(dilation, 1),
+        groups=groups,
+    )
+    names = tape.name(weight), tape.name(bias)
+    return tape.keep(output, lambda errors: _gradients(input, errors, window, names), input)
+
+
+def _gradients(
+    inputs: Tensor, errors: Tensor, window: Window, names: tuple[str | None, str | None]
+) -> Gradients:
+    weight, bias = names
+    found: Gradients = {}
+    if weight is not None:
+        found[weight] = Patches(_image(inputs.detach()), _image(errors), window)
+    if bias is not None:
+        found[bias] = Rows(errors.flatten(start_dim=2).sum(dim=2))
+    return found
+
+
+def _image(values: Tensor) -> Tensor:
+    """A sequence as an image of height 1."""
+    return values.unsqueeze(2) if values.dim() == 3 else values
+
+
+def _pair(value: Pair, above: int) -> tuple[int, int]:
+    """A setting for height and width; a sequence has `above` for the height that it lacks."""
+    match value:
+        case int():
+            return (value, value)
+        case (one,):
+            return (above, one)
+        case (vertical, horizontal):
+            return (vertical, horizontal)
+    raise ValueError(f"a convolution has a setting for one or two dimensions, not {value}.")
+
+
+def _padded(
+    input: Tensor, padding: str, kernel: Sequence[int], dilation: Pair
+) -> tuple[Tensor, tuple[int, ...]]:
+    """The input padded as the words 'same' and 'valid' say, and the padding that is then left to do: none."""
+    none = (0,) * len(kernel)
+    if padding == "valid":
+        return input, none
+    spread = (dilation,) * len(kernel) if isinstance(dilation, int) else tuple(dilation)
+    totals = [step * (size - 1) for step, size in zip(spread, kernel, strict=True)]
+    sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+    return functional.pad(input, sides), none

@@ -1,0 +1,132 @@
+"""Clipped losses of many records at many outputs, and their derivatives by the outputs.
+
+Everything goes through the model's own losses. The two losses of a single output, logistic and hinge, are also written
+out here, several times faster; a model takes that way where its losses are the catalogue's very functions.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from algorithms.models import Model, build
+
+_TOGETHER = 2**17
+"""Outputs that are computed together: few enough to stay in a core's cache."""
+
+_EXPONENT = 80.0
+"""exp of it is finite in 32 bits."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of given records by a model's own function.
+
+    labels: [n]. Outputs have the shape [n, o], those of k candidates [k, n, o].
+    """
+
+    model: Model
+    labels: Tensor
+
+    def oriented(self, features: Tensor) -> Tensor:
+        """Features [p, n] in the form that the outputs are to be computed from; may overwrite them."""
+        return features
+
+    def errors(self, outputs: Tensor) -> Tensor:
+        """The derivative of each record's loss by its own outputs, shape [n, o]."""
+        free = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(self.model.losses(free, self.labels).sum(), free)[0]
+
+    def at(self, outputs: Tensor, records: slice, bound: float) -> Tensor:
+        """The sums [k], float64, of the losses of some records clipped to [0, bound]; may overwrite the outputs.
+
+        outputs: [k, len(records), o]. A loss that is not a number counts as zero.
+        """
+        with torch.no_grad():
+            labels = self.labels[records].repeat(len(outputs))
+            losses = self.model.losses(outputs.flatten(end_dim=1), labels)
+        return _sums(losses.view(outputs.shape[:2]), bound)
+
+    def along(self, outputs: Tensor, slopes: Tensor, steps: Tensor, bound: float) -> Tensor:
+        """The sums [k], float64, of all records' clipped losses at the outputs `outputs - steps[j] * slopes`."""
+        total = torch.zeros(len(steps), dtype=torch.float64, device=outputs.device)
+        factors = -steps.to(outputs.dtype)[:, None, None]
+        for records in blocks(len(outputs), len(steps) * outputs.shape[1]):
+            total += self.at(torch.addcmul(outputs[records], factors, slopes[records]), records, bound)
+        return total
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A loss of v = -y f(x), y in {-1, 1}: its values up to a bound, which overwrite v, and its derivative."""
+
+    values: Callable[[Tensor, float], Tensor]
+    derivative: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class _Signed(Losses):
+    """Losses of v = -y f(x): the sign goes into the features, as a linear f has -y f(x) = f(-y x)."""
+
+    kind: _Kind
+
+    def oriented(self, features: Tensor) -> Tensor:
+        return features.mul_(1.0 - 2.0 * self.labels)
+
+    def errors(self, outputs: Tensor) -> Tensor:
+        return self.kind.derivative(outputs)
+
+    def at(self, outputs: Tensor, records: slice, bound: float) -> Tensor:
+        return _sums(self.kind.values(outputs[..., 0], bound), bound)
+
+
+def losses_of(model: Model, labels: Tensor) -> Losses:
+    """The losses of the records with these labels, by the fastest way that there is."""
+    kind = _kinds().get(model.losses)
+    return Losses(model, labels) if kind is None else _Signed(model, labels, kind)
+
+
+def blocks(records: int, numbers: int) -> list[slice]:
+    """Slices of the records that are computed together when each needs so many numbers."""
+    size = max(64, _TOGETHER // max(numbers, 1))
+    return [slice(start, min(start + size, records)) for start in range(0, records, size)]
+
+
+def _sums(losses: Tensor, bound: float) -> Tensor:
+    """Row sums of losses [k, b] clipped to [0, bound], not a number as 0; overwrites the losses."""
+    return losses.clamp_(0.0, _below(bound, losses.dtype)).nansum(dim=1).double()
+
+
+@functools.lru_cache(maxsize=16)
+def _below(bound: float, dtype: torch.dtype) -> float:
+    """The largest number of a float type that is not above the bound."""
+    nearest = torch.tensor(bound, dtype=dtype)
+    if nearest.double() > bound:
+        nearest = torch.nextafter(nearest, torch.zeros_like(nearest))
+    return float(nearest)
+
+
+def _softplus(negated: Tensor, bound: float) -> Tensor:
+    """log(1 + exp(v)), in 32 bits to 2e-7 of the larger of it and 1; infinite where exp(v) is, far above the bound."""
+    if bound > _EXPONENT:
+        return functional.softplus(negated)
+    return negated.exp_().add_(1.0).log_()
+
+
+def _above_minus_one(negated: Tensor) -> Tensor:
+    """The derivative of max(0, 1 + v), zero at the kink as in PyTorch."""
+    return (negated + 1.0 > 0.0).to(negated.dtype)
+
+
+@functools.cache
+def _kinds() -> dict[Callable[[Tensor, Tensor], Tensor], _Kind]:
+    """The losses that are written out here, by the function of the catalogue that they stand for."""
+    written = {
+        "logistic": _Kind(_softplus, torch.sigmoid),
+        "svm": _Kind(lambda negated, bound: negated.add_(1.0), _above_minus_one),
+    }
+    return {build(name, input_shape=(1,), classes=2, seed=0).losses: kind for name, kind in written.items()}
