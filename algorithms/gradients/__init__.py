@@ -4,6 +4,7 @@ from algorithms.gradients.clipping import L1, L2, Affine, Clipping, Normalised, 
 from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.engine import Engine, clip_and_sum
 from algorithms.gradients.examination import Unclippable
+from algorithms.gradients.linear import Line
 
 __all__ = [
     "L1",
@@ -12,6 +13,7 @@ __all__ = [
     "Clipping",
     "Contributions",
     "Engine",
+    "Line",
     "Normalised",
     "PerLayer",
     "Unclippable",

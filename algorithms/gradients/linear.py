@@ -153,6 +153,10 @@ class LinearRecords:
             raise ValueError(f"margins {found} are not of these records, {expected}; carry what they gave.")
         self._held = carried
 
+    def forget(self) -> None:
+        """Drops what is held: the next question starts afresh."""
+        self._held = None
+
     def _at(self, parameters: Tensor) -> Carried:
         """What is held, moved to the parameters: as it is, along the last line, or by a fresh product."""
         moved = None if self._held is None else self._held.moved_to(parameters)

@@ -12,7 +12,6 @@ Formal guarantees (add-or-remove-one record, for callers that keep to the public
   counts as zero.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,26 +21,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.gradients import (
-    L1,
-    L2,
-    Clipping,
-    Engine,
-    PerLayer,
-    Unclippable,
-    clip_and_sum,
-)
+from algorithms.gradients import L1, L2, Clipping, Engine, Line, PerLayer, Unclippable, clip_and_sum
 from algorithms.models import Model
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.filters import Filter
-from algorithms.privacy.noise import Generator, Stream, add_on_grid, scale_on_grid, std_on_grid
+from algorithms.privacy.full_batch import FullBatchAnswers
+from algorithms.privacy.noise import Generator, Stream
+from algorithms.privacy.noised import draws, noise_std, noised
 from algorithms.privacy.releases import (
     FullBatch,
-    Gaussian,
-    Gumbel,
-    Laplace,
     Noise,
-    NoNoise,
     Release,
     Sampling,
     argmin_release,
@@ -113,6 +102,7 @@ class Barrier:
         self.__trace = trace
         self.__performance = performance or Performance()
         self.__engine = self.__performance.engine(model, records)
+        self.__whole: FullBatchAnswers | None = None
 
     def gradient(
         self, parameters: Tensor, *, sampling: Sampling, clipping: Clipping, noise: Noise, divisor: float
@@ -131,11 +121,8 @@ class Barrier:
             )
         release = gradient_release(sampling, clipping, noise, divisor)
         stream = self.__charge(release, dimension=len(parameters))
-        point = parameters.to(self.__performance.device)
-        total = torch.zeros(len(parameters), dtype=torch.float64)
-        for inputs, labels in self.__slices(self.__sample(release, stream)):
-            total += self.__engine.clipped_sum(point, inputs, labels, clipping).cpu()
-        answer = _noised(total.numpy(), release, stream) / divisor
+        total = self.__clipped_sum(parameters.to(self.__performance.device), release, stream)
+        answer = noised(total.numpy(), release, stream) / divisor
         return torch.from_numpy(answer).to(torch.float32).to(parameters.device)
 
     def total(
@@ -159,23 +146,19 @@ class Barrier:
         for inputs, labels in self.__slices(self.__sample(release, stream)):
             rows = torch.func.vmap(statistic)(inputs, labels).reshape(len(labels), dimension).double()
             total += clip_and_sum(rows, bound).cpu()
-        return torch.from_numpy(_noised(total.numpy(), release, stream))
+        return torch.from_numpy(noised(total.numpy(), release, stream))
 
-    def argmin(self, candidates: Tensor, *, bound: float, noise: Noise) -> int:
+    def argmin(self, candidates: Tensor | Line, *, bound: float, noise: Noise) -> int:
         """The index of the candidate whose total loss is least, by noisy selection.
 
-        candidates: parameters, shape [k, d]. bound: each record's loss is clipped to [0, bound]. Returns 0 .. k - 1.
-        Raises as `gradient` does.
+        candidates: parameters, shape [k, d], or a line of them, which is cheaper for a linear model. bound: each
+        record's loss is clipped to [0, bound]. Returns 0 .. k - 1. Raises as `gradient` does.
         """
         release = argmin_release(bound, noise)
-        stream = self.__charge(release, dimension=len(candidates))
-        points = candidates.to(self.__performance.device)
-        scores = np.zeros(len(candidates))
-        for inputs, labels in self.__slices(self.__sample(release, stream)):
-            for index, candidate in enumerate(points):
-                scores[index] -= float(self.__engine.clipped_losses(candidate, inputs, labels, bound))
-        draws = _draws(release, stream, len(candidates))
-        return int(np.argmax(scores + release.noise_scale * draws))
+        count = len(candidates.steps) if isinstance(candidates, Line) else len(candidates)
+        stream = self.__charge(release, dimension=count)
+        losses = self.__clipped_losses(candidates, bound).cpu().numpy()
+        return int(np.argmax(release.noise_scale * draws(release, stream, count) - losses))
 
     def affords(self, release: Release) -> bool:
         """Whether a release could be asked for now."""
@@ -190,9 +173,45 @@ class Barrier:
         event = release.event()
         self.__spend.charge(event)
         self.__trace.record(
-            release, event, noise_std=_noise_std(release, dimension), epsilon=self.__spend.spent(self.__delta)
+            release, event, noise_std=noise_std(release, dimension), epsilon=self.__spend.spent(self.__delta)
         )
         return self.__generator.stream(len(self.__trace.rows) - 1)
+
+    def __clipped_sum(self, point: Tensor, release: Release, stream: Stream) -> Tensor:
+        """The exact sum of the sample's clipped gradients, shape [d], float64."""
+        is_whole = isinstance(release.sampling, FullBatch) and FullBatchAnswers.clip(release.clipping)
+        answers = self.__full_batch() if is_whole else None
+        if answers is not None:
+            return answers.clipped_sum(point, release.clipping).cpu()
+        total = torch.zeros(len(point), dtype=torch.float64)
+        for inputs, labels in self.__slices(self.__sample(release, stream)):
+            total += self.__engine.clipped_sum(point, inputs, labels, release.clipping).cpu()
+        return total
+
+    def __clipped_losses(self, candidates: Tensor | Line, bound: float) -> Tensor:
+        """The exact sums of all clipped losses at each candidate, shape [k], float64."""
+        answers = self.__full_batch()
+        if answers is not None:
+            return answers.clipped_losses(candidates, bound)
+        points = candidates.candidates() if isinstance(candidates, Line) else candidates
+        points = points.to(self.__performance.device)
+        totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
+        for inputs, labels in self.__slices(np.arange(len(self.__records.labels))):
+            for index, point in enumerate(points):
+                totals[index] += self.__engine.clipped_losses(point, inputs, labels, bound)
+        return totals
+
+    def __full_batch(self) -> FullBatchAnswers | None:
+        """The closed forms over all records, where the model has them and the records fit the memory."""
+        features, performance = self.__records.features, self.__performance
+        if self.__whole is None and FullBatchAnswers.serve(
+            self.__model, features.shape, performance.memory_mb
+        ):
+            inputs, labels = (torch.from_numpy(np.array(part)) for part in (features, self.__records.labels))
+            self.__whole = FullBatchAnswers(
+                self.__model, inputs.to(performance.device), labels.to(performance.device)
+            )
+        return None if self.__whole is None else self.__whole.at_step(self.__trace.step)
 
     def __sample(self, release: Release, stream: Stream) -> NDArray[np.intp]:
         """The indices of the records that take part, ascending."""
@@ -209,41 +228,3 @@ class Barrier:
             rows = chosen[start : start + size]
             inputs = torch.from_numpy(self.__records.features[rows]).to(device)
             yield inputs, torch.from_numpy(self.__records.labels[rows]).to(device)
-
-
-def _noised(total: NDArray[np.float64], release: Release, stream: Stream) -> NDArray[np.float64]:
-    """The sum with its noise, both on the grid; the sum itself where the release asks for no noise."""
-    if isinstance(release.noise, NoNoise):
-        return total
-    noise = _noise_on_grid(release, len(total)) * _draws(release, stream, len(total))
-    return add_on_grid(total, noise, std=release.noise_scale)
-
-
-def _noise_on_grid(release: Release, dimension: int) -> float:
-    """The scale of the noise with what rounding to the grid costs."""
-    widen = scale_on_grid if isinstance(release.noise, Laplace) else std_on_grid
-    return widen(release.noise_scale, sensitivity=release.clipping.sensitivity, dimension=dimension)
-
-
-def _noise_std(release: Release, dimension: int) -> float:
-    """The standard deviation of the noise on the sum (or on a score), for the trace."""
-    if isinstance(release.noise, NoNoise):
-        return 0.0
-    scale = release.noise_scale if release.kind == "argmin" else _noise_on_grid(release, dimension)
-    return float(scale * _STD_AT_SCALE_1[type(release.noise)])
-
-
-def _draws(release: Release, stream: Stream, count: int) -> NDArray[np.float64]:
-    """Draws of the release's noise at scale 1, shape [count]."""
-    match release.noise:
-        case Gaussian():
-            return stream.normal(count)
-        case Laplace():
-            return stream.laplace(count)
-        case Gumbel():
-            return stream.gumbel(count)
-        case NoNoise():
-            return np.zeros(count)
-
-
-_STD_AT_SCALE_1 = {Gaussian: 1.0, Laplace: math.sqrt(2.0), Gumbel: math.pi / math.sqrt(6.0)}

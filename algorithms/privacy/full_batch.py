@@ -1,0 +1,52 @@
+"""Questions about all records of a linear model, answered by closed forms while the records fit the memory."""
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients import Affine, Clipping, Line, PerLayer
+from algorithms.gradients.linear import LinearRecords, linear_layer
+from algorithms.models import Model
+
+
+class FullBatchAnswers:
+    """Exact sums over all records of a model that is one linear layer: for the barrier alone, nothing is noised here.
+
+    features [n, *input_shape] and labels [n], on the device where the arithmetic runs.
+    """
+
+    def __init__(self, model: Model, features: Tensor, labels: Tensor) -> None:
+        self._records = LinearRecords(model, features, labels)
+        self._step = -1
+
+    @staticmethod
+    def serve(model: Model, shape: tuple[int, ...], memory_mb: int) -> bool:
+        """Whether a model has the closed forms and its records, features of this shape, fit the memory twice over."""
+        return linear_layer(model.module) is not None and 2 * 4 * torch.Size(shape).numel() <= memory_mb * 1e6
+
+    @staticmethod
+    def clip(clipping: Clipping) -> bool:
+        """Whether there is a closed form for a clipping: for one with a single bound for the whole gradient."""
+        return not isinstance(clipping, Affine) and not (
+            isinstance(clipping, PerLayer) and len(clipping.norms) > 1
+        )
+
+    def at_step(self, step: int) -> "FullBatchAnswers":
+        """These answers in a training step.
+
+        What one answer leaves for the next is dropped between steps, where a run may be broken off and taken up: it
+        would then round differently, and answers must repeat bit for bit.
+        """
+        if step != self._step:
+            self._records.forget()
+            self._step = step
+        return self
+
+    def clipped_sum(self, parameters: Tensor, clipping: Clipping) -> Tensor:
+        """The sum of all clipped gradients, shape [d], float64."""
+        return self._records.clipped_sum(parameters, clipping)
+
+    def clipped_losses(self, candidates: Tensor | Line, bound: float) -> Tensor:
+        """The sum of all losses, clipped to [0, bound], at each candidate; shape [k], float64."""
+        if isinstance(candidates, Line):
+            return self._records.losses_on(candidates, bound=bound)
+        return self._records.losses_at(candidates, bound=bound)

@@ -1,0 +1,47 @@
+"""The noise of a release: what it says is drawn and added, and nothing else."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.privacy.noise import Stream, add_on_grid, scale_on_grid, std_on_grid
+from algorithms.privacy.releases import Gaussian, Gumbel, Laplace, NoNoise, Release
+
+
+def noised(total: NDArray[np.float64], release: Release, stream: Stream) -> NDArray[np.float64]:
+    """The sum with its noise, both on the grid; the sum itself where the release asks for no noise."""
+    if isinstance(release.noise, NoNoise):
+        return total
+    noise = _noise_on_grid(release, len(total)) * draws(release, stream, len(total))
+    return add_on_grid(total, noise, std=release.noise_scale)
+
+
+def _noise_on_grid(release: Release, dimension: int) -> float:
+    """The scale of the noise with what rounding to the grid costs."""
+    widen = scale_on_grid if isinstance(release.noise, Laplace) else std_on_grid
+    return widen(release.noise_scale, sensitivity=release.clipping.sensitivity, dimension=dimension)
+
+
+def noise_std(release: Release, dimension: int) -> float:
+    """The standard deviation of the noise on the sum (or on a score), for the trace."""
+    if isinstance(release.noise, NoNoise):
+        return 0.0
+    scale = release.noise_scale if release.kind == "argmin" else _noise_on_grid(release, dimension)
+    return float(scale * _STD_AT_SCALE_1[type(release.noise)])
+
+
+def draws(release: Release, stream: Stream, count: int) -> NDArray[np.float64]:
+    """Draws of the release's noise at scale 1, shape [count]."""
+    match release.noise:
+        case Gaussian():
+            return stream.normal(count)
+        case Laplace():
+            return stream.laplace(count)
+        case Gumbel():
+            return stream.gumbel(count)
+        case NoNoise():
+            return np.zeros(count)
+
+
+_STD_AT_SCALE_1 = {Gaussian: 1.0, Laplace: math.sqrt(2.0), Gumbel: math.pi / math.sqrt(6.0)}

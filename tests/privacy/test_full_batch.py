@@ -1,0 +1,121 @@
+"""Full-batch questions about a linear model: the closed forms answer as the general engine does."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.gradients import L1, L2, Affine, Clipping, Line, Normalised, PerLayer
+from algorithms.models import build
+from algorithms.privacy.barrier import Barrier, Performance
+from algorithms.privacy.full_batch import FullBatchAnswers
+from algorithms.privacy.noise import seeded_generator
+from algorithms.privacy.releases import FullBatch, Gaussian, Gumbel, Laplace
+from algorithms.privacy.trace import Trace
+from tests.algorithms.bench import MadeUp
+from tests.privacy.test_barrier import Free
+
+COUNT, WIDTH = 300, 7
+MODEL = build("logistic", input_shape=(WIDTH,), classes=2, seed=0)
+STEPS = (0.0, 0.1, 0.5, 2.0)
+
+
+def records() -> MadeUp:
+    draw = np.random.default_rng(0)
+    return MadeUp(draw.normal(size=(COUNT, WIDTH)).astype(np.float32), draw.integers(0, 2, COUNT))
+
+
+def asked(*, closed: bool, trace: Trace | None = None, seed: int = 3) -> Barrier:
+    """A barrier that has room for the closed forms, or has not."""
+    memory = 1024 if closed else 1
+    some = records()
+    if not closed:  # too many to be held twice in 1 MB, the more of them without any effect
+        nothing = np.full((40_000, WIDTH), np.nan, dtype=np.float32)
+        some = MadeUp(np.concatenate([some.features, nothing]), np.append(some.labels, np.zeros(40_000, int)))
+    return Barrier(
+        some,
+        MODEL,
+        spend=Free(),
+        generator=seeded_generator(seed),
+        delta=1e-5,
+        trace=trace or Trace(),
+        performance=Performance(memory_mb=memory),
+    )
+
+
+def point(seed: int = 1) -> Tensor:
+    return torch.randn(MODEL.parameter_count, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("clipping", "noise"),
+    [
+        (L2(0.5), Gaussian(1e-6)),
+        (L1(0.5), Laplace(1e-6)),
+        (PerLayer((0.5,)), Gaussian(1e-6)),
+        (Normalised(0.5), Gaussian(1e-6)),
+        (Affine(0.5, torch.full((WIDTH + 1,), 0.1), torch.full((WIDTH + 1,), 2.0)), Gaussian(1e-6)),
+    ],
+)
+def test_gradients_are_those_of_the_general_way(clipping: Clipping, noise: Any) -> None:
+    ask: dict[str, Any] = {"sampling": FullBatch(), "clipping": clipping, "noise": noise, "divisor": 10.0}
+    answers = [asked(closed=closed).gradient(point(), **ask) for closed in (True, False)]
+    assert float(answers[0].norm()) > 0.01
+    torch.testing.assert_close(answers[0], answers[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_line", [True, False])
+def test_selections_are_those_of_the_general_way(is_line: bool) -> None:
+    line = Line(point(), point(2), STEPS)
+    candidates = line if is_line else line.candidates()
+    chosen = {
+        (closed, seed): asked(closed=closed, seed=seed).argmin(candidates, bound=3.0, noise=Gumbel(20.0))
+        for closed in (True, False)
+        for seed in range(8)
+    }
+    assert len(set(chosen.values())) > 1  # the noise decides, in the same way both times
+    assert all(chosen[True, seed] == chosen[False, seed] for seed in range(8))
+
+
+def iteration(barrier: Barrier, start: Tensor) -> Tensor:
+    """A gradient and a step chosen along it."""
+    gradient = barrier.gradient(
+        start, sampling=FullBatch(), clipping=L2(1.0), noise=Gaussian(0.1), divisor=float(COUNT)
+    )
+    line = Line(start, gradient, STEPS)
+    return line.at(barrier.argmin(line, bound=3.0, noise=Gumbel(0.1)))
+
+
+def test_a_run_taken_up_between_steps_goes_on_bit_for_bit() -> None:
+    trace = Trace()
+    whole = asked(closed=True, trace=trace)
+    first = iteration(whole, point())
+    trace.step = 1
+    expected = iteration(whole, first)
+    taken_up = asked(closed=True, trace=trace_of(first_rows=2, of=trace))
+    assert torch.equal(iteration(taken_up, first), expected)
+
+
+def trace_of(*, first_rows: int, of: Trace) -> Trace:
+    trace = Trace()
+    trace.rows.extend(of.rows[:first_rows])
+    trace.step = 1
+    return trace
+
+
+def test_margins_are_carried_within_a_step_and_dropped_between_steps() -> None:
+    some = records()
+    answers = FullBatchAnswers(MODEL, torch.from_numpy(some.features), torch.from_numpy(some.labels))
+    answers.at_step(0).clipped_sum(point(), L2(1.0))
+    held = answers._records.carried()
+    assert answers.at_step(0)._records.carried() is held
+    assert answers.at_step(1)._records.carried() is None
+
+
+def test_records_that_do_not_fit_the_memory_twice_take_the_general_way() -> None:
+    assert FullBatchAnswers.serve(MODEL, (1000, 125), memory_mb=1)
+    assert not FullBatchAnswers.serve(MODEL, (1001, 125), memory_mb=1)
+    network = build("tanh_cnn", input_shape=(1, 28, 28), classes=2, seed=0)
+    assert not FullBatchAnswers.serve(network, (1, 1, 28, 28), memory_mb=1024)
