@@ -1,5 +1,6 @@
 # make run     the pipeline on params.yaml; ARGS="--dataset adult --epsilon 1" changes it
 # make test    everything that is checked
+# make benchmarks    clipped gradients against other libraries; ARGS="--workloads W2,W3" chooses
 # make server, make worker    a Prefect server, and a worker with the deployment `pipeline/train`
 # It needs git and Python 3.11; everything else goes into .venv.
 
@@ -22,7 +23,7 @@ export WANDB_CONFIG_DIR ?= $(CURDIR)/.wandb/config
 export WANDB_ARTIFACT_DIR ?= $(CURDIR)/.wandb/artifacts
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test lint format server worker clean
+.PHONY: run test lint format benchmarks server worker clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed
@@ -40,6 +41,10 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	ruff format .
 	ruff check --fix .
+
+benchmarks: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[benchmarks]'
+	python -m benchmarks $(ARGS)
 
 server: $(VENV)/installed
 	PREFECT_API_URL=http://127.0.0.1:$(PORT)/api prefect server start --host 127.0.0.1 --port $(PORT)

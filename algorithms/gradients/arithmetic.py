@@ -22,7 +22,10 @@ def wide(values: Tensor) -> Tensor:
 
 
 def square_norms(rows: Tensor) -> Tensor:
-    """Squared L2 norm of each row, [batch, ...] -> [batch], float64, relative error below 1e-6 (1e-14 in float64)."""
+    """Squared L2 norm of each row, [batch, ...] -> [batch], float64, relative error below 1e-6 (1e-14 in float64).
+
+    Infinite where the squares are too large for the rows' type.
+    """
     rows = wide(rows.flatten(start_dim=1))
     if rows.dtype == torch.float64 or rows.shape[1] <= _BLOCK:
         return _squares(rows, 1)
@@ -75,16 +78,5 @@ def cancelled(squares: Tensor, mixed: Tensor, constant: Tensor, *, terms: int, d
 
 
 def _squares(values: Tensor, dimension: int) -> Tensor:
-    """Sums of squares along a dimension, float64; what is too large to square in 32 bits is squared in 64."""
-    if values.device.type == "cuda":
-        return _norms(values, dimension, torch.float64).square()
-    norms = _norms(values, dimension, values.dtype).double()
-    overflown = torch.isinf(norms)
-    if bool(overflown.any()):
-        norms = torch.where(overflown, _norms(values, dimension, torch.float64), norms)
-    return norms.square()
-
-
-def _norms(values: Tensor, dimension: int, dtype: torch.dtype) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(values, dim=dimension, dtype=dtype)
-    return norms
+    norms: Tensor = torch.linalg.vector_norm(values, dim=dimension)
+    return norms.double().square()

@@ -54,7 +54,7 @@ class Contributions:
         norms = self.norms(clipping)
         finite = torch.isfinite(norms.flatten(start_dim=1).sum(dim=1) if norms.dim() > 1 else norms)
         if not bool(finite.all()):
-            return self.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping)
+            return self._sum_of_finite(finite, clipping)
         if not isinstance(clipping, PerLayer):
             weights = factors(norms, clipping, clipping.sensitivity, self._dtype)
             return self._transformed(self.weighted_sum(weights), weights, clipping)
@@ -73,6 +73,17 @@ class Contributions:
         """Those of the chosen records; chosen: their indices."""
         gradients = {name: gradient.take(chosen) for name, gradient in self.gradients.items()}
         return replace(self, losses=self.losses[chosen], gradients=gradients)
+
+    def _sum_of_finite(self, finite: Tensor, clipping: Clipping) -> Tensor:
+        """The sum without what is not finite; what was only too large to square in 32 bits is taken in 64."""
+        total = self.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping)
+        if self._dtype != torch.float64:
+            total += self.take(torch.nonzero(~finite)[:, 0])._in_64_bits().clipped_sum(clipping)
+        return total
+
+    def _in_64_bits(self) -> "Contributions":
+        gradients = {name: gradient.double() for name, gradient in self.gradients.items()}
+        return replace(self, losses=self.losses.double(), gradients=gradients)
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -80,6 +80,9 @@ class Patches:
     def take(self, chosen: Tensor) -> "Patches":
         return Patches(self.inputs[chosen], self.errors[chosen], self.window)
 
+    def double(self) -> "Patches":
+        return Patches(self.inputs.double(), self.errors.double(), self.window)
+
     def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and errors of a few records at a time."""
         size = slice_of(self.numel, self.inputs.device)

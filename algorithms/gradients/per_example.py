@@ -53,6 +53,10 @@ class PerExample(Protocol):
         """The gradients of the chosen records; chosen: their indices."""
         ...
 
+    def double(self) -> "PerExample":
+        """The same gradients in float64."""
+        ...
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -75,6 +79,9 @@ class Rows:
 
     def take(self, chosen: Tensor) -> "Rows":
         return Rows(self.rows[chosen])
+
+    def double(self) -> "Rows":
+        return Rows(self.rows.double())
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,9 @@ class Products:
     def take(self, chosen: Tensor) -> "Products":
         return Products(self.inputs[chosen], self.errors[chosen])
 
+    def double(self) -> "Products":
+        return Products(self.inputs.double(), self.errors.double())
+
 
 @dataclass(frozen=True)
 class Sums:
@@ -158,6 +168,9 @@ class Sums:
     def take(self, chosen: Tensor) -> "Sums":
         return Sums(self.of.take(chosen))
 
+    def double(self) -> "Sums":
+        return Sums(self.of.double())
+
 
 @dataclass(frozen=True)
 class Lookups:
@@ -172,11 +185,7 @@ class Lookups:
 
     @cached_property
     def rows(self) -> Tensor:
-        errors = wide(self.errors)
-        table = errors.new_zeros(len(errors), self.entries, errors.shape[2])
-        return table.scatter_add_(1, self.indices[:, :, None].expand(errors.shape), errors).flatten(
-            start_dim=1
-        )
+        return _added_up(self.indices, wide(self.errors), self.entries).flatten(start_dim=1)
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:
@@ -189,8 +198,9 @@ class Lookups:
 
     def _merged(self, values: Tensor) -> Tensor:
         """Sums over the lookups of one entry; values [batch, length, k], result likewise, zero in the places left."""
-        order, places = (part[:, :, None].expand(values.shape) for part in self._places)
-        return torch.zeros_like(values).scatter_add_(1, places, values.gather(1, order))
+        order, places = self._places
+        by_entry = values.gather(1, order[:, :, None].expand(values.shape))
+        return _added_up(places, by_entry, values.shape[1])
 
     def square_norms(self) -> Tensor:
         errors = wide(self.errors)
@@ -216,3 +226,17 @@ class Lookups:
 
     def take(self, chosen: Tensor) -> "Lookups":
         return Lookups(self.indices[chosen], self.errors[chosen], self.entries)
+
+    def double(self) -> "Lookups":
+        return Lookups(self.indices, self.errors.double(), self.entries)
+
+
+def _added_up(places: Tensor, values: Tensor, count: int) -> Tensor:
+    """Sums of values [batch, length, k] by place, places [batch, length] below `count` -> [batch, count, k].
+
+    By an addition that is deterministic on a GPU, too, where that is asked for.
+    """
+    batch, _, width = values.shape
+    first = count * torch.arange(batch, device=values.device)[:, None]
+    sums = values.new_zeros(batch * count, width)
+    return sums.index_add_(0, (first + places).flatten(), values.flatten(0, 1)).view(batch, count, width)

@@ -66,6 +66,8 @@ def product_distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tens
     weights = scale.double().square().reciprocal_().view(shape)
     moved = shift.double().view(shape) * weights
     constant = (shift.double().view(shape) * moved).sum()
+    if inputs.shape[1] > errors.shape[1]:  # the wider side is multiplied, the narrower only weighted
+        inputs, errors, weights, moved = errors, inputs, weights.T, moved.T
     parts = [_expanded(*part, weights, moved) for part in _slices(inputs, errors, 2 * sum(shape))]
     squares, mixed = (torch.cat(terms) for terms in zip(*parts, strict=True))
     return cancelled(squares, mixed, constant, terms=sum(shape), dtype=wide(errors).dtype)
@@ -74,8 +76,8 @@ def product_distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tens
 def _expanded(inputs: Tensor, errors: Tensor, weights: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
     """Of (g - a)^2 / b^2 the sums of g^2 / b^2 and of g a / b^2, each [batch], float64."""
     inputs, errors = inputs.double(), errors.double()
-    mixed = ((errors @ moved) * inputs).sum(dim=1)
-    return ((errors.square() @ weights) * inputs.square()).sum(dim=1), mixed
+    mixed = torch.linalg.vecdot(errors @ moved, inputs)
+    return torch.linalg.vecdot(errors.square() @ weights, inputs.square()), mixed
 
 
 def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Speed and memory of clipped gradients, side by side with the libraries that also compute them."""

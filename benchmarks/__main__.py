@@ -1,0 +1,128 @@
+"""python -m benchmarks: measure, print tables, keep the numbers in benchmarks/results."""
+
+import datetime
+import logging
+import statistics
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks import machine, record
+from benchmarks.child import ALLOCATORS, Job, JobFailed, run
+from benchmarks.methods import names
+from benchmarks.table import remarks, table
+from benchmarks.workloads import WORKLOADS, Workload
+
+_ALL = ",".join(WORKLOADS)
+_WIDTH = 110
+_MEMORY_PROCESSES = 3
+
+_logger = logging.getLogger(__name__)
+
+Names = Annotated[str, typer.Option(help="Comma-separated; all of them by default.")]
+Rounds = Annotated[int, typer.Option(min=2, help="Timed rounds; in each, every method steps.")]
+Quick = Annotated[
+    bool, typer.Option(help="Two rounds, one allocator, no memory, nothing kept: does it work?")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Autocast = Annotated[bool, typer.Option(help="Forward passes in bfloat16, except for the line search.")]
+
+
+def main(
+    workloads: Names = _ALL,
+    rounds: Rounds = 7,
+    quick: Quick = False,
+    device: Device = "auto",
+    autocast: Autocast = False,
+) -> None:
+    """Measure clipped gradients against other libraries, one process for each workload and allocator setting."""
+    chosen = [_workload(name) for name in workloads.split(",")]
+    where = _device(device)
+    console = Console(width=max(_WIDTH, Console().width))
+    failed = False
+    for workload in chosen:
+        try:
+            measured = _measure(
+                workload, where, rounds=2 if quick else rounds, quick=quick, autocast=autocast
+            )
+        except JobFailed as error:
+            _logger.error("%s", error)
+            failed = True
+            continue
+        console.print(table(measured), *remarks(measured), "", sep="\n")
+        failed = failed or any(part["failed"] for part in measured["speed"].values())
+        if not quick:
+            record.save(where.type + ("-bfloat16" if autocast else ""), {workload.name: measured})
+    raise typer.Exit(1 if failed else 0)
+
+
+def _workload(name: str) -> Workload:
+    if name not in WORKLOADS:
+        raise typer.BadParameter(f"there is no workload {name!r}; choose from {', '.join(WORKLOADS)}.")
+    return WORKLOADS[name]
+
+
+def _device(asked: str) -> torch.device:
+    if asked not in ("auto", "cpu", "cuda"):
+        raise typer.BadParameter(f"there is no device {asked!r}; choose auto, cpu or cuda.")
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("PyTorch sees no GPU here; choose cpu.")
+    return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _measure(
+    workload: Workload, device: torch.device, *, rounds: int, quick: bool, autocast: bool
+) -> dict[str, Any]:
+    """The record of one workload; raises JobFailed where the methods disagree or a process dies."""
+    allocators = list(ALLOCATORS)[: 1 if quick or device.type == "cuda" else None]
+    job = Job(workload.name, device.type, autocast, rounds, warmup=1 if quick else 3, repeat=not quick)
+    speeds = {allocator: _speed(job, allocator) for allocator in allocators}
+    timed = list(speeds[allocators[0]]["times_ms"])
+    return {
+        "workload": workload.name,
+        "about": workload.about,
+        "device": device.type + (", bfloat16" if autocast else ""),
+        "batch": workload.cuda_batch if device.type == "cuda" else workload.batch,
+        "parameters": workload.build().parameter_count,
+        "rounds": rounds,
+        "methods": list(names(workload)),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": machine.describe(device),
+        "versions": machine.versions(),
+        "allocators": {name: ALLOCATORS[name] for name in allocators},
+        "speed": speeds,
+        "memory": {} if quick else _memory(workload, timed, device, autocast=autocast),
+    }
+
+
+def _speed(job: Job, allocator: str) -> dict[str, Any]:
+    result = run(job, allocator)
+    if "refused" in result:
+        raise JobFailed(result["refused"])
+    return {**result, "ratios": record.ratios(result["times_ms"])}
+
+
+def _memory(
+    workload: Workload, timed: list[str], device: torch.device, *, autocast: bool
+) -> dict[str, dict[str, float]]:
+    """Memory of the methods that could be timed, under the default allocator; what fails is logged and left out.
+
+    On a CPU it is the median of several processes: what the allocator keeps differs from one to the next.
+    """
+    processes = 1 if device.type == "cuda" else _MEMORY_PROCESSES
+    growths = {}
+    for name in timed:
+        job = Job(workload.name, device.type, autocast, memory_of=name)
+        try:
+            found = [run(job, "default")["growth_mb"] for _ in range(processes)]
+        except JobFailed as error:
+            _logger.error("%s", error)
+        else:
+            growths[name] = statistics.median(found)
+    return record.memory(growths)
+
+
+if __name__ == "__main__":
+    typer.run(main)

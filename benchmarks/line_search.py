@@ -1,0 +1,39 @@
+"""An iteration of DP-AGD's line search (Lee and Kifer 2018, arXiv:1808.09501): one clipped full-batch gradient, then
+the clipped objective at 20 points along it, and a move to the best of them.
+
+The choice among the objectives is made without noise: 20 random numbers cost the same in every method.
+"""
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients import L2
+from algorithms.gradients.linear import Line, LinearRecords
+from benchmarks.line import BOUND, STEPS
+from benchmarks.methods import OnTorch, Problem
+
+
+class CarriedMargins(OnTorch):
+    """The library's closed form, which keeps the records' margins from one iteration to the next."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        model = problem.model()
+        self.records = LinearRecords(model, problem.inputs, problem.labels)
+        self.parameters = model.initial_parameters()
+        self.objectives = torch.zeros(len(STEPS))
+
+    def step(self) -> None:
+        """Gradient, objectives, move."""
+        total = self.records.clipped_sum(self.parameters, L2(self.problem.clip_norm)).to(
+            self.parameters.dtype
+        )
+        noise = self.problem.noise_scale * torch.randn_like(self.parameters)
+        line = Line(self.parameters, (total + noise) / len(self.problem.labels), STEPS)
+        self.objectives = self.records.losses_on(line, bound=BOUND)
+        self.parameters = line.at(int(self.objectives.argmin()))
+
+    def released(self) -> dict[str, Tensor]:
+        """The parameters moved to, and the objectives."""
+        parameters = self.parameters.double().cpu()
+        return {"parameters": parameters, "objectives": self.objectives.double().cpu()}

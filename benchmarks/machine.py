@@ -1,0 +1,41 @@
+"""What a measurement was made on."""
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+_PACKAGES = ("torch", "opacus", "jax", "jaxlib", "optax", "numpy")
+
+
+def describe(device: torch.device) -> dict[str, str | int]:
+    """Processor, its number of cores, GPU and system."""
+    about: dict[str, str | int] = {
+        "cpu": _processor(),
+        "cores": os.cpu_count() or 0,
+        "system": platform.platform(terse=True),
+        "python": platform.python_version(),
+    }
+    if device.type == "cuda":
+        about["gpu"] = torch.cuda.get_device_name(device)
+    return about
+
+
+def versions() -> dict[str, str]:
+    """The measured packages' versions; a package that is not installed is left out."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    match = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return match[1] if match else platform.processor()

@@ -1,0 +1,207 @@
+"""One workload's measurement, in a process of its own: agreement first, then times, methods alternating.
+
+Times on a CPU are process CPU time on one thread, which other programs on the machine hardly disturb; on a GPU they
+are wall time between synchronisations.
+"""
+
+import logging
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from benchmarks.methods import Method, NotAvailable, Problem, names, start, trained
+from benchmarks.workloads import Workload
+
+TOLERANCE = 1e-4
+"""How far, relative to its norm, a method's clipped sum may lie from the others' before nothing is timed."""
+
+_OTHER_SUMS = ("plain", "ours_l2")
+"""Methods that are timed for comparison but compute something else than the rest."""
+
+_FEW = 32
+
+_SHORTEST = 0.2
+"""Seconds; shorter steps are repeated until one timing takes as long."""
+
+_PAUSE, _PATIENCE = 0.005, 100
+"""Seconds between two looks at whether the process is idle, and how often to look."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Disagreement(Exception):
+    """Methods that should compute the same do not; the message names them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to measure: warm-up rounds, timed rounds, and whether short steps are repeated."""
+
+    rounds: int
+    warmup: int
+    repeat: bool
+
+
+@dataclass
+class Missing:
+    """Methods without a time, with a sentence each: what they lack, or how they failed."""
+
+    not_available: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def try_out(self, name: str, problem: Problem) -> Method | None:
+        """The method after a first step; None, with a note of the reason, where it did not get so far."""
+        try:
+            method = start(name, problem)
+            method.step()
+            method.wait()
+        except NotAvailable as error:
+            self.not_available[name] = str(error)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            self.not_available[name] = f"{name} needs more memory than the GPU has."
+        except Exception as error:  # a peer that fails must not cost the others their measurement
+            _logger.exception("%s failed on %s", name, problem.workload.name)
+            self.failed[name] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        else:
+            return method
+        return None
+
+
+def speed(workload: Workload, device: torch.device, plan: Plan, *, autocast: bool) -> dict[str, Any]:
+    """Agreement and times of one workload, as JSON; times in milliseconds a step.
+
+    Raises Disagreement, before anything is timed, where the methods' clipped sums differ.
+    """
+    missing = Missing()
+    differences = agreement(workload, device, missing)
+    problem = timed_problem(workload, device, autocast=autocast)
+    methods: dict[str, Method] = {}
+    for name in names(workload):
+        if name not in missing.not_available and name not in missing.failed:
+            method = missing.try_out(name, problem)
+            if method is not None:
+                methods[name] = method
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    times = alternate(methods, plan, clock)
+    return {
+        "times_ms": {name: spread(values) for name, values in times.items()},
+        "difference": differences,
+        **asdict(missing),
+    }
+
+
+def timed_problem(
+    workload: Workload, device: torch.device, *, autocast: bool, records: int | None = None
+) -> Problem:
+    """The batch that is timed; a line search stays in float32, which choosing among close objectives needs."""
+    if records is None:
+        records = workload.cuda_batch if device.type == "cuda" else workload.batch
+    inputs, labels = workload.data(records, device)
+    return Problem(workload, inputs, labels, autocast=autocast and workload.task != "line search")
+
+
+def agreement(workload: Workload, device: torch.device, missing: Missing) -> dict[str, float]:
+    """How far each private method lies from the first, relative to its norm, after one step without noise.
+
+    The step is the one that is timed, with a learning rate that makes it subtract the clipped sum, and with a bound
+    that clips some records and leaves others. Raises Disagreement above TOLERANCE.
+    """
+    timed = Problem(workload, *workload.data(workload.batch, device))
+    problem = replace(
+        timed, clip_norm=_middle_norm(timed), noise_multiplier=0.0, learning_rate=float(workload.batch)
+    )
+    start_at = workload.build().initial_parameters().double()
+    changes = {}
+    for name in names(workload):
+        method = missing.try_out(name, problem)
+        if method is not None and name not in _OTHER_SUMS:
+            released = method.released()
+            changes[name] = {**released, "parameters": released["parameters"] - start_at}
+    differences = _differences(changes)
+    wrong = {name: value for name, value in differences.items() if not value <= TOLERANCE}
+    if wrong:
+        listed = ", ".join(f"{name} by {value:.1e}" for name, value in wrong.items())
+        raise Disagreement(
+            f"on {workload.name} the clipped sums differ from those of {next(iter(differences))}: {listed},"
+            f" which is more than {TOLERANCE:g}; nothing was timed."
+        )
+    return differences
+
+
+def _middle_norm(problem: Problem) -> float:
+    """The median norm of a few records' gradients, each by a backward pass of its own."""
+    model = problem.model()
+    norms = []
+    for index in range(_FEW):
+        record = slice(index, index + 1)
+        loss = model.losses(model.module(problem.inputs[record]), problem.labels[record]).sum()
+        gradients = torch.autograd.grad(loss, list(trained(model.module).values()))
+        norms.append(math.hypot(*(float(gradient.norm()) for gradient in gradients)))
+    return statistics.median(norms)
+
+
+def _differences(changes: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, float]:
+    """Each method's largest relative distance to the first method, over everything that it releases."""
+    if not changes:
+        return {}
+    reference = next(iter(changes.values()))
+    return {
+        name: max(
+            float(torch.linalg.vector_norm(change[key] - value) / torch.linalg.vector_norm(value))
+            for key, value in reference.items()
+        )
+        for name, change in changes.items()
+    }
+
+
+def alternate(
+    methods: Mapping[str, Method], plan: Plan, clock: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Seconds a step of each method in each round; every round in another order."""
+    repeats = dict.fromkeys(methods, 1)
+    for _ in range(plan.warmup):
+        for name, method in methods.items():
+            once = _seconds(method, 1, clock)
+            repeats[name] = max(1, round(_SHORTEST / max(once, 1e-6))) if plan.repeat else 1
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    order, chance = list(methods), random.Random(0)
+    for _ in range(plan.rounds):
+        chance.shuffle(order)
+        for name in order:
+            times[name].append(_seconds(methods[name], repeats[name], clock))
+    return times
+
+
+def _seconds(method: Method, repeats: int, clock: Callable[[], float]) -> float:
+    _let_others_finish()
+    if repeats > 1:  # the caches then hold this method's data, as in a training loop
+        method.step()
+    method.wait()
+    begin = clock()
+    for _ in range(repeats):
+        method.step()
+    method.wait()
+    return (clock() - begin) / repeats
+
+
+def _let_others_finish() -> None:
+    """Wait until the process is idle: JAX gives memory back in threads of its own after a step is done."""
+    for _ in range(_PATIENCE):
+        busy = time.process_time()
+        time.sleep(_PAUSE)
+        if time.process_time() - busy < 0.1 * _PAUSE:
+            return
+
+
+def spread(seconds: list[float]) -> dict[str, float]:
+    """Median, minimum and quartiles in milliseconds."""
+    lower, median, upper = statistics.quantiles(seconds, n=4, method="inclusive")
+    values = {"median": median, "min": min(seconds), "lower_quartile": lower, "upper_quartile": upper}
+    return {name: round(1000 * value, 4) for name, value in values.items()}

@@ -1,0 +1,71 @@
+"""How much memory a method's steps need beyond the model and the data; one process measures one method."""
+
+import ctypes
+import gc
+import re
+from pathlib import Path
+
+import torch
+
+from benchmarks.measure import timed_problem
+from benchmarks.methods import Method, start
+from benchmarks.workloads import Workload
+
+_STEPS = 3
+
+
+def growth(workload: Workload, name: str, device: torch.device, *, autocast: bool) -> float:
+    """Peak memory in three steps minus memory before them, in MB: the process's on a CPU, the allocator's on a GPU.
+
+    A step on two records comes first, so that libraries which load themselves at their first use are not counted.
+    Raises NotAvailable where the method cannot run.
+    """
+    _steps(start(name, timed_problem(workload, device, autocast=autocast, records=2)))
+    method = start(name, timed_problem(workload, device, autocast=autocast))
+    gc.collect()
+    if device.type == "cuda":
+        return _growth_on_gpu(method, name)
+    _give_back_free_memory()
+    Path("/proc/self/clear_refs").write_text("5")  # the kernel's way of resetting the peak
+    before = _status("VmRSS")
+    _steps(method)
+    return (_status("VmHWM") - before) / 1e6
+
+
+def _growth_on_gpu(method: Method, name: str) -> float:
+    if name == "jax":
+        return _growth_of_jax(method)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    _steps(method)
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
+
+
+def _growth_of_jax(method: Method) -> float:
+    """JAX has an allocator of its own, whose peak cannot be reset: what compiling needed may be in it."""
+    import jax
+
+    device = jax.devices()[0]
+    before = device.memory_stats()["bytes_in_use"]
+    _steps(method)
+    return (device.memory_stats()["peak_bytes_in_use"] - before) / 1e6  # type: ignore[no-any-return]
+
+
+def _steps(method: Method) -> None:
+    for _ in range(_STEPS):
+        method.step()
+    method.wait()
+
+
+def _give_back_free_memory() -> None:
+    """Return what building the model freed, so that steps which reuse it are seen to need it."""
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _status(key: str) -> int:
+    """A number of /proc/self/status, in bytes."""
+    match = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if match is None:
+        raise RuntimeError(f"/proc/self/status does not tell {key}; memory is measured on Linux only.")
+    return 1024 * int(match[1])

@@ -1,0 +1,50 @@
+"""A workload's results as one record, and the file that keeps them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+Times = Mapping[str, Mapping[str, float]]
+
+
+def ratios(times: Times) -> dict[str, dict[str, float]]:
+    """How many times faster each method's median is than those it is compared with, by method and then by peer.
+
+    Peers are "plain" and "best opacus"; where Opacus also ran in channels-last order, "best opacus, given layout" is
+    without that.
+    """
+    peers = {"plain": ["plain"], "best opacus": [name for name in times if name.startswith("opacus")]}
+    given = [name for name in peers["best opacus"] if not name.endswith("channels_last")]
+    if given != peers["best opacus"]:
+        peers["best opacus, given layout"] = given
+    medians = {name: spread["median"] for name, spread in times.items()}
+    fastest = {
+        peer: min(medians[name] for name in members if name in medians)
+        for peer, members in peers.items()
+        if any(name in medians for name in members)
+    }
+    return {
+        name: {peer: round(best / median, 3) for peer, best in fastest.items()}
+        for name, median in medians.items()
+    }
+
+
+def memory(growths: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Memory growth in MB by method, and how many times that of the plain step it is."""
+    plain = growths.get("plain", 0.0)
+    return {
+        name: {"growth_mb": round(value, 2)} | ({"over_plain": round(value / plain, 3)} if plain > 0 else {})
+        for name, value in growths.items()
+    }
+
+
+def save(kind: str, records: Mapping[str, Any]) -> Path:
+    """Write records by workload to `results/<kind>.json`; workloads that were not measured keep theirs."""
+    path = RESULTS / f"{kind}.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**kept, **records}, indent=2) + "\n")
+    return path
