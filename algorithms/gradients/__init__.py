@@ -3,8 +3,8 @@
 from algorithms.gradients.clipping import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped
 from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.engine import Engine, clip_and_sum
-from algorithms.gradients.examination import Unclippable
 from algorithms.gradients.linear import Line
+from algorithms.gradients.mixing import Unclippable
 
 __all__ = [
     "L1",

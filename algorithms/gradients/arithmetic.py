@@ -8,6 +8,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardshrink
 
 _IN_CACHE = 2**16
 """Numbers that a CPU passes over several times without going back to memory."""
@@ -77,6 +78,13 @@ def cancelled(squares: Tensor, mixed: Tensor, constant: Tensor, *, terms: int, d
     return raised(difference, sizes.sqrt(), 1, dtype)
 
 
+def scaled(values: Tensor, weights: Tensor) -> Tensor:
+    """values * weights, without what is so small that rounding could raise it by any amount."""
+    return hardshrink(values * weights.to(values.dtype), torch.finfo(values.dtype).tiny)
+
+
 def _squares(values: Tensor, dimension: int) -> Tensor:
+    """Sums of squares along a dimension, float64, raised by what squares too small for the type could have been."""
     norms: Tensor = torch.linalg.vector_norm(values, dim=dimension)
-    return norms.double().square()
+    lost = values.shape[dimension] * torch.finfo(values.dtype).tiny
+    return norms.double().square() + lost

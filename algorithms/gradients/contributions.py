@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardshrink
 
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.clipping import L1, Affine, Clipping, PerLayer, factors
@@ -16,19 +17,21 @@ class Contributions:
     """Losses and gradients of some records at one point, from one forward and one backward pass.
 
     losses: [batch]. gradients: by parameter; a parameter without an entry has none. places: where each parameter lies
-    in the flat vector. layers: the names of each layer's parameters, in the model's order.
+    in the flat vector. layers: the names of each layer's parameters, in the model's order. dtype: in which gradients
+    are summed, at least 32 bits.
     """
 
     losses: Tensor
     gradients: dict[str, PerExample]
     places: dict[str, slice]
     layers: tuple[tuple[str, ...], ...]
+    dtype: torch.dtype
 
     @staticmethod
     def of_rows(rows: Tensor) -> "Contributions":
         """Contributions that are written down, [batch, d], as gradients of one parameter."""
         places, layers = {"": slice(0, rows.shape[1])}, (("",),)
-        return Contributions(rows.new_zeros(len(rows)), {"": Rows(rows)}, places, layers)
+        return Contributions(rows.new_zeros(len(rows)), {"": Rows(rows)}, places, layers, wide(rows).dtype)
 
     def norms(self, clipping: Clipping) -> Tensor:
         """The norms that `clipping` bounds, raised by what rounding can add; [batch], float64.
@@ -51,15 +54,17 @@ class Contributions:
                 f"per-layer clipping has {len(clipping.norms)} bounds, the model has {len(self.layers)} layers;"
                 " give one for each."
             )
+        if len(self.losses) == 0:
+            return self._weighted({})
         norms = self.norms(clipping)
         finite = torch.isfinite(norms.flatten(start_dim=1).sum(dim=1) if norms.dim() > 1 else norms)
         if not bool(finite.all()):
             return self._sum_of_finite(finite, clipping)
         if not isinstance(clipping, PerLayer):
-            weights = factors(norms, clipping, clipping.sensitivity, self._dtype)
+            weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
             return self._transformed(self.weighted_sum(weights), weights, clipping)
         by_layer = {
-            name: factors(norms[:, i], clipping, bound, self._dtype)
+            name: factors(norms[:, i], clipping, bound, self.dtype)
             for i, (names, bound) in enumerate(zip(self.layers, clipping.norms, strict=True))
             for name in names
         }
@@ -77,17 +82,13 @@ class Contributions:
     def _sum_of_finite(self, finite: Tensor, clipping: Clipping) -> Tensor:
         """The sum without what is not finite; what was only too large to square in 32 bits is taken in 64."""
         total = self.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping)
-        if self._dtype != torch.float64:
+        if self.dtype != torch.float64:
             total += self.take(torch.nonzero(~finite)[:, 0])._in_64_bits().clipped_sum(clipping)
         return total
 
     def _in_64_bits(self) -> "Contributions":
         gradients = {name: gradient.double() for name, gradient in self.gradients.items()}
-        return replace(self, losses=self.losses.double(), gradients=gradients)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return wide(self.losses).dtype
+        return replace(self, gradients=gradients, dtype=torch.float64)
 
     def _zeros(self) -> Tensor:
         return torch.zeros(len(self.losses), dtype=torch.float64, device=self.losses.device)
@@ -110,8 +111,10 @@ class Contributions:
         """The weighted sum of the gradients, each parameter with weights of its own, shape [d], float64."""
         size = sum(place.stop - place.start for place in self.places.values())
         total = torch.zeros(size, dtype=torch.float64, device=self.losses.device)
-        for name, gradient in self.gradients.items():
-            total[self.places[name]] = gradient.weighted_sum(weights[name])
+        for name, each in weights.items():
+            if name in self.gradients:
+                smallest = torch.finfo(torch.float32).tiny
+                total[self.places[name]] = self.gradients[name].weighted_sum(hardshrink(each, smallest))
         return total
 
     @staticmethod

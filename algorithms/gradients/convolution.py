@@ -7,7 +7,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from algorithms.gradients.arithmetic import absolute_norms, raised, square_distances, square_norms, wide
+from algorithms.gradients.arithmetic import (
+    absolute_norms,
+    raised,
+    scaled,
+    square_distances,
+    square_norms,
+    wide,
+)
 from algorithms.gradients.per_example import Rows
 from algorithms.gradients.products import keeps_rows, product_norms, product_sizes, slice_of
 
@@ -74,7 +81,7 @@ class Patches:
         if "rows" in self.__dict__:
             return Rows(self.rows).weighted_sum(weights)
         errors = wide(self.errors)
-        weighted = errors * weights.to(errors.dtype)[:, None, None, None]
+        weighted = scaled(errors, weights[:, None, None, None])
         return _weight_gradient(wide(self.inputs), weighted, self.window, self.window.groups).reshape(-1)
 
     def take(self, chosen: Tensor) -> "Patches":

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.contributions import Contributions, combined
 from algorithms.gradients.layout import Layout
 from algorithms.gradients.per_example import PerExample, Rows
@@ -64,29 +65,47 @@ class Passes:
                 use.check()
                 for name, gradient in (use.gradients(error) if error is not None else {}).items():
                     found.setdefault(name, []).append(gradient)
-            return self._contributions(
-                losses.detach(), {name: combined(parts) for name, parts in found.items()}
-            )
+            gradients = {name: combined(parts) for name, parts in found.items()}
+            return self.contributions(parameters, losses.detach(), gradients)
 
     def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
-        """Each record's gradient written down by `torch.func`, for any model that it can differentiate."""
+        """Each record's gradient written down by `torch.func`, or in a pass of its own where that cannot."""
 
         def loss(values: dict[str, Tensor], one_input: Tensor, one_label: Tensor) -> Tensor:
             return self.model.losses(self.model.outputs(values, one_input[None]), one_label[None])[0]
 
         each = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
-        with self._precision(inputs.device):
-            gradients, losses = each(self.model.named(parameters.detach()), inputs, labels)
+        try:
+            with self._precision(inputs.device):
+                gradients, losses = each(self.model.named(parameters.detach()), inputs, labels)
+        except RuntimeError:  # ways that depend on values, and operations that have no batched form
+            return self._each_in_a_pass(parameters, inputs, labels)
         rows = {name: Rows(gradient.flatten(start_dim=1)) for name, gradient in gradients.items()}
-        return self._contributions(losses.detach(), dict(rows))
+        return self.contributions(parameters, losses.detach(), dict(rows))
+
+    def _each_in_a_pass(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
+        """Each record in a pass of its own: slow, and right for whatever autograd differentiates."""
+        losses, rows = [], []
+        for one_input, one_label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):
+            point = parameters.detach().clone().requires_grad_()
+            with torch.enable_grad(), self._precision(inputs.device):
+                loss = self.model.losses(self.model.outputs(self.model.named(point), one_input), one_label)
+            rows.append(torch.autograd.grad(loss.sum(), point)[0])
+            losses.append(loss.detach())
+        written = torch.stack(rows)
+        gradients = {name: Rows(written[:, place]) for name, place in self.model.places.items()}
+        return self.contributions(parameters, torch.cat(losses), dict(gradients))
 
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch]."""
         with torch.no_grad(), self._precision(inputs.device):
             return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
 
-    def _contributions(self, losses: Tensor, gradients: dict[str, PerExample]) -> Contributions:
-        return Contributions(losses, gradients, self.model.places, self.model.layers)
+    def contributions(
+        self, parameters: Tensor, losses: Tensor, gradients: dict[str, PerExample]
+    ) -> Contributions:
+        """Gradients by parameter with what the model says of them."""
+        return Contributions(losses, gradients, self.model.places, self.model.layers, wide(parameters).dtype)
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.model.precision == torch.bfloat16:

@@ -15,6 +15,7 @@ from algorithms.gradients.arithmetic import (
     absolute_norms,
     raised,
     rounding,
+    scaled,
     square_distances,
     square_norms,
     wide,
@@ -130,10 +131,10 @@ class Products:
         if "rows" in self.__dict__:
             return Rows(self.rows).weighted_sum(weights)
         inputs, errors = wide(self.inputs).flatten(0, 1), wide(self.errors).flatten(0, 1)
-        each = weights.to(errors.dtype)[:, None].expand(-1, self.length).reshape(-1, 1)
+        each = weights[:, None].expand(-1, self.length).reshape(-1, 1)
         if inputs.shape[1] < errors.shape[1]:  # the narrower side takes the weights
-            return (errors.T @ (inputs * each)).reshape(-1)
-        return ((errors * each).T @ inputs).reshape(-1)
+            return (errors.T @ scaled(inputs, each)).reshape(-1)
+        return (scaled(errors, each).T @ inputs).reshape(-1)
 
     def take(self, chosen: Tensor) -> "Products":
         return Products(self.inputs[chosen], self.errors[chosen])
@@ -220,7 +221,7 @@ class Lookups:
         if "rows" in self.__dict__:
             return Rows(self.rows).weighted_sum(weights)
         errors = wide(self.errors)
-        weighted = (errors * weights.to(errors.dtype)[:, None, None]).flatten(0, 1)
+        weighted = scaled(errors, weights[:, None, None]).flatten(0, 1)
         table = errors.new_zeros(self.entries, errors.shape[2])
         return table.index_add_(0, self.indices.reshape(-1), weighted).reshape(-1)
 

@@ -22,6 +22,8 @@ Errors = Tensor
 Gradients = dict[str, PerExample]
 Rule = Callable[["Tape", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
+_LOOKING = (Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.item, Tensor.tolist)
+
 
 class Unrecorded(Exception):
     """A use of a parameter whose gradient cannot be told apart by record; the message says which."""
@@ -80,6 +82,10 @@ class Tape(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _LOOKING and self._is_learning:
+            raise Unrecorded(
+                "a look at the values of a tensor, on which the way through the model may depend"
+            )
         if not any(self.name(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
             return func(*args, **kwargs)
         return self._rules.get(func, self._general)(self, func, args, kwargs)

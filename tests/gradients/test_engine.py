@@ -1,212 +1,202 @@
-"""The gradient engine against its definition: a loop over single examples in float64."""
+"""What holds for every way in which the engine takes gradients: physical batches, empty ones, and odd records."""
 
 import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from algorithms.gradients import (
-    L1,
-    L2,
-    Clipping,
-    PerLayer,
-    Unclipped,
-    clip_and_sum,
-    clipped_losses,
-    clipped_sum,
-    physical_batch,
-)
+from algorithms.gradients import L2, Engine, Normalised, PerLayer, clip_and_sum
 from algorithms.models import Model, build
+from algorithms.models.linear import cross_entropy
+from tests.gradients import naive
+from tests.gradients.layers import LAYERS
+from tests.gradients.networks import AS_A_WHOLE, NETWORKS, SHARING, WITHOUT_RULE
+from tests.gradients.test_models import SHAPES, model_of
+from tests.gradients.zoo import Problem, once, problem
 
-MODELS = {
-    "softmax": lambda: build("softmax", input_shape=(1, 5, 5), classes=3, seed=0),
-    "logistic": lambda: build("logistic", input_shape=(7,), classes=2, seed=0),
-    "svm": lambda: build("svm", input_shape=(7,), classes=2, seed=0),
-    "tanh_cnn": lambda: build("tanh_cnn", input_shape=(1, 28, 28), classes=3, seed=0),
-}
-SHAPES = {"softmax": (1, 5, 5), "logistic": (7,), "svm": (7,), "tanh_cnn": (1, 28, 28)}
+WAYS = [
+    "linear",
+    "linear, sequence",
+    "linear, long sequence",
+    "linear, wide sequence",
+    "conv2d",
+    "conv2d, many places",
+    "conv2d, many channels",
+    "layer norm, sequence",
+    "lstm, 3 layers, 2 directions, biases, batch first",
+    "gru, 2 layers, 2 directions, batch first",
+    "attention to itself",
+    "conv3d",
+    "einsum",
+    "merged low-rank adaptation",
+    "normalised weight",
+    "cnn",
+    "resnet",
+    "scattering",
+]
+"""One spec for each form of gradient whose inputs are numbers."""
+ON_WORDS = ["embedding", "embedding, padding", "decoder tied to the embedding", "bilstm", "transformer"]
+SPECS = LAYERS | SHARING | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
 
 
-def problem(
-    name: str, count: int = 9, dtype: torch.dtype = torch.float64
-) -> tuple[Model, Tensor, Tensor, Tensor]:
-    model = MODELS[name]()
-    draw = torch.Generator().manual_seed(3)
+def of_the_catalogue(name: str) -> Problem:
+    model, draw = model_of(name), torch.Generator().manual_seed(3)
     parameters = model.initial_parameters() + 0.3 * torch.randn(model.parameter_count, generator=draw)
-    inputs = torch.randn(count, *SHAPES[name], generator=draw) * torch.logspace(-2, 2, max(count, 2))[
-        :count
-    ].view(-1, *[1] * len(SHAPES[name]))
-    labels = torch.randint(0, 3 if name in ("softmax", "tanh_cnn") else 2, (count,), generator=draw)
-    return model, parameters.to(dtype), inputs.to(dtype), labels
+    inputs = torch.randn(6, *SHAPES[name], generator=draw)
+    return Problem(model, parameters, inputs, torch.randint(0, 2, (6,), generator=draw))
 
 
-def one_gradient(model: Model, parameters: Tensor, one_input: Tensor, label: Tensor) -> Tensor:
-    values = parameters.double().requires_grad_()
-    loss = model.losses(model.outputs(model.named(values), one_input.double()[None]), label[None]).sum()
-    return torch.autograd.grad(loss, values)[0]
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_models_by_name_are_those_of_the_loop(name: str) -> None:
+    made = of_the_catalogue(name)
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
+        assert naive.relative(made.engine().clipped_sum(*made.arguments, clipping), expected) < 1e-5, kind
 
 
-def by_definition(
-    model: Model, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping
-) -> Tensor:
-    total = torch.zeros(model.parameter_count, dtype=torch.float64)
-    for one_input, label in zip(inputs, labels, strict=True):
-        gradient = one_gradient(model, parameters, one_input, label)
-        bounds = clipping.norms if isinstance(clipping, PerLayer) else (clipping.sensitivity,)
-        parts = model.layers() if isinstance(clipping, PerLayer) else [slice(0, len(gradient))]
-        for part, bound in zip(parts, bounds, strict=True):
-            norm = float(gradient[part].norm(p=1 if isinstance(clipping, L1) else 2))
-            total[part] += gradient[part] * min(1.0, bound / norm if norm else 1.0)
-    return total
+@pytest.mark.parametrize("name", WAYS + ON_WORDS)
+def test_any_physical_batch_gives_the_same_sum(name: str) -> None:
+    made, whole = once(SPECS[name], torch.float64)
+    assert whole.physical_batch >= 6
+    parts = made.engine(physical_batch=1)
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        expected = whole.clipped_sum(*made.arguments, clipping)
+        for parts.physical_batch in (1, 2, 5, 6):
+            found = parts.clipped_sum(*made.arguments, clipping)
+            assert naive.relative(found, expected) < 1e-10, kind
 
 
-def bounds_of(model: Model, kind: str) -> Clipping:
-    layers = len(model.layers())
-    return {
-        "l2": L2(0.5),
-        "l1": L1(0.7),
-        "per layer": PerLayer(tuple(0.2 + 0.3 * i for i in range(layers))),
-        "none": Unclipped(),
-    }[kind]
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-@pytest.mark.parametrize("kind", ["l2", "l1", "per layer", "none"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 2e-6), (torch.float32, 1e-4)])
-def test_equals_the_loop_over_examples(name: str, kind: str, dtype: torch.dtype, tolerance: float) -> None:
-    """The tolerance is the room of 1e-6 that is left below a bound."""
-    model, parameters, inputs, labels = problem(name, dtype=dtype)
-    clipping = bounds_of(model, kind)
-    found = clipped_sum(model, parameters, inputs, labels, clipping)
-    expected = by_definition(model, parameters, inputs, labels, clipping)
-    assert found.dtype == torch.float64
-    assert float((found - expected).norm() / expected.norm()) < tolerance
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_any_choice_of_slices_gives_the_same_sum(name: str) -> None:
-    model, parameters, inputs, labels = problem(name)
-    whole = clipped_sum(model, parameters, inputs, labels, L2(0.5))
-    for size in (1, 4, 9):
-        parts = [
-            clipped_sum(model, parameters, inputs[i : i + size], labels[i : i + size], L2(0.5))
-            for i in range(0, 9, size)
-        ]
-        torch.testing.assert_close(torch.stack(parts).sum(dim=0), whole, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", WAYS + ON_WORDS)
 def test_an_empty_batch_is_zero(name: str) -> None:
-    model, parameters, inputs, labels = problem(name, count=0)
-    assert not clipped_sum(model, parameters, inputs, labels, L2(0.5)).any()
+    made, engine = once(SPECS[name], torch.float32)
+    nobody = made.some(slice(0, 0))
+    for clipping in naive.clippings(made.model, made.gradients).values():
+        found = engine.clipped_sum(*nobody.arguments, clipping)
+        assert found.shape == made.parameters.shape and found.dtype == torch.float64
+        assert not found.any()
+        assert len(engine.norms(*nobody.arguments, clipping)) == 0
 
 
-@pytest.mark.parametrize("name", list(MODELS))
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
-def test_an_example_that_is_not_finite_counts_as_zero(name: str, bad: float) -> None:
-    model, parameters, inputs, labels = problem(name, dtype=torch.float32)
-    expected = clipped_sum(model, parameters, inputs[1:], labels[1:], L2(0.5))
-    inputs[0] = bad
-    found = clipped_sum(model, parameters, inputs, labels, L2(0.5))
-    assert torch.isfinite(found).all()
-    moved = float((found - expected).norm())
-    assert moved <= 0.5 if bad == 1e38 else moved < 1e-6
+@pytest.mark.parametrize("name", SPECS)
+def test_a_batch_is_the_sum_of_its_records(name: str) -> None:
+    """Batches of one, whose shapes are easily mistaken, and no record depends on the others."""
+    made, engine = once(SPECS[name], torch.float64)
+    clipping = naive.clippings(made.model, made.gradients)["L2"]
+    expected = naive.contributions(made.model, made.gradients, clipping)
+    for i in (0, 3):
+        assert naive.relative(engine.clipped_sum(*made.some([i]).arguments, clipping), expected[i]) < 1e-10
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("norm", [1e-20, 1.0 - 1e-7, 1.0, 1.0 + 1e-7, 3.0, 1e20])
-def test_a_contribution_is_never_above_its_bound(norm: float, dtype: torch.dtype) -> None:
-    direction = torch.randn(1, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    row = (direction / direction.norm() * norm).to(dtype)
-    room = {torch.float32: 0.0, torch.bfloat16: 2**-8}[
-        dtype
-    ]  # a bfloat16 row is only known to its own rounding
-    assert float(clip_and_sum(row, L2(1.0), []).norm()) <= 1.0 + room
+def test_the_physical_batch_follows_the_memory() -> None:
+    made = problem(NETWORKS["cnn"], torch.float32)
+    sizes = [made.engine(memory_mb=megabytes).physical_batch for megabytes in (1, 2, 4, 8, 100_000)]
+    assert sizes == sorted(sizes) and sizes[0] >= 1
+    assert sizes[1] == pytest.approx(2 * sizes[0], rel=0.1)
+    assert sizes[2] > sizes[0]
+    heavy = build("softmax", input_shape=(1_000_000,), classes=2, seed=0)
+    assert Engine(heavy, input_shape=(1_000_000,), memory_mb=1).physical_batch == 1
+    assert made.engine(physical_batch=7).physical_batch == 7
 
 
-@pytest.mark.parametrize("scale", [1 - 2e-6, 1.0, 1 + 1e-6, 100.0])
-def test_the_closed_form_is_never_above_the_bound(scale: float) -> None:
-    model, parameters, inputs, labels = problem("softmax", dtype=torch.float32)
-    for i in range(len(labels)):
-        bound = float(one_gradient(model, parameters, inputs[i], labels[i]).norm()) / scale
-        alone = clipped_sum(model, parameters, inputs[i : i + 1], labels[i : i + 1], L2(bound))
-        assert float(alone.norm()) <= bound
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_record_that_is_not_finite_adds_nothing_and_harms_no_other(name: str, bad: float) -> None:
+    made, engine = once(SPECS[name], torch.float32)
+    inputs = made.inputs.clone()
+    inputs[2] = bad
+    others = made.some([0, 1, 3, 4, 5])
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        found = engine.clipped_sum(made.parameters, inputs, made.labels, clipping)
+        expected = engine.clipped_sum(*others.arguments, clipping)
+        assert naive.relative(found, expected) < 1e-5, kind
 
 
-@given(
-    rows=st.integers(1, 6), columns=st.integers(1, 9), seed=st.integers(0, 1000), bound=st.floats(1e-3, 1e3)
-)
-@settings(deadline=None, max_examples=50)
-def test_what_is_within_the_bound_is_left_as_it_is(rows: int, columns: int, seed: int, bound: float) -> None:
-    contributions = torch.randn(
-        rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("huge", [1e18, 1e30, 1e38, 3e38])
+def test_a_record_of_any_size_stays_within_its_bound(name: str, huge: float) -> None:
+    made, engine = once(SPECS[name], torch.float32)
+    inputs, others = made.inputs.clone(), made.some([0, 1, 3, 4, 5])
+    inputs[2] = huge * made.inputs[2].sign()
+    for clipping in (L2(0.5), Normalised(0.5), PerLayer((0.5,) * len(made.model.layers))):
+        found = engine.clipped_sum(made.parameters, inputs, made.labels, clipping)
+        moved = found - engine.clipped_sum(*others.arguments, clipping)
+        assert torch.isfinite(found).all()
+        assert all(size <= bound + 1e-5 for size, bound in naive.measured(made.model, moved, clipping))
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_batch_in_which_no_record_is_finite_is_zero(name: str) -> None:
+    made, engine = once(SPECS[name], torch.float32)
+    for clipping in naive.clippings(made.model, made.gradients).values():
+        found = engine.clipped_sum(
+            made.parameters, torch.full_like(made.inputs, math.nan), made.labels, clipping
+        )
+        assert found.shape == made.parameters.shape and not found.any()
+
+
+@pytest.mark.parametrize("name", ON_WORDS)
+def test_a_record_whose_loss_is_not_finite_adds_nothing(name: str) -> None:
+    """Words cannot be odd, but losses can."""
+    made, _ = once(SPECS[name], torch.float32)
+
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        return made.model.losses(outputs, labels % 3) * torch.where(labels == 5, math.nan, 1.0)
+
+    model = Model("odd", made.model.module, losses, made.model.scores)
+    labels = made.labels.clone()
+    labels[4] = 5
+    engine = Engine(model, input_shape=made.inputs.shape[1:], input_dtype=torch.int64)
+    found = engine.clipped_sum(made.parameters, made.inputs, labels, L2(0.1))
+    expected = engine.clipped_sum(*made.some([0, 1, 2, 3, 5]).arguments, L2(0.1))
+    assert naive.relative(found, expected) < 1e-5
+
+
+def test_a_row_that_is_not_finite_adds_nothing() -> None:
+    rows = torch.tensor([[3.0, 4.0], [math.nan, 0.0], [math.inf, 1.0], [0.3, 0.4]])
+    torch.testing.assert_close(
+        clip_and_sum(rows, L2(1.0)), torch.tensor([0.9, 1.2]).double(), rtol=1e-5, atol=0
     )
-    small = contributions / contributions.norm(dim=1, keepdim=True) * bound * (1 - 1e-5)
-    torch.testing.assert_close(clip_and_sum(small, L2(bound), []), small.sum(dim=0))
 
 
 def test_losses_are_clipped_on_both_sides() -> None:
-    model, parameters, inputs, labels = problem("softmax")
-    losses = model.losses(model.outputs(model.named(parameters), inputs), labels)
-    assert losses.max() > 2.0
-    torch.testing.assert_close(
-        clipped_losses(model, parameters, inputs, labels, 2.0), losses.clamp(0, 2).sum()
+    made = of_the_catalogue("softmax")
+    losses = made.model.losses(
+        made.model.outputs(made.model.named(made.parameters), made.inputs), made.labels
     )
-    lowered = Model("low", model.module, lambda o, y: model.losses(o, y) - 1e6, model.scores)
-    assert clipped_losses(lowered, parameters, inputs, labels, 2.0) == 0.0
+    bound = float(losses.median())
+    found = made.engine(physical_batch=4).clipped_losses(*made.arguments, bound)
+    torch.testing.assert_close(found, losses.double().clamp(0, bound).sum())
+    lowered = Model("low", made.model.module, lambda o, y: cross_entropy(o, y) - 1e6, made.model.scores)
+    assert Engine(lowered, input_shape=SHAPES["softmax"]).clipped_losses(*made.arguments, bound) == 0.0
 
 
-def test_physical_batches_follow_the_memory() -> None:
-    model, cuda = MODELS["tanh_cnn"](), torch.device("cuda")
-    assert physical_batch(model, 1, cuda) == 1
-    assert physical_batch(model, 4000, cuda) == pytest.approx(2 * physical_batch(model, 2000, cuda), rel=0.01)
-    assert 1 <= physical_batch(model, 4000, torch.device("cpu")) <= physical_batch(model, 4000, cuda)
+@pytest.mark.parametrize(("odd", "counted"), [(math.nan, 0.0), (math.inf, 2.0), (-math.inf, 0.0)])
+def test_a_loss_that_is_not_finite_is_clipped_too(odd: float, counted: float) -> None:
+    module = nn.Linear(3, 1)
+    model = Model("odd", module, lambda o, y: o[:, 0] * 0 + torch.where(y == 1, odd, 1.0), lambda o: o)
+    finite = Model("finite", module, lambda o, y: o[:, 0] * 0 + 1.0, lambda o: o)
+    assert Engine(finite, input_shape=(3,)).clipped_losses(*_three(finite), 2.0) == 3.0
+    engine = Engine(model, input_shape=(3,), physical_batch=2)
+    assert engine.clipped_losses(*_three(model), 2.0) == 2.0 + counted
 
 
-def test_the_tanh_network_has_the_published_size() -> None:
-    model = build("tanh_cnn", input_shape=(1, 28, 28), classes=10, seed=0)
-    assert model.parameter_count == 26_010
-    layers = model.layers()
-    assert [type(m).__name__ for m in model.module if list(m.parameters())] == [
-        "Conv2d",
-        "Conv2d",
-        "Linear",
-        "Linear",
-    ]
-    assert [part.stop - part.start for part in layers] == [1040, 8224, 16416, 330]
-    assert layers[0].start == 0 and layers[-1].stop == 26_010
+def test_per_layer_bounds_that_do_not_fit_are_refused() -> None:
+    made, engine = once(NETWORKS["cnn"], torch.float32)
+    with pytest.raises(ValueError, match="2 bounds, the model has 4 layers"):
+        engine.clipped_sum(*made.arguments, PerLayer((1.0, 1.0)))
 
 
-def test_a_model_s_start_depends_on_its_seed_alone() -> None:
-    starts = [
-        build("tanh_cnn", input_shape=(1, 28, 28), classes=3, seed=s).initial_parameters() for s in (1, 1, 2)
-    ]
-    assert torch.equal(starts[0], starts[1]) and not torch.equal(starts[0], starts[2])
+def test_neither_the_records_nor_the_parameters_are_changed() -> None:
+    for name in (*WAYS, *ON_WORDS):
+        made = problem(SPECS[name])
+        parameters, inputs = made.parameters.clone(), made.inputs.clone()
+        before = [value.clone() for value in made.model.module.state_dict().values()]
+        made.engine().clipped_sum(*made.arguments, L2(1.0))
+        assert torch.equal(made.parameters, parameters) and torch.equal(made.inputs, inputs)
+        after = made.model.module.state_dict().values()
+        assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "classes", "message"),
-    [
-        ("mlp", (4,), 2, "there is no model 'mlp'"),
-        ("logistic", (4,), 3, "is for 2 classes"),
-        ("tanh_cnn", (4,), 2, "at least 20 x 20"),
-        ("tanh_cnn", (1, 8, 8), 10, "at least 20 x 20"),
-    ],
-)
-def test_a_model_that_does_not_fit_is_refused(
-    name: str, shape: tuple[int, ...], classes: int, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(name, input_shape=shape, classes=classes, seed=0)
-
-
-def test_a_single_linear_layer_without_bias_takes_the_general_way() -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
-    model = Model("bare", module, MODELS["softmax"]().losses, lambda outputs: outputs)
-    inputs, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
-    found = clipped_sum(model, model.initial_parameters(), inputs, labels, L2(0.1))
-    expected = by_definition(model, model.initial_parameters(), inputs, labels, L2(0.1))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+def _three(model: Model) -> tuple[Tensor, Tensor, Tensor]:
+    return model.initial_parameters(), torch.ones(3, 3), torch.tensor([0, 1, 0])

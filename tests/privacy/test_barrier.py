@@ -191,7 +191,9 @@ def test_no_record_can_move_a_gradient_further_than_its_bound(
         features = (scale * np.random.default_rng(1).normal(size=(1, 4, 4))).astype(np.float32)
         moved = ask(barrier(with_record(made_up(12), features, 2), model), clipping, parameters) - without
         assert float(moved.norm()) * 4.0 <= clip_norm * (1 + 1e-5) + 1e-5
-        assert float(moved.norm()) > 0 or scale == 1e30  # the closed forms leave out what is too long for 32 bits
+        assert (
+            float(moved.norm()) > 0 or scale == 1e30
+        )  # the closed forms leave out what is too long for 32 bits
 
 
 def conv_model() -> Model:

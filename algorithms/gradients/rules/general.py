@@ -65,7 +65,12 @@ def _gradients(
         return backward(out.alone(error))  # type: ignore[no-any-return]
 
     by_record = [layout.by_record(leaves[i], tape.batch) for i, layout in moving.items()]
-    found = torch.func.vmap(one)(out.by_record(errors, tape.batch), *by_record)
+    try:
+        found = torch.func.vmap(one)(out.by_record(errors, tape.batch), *by_record)
+    except RuntimeError as reason:
+        raise Unrecorded(
+            "an operation on a parameter that torch.func cannot take record by record"
+        ) from reason
     return _named(tape, [leaves[i] for i in places], found)
 
 

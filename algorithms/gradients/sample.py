@@ -1,0 +1,57 @@
+"""Made-up records, on which a model is looked at before it sees private ones."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from algorithms.models import Model
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Made-up inputs [count, *shape] and labels 0 and 1."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    @staticmethod
+    def draw(
+        count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int
+    ) -> "Sample":
+        """Normal numbers; for whole numbers 0 and 1, which any table of entries has."""
+        source = torch.Generator().manual_seed(seed)
+        if dtype.is_floating_point:
+            inputs = torch.randn(count, *shape, generator=source).to(dtype)
+        else:
+            inputs = torch.randint(0, 2, (count, *shape), generator=source).to(dtype)
+        labels = torch.arange(seed, seed + count) % 2
+        return Sample(inputs.to(device), labels.to(device))
+
+    def among(self, others: "Sample", place: int) -> "Sample":
+        """One record, at its place among other ones."""
+        inputs, labels = others.inputs.clone(), others.labels.clone()
+        inputs[place], labels[place] = self.inputs[place], self.labels[place]
+        return Sample(inputs, labels)
+
+    def alone(self, place: int) -> "Sample":
+        """One record without any other."""
+        return Sample(self.inputs[place : place + 1], self.labels[place : place + 1])
+
+
+def away_from_start(model: Model) -> Tensor:
+    """A point near the start at which no layer is zero and hides what is before it."""
+    start = model.initial_parameters()
+    draw = torch.Generator().manual_seed(2)
+    moved: Tensor = start + (0.1 * torch.randn(len(start), generator=draw)).to(start)
+    return moved
+
+
+@contextmanager
+def same_randomness(seed: int = 0) -> Iterator[None]:
+    """Dropout that drops the same each time, and leaves the generators as they were."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,227 @@
+"""No contribution is above its bound, whatever rounding does."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped, clip_and_sum
+from algorithms.gradients.convolution import Patches
+from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows, Sums
+from algorithms.models import Model
+from tests.gradients import naive
+from tests.gradients.forms import FORMS, contributions, patches, square, written
+from tests.gradients.layers import LAYERS
+from tests.gradients.networks import AS_A_WHOLE, NETWORKS, SHARING, WITHOUT_RULE
+from tests.gradients.zoo import problem
+
+NEAR = [1 + part for part in (0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-6, -1e-6, -3e-6, -0.7)]
+"""Bounds relative to a norm: at it, just above it, just under it, and well under it."""
+SPECS = LAYERS | SHARING | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
+AUTOCAST = [name for name in SPECS if name != "prelu"]  # which torch has none of
+
+
+def excess(gradient: PerExample, clipping: Clipping) -> float:
+    """What one record adds to a sum, relative to what it may."""
+    total = contributions(gradient).clipped_sum(clipping)
+    return float(total.norm(p=1 if isinstance(clipping, L1) else 2)) / clipping.sensitivity
+
+
+def drawn(name: str, count: int = 10) -> list[PerExample]:
+    return [FORMS[name](torch.Generator().manual_seed(seed)) for seed in range(count)]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_single_gradient_is_never_above_its_bound(name: str) -> None:
+    for gradient in drawn(name):
+        exact = written(gradient)[0]
+        for near in NEAR:
+            assert excess(gradient, L2(near * float(exact.norm()))) <= 1.0
+            assert excess(gradient, PerLayer((near * float(exact.norm()),))) <= 1.0
+            assert excess(gradient, L1(near * float(exact.abs().sum()))) <= 1.0
+        assert excess(gradient, Normalised(1.0)) <= 1.0
+        assert excess(gradient, Normalised(1.0, stability=1e-3)) <= 1.0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_gradient_well_within_its_bound_is_left_as_it_is(name: str) -> None:
+    """What rounding can add is room enough, and no more than a few parts in a million of what is summed."""
+    for gradient in drawn(name):
+        exact = written(gradient)[0]
+        sizes = float(written(absolute(gradient))[0].norm())
+        found = contributions(gradient).clipped_sum(L2(1.001 * float(exact.norm()) + 1e-4 * sizes))
+        assert float((found - exact).norm()) <= 1e-5 * sizes
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("decades", [0.0, 3.0, 6.0])
+def test_a_shifted_gradient_is_never_above_its_bound(name: str, decades: float) -> None:
+    """Shifts up to the gradient itself, whose difference rounding is then all of; scales far apart."""
+    for seed, gradient in enumerate(drawn(name, 4)):
+        exact, draw = written(gradient)[0], torch.Generator().manual_seed(seed)
+        scale = 10.0 ** (decades * (torch.rand(exact.shape, generator=draw) - 0.5))
+        for part in (1.0, 1e-2, 1e-4, 1e-6, 1e-8, 0.0):
+            shift = (exact * (1 + part * torch.randn(exact.shape, generator=draw))).float()
+            distance = max(1e-12, float(((exact - shift.double()) / scale.double()).norm()))
+            for bound in (distance, distance * (1 + 1e-6), distance * (1 - 1e-6), 0.1 * distance, 1e-6, 1e3):
+                assert excess(gradient, Affine(max(bound, 1e-12), shift, scale)) <= 1.0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_many_of_the_same_record_stay_within_as_many_bounds(name: str) -> None:
+    """Sums of many records are rounded too, always the same way where the records are the same."""
+    gradient = FORMS[name](torch.Generator().manual_seed(0))
+    many = contributions(gradient).take(torch.zeros(97, dtype=torch.int64))
+    bound = 0.5 * float(written(gradient)[0].norm())
+    for clipping in (L2(bound), PerLayer((bound,)), Normalised(bound)):
+        assert float(many.clipped_sum(clipping).norm()) <= 97 * bound
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in SPECS), *((name, torch.bfloat16) for name in AUTOCAST)],
+)
+def test_a_record_of_any_model_is_never_above_its_bound(name: str, dtype: torch.dtype) -> None:
+    """At, just above and just under its norm, as its whole gradient in the sum has it."""
+    made = problem(SPECS[name], dtype, count=2)
+    engine = made.engine()
+    for i in range(2):
+        found = engine.contributions(*made.some([i]).arguments)
+        whole = found.weighted_sum(torch.ones(1, dtype=torch.float64))
+        for near in NEAR[:1] + NEAR[3:8:2]:
+            for clipping in _around(made.model, whole, near):
+                added = found.clipped_sum(clipping)
+                assert all(size <= bound for size, bound in naive.measured(made.model, added, clipping))
+
+
+def _around(model: Model, gradient: Tensor, near: float) -> list[Clipping]:
+    """Every clipping, with bounds that are `near` times what this gradient measures."""
+    d = torch.Generator().manual_seed(1)
+    shift = (gradient * (1 + 1e-5 * torch.randn(gradient.shape, generator=d))).float()
+    scale = torch.exp(4 * torch.rand(gradient.shape, generator=d) - 2)
+    kinds: dict[str, Clipping] = {
+        "L2": L2(1.0),
+        "L1": L1(1.0),
+        "PerLayer": PerLayer((1.0,)),
+        "Affine": Affine(1.0, shift, scale),
+        "Normalised": Normalised(1.0, stability=1e-3),
+    }
+    sizes = {kind: naive.norms(model, gradient[None], clipping)[0] for kind, clipping in kinds.items()}
+    bounds = {kind: (near * size).clamp(1e-12, 1e12) for kind, size in sizes.items()}
+    layers = PerLayer(tuple(bounds.pop("PerLayer").tolist()))
+    return [layers, *(_bounded(kinds[kind], float(bound)) for kind, bound in bounds.items())]
+
+
+def _bounded(clipping: Clipping, bound: float) -> Clipping:
+    """The same clipping with another bound."""
+    assert not isinstance(clipping, PerLayer | Unclipped)
+    return replace(clipping, norm=bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", [1e-20, 1e-4, 1.0 - 1e-7, 1.0, 1.0 + 1e-7, 3.0, 1e4, 1e20])
+def test_a_row_is_never_above_its_bound(norm: float, dtype: torch.dtype) -> None:
+    direction = torch.randn(1, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    row = (direction / direction.norm() * norm).to(dtype)
+    for bound in (near * float(row.double().norm()) for near in NEAR):
+        if 1e-12 <= bound <= 1e12:
+            assert float(clip_and_sum(row, L2(bound)).norm()) <= bound
+
+
+@given(
+    length=st.sampled_from([1, 2, 3, 12, 65, 80]),
+    inputs=st.integers(1, 60),
+    outputs=st.integers(1, 60),
+    powers=st.tuples(st.floats(-12, 12), st.floats(-12, 12)),
+    bound=st.floats(-6, 6),
+    seed=st.integers(0, 2**31),
+)
+@settings(deadline=None, max_examples=150)
+def test_products_of_any_size_are_never_above_their_bound(
+    length: int, inputs: int, outputs: int, powers: tuple[float, float], bound: float, seed: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    seen, back = (
+        torch.randn(1, length, n, generator=draw) * 10.0**p
+        for n, p in zip((inputs, outputs), powers, strict=True)
+    )
+    for clipping in (L2(10.0**bound), L1(10.0**bound), Normalised(10.0**bound)):
+        assert excess(Products(seen, back), clipping) <= 1.0
+
+
+EXTREMES = [
+    (1e38, 1.0, 1e-6),
+    (1e38, 1e-38, 0.9),
+    (1e19, 1e19, 1e-6),
+    (1e35, 1e-40, 1e-12),
+    (1e-23, 1e20, 1e-6),
+    (1e-20, 1e20, 0.1),
+    (1e-40, 1e38, 1e-6),
+    (3e-5, 1e-40, 1e-12),
+]
+"""Sizes of inputs and of errors, and a bound, where 32 bits overflow, underflow or lose their precision."""
+
+
+@pytest.mark.parametrize(("seen", "back", "bound"), EXTREMES)
+@pytest.mark.parametrize("length", [1, 3, 70])
+def test_gradients_at_the_ends_of_the_range_are_never_above_their_bound(
+    seen: float, back: float, bound: float, length: int
+) -> None:
+    """Where a factor or a square is no normal number, rounding is no longer relative."""
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        inputs, errors = (
+            seen * torch.rand(1, length, 9, generator=draw),
+            back * torch.randn(1, length, 7, generator=draw),
+        )
+        words = torch.randint(0, 3, (1, length), generator=draw)
+        for gradient in (
+            Products(inputs, errors),
+            Lookups(words, seen * errors, 5),
+            Rows((seen * errors).flatten(1)),
+        ):
+            assert excess(gradient, L2(bound)) <= 1.0
+            assert excess(gradient, Normalised(bound)) <= 1.0
+
+
+@pytest.mark.parametrize(("seen", "back", "bound"), EXTREMES)
+def test_patches_at_the_ends_of_the_range_are_never_above_their_bound(
+    seen: float, back: float, bound: float
+) -> None:
+    for seed in range(20):
+        for size in (5, 12):
+            gradient = patches(2, size, 3, square(3, padding=1))(torch.Generator().manual_seed(seed))
+            assert isinstance(gradient, Patches)
+            moved = replace(gradient, inputs=seen * gradient.inputs / 1e3, errors=back * gradient.errors)
+            assert excess(moved, L2(bound)) <= 1.0
+
+
+def test_the_precision_of_the_loss_is_not_that_of_the_sum() -> None:
+    """Losses in 64 bits leave room for the rounding of sums in 32."""
+    for seed in range(200):
+        gradient = FORMS["one product"](torch.Generator().manual_seed(seed))
+        bound = 0.5 * float(written(gradient)[0].norm())
+        assert float(contributions(gradient, torch.float64).clipped_sum(L2(bound)).norm()) <= bound
+    spec = replace(LAYERS["linear"], losses=lambda o, y: (o.double() - y[:, None]).square().sum(1))
+    made = problem(spec, torch.float32, count=50)
+    engine = made.engine()
+    for i in range(50):
+        bound = 0.5 * float(made.gradients[i].double().norm())
+        assert float(engine.clipped_sum(*made.some([i]).arguments, L2(bound)).norm()) <= bound
+
+
+def absolute(gradient: PerExample) -> PerExample:
+    """The same with all signs positive, so that nothing cancels."""
+    match gradient:
+        case Rows():
+            return Rows(gradient.rows.abs())
+        case Sums():
+            return Sums(replace(gradient.of, errors=gradient.of.errors.abs()))
+        case Lookups():
+            return replace(gradient, errors=gradient.errors.abs())
+        case Products() | Patches():
+            return replace(gradient, inputs=gradient.inputs.abs(), errors=gradient.errors.abs())
+    raise TypeError(gradient)
