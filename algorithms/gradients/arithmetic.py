@@ -5,6 +5,8 @@ orders. Each estimate below is therefore raised by what rounding can do to the c
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,6 +17,18 @@ _IN_CACHE = 2**16
 
 _BLOCK = 1024
 """Values summed in 32 bits before the sum goes on in 64: too few for rounding to matter, enough for speed."""
+
+
+@contextmanager
+def in_full_precision() -> Iterator[None]:
+    """Switches off GPU products of fewer than 32 bits (TF32), in which a norm and its contribution could differ."""
+    products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = products
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def wide(values: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardshrink
 
 _SMALLEST, _LARGEST = 1e-12, 1e12
 """Well inside 32-bit arithmetic, in which sums are computed."""
@@ -120,8 +121,10 @@ def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype)
     """
     room = bound * (1.0 - margin(dtype))
     if isinstance(clipping, Normalised):
-        return room / (norms.clamp(min=_SMALLEST_NORM) + clipping.stability)
-    return torch.clamp(room / norms.clamp(min=torch.finfo(torch.float64).tiny), max=1.0)
+        found = room / (norms.clamp(min=_SMALLEST_NORM) + clipping.stability)
+    else:
+        found = torch.clamp(room / norms.clamp(min=torch.finfo(torch.float64).tiny), max=1.0)
+    return hardshrink(found, torch.finfo(dtype).tiny)  # rounding could raise what is smaller by any amount
 
 
 def margin(dtype: torch.dtype) -> float:

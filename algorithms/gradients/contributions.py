@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import hardshrink
 
-from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import L1, Affine, Clipping, PerLayer, factors
 from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows
 
@@ -33,6 +32,7 @@ class Contributions:
         places, layers = {"": slice(0, rows.shape[1])}, (("",),)
         return Contributions(rows.new_zeros(len(rows)), {"": Rows(rows)}, places, layers, wide(rows).dtype)
 
+    @in_full_precision()
     def norms(self, clipping: Clipping) -> Tensor:
         """The norms that `clipping` bounds, raised by what rounding can add; [batch], float64.
 
@@ -44,6 +44,11 @@ class Contributions:
             return sum((g.absolute_norms() for g in self.gradients.values()), self._zeros())
         return self._root(self.places, clipping)
 
+    def finite(self, clipping: Clipping) -> Tensor:
+        """Which records have a finite norm, shape [batch]."""
+        return _all_finite(self.norms(clipping))
+
+    @in_full_precision()
     def clipped_sum(self, clipping: Clipping) -> Tensor:
         """The sum of the contributions after clipping, shape [d], float64.
 
@@ -57,7 +62,7 @@ class Contributions:
         if len(self.losses) == 0:
             return self._weighted({})
         norms = self.norms(clipping)
-        finite = torch.isfinite(norms.flatten(start_dim=1).sum(dim=1) if norms.dim() > 1 else norms)
+        finite = _all_finite(norms)
         if not bool(finite.all()):
             return self._sum_of_finite(finite, clipping)
         if not isinstance(clipping, PerLayer):
@@ -113,8 +118,7 @@ class Contributions:
         total = torch.zeros(size, dtype=torch.float64, device=self.losses.device)
         for name, each in weights.items():
             if name in self.gradients:
-                smallest = torch.finfo(torch.float32).tiny
-                total[self.places[name]] = self.gradients[name].weighted_sum(hardshrink(each, smallest))
+                total[self.places[name]] = self.gradients[name].weighted_sum(each)
         return total
 
     @staticmethod
@@ -123,6 +127,11 @@ class Contributions:
         if not isinstance(clipping, Affine):
             return total
         return (total - weights.sum() * clipping.shift.double()) / clipping.scale.double()
+
+
+def _all_finite(norms: Tensor) -> Tensor:
+    """Which records have finite norms, [batch] or [batch, layers] -> [batch]."""
+    return torch.isfinite(norms.sum(dim=1) if norms.dim() > 1 else norms)
 
 
 def combined(parts: list[PerExample]) -> PerExample:

@@ -14,12 +14,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
 from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.examination import Examined, examine
+from algorithms.gradients.layout import Unrecorded
 from algorithms.gradients.passes import Passes
-from algorithms.gradients.tape import Unrecorded
 from algorithms.models import Model
 
 _LOG = logging.getLogger(__name__)
@@ -54,6 +54,11 @@ class Engine:
         self._log()
         self.physical_batch = physical_batch or _fitting(self._examined, memory_mb, device)
 
+    @property
+    def is_random(self) -> bool:
+        """Whether the model draws random numbers, as dropout does: its sums then differ from one call to the next."""
+        return self._examined.is_random
+
     def clipped_sum(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
         """The sum over records of their clipped gradients.
 
@@ -61,11 +66,12 @@ class Engine:
         Returns shape [d], float64. Every contribution is within the clipping's bound, rounding included.
         """
         first, *others = self._batches(inputs, labels)
-        total = self.contributions(parameters, *first).clipped_sum(clipping)
+        total = self._sum_of_batch(parameters, *first, clipping)
         for batch in others:
-            total += self.contributions(parameters, *batch).clipped_sum(clipping)
+            total += self._sum_of_batch(parameters, *batch, clipping)
         return total
 
+    @in_full_precision()
     def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
         """Losses, norms and sums of one physical batch from a single pass; for the barrier alone."""
         if len(labels) == 0:
@@ -73,17 +79,14 @@ class Engine:
         if self._examined.layouts is not None:
             try:
                 return self._passes.recorded(parameters, inputs, labels, self._examined.layouts)
-            except Unrecorded as reason:
-                self._examined = Examined(None, str(reason), self._examined.bytes_per_record)
-                self._log()
+            except Unrecorded:  # for this batch alone: what one record does must not be seen in the next
+                pass
         return self._passes.one_by_one(parameters, inputs, labels)
 
     def norms(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
         """The norm of every record's gradient, as `clipping` measures it; [batch] (or [batch, layers]), float64."""
-        parts = [
-            self.contributions(parameters, *part).norms(clipping) for part in self._batches(inputs, labels)
-        ]
-        return torch.cat(parts)
+        batches = self._batches(inputs, labels)
+        return torch.cat([self.contributions(parameters, *batch).norms(clipping) for batch in batches])
 
     def clipped_losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor, bound: float) -> Tensor:
         """The sum over records of their losses, each clipped to [0, bound]; shape [], float64."""
@@ -91,6 +94,23 @@ class Engine:
         for some, their in self._batches(inputs, labels) if len(labels) else []:
             losses = self._passes.losses(parameters, some, their).double()
             total += torch.nan_to_num(losses, nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound).sum()
+        return total
+
+    def _sum_of_batch(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
+        """The clipped sum of one physical batch.
+
+        Products of bfloat16 on some processors spoil the rows beside one that is not finite, so in bfloat16 every
+        record that is not finite in company is taken again in a pass of its own.
+        """
+        found = self.contributions(parameters, inputs, labels)
+        if self._passes.model.precision != torch.bfloat16:
+            return found.clipped_sum(clipping)
+        finite = found.finite(clipping)
+        total = found.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping)
+        for i in torch.nonzero(~finite)[:, 0].tolist():
+            total += self.contributions(parameters, inputs[i : i + 1], labels[i : i + 1]).clipped_sum(
+                clipping
+            )
         return total
 
     def _batches(self, inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -6,6 +6,10 @@ import torch
 from torch import Tensor
 
 
+class Unrecorded(Exception):
+    """A use of a parameter whose gradient cannot be told apart by record; the message says which."""
+
+
 class Layout(NamedTuple):
     """Where the records are: the dimension, and how many of its values in a row belong to one record."""
 
@@ -15,6 +19,8 @@ class Layout(NamedTuple):
     def by_record(self, values: Tensor, batch: int) -> Tensor:
         """The values with the records first: [batch, folded (where above 1), the other dimensions]."""
         values = values.detach()
+        if values.shape[self.dimension] != batch * self.folded:
+            raise Unrecorded("a tensor that does not have its part of each record")
         if self.folded == 1:
             return values.movedim(self.dimension, 0)
         return torch.unflatten(values, self.dimension, (batch, self.folded)).movedim(self.dimension, 0)

@@ -203,9 +203,14 @@ def linear_layer(module: nn.Module) -> nn.Linear | None:
     if type(module) is not nn.Sequential or not all(p.requires_grad for p in module.parameters()):
         return None
     match list(module):
-        case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer]:
+        case [nn.Flatten(start_dim=1, end_dim=-1), nn.Linear() as layer] if _is_as_written(layer):
             return layer
     return None
+
+
+def _is_as_written(layer: nn.Linear) -> bool:
+    """Whether a layer is torch's own, without a forward, hooks or parametrisations of somebody else."""
+    return type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 def _by_feature(inputs: Tensor, layer: nn.Linear) -> Tensor:

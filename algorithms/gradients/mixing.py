@@ -1,7 +1,10 @@
 """Whether a model takes each record by itself, seen on made-up records: else no record's gradient can be clipped."""
 
-from collections.abc import Iterator
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +15,10 @@ from algorithms.gradients.sample import Sample, same_randomness
 
 Outputs = dict[str, Tensor]
 
-_TOLERANCE = 1e-3
+_FEW, _MANY = 3, 33
+
+_LARGE = 1e3
+"""How much larger than ordinary the large records are."""
 
 
 class Unclippable(ValueError):
@@ -30,46 +36,94 @@ def mixing_layer(module: nn.Module) -> str | None:
     return None
 
 
-def check_apart(passes: Passes, parameters: Tensor, sample: Sample, others: Sample) -> None:
-    """Raises Unclippable where a record's loss, or an output on the way to it, changes with the other records."""
-    name, count = f"the loss of the model {passes.model.name}", len(sample.labels)
-    with _outputs_by_module(passes.model.module) as outputs:
-        losses = _losses(passes, parameters, sample)
+@dataclass(frozen=True)
+class Looked:
+    """A model at a point, and how far rounding may move its losses."""
+
+    passes: Passes
+    parameters: Tensor
+    tolerance: float
+
+    @property
+    def loss_name(self) -> str:
+        """What is to blame where no layer is."""
+        return f"the loss of the model {self.passes.model.name}"
+
+    def losses(self, sample: Sample, seed: int = 0) -> Tensor:
+        """The losses [count]; dropout drops the same for one seed."""
+        with same_randomness(seed):
+            return self.passes.losses(self.parameters, sample.inputs, sample.labels)
+
+    def close(self, a: Tensor, b: Tensor) -> bool:
+        """Whether two values differ by rounding alone."""
+        return torch.allclose(
+            a.double(), b.double(), rtol=self.tolerance, atol=self.tolerance, equal_nan=True
+        )
+
+
+def check_apart(looked: Looked, draw: Callable[[int, int], Sample]) -> bool:
+    """Raises Unclippable where a record's loss, or an output on the way to it, changes with the other records.
+
+    Returns whether the model draws random numbers.
+
+    draw: records by number and seed. They are looked at alone, among ordinary records, among large ones, and with
+    values that are missing or not finite, since some layers mix records only then.
+    """
+    sample = draw(_FEW, 0)
+    losses = looked.losses(sample)
     if losses.shape != sample.labels.shape:
-        raise Unclippable(f"{name} has shape {list(losses.shape)} for {count} records, not [{count}]")
-    is_random = not torch.equal(losses, _losses(passes, parameters, sample, seed=1))
-    for place in range(count):
-        changes = [(sample.among(others, place), place)]
-        changes += [] if is_random else [(sample.alone(place), 0)]  # alone, dropout would drop something else
+        raise Unclippable(
+            f"{looked.loss_name} has shape {list(losses.shape)} for {_FEW} records, not [{_FEW}]"
+        )
+    is_random = not torch.equal(losses, looked.losses(sample, seed=1))
+    for shown in (sample, sample.times(_LARGE), sample.with_holes()):
+        others = draw(_FEW, 1)
+        contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
+        _check_places(looked, shown, contexts, range(_FEW), alone=not is_random)
+    many = draw(_MANY, 2)
+    _check_places(
+        looked, many, [draw(_MANY, 3).times(_LARGE)], (0, _MANY // 2, _MANY - 1), alone=not is_random
+    )
+    _check_losses_apart(looked, sample)
+    return is_random
+
+
+def _check_places(
+    looked: Looked, sample: Sample, contexts: list[Sample], places: Iterable[int], *, alone: bool
+) -> None:
+    """Raises Unclippable where a record at one of the places has another loss in another context, or alone."""
+    with _outputs_by_module(looked.passes.model.module) as outputs:
+        losses = looked.losses(sample)
+    for place in places:
+        changes = [(sample.among(others, place), place) for others in contexts]
+        changes += [(sample.alone(place), 0)] if alone else []  # alone, dropout would drop something else
         for changed, at in changes:
-            with _outputs_by_module(passes.model.module) as again:
-                loss = _losses(passes, parameters, changed)[at]
-            if not _close(losses[place], loss):
-                raise Unclippable(f"{_first_that_differs(outputs, again, place, at) or name} mixes records")
-    _check_losses_apart(passes, parameters, sample, name)
+            with _outputs_by_module(looked.passes.model.module) as again:
+                loss = looked.losses(changed)[at]
+            if not looked.close(losses[place], loss):
+                layer = _first_that_differs(looked, outputs, again, place, at)
+                raise Unclippable(f"{layer or looked.loss_name} mixes records")
 
 
-def _check_losses_apart(passes: Passes, parameters: Tensor, sample: Sample, name: str) -> None:
+def _check_losses_apart(looked: Looked, sample: Sample) -> None:
     """Raises Unclippable where the losses of given outputs change when each is taken alone."""
+    model = looked.passes.model
     with torch.no_grad(), same_randomness():
-        outputs = passes.model.outputs(passes.model.named(parameters), sample.inputs)
-        together = passes.model.losses(outputs, sample.labels)
+        outputs = model.outputs(model.named(looked.parameters), sample.inputs)
+        together = model.losses(outputs, sample.labels)
         pairs = zip(torch.split(outputs, 1), torch.split(sample.labels, 1), strict=True)
-        alone = torch.cat([passes.model.losses(*pair) for pair in pairs])
-    if not _close(together, alone):
-        raise Unclippable(f"{name} mixes records")
+        alone = torch.cat([model.losses(*pair) for pair in pairs])
+    if not looked.close(together, alone):
+        raise Unclippable(f"{looked.loss_name} mixes records")
 
 
-def _losses(passes: Passes, parameters: Tensor, sample: Sample, seed: int = 0) -> Tensor:
-    with same_randomness(seed):
-        return passes.losses(parameters, sample.inputs, sample.labels)
-
-
-@contextmanager
-def unchanged(module: nn.Module) -> Iterator[None]:
-    """Raises Unclippable where a forward pass changed a buffer, which would carry what it saw to later records."""
+def check_buffers(looked: Looked, sample: Sample) -> None:
+    """Raises Unclippable where a forward pass changes a buffer, which is meant to carry on what it saw."""
+    module = copy.deepcopy(looked.passes.model.module)
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    yield
+    with torch.no_grad(), same_randomness():
+        named = looked.passes.model.named(looked.parameters)
+        torch.func.functional_call(module, named, (sample.inputs,))
     for name, buffer in module.named_buffers():
         if not torch.equal(before[name], buffer):
             raise Unclippable(f"the buffer {name} is changed by a forward pass, which mixes records")
@@ -97,15 +151,11 @@ def _outputs_by_module(module: nn.Module) -> Iterator[Outputs]:
             handle.remove()
 
 
-def _first_that_differs(first: Outputs, second: Outputs, one: int, other: int) -> str | None:
+def _first_that_differs(looked: Looked, first: Outputs, second: Outputs, one: int, other: int) -> str | None:
     """The first layer whose output for a record, at one place and at another, differs."""
     for name in (name for name in first if name in second):
         a, b = first[name], second[name]
         is_by_record = a.dim() and len(a) > one and len(b) > other and a.shape[1:] == b.shape[1:]
-        if is_by_record and not _close(a[one], b[other]):
+        if is_by_record and not looked.close(a[one], b[other]):
             return name
     return None
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.allclose(a.double(), b.double(), rtol=_TOLERANCE, atol=1e-6, equal_nan=True))

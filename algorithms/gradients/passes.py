@@ -47,6 +47,8 @@ class Passes:
         with torch.enable_grad(), self._precision(inputs.device):
             with tape:
                 outputs = self.model.outputs(named, inputs)
+                if is_learning:
+                    return self.model.losses(outputs, labels), tape
             return self.model.losses(outputs, labels), tape
 
     def recorded(

@@ -14,7 +14,6 @@ from torch import Tensor
 from algorithms.gradients.arithmetic import (
     absolute_norms,
     raised,
-    rounding,
     scaled,
     square_distances,
     square_norms,
@@ -178,6 +177,7 @@ class Lookups:
     """Gradients of an embedding's table, shape [entries, width].
 
     indices: [batch, length], the entries looked up. errors: [batch, length, width], zero where nothing is learned.
+    Sums are taken in 64 bits: the same entry many times rounds the same way each time.
     """
 
     indices: Tensor
@@ -186,7 +186,8 @@ class Lookups:
 
     @cached_property
     def rows(self) -> Tensor:
-        return _added_up(self.indices, wide(self.errors), self.entries).flatten(start_dim=1)
+        sums = _added_up(self.indices, self.errors.double(), self.entries)
+        return sums.flatten(start_dim=1).to(wide(self.errors).dtype)
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor]:
@@ -204,15 +205,10 @@ class Lookups:
         return _added_up(places, by_entry, values.shape[1])
 
     def square_norms(self) -> Tensor:
-        errors = wide(self.errors)
-        sizes = self._merged(torch.linalg.vector_norm(errors, dim=2, keepdim=True)).double()
-        squares = square_norms(self._merged(errors))
-        return raised(squares, square_norms(sizes).sqrt(), self.indices.shape[1], errors.dtype)
+        return square_norms(self._merged(self.errors.double()))
 
     def absolute_norms(self) -> Tensor:
-        errors = wide(self.errors)
-        room = rounding(self.indices.shape[1], errors.dtype) * absolute_norms(errors)
-        return absolute_norms(self._merged(errors)) + room
+        return absolute_norms(self._merged(self.errors.double()))
 
     def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
         return square_distances(self.rows, shift, scale)
@@ -220,9 +216,8 @@ class Lookups:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if "rows" in self.__dict__:
             return Rows(self.rows).weighted_sum(weights)
-        errors = wide(self.errors)
-        weighted = scaled(errors, weights[:, None, None]).flatten(0, 1)
-        table = errors.new_zeros(self.entries, errors.shape[2])
+        weighted = (self.errors.double() * weights[:, None, None]).flatten(0, 1)
+        table = weighted.new_zeros(self.entries, weighted.shape[1])
         return table.index_add_(0, self.indices.reshape(-1), weighted).reshape(-1)
 
     def take(self, chosen: Tensor) -> "Lookups":

@@ -1,5 +1,6 @@
 """Made-up records, on which a model is looked at before it sees private ones."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,21 @@ class Sample:
             inputs = torch.randint(0, 2, (count, *shape), generator=source).to(dtype)
         labels = torch.arange(seed, seed + count) % 2
         return Sample(inputs.to(device), labels.to(device))
+
+    def times(self, factor: float) -> "Sample":
+        """The same records, larger; whole numbers stay as they are."""
+        return Sample(self.inputs * factor if self.inputs.is_floating_point() else self.inputs, self.labels)
+
+    def with_holes(self) -> "Sample":
+        """The same records, the first value of each in the first dimension missing; whole numbers stay as they are."""
+        inputs = self.inputs.clone()
+        if inputs.is_floating_point() and inputs.dim() > 1:
+            inputs[:, 0] = math.nan
+        return Sample(inputs, self.labels)
+
+    def in_64_bits(self) -> "Sample":
+        """The same records in float64; whole numbers stay as they are."""
+        return Sample(self.inputs.double() if self.inputs.is_floating_point() else self.inputs, self.labels)
 
     def among(self, others: "Sample", place: int) -> "Sample":
         """One record, at its place among other ones."""

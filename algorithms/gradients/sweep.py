@@ -75,7 +75,7 @@ class _Signed(Losses):
     kind: _Kind
 
     def oriented(self, features: Tensor) -> Tensor:
-        return features.mul_(1.0 - 2.0 * self.labels)
+        return features.mul_(torch.where(self.labels == 1, -1.0, 1.0).to(features.dtype))
 
     def errors(self, outputs: Tensor) -> Tensor:
         return self.kind.derivative(outputs)

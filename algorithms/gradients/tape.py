@@ -15,18 +15,29 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from algorithms.gradients.layout import Layout
+from algorithms.gradients.layout import Layout, Unrecorded
 from algorithms.gradients.per_example import PerExample
 
 Errors = Tensor
 Gradients = dict[str, PerExample]
 Rule = Callable[["Tape", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
-_LOOKING = (Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.item, Tensor.tolist)
-
-
-class Unrecorded(Exception):
-    """A use of a parameter whose gradient cannot be told apart by record; the message says which."""
+_LOOKING = (
+    *(
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__array__",
+        "item",
+        "tolist",
+        "numpy",
+        "is_nonzero",
+        "equal",
+    ),
+    *("allclose", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"),
+)
+"""Functions whose answer is a value or a number of values, on which the way through a model may then depend."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +93,7 @@ class Tape(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _LOOKING and self._is_learning:
+        if self._is_learning and _looks(func, args):
             raise Unrecorded(
                 "a look at the values of a tensor, on which the way through the model may depend"
             )
@@ -138,3 +149,11 @@ class _Anchored(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, error: Tensor) -> tuple[None, None]:
         return None, None
+
+
+def _looks(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a function looks at the values of a tensor."""
+    name = getattr(func, "__name__", "")
+    if name == "__getitem__":
+        return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:]))
+    return name in _LOOKING

@@ -63,5 +63,6 @@ class Model:
         return {name: parameters[place].view(self.shapes[name]) for name, place in self.places.items()}
 
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """The module's outputs at given parameters, shape [batch, outputs]."""
-        return torch.func.functional_call(self.module, dict(parameters), (inputs,))  # type: ignore[no-any-return]
+        """The module's outputs at given parameters, shape [batch, outputs]; what it does to its buffers is dropped."""
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        return torch.func.functional_call(self.module, buffers | dict(parameters), (inputs,))  # type: ignore[no-any-return]

@@ -60,7 +60,7 @@ class Performance:
     def engine(self, model: Model, records: Records) -> Engine:
         """The gradient engine for a model of such records; raises Refused where the model mixes them."""
         try:
-            return Engine(
+            engine = Engine(
                 model,
                 input_shape=records.features.shape[1:],
                 input_dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype,
@@ -73,6 +73,12 @@ class Performance:
                 f"{reason}, so no record's gradient can be clipped; use layers and losses that take each record by"
                 " itself, like GroupNorm."
             ) from reason
+        if engine.is_random:
+            raise Refused(
+                f"the model {model.name} draws random numbers, which a run that is taken up again would draw anew;"
+                " leave dropout out."
+            )
+        return engine
 
 
 class Barrier:
@@ -113,6 +119,7 @@ class Barrier:
         Returns shape [d], float32. Raises Refused for a combination without a proven event and BudgetRefused when
         the event is not afforded; nothing is touched then.
         """
+        self.__check_points(parameters[None])
         layers = len(self.__model.layers)
         if isinstance(clipping, PerLayer) and len(clipping.norms) != layers:
             raise Refused(
@@ -155,10 +162,15 @@ class Barrier:
         record's loss is clipped to [0, bound]. Returns 0 .. k - 1. Raises as `gradient` does.
         """
         release = argmin_release(bound, noise)
-        count = len(candidates.steps) if isinstance(candidates, Line) else len(candidates)
+        points = candidates.candidates() if isinstance(candidates, Line) else candidates
+        self.__check_points(points)
+        count = len(points)
         stream = self.__charge(release, dimension=count)
-        losses = self.__clipped_losses(candidates, bound).cpu().numpy()
-        return int(np.argmax(release.noise_scale * draws(release, stream, count) - losses))
+        losses = self.__clipped_losses(candidates, bound).cpu()
+        losses[~torch.isfinite(points).all(dim=1).cpu()] = (
+            torch.inf
+        )  # losses there are no numbers, and count as zero
+        return int(np.argmax(release.noise_scale * draws(release, stream, count) - losses.numpy()))
 
     def affords(self, release: Release) -> bool:
         """Whether a release could be asked for now."""
@@ -167,6 +179,14 @@ class Barrier:
     def spent(self, delta: float) -> float:
         """The epsilon spent so far at `delta`, an upper bound."""
         return self.__spend.spent(delta)
+
+    def __check_points(self, points: Tensor) -> None:
+        """Raises Refused for points [k, d] at which no release can be made."""
+        expected = self.__model.parameter_count
+        if points.dim() != 2 or len(points) == 0 or points.shape[1] != expected:
+            raise Refused(
+                f"points of shape {list(points.shape)} do not fit the model; give one or more of {expected}."
+            )
 
     def __charge(self, release: Release, *, dimension: int) -> Stream:
         """Charges a release, writes it to the trace and opens its stream of noise and coins."""

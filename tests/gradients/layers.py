@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from tests.gradients.zoo import Spec, Wired
 
@@ -55,6 +56,14 @@ EMBEDDING = {
     "embedding, sentences": Spec(lambda: nn.Embedding(5, 3), (2, 4), entries=5),
     "embedding, padding": Spec(lambda: nn.Embedding(4, 3, padding_idx=0), (8,), entries=4),
     "embedding, padding from the end": Spec(lambda: nn.Embedding(4, 3, padding_idx=-1), (8,), entries=4),
+    "embedding, padding as the function has it": Spec(
+        lambda: Wired(
+            lambda self, words: functional.embedding(words, self.table.weight, padding_idx=-2),
+            table=nn.Embedding(4, 3),
+        ),
+        (8,),
+        entries=4,
+    ),
     "embedding, one entry": Spec(lambda: _looked_up(nn.Embedding(2, 1)), (6,), entries=2),
 }
 

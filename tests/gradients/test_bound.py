@@ -24,9 +24,9 @@ SPECS = LAYERS | SHARING | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
 AUTOCAST = [name for name in SPECS if name != "prelu"]  # which torch has none of
 
 
-def excess(gradient: PerExample, clipping: Clipping) -> float:
+def excess(gradient: PerExample, clipping: Clipping, dtype: torch.dtype = torch.float32) -> float:
     """What one record adds to a sum, relative to what it may."""
-    total = contributions(gradient).clipped_sum(clipping)
+    total = contributions(gradient, dtype).clipped_sum(clipping)
     return float(total.norm(p=1 if isinstance(clipping, L1) else 2)) / clipping.sensitivity
 
 
@@ -65,9 +65,26 @@ def test_a_shifted_gradient_is_never_above_its_bound(name: str, decades: float) 
         scale = 10.0 ** (decades * (torch.rand(exact.shape, generator=draw) - 0.5))
         for part in (1.0, 1e-2, 1e-4, 1e-6, 1e-8, 0.0):
             shift = (exact * (1 + part * torch.randn(exact.shape, generator=draw))).float()
-            distance = max(1e-12, float(((exact - shift.double()) / scale.double()).norm()))
-            for bound in (distance, distance * (1 + 1e-6), distance * (1 - 1e-6), 0.1 * distance, 1e-6, 1e3):
-                assert excess(gradient, Affine(max(bound, 1e-12), shift, scale)) <= 1.0
+            for bound in _around_distance(exact, shift, scale):
+                assert excess(gradient, Affine(bound, shift, scale)) <= 1.0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_shifted_gradient_in_64_bits_is_never_above_its_bound(name: str) -> None:
+    for seed, gradient in enumerate(each.double() for each in drawn(name, 4)):
+        exact, draw = written(gradient)[0], torch.Generator().manual_seed(seed)
+        scale = torch.exp(torch.rand(exact.shape, generator=draw).double())
+        for part in (1.0, 1e-6, 1e-9, 1e-12, 1e-14, 1e-16):
+            shift = exact * (1 + part * torch.randn(exact.shape, generator=draw))
+            for bound in _around_distance(exact, shift, scale):
+                assert excess(gradient, Affine(bound, shift, scale), torch.float64) <= 1.0
+
+
+def _around_distance(gradient: Tensor, shift: Tensor, scale: Tensor) -> list[float]:
+    """Bounds at, around and far from the distance of a gradient and its shift."""
+    distance = float(((gradient - shift.double()) / scale.double()).norm())
+    parts = (distance, distance * (1 + 1e-6), distance * (1 - 1e-6), 0.1 * distance, 1e-6, 1e3)
+    return [max(bound, 1e-12) for bound in parts]
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -129,6 +146,18 @@ def test_a_row_is_never_above_its_bound(norm: float, dtype: torch.dtype) -> None
     for bound in (near * float(row.double().norm()) for near in NEAR):
         if 1e-12 <= bound <= 1e12:
             assert float(clip_and_sum(row, L2(bound)).norm()) <= bound
+
+
+@pytest.mark.parametrize("value", [0.1, 1.0, 1 / 3, 1e-3])
+def test_a_very_long_row_is_never_above_its_bound(value: float) -> None:
+    """A million equal squares are all rounded the same way."""
+    row = torch.full((1, 2**20 + 5), value)
+    for near in NEAR:
+        bound = near * float(row.double().norm())
+        assert float(clip_and_sum(row, L2(bound)).norm()) <= bound
+    gradient = Products(row[:, None], torch.full((1, 1, 1), value))
+    bound = 0.5 * float(written(gradient).norm())
+    assert excess(gradient, L2(bound)) <= 1.0
 
 
 @given(

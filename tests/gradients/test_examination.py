@@ -105,6 +105,13 @@ def test_a_loss_that_depends_on_the_other_records_is_refused(
         problem(Spec(make, (4,), losses=losses, classes=2)).engine()
 
 
+def test_a_loss_that_depends_on_the_batch_is_refused_behind_dropout_too() -> None:
+    """Where no two passes are the same, the loss of given outputs still is."""
+    spec = Spec(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), (4,), losses=divided, classes=2)
+    with pytest.raises(Unclippable, match="the loss of the model made up"):
+        problem(spec).engine()
+
+
 @pytest.mark.parametrize(
     ("losses", "shape"),
     [

@@ -42,13 +42,14 @@ DROPPING = {
 
 
 @pytest.mark.parametrize("name", DROPPING)
-def test_a_model_with_dropout_is_taken(name: str) -> None:
+def test_a_model_with_dropout_is_taken(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Other numbers are dropped in each pass and for each record; every contribution is within its bound."""
     made = problem(DROPPING[name], torch.float32, count=5)
     made = replace(
         made, inputs=made.inputs[:1].expand(5, *made.inputs.shape[1:]), labels=made.labels[:1].expand(5)
     )
     engine = made.engine()
+    assert len(caplog.records) == (1 if name == "record by record" else 0)
     torch.manual_seed(0)
     drawn = [rows(made, engine) for _ in range(2)]
     assert naive.relative(*drawn) > 1e-2

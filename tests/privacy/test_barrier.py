@@ -279,6 +279,36 @@ def test_a_layer_that_mixes_records_is_refused_by_name(layer: nn.Module) -> None
         barrier(made_up(), model)
 
 
+def test_a_model_that_draws_random_numbers_is_refused() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3))
+    with pytest.raises(Refused, match="draws random numbers"):
+        barrier(made_up(), Model("dropping", module, small_model().losses, lambda outputs: outputs))
+
+
+@pytest.mark.parametrize("shape", [(0,), (50,), (52,)])
+def test_points_that_do_not_fit_the_model_are_refused_before_the_charge(shape: tuple[int, ...]) -> None:
+    spend = Free()
+    asked = barrier(made_up(), spend=spend)
+    with pytest.raises(Refused, match="do not fit the model"):
+        ask(asked, L2(1.0), torch.zeros(shape))
+    with pytest.raises(Refused, match="do not fit the model"):
+        asked.argmin(torch.zeros(2, *shape), bound=1.0, noise=Gumbel(0.5))
+    with pytest.raises(Refused, match="do not fit the model"):
+        asked.argmin(torch.zeros(0, 51), bound=1.0, noise=Gumbel(0.5))
+    assert spend.events == []
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_candidate_that_is_not_finite_is_never_selected(bad: float) -> None:
+    right = small_model().initial_parameters()
+    candidates = torch.stack([torch.full_like(right, bad), right])
+    chosen = {
+        barrier(made_up(), generator=seeded_generator(i)).argmin(candidates, bound=1.0, noise=Gumbel(50.0))
+        for i in range(20)
+    }
+    assert chosen == {1}
+
+
 def test_per_layer_bounds_that_do_not_fit_the_model_are_refused_before_the_charge() -> None:
     spend, model = Free(), conv_model()
     with pytest.raises(Refused, match="3 bounds, the model has 2 layers"):

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.gradients.layout import Layout
+from algorithms.gradients.layout import Layout, Unrecorded
 from algorithms.gradients.per_example import PerExample, Rows
 from algorithms.gradients.rules.linear import linear, linear_gradients
-from algorithms.gradients.tape import Gradients, Tape, Unrecorded
+from algorithms.gradients.tape import Gradients, Tape
 
 _SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
 _UNSUPPORTED = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v")

@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 
-from algorithms.gradients.layout import Layout
+from algorithms.gradients.layout import Layout, Unrecorded
 from algorithms.gradients.per_example import Lookups
 from algorithms.gradients.rules.linear import as_sequence
-from algorithms.gradients.tape import Gradients, Tape, Unrecorded
+from algorithms.gradients.tape import Gradients, Tape
 
 
 def embedding(tape: Tape, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

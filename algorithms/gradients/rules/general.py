@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from algorithms.gradients.layout import Layout
+from algorithms.gradients.layout import Layout, Unrecorded
 from algorithms.gradients.per_example import Rows
-from algorithms.gradients.tape import Gradients, Tape, Unrecorded
+from algorithms.gradients.tape import Gradients, Tape
 
 _WITHOUT_GRADIENT = ("detach", "__get__")  # the latter of `data`, when it gives a tensor
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from algorithms.gradients import recurrent
-from algorithms.gradients.layout import Layout
+from algorithms.gradients.layout import Layout, Unrecorded
 from algorithms.gradients.rules.linear import linear_gradients
-from algorithms.gradients.tape import Gradients, Tape, Unrecorded
+from algorithms.gradients.tape import Gradients, Tape
 
 _BY_STEP = Layout(1)  # sequences are [length, batch, width] inside
 
