@@ -59,11 +59,12 @@ class Passes:
         Raises Unrecorded where an operation cannot be told apart by record.
         """
         losses, tape = self.taped(parameters, inputs, labels, layouts)
-        edges = [use.edge for use in tape.uses]
+        uses = tape.take_uses()
+        edges = [use.edge for use in uses]
         errors = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if edges else ()
         found: dict[str, list[PerExample]] = {}
         with torch.no_grad():
-            for use, error in zip(tape.uses, errors, strict=True):
+            for use, error in zip(uses, errors, strict=True):
                 use.check()
                 for name, gradient in (use.gradients(error) if error is not None else {}).items():
                     found.setdefault(name, []).append(gradient)

@@ -126,6 +126,11 @@ class Tape(TorchFunctionMode):
             raise Unrecorded("the model takes another way than it took before")
         return Layout(0)
 
+    def take_uses(self) -> list[Use]:
+        """The uses, which the tape lets go: they refer to it, and would else keep their tensors until a collection."""
+        uses, self.uses = self.uses, []
+        return uses
+
     def keep(self, output: Tensor, gradients: Callable[[Errors], Gradients], *inputs: Tensor) -> Tensor:
         """Notes a use: `gradients` will be asked with the gradient of `output`; `inputs` must not change until then.
 

@@ -16,12 +16,12 @@ from tests.gradients import naive
 from tests.gradients.forms import FORMS, contributions, patches, square, written
 from tests.gradients.layers import LAYERS
 from tests.gradients.networks import AS_A_WHOLE, NETWORKS, SHARING, WITHOUT_RULE
-from tests.gradients.zoo import problem
+from tests.gradients.test_engine import ON_WORDS, WAYS
+from tests.gradients.zoo import once, problem
 
 NEAR = [1 + part for part in (0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-6, -1e-6, -3e-6, -0.7)]
 """Bounds relative to a norm: at it, just above it, just under it, and well under it."""
 SPECS = LAYERS | SHARING | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
-AUTOCAST = [name for name in SPECS if name != "prelu"]  # which torch has none of
 
 
 def excess(gradient: PerExample, clipping: Clipping, dtype: torch.dtype = torch.float32) -> float:
@@ -99,12 +99,11 @@ def test_many_of_the_same_record_stay_within_as_many_bounds(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((name, torch.float32) for name in SPECS), *((name, torch.bfloat16) for name in AUTOCAST)],
+    [*((name, torch.float32) for name in SPECS), *((name, torch.bfloat16) for name in WAYS + ON_WORDS)],
 )
 def test_a_record_of_any_model_is_never_above_its_bound(name: str, dtype: torch.dtype) -> None:
     """At, just above and just under its norm, as its whole gradient in the sum has it."""
-    made = problem(SPECS[name], dtype, count=2)
-    engine = made.engine()
+    made, engine = once(SPECS[name], dtype)
     for i in range(2):
         found = engine.contributions(*made.some([i]).arguments)
         whole = found.weighted_sum(torch.ones(1, dtype=torch.float64))

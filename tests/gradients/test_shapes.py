@@ -62,7 +62,7 @@ def test_linear_layers_on_long_sequences(
 
 
 @given(data=st.data(), count=COUNTS, seed=SEEDS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 def test_convolutions(data: st.DataObject, count: int, seed: int) -> None:
     """Any kernel, stride, padding, dilation and groups that fit, in one and two dimensions."""
     dimensions = data.draw(st.sampled_from([1, 2]))

@@ -1,5 +1,6 @@
 """Problems for the gradient engine: modules, records for them, and the gradients by definition."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -106,11 +107,30 @@ def problem(spec: Spec, dtype: torch.dtype = torch.float64, *, count: int = 6, s
     return Problem(model, parameters, inputs if spec.entries else inputs.to(exact), labels)
 
 
+class _Listener(logging.Handler):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
 @cache
+def once_heard(spec: Spec, dtype: torch.dtype) -> tuple[Problem, Engine, list[str]]:
+    """A problem, its engine, and what was logged while it was made; made once, not to be changed."""
+    made, listener, logger = problem(spec, dtype), _Listener(), logging.getLogger("algorithms")
+    logger.addHandler(listener)
+    engine = made.engine()
+    logger.removeHandler(listener)
+    return made, engine, listener.said
+
+
 def once(spec: Spec, dtype: torch.dtype) -> tuple[Problem, Engine]:
     """A problem and its engine, made once; not to be changed."""
-    made = problem(spec, dtype)
-    return made, made.engine()
+    return once_heard(spec, dtype)[:2]
 
 
 def rows(made: Problem, engine: Engine) -> Tensor:
@@ -119,9 +139,9 @@ def rows(made: Problem, engine: Engine) -> Tensor:
     return torch.stack([found.weighted_sum(one) for one in torch.eye(len(made.labels)).double()])
 
 
-def check(made: Problem) -> None:
-    """Norms and each record's gradient are those of the loop; in float64."""
-    engine = made.engine()
+def check(made: Problem, engine: Engine | None = None) -> None:
+    """Norms and each record's gradient are those of the loop; in float64, by an engine of this problem's model."""
+    engine = engine or made.engine()
     assert naive.relative(rows(made, engine), made.gradients) < 1e-10
     norms = engine.contributions(*made.arguments).norms(L2(1.0))
     assert naive.relative(norms, naive.norms(made.model, made.gradients, L2(1.0))) < 1e-10
