@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -35,6 +36,20 @@ def written(gradient: PerExample) -> Tensor:
         case Patches():
             return torch.stack([_convolved(gradient, i) for i in range(len(gradient.inputs))])
     return gradient.rows.double()
+
+
+def absolute(gradient: PerExample) -> PerExample:
+    """The same with all signs positive, so that nothing cancels."""
+    match gradient:
+        case Rows():
+            return Rows(gradient.rows.abs())
+        case Sums():
+            return Sums(replace(gradient.of, errors=gradient.of.errors.abs()))
+        case Lookups():
+            return replace(gradient, errors=gradient.errors.abs())
+        case Products() | Patches():
+            return replace(gradient, inputs=gradient.inputs.abs(), errors=gradient.errors.abs())
+    raise TypeError(gradient)
 
 
 def spread(draw: torch.Generator, *shape: int, decades: float = 3.0) -> Tensor:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped, clip_and_sum
 from algorithms.gradients.convolution import Patches
-from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows, Sums
+from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows
 from algorithms.models import Model
 from tests.gradients import naive
-from tests.gradients.forms import FORMS, contributions, patches, square, written
+from tests.gradients.forms import FORMS, absolute, contributions, patches, square, written
 from tests.gradients.layers import LAYERS
 from tests.gradients.networks import AS_A_WHOLE, NETWORKS, SHARING, WITHOUT_RULE
 from tests.gradients.test_engine import ON_WORDS, WAYS
@@ -239,17 +239,3 @@ def test_the_precision_of_the_loss_is_not_that_of_the_sum() -> None:
     for i in range(50):
         bound = 0.5 * float(made.gradients[i].double().norm())
         assert float(engine.clipped_sum(*made.some([i]).arguments, L2(bound)).norm()) <= bound
-
-
-def absolute(gradient: PerExample) -> PerExample:
-    """The same with all signs positive, so that nothing cancels."""
-    match gradient:
-        case Rows():
-            return Rows(gradient.rows.abs())
-        case Sums():
-            return Sums(replace(gradient.of, errors=gradient.of.errors.abs()))
-        case Lookups():
-            return replace(gradient, errors=gradient.errors.abs())
-        case Products() | Patches():
-            return replace(gradient, inputs=gradient.inputs.abs(), errors=gradient.errors.abs())
-    raise TypeError(gradient)

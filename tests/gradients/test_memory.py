@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["cnn", "bilstm", "merged low-rank adaptation"]
-WARM_UP, PASSES, ALLOWED_MB = 30, 120, 12
+WARM_UP, PASSES, ALLOWED_MB = 30, 120, 16
 
 SCRIPT = """
 import json, random, resource, sys
