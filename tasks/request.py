@@ -116,7 +116,7 @@ def _follow_recipe(document: dict[str, Any], algorithm: str | None, *, cards: Pa
     stands = params.parse(document, reads=("data", "model"))
     name = algorithm or _get(document, "algorithm.name")
     chosen = recipe(catalogue.card(stands.data.dataset, cards), str(name))
-    _become(document["model"], {"name": chosen.model, "seed": stands.model.seed})
+    _become(document["model"], stands.model.model_dump() | {"name": chosen.model})
     _become(document["algorithm"], {"name": name, **chosen.settings})
 
 

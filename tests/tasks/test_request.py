@@ -35,6 +35,12 @@ def test_the_file_as_it_comes_is_the_recipe_of_its_data_set(root: Path) -> None:
     assert revise(root, asked).after == (root / "params.yaml").read_text()
 
 
+def test_another_data_set_keeps_the_precision_and_the_start(root: Path) -> None:
+    revise(root, Request(settings={"model.precision": "bfloat16"}, seed=7)).write()
+    after = revise(root, Request(dataset="adult")).after
+    assert "  name: logistic\n  seed: 7\n  precision: bfloat16" in after
+
+
 def test_a_value_changes_its_line_and_no_other(root: Path) -> None:
     revision = revise(root, Request(epsilon=0.5))
     assert lines(revision.before) ^ lines(revision.after) == {"  epsilon: 3.0", "  epsilon: 0.5"}
