@@ -4,33 +4,27 @@ The training loop, checkpoints, the noise trace and progress know only this.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from algorithms.privacy.accounting import Accountant, calibrate, epsilon
+from algorithms.privacy.accounting import Accountant, epsilon
+from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule, schedule_from_json, schedule_to_json
-from algorithms.privacy.filters import Filter, RenyiFilter, ScheduleFilter, ZCDPFilter, epsilon_of_zcdp
-from algorithms.privacy.releases import Release
-
-
-@dataclass(frozen=True)
-class Public:
-    """What an algorithm may know before its first release.
-
-    records: number of training records, or None where it is private. parameters: d. layers: length of the model's
-    list of layers. classes: number of classes.
-    """
-
-    records: int | None
-    parameters: int
-    layers: int
-    classes: int
+from algorithms.privacy.filters import (
+    Filter,
+    RenyiFilter,
+    ScheduleFilter,
+    ZCDPFilter,
+    conversion,
+    epsilon_of_zcdp,
+)
+from algorithms.public import Public
 
 
 @dataclass(frozen=True)
@@ -45,6 +39,13 @@ class Target:
     accountant: Accountant = "pld"
     count_noise: float = 100.0
 
+    def __post_init__(self) -> None:
+        if (self.accountant == "pure") != (self.budget.delta == 0):
+            raise Refused(
+                f"delta = {self.budget.delta:g} was asked for with the accountant {self.accountant!r}; delta = 0 goes"
+                " with 'pure', and every delta above 0 with 'pld' or 'rdp'."
+            )
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -52,9 +53,11 @@ class Plan:
 
     steps: the most steps of the training loop. schedule: the events of the releases, in order. divisor: the public
     number that sums are divided by, or None where it follows from the released count. filter: what holds the run to
-    its budget: {"kind": "schedule"}, {"kind": "zcdp", "rho"} or {"kind": "renyi", "order"}.
+    its budget: {"kind": "schedule"}, {"kind": "zcdp", "rho"} or {"kind": "renyi", "order",
+    "limit"}.
     epsilon: by accountant, at the target's delta; infinite for a run that is not private; an accountant without a
-    bound is absent.
+    bound is absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE. own: public values that the algorithm planned, as
+    JSON values.
     """
 
     target: Target
@@ -66,11 +69,18 @@ class Plan:
     schedule: Schedule
     epsilon: Mapping[str, float]
     filter: Mapping[str, Any] = field(default_factory=lambda: {"kind": "schedule"})
+    adjacency: str = ADD_OR_REMOVE_ONE.name
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def accountant(self) -> Accountant:
+        """Whose epsilon the run is held to: the target's where its releases are fixed, else Rényi's."""
+        return self.target.accountant if self.filter["kind"] == "schedule" else "rdp"
 
     @property
     def cost(self) -> Budget:
         """What the run reserves: the epsilon of its accountant, at the target's delta."""
-        return Budget(self.epsilon[self.target.accountant], self.target.budget.delta)
+        return Budget(self.epsilon[self.accountant], self.target.budget.delta)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; an infinite epsilon becomes null."""
@@ -78,8 +88,8 @@ class Plan:
             "target": _finite(asdict(self.target.budget)),
             "accountant": self.target.accountant,
             "count_noise": self.target.count_noise,
-            "public": asdict(self.public),
-            "adjacency": "ADD_OR_REMOVE_ONE",
+            "public": _public(self.public),
+            "adjacency": self.adjacency,
             "delta": self.target.budget.delta,
             "epsilon": _finite(self.epsilon),
             "steps": self.steps,
@@ -88,6 +98,7 @@ class Plan:
             "divisor": self.divisor,
             "schedule": schedule_to_json(self.schedule),
             "filter": dict(self.filter),
+            "own": dict(self.own),
         }
 
     @classmethod
@@ -96,29 +107,30 @@ class Plan:
         budget = Budget(**_infinite(document["target"]))
         return cls(
             target=Target(budget, document["accountant"], document["count_noise"]),
-            public=Public(**document["public"]),
+            public=Public.from_json(document["public"]),
             schedule=schedule_from_json(document["schedule"]),
             epsilon=_infinite(document["epsilon"]),
             **{
                 name: document[name]
-                for name in ("steps", "noise_multiplier", "sampling_rate", "divisor", "filter")
+                for name in (
+                    "steps",
+                    "noise_multiplier",
+                    "sampling_rate",
+                    "divisor",
+                    "filter",
+                    "adjacency",
+                    "own",
+                )
             },
         )
 
     def check(self) -> None:
         """Raises Refused where the stated epsilon is not what the events or the filter cost, as in an edited plan."""
-        if self.filter["kind"] == "schedule":
-            costs = by_accountants(self.schedule, self.target.budget.delta)
-        elif self.filter["kind"] == "zcdp":
-            costs = {"rdp": epsilon_of_zcdp(self.filter["rho"], self.target.budget.delta)}
-        else:
-            costs = {"rdp": self.target.budget.epsilon}
-        if costs[self.target.accountant] > self.target.budget.epsilon and math.isfinite(
-            costs[self.target.accountant]
-        ):
+        costs, target = self._costs(), self.target.budget.epsilon
+        cost = costs.get(self.accountant, math.inf)
+        if cost > target and math.isfinite(cost):
             raise Refused(
-                f"the plan's releases cost epsilon {costs[self.target.accountant]:g}, its target is"
-                f" {self.target.budget.epsilon:g}; run the calibrate stage again."
+                f"the plan's releases cost epsilon {cost:g}, its target is {target:g}; run the calibrate stage again."
             )
         if costs.keys() != self.epsilon.keys() or any(
             not math.isclose(costs[name], self.epsilon[name], rel_tol=1e-9) for name in costs
@@ -128,11 +140,20 @@ class Plan:
                 " run the calibrate stage again."
             )
 
+    def _costs(self) -> Mapping[str, float]:
+        budget = self.target.budget
+        match self.filter:
+            case {"kind": "schedule"}:
+                return by_accountants(self.schedule, budget.delta, named(self.adjacency))
+            case {"kind": "zcdp", "rho": rho}:
+                return {"rdp": epsilon_of_zcdp(rho, budget.delta)}
+        return {"rdp": self.filter["limit"] + conversion(self.filter["order"], budget.delta)}
+
     def open_filter(self) -> Filter:
         """A fresh filter that holds a run to this plan."""
         match self.filter:
             case {"kind": "schedule"}:
-                return ScheduleFilter(self.schedule, self.cost)
+                return ScheduleFilter(self.schedule, self.cost, named(self.adjacency))
             case {"kind": "zcdp", "rho": rho}:
                 return ZCDPFilter(rho)
             case {"kind": "renyi", "order": order}:
@@ -165,46 +186,25 @@ class Algorithm(Protocol[S]):
     def released(self, state: S) -> Tensor: ...
 
 
-def plan_fixed(
-    releases: Callable[[float], Sequence[tuple[Release, int]]],
-    *,
-    target: Target,
-    public: Public,
-    steps: int,
-    sampling_rate: float,
-    divisor: float | None,
-) -> Plan:
-    """The plan of an algorithm whose releases are fixed before the first one, with the least noise that fits.
-
-    releases: the releases and how often each occurs in a row, at a noise multiplier.
-    """
-
-    def schedule_at(noise_multiplier: float) -> Schedule:
-        return [(release.event(), count) for release, count in releases(noise_multiplier)]
-
-    multiplier = calibrate(schedule_at, target.budget, accountant=target.accountant)
-    schedule = schedule_at(multiplier)
-    return Plan(
-        target=target,
-        public=public,
-        steps=steps,
-        noise_multiplier=multiplier,
-        sampling_rate=sampling_rate,
-        divisor=divisor,
-        schedule=schedule,
-        epsilon=by_accountants(schedule, target.budget.delta),
-    )
-
-
-def by_accountants(schedule: Schedule, delta: float) -> dict[str, float]:
-    """The epsilon of a fixed schedule by each accountant that has a bound for it."""
+def by_accountants(
+    schedule: Schedule, delta: float, adjacency: Adjacency = ADD_OR_REMOVE_ONE
+) -> dict[str, float]:
+    """The epsilon of a fixed schedule by each accountant that has a bound for it; at delta = 0 by "pure" alone."""
     costs: dict[str, float] = {}
-    for accountant in ("pld", "rdp"):
+    accountants: tuple[Accountant, ...] = ("pld", "rdp") if delta > 0 else ("pure",)
+    for accountant in accountants:
         try:
-            costs[accountant] = epsilon(schedule, delta, accountant=accountant)
+            costs[accountant] = epsilon(schedule, delta, accountant=accountant, adjacency=adjacency)
         except Refused:
             continue
     return costs
+
+
+def _public(public: Public) -> dict[str, Any]:
+    document = asdict(public)
+    if public.loss is not None:
+        document["loss"] = _finite(document["loss"])
+    return document
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float | None]:

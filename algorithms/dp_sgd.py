@@ -7,18 +7,18 @@ noise multiplier calibrated to the whole schedule by PLD.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.algorithm import Plan, Public, Target, plan_fixed
+from algorithms.algorithm import Plan, Target
 from algorithms.gradients import L2, PerLayer
+from algorithms.planning import plan_fixed
 from algorithms.privacy.barrier import Barrier
-from algorithms.privacy.releases import Gaussian, Poisson, Release, gradient_release
-from algorithms.sampled import State, batches, count_release, expected_batch
+from algorithms.public import Public
+from algorithms.sampled import State, batches, descended, gradient_steps, start
 from algorithms.update import STRICT, Update
 
 
@@ -42,13 +42,9 @@ class DPSGD:
     def plan(self, target: Target, public: Public) -> Plan:
         """The least noise with which the count, if it is private, and all steps fit the target."""
         sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
-        clipping = self._clipping(public.layers)
-
-        def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
-            step = gradient_release(Poisson(sampled.rate), clipping, Gaussian(noise_multiplier), 1.0)
-            first = [] if sampled.divisor is not None else [(count_release(target.count_noise), 1)]
-            return [*first, (step, self.steps)]
-
+        releases = gradient_steps(
+            sampled, self._clipping(public.layers), steps=self.steps, count_noise=target.count_noise
+        )
         return plan_fixed(
             releases,
             target=target,
@@ -60,20 +56,13 @@ class DPSGD:
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start."""
-        return State(self.update.start(parameters), torch.tensor(plan.divisor or 0.0, dtype=torch.float64))
+        return start(self.update, parameters, plan)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
-        """One noised gradient, one update; before the first, the count where the number of records is private."""
-        divisor = float(state.divisor) or expected_batch(barrier, plan)
-        gradient = barrier.gradient(
-            state.parameters,
-            sampling=Poisson(plan.sampling_rate),
-            clipping=self._clipping(plan.public.layers),
-            noise=Gaussian(plan.noise_multiplier),
-            divisor=divisor,
+        """One noised gradient over a fresh Poisson sample, one update."""
+        return descended(
+            state, plan, barrier, clipping=self._clipping(plan.public.layers), update=self.update
         )
-        moving = self.update.apply(state.moving, gradient, steps=plan.steps)
-        return replace(state, moving=moving, divisor=torch.full_like(state.divisor, divisor))
 
     def released(self, state: State) -> Tensor:
         """The last iterate, or the average the settings ask for."""

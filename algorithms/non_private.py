@@ -11,11 +11,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.algorithm import Plan, Public, Target, by_accountants
+from algorithms.algorithm import Plan, Target, by_accountants
 from algorithms.gradients import Unclipped
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.releases import NoNoise, Poisson
+from algorithms.public import Public
 from algorithms.sampled import State, batches
 from algorithms.update import STRICT, Update
 

@@ -1,24 +1,32 @@
-"""What algorithms on Poisson samples share: the rate, their state, and the count where the number is private."""
+"""What DP-SGD and its relatives share: the rate, their state, a noised step, the count where the number is private."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from algorithms.algorithm import Plan, Public
-from algorithms.gradients import L2
+from algorithms.algorithm import Plan
+from algorithms.gradients import L2, Clipping
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.releases import Gaussian, Release, total_release
-from algorithms.update import Moving
+from algorithms.privacy.releases import FullBatch, Gaussian, Poisson, Release, gradient_release, total_release
+from algorithms.public import Public
+from algorithms.update import Moving, Update
 
 
 @dataclass(frozen=True)
 class Batches:
-    """How records are sampled: `rate` for each record, and the public divisor where the number of records is public."""
+    """How records are sampled, and the public divisor of a sum where the number of records is public."""
 
-    rate: float
+    sampling: FullBatch | Poisson
     divisor: float | None
+
+    @property
+    def rate(self) -> float:
+        """The probability with which a record takes part."""
+        return self.sampling.rate
 
 
 @dataclass(frozen=True)
@@ -46,7 +54,7 @@ def batches(public: Public, *, batch_size: int | None, sampling_rate: float | No
                 "the number of records is private, so batch_size cannot become a sampling rate;"
                 " set algorithm.sampling_rate and leave batch_size empty."
             )
-        return Batches(sampling_rate, None)
+        return Batches(Poisson(sampling_rate), None)
     if batch_size is None:
         raise Refused("algorithm.batch_size is empty; give the expected number of records in a batch.")
     if batch_size > public.records:
@@ -54,7 +62,14 @@ def batches(public: Public, *, batch_size: int | None, sampling_rate: float | No
             f"a batch of {batch_size} was asked for, but there are {public.records} training records;"
             f" set algorithm.batch_size to at most {public.records}."
         )
-    return Batches(batch_size / public.records, float(batch_size))
+    return Batches(Poisson(batch_size / public.records), float(batch_size))
+
+
+def root_batch(public: Public, name: str) -> int:
+    """The batch size sqrt(n) + 10 of the algorithm `name`; raises Refused where the number of records is private."""
+    if public.records is None:
+        raise Refused(f"'{name}' needs data whose number of records is public; use 'dp_sgd'.")
+    return min(public.records, math.isqrt(public.records) + 10)
 
 
 def count_release(noise_multiplier: float) -> Release:
@@ -68,3 +83,51 @@ def expected_batch(barrier: Barrier, plan: Plan) -> float:
     noise = Gaussian(plan.target.count_noise)
     count = barrier.total(lambda features, label: one, bound=L2(1.0), noise=noise)
     return max(1.0, plan.sampling_rate * float(count))
+
+
+def gradient_steps(
+    sampled: Batches, clipping: Clipping, *, steps: int, count_noise: float
+) -> Callable[[float], list[tuple[Release, int]]]:
+    """The releases of a run of noised gradient steps, at the noise multiplier of a step.
+
+    Where no divisor is public they begin with a count, at the noise multiplier `count_noise`.
+    """
+    first = [] if sampled.divisor is not None else [(count_release(count_noise), 1)]
+
+    def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
+        return [
+            *first,
+            (gradient_release(sampled.sampling, clipping, Gaussian(noise_multiplier), 1.0), steps),
+        ]
+
+    return releases
+
+
+def start(update: Update, parameters: Tensor, plan: Plan) -> State:
+    """The state at the model's start; without a public divisor it waits for the count."""
+    return State(update.start(parameters), torch.tensor(plan.divisor or 0.0, dtype=torch.float64))
+
+
+def descended(
+    state: State,
+    plan: Plan,
+    barrier: Barrier,
+    *,
+    clipping: Clipping,
+    update: Update,
+    sampling: FullBatch | None = None,
+) -> State:
+    """One noised gradient, one update; before the first, the count where the number of records is private.
+
+    sampling: without it a fresh Poisson sample at the plan's rate.
+    """
+    divisor = float(state.divisor) or expected_batch(barrier, plan)
+    gradient = barrier.gradient(
+        state.parameters,
+        sampling=sampling or Poisson(plan.sampling_rate),
+        clipping=clipping,
+        noise=Gaussian(plan.noise_multiplier),
+        divisor=divisor,
+    )
+    moving = update.apply(state.moving, gradient, steps=plan.steps)
+    return replace(state, moving=moving, divisor=torch.full_like(state.divisor, divisor))

@@ -15,6 +15,8 @@ from algorithms.privacy.trace import Trace
 
 Tell = Callable[[int, float], None]
 """Receives the steps taken so far and the epsilon spent so far."""
+Observe = Callable[[int, State], None]
+"""Receives the steps taken so far and the state after them, which is made of releases alone."""
 
 
 def train(
@@ -29,11 +31,13 @@ def train(
     performance: Performance,
     checkpoint_seconds: float,
     tell: Tell,
+    observe: Observe | None = None,
 ) -> tuple[State, Trace]:
     """Trains to the plan's end, or from the checkpoint in `folder` on, and returns the last state and the trace.
 
     generator: the run's own; a run that is taken up must be given the one it began with, and then repeats what it
-    drew, bit for bit. open_records: called once, after the plan and the checkpoint were accepted.
+    drew, bit for bit. open_records: called once, after the plan and the checkpoint were accepted. observe: called after
+    each step, for curves.
     Raises Refused where the checkpoint is of another run.
     """
     start = algorithm.init(model.initial_parameters().to(performance.device), plan)
@@ -55,6 +59,8 @@ def train(
             break
         state = following
         tell(trace.step + 1, trace.rows[-1].epsilon if trace.rows else 0.0)
+        if observe is not None:
+            observe(trace.step + 1, state)
         if time.monotonic() - saved >= checkpoint_seconds:
             checkpoint.save(folder, state, run_id=run_id, step=trace.step + 1, trace=trace)
             saved = time.monotonic()

@@ -1,15 +1,18 @@
 """The calibrate stage: from public values alone, how much noise the run needs and what it will cost."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from algorithms import models
-from algorithms.algorithm import Plan, Public, Target
+from algorithms.algorithm import Plan, Target
+from algorithms.gradients import linear_layer
 from algorithms.models import Model
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
+from algorithms.public import Inputs, Public
 from data import PublicDescription
 from tasks import params
 from tasks.params import Params
@@ -50,7 +53,23 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
 
 
 def _known(model: Model, public: PublicDescription) -> Public:
-    return Public(public.records, model.parameter_count, len(model.layers), len(public.classes))
+    return Public(
+        records=public.records,
+        parameters=model.parameter_count,
+        layers=len(model.layers),
+        classes=len(public.classes),
+        inputs=_inputs(model, public),
+        loss=model.bounds,
+    )
+
+
+def _inputs(model: Model, public: PublicDescription) -> Inputs | None:
+    """What a linear model multiplies with its weights, by the bounds of the data card and the bias's 1."""
+    layer = linear_layer(model.module)
+    if layer is None or public.feature_norms is None:
+        return None
+    (l1, l2), one = public.feature_norms, float(layer.bias is not None)
+    return Inputs(l1 + one, math.hypot(l2, one))
 
 
 def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:

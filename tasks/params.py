@@ -45,8 +45,8 @@ class Privacy(Group):
     """
 
     epsilon: float = Field(gt=0)
-    delta: float = Field(gt=0, lt=1)
-    accountant: Literal["pld", "rdp"] = "pld"
+    delta: float = Field(ge=0, lt=1)
+    accountant: Literal["pld", "rdp", "pure"] = "pld"
     noise: Literal["secure", "seeded"] = "secure"
     count_noise: float = Field(default=100.0, gt=0)
 

@@ -18,7 +18,7 @@ def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "steps": plan.steps,
         "releases": sum(row["count"] for row in events),
         "epsilon": {name: cost if math.isfinite(cost) else None for name, cost in plan.epsilon.items()},
-        "accountant": plan.target.accountant,
+        "accountant": plan.accountant,
         "delta": plan.target.budget.delta,
         "events": list(events),
     }

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from algorithms.privacy.accounting import COARSENING, epsilon
+from algorithms.privacy.accounting import COARSENING, FINE, epsilon
+from algorithms.privacy.adjacency import named
 from algorithms.privacy.card import PrivacyCard, RunRecord, Verification, build, verify
 from algorithms.privacy.card_check import trace_schedule
 from algorithms.privacy.errors import Refused
@@ -80,7 +81,7 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     card = build(RunRecord(run.plan, run.receipt, public, run.trace, ran))
     verification = verify(card, artifacts)
     _check(verification)
-    curve = epsilon_curve(run, grid=COARSENING * card.accounting.discretisation.pld_interval)
+    curve = epsilon_curve(run, grid=COARSENING * (card.accounting.discretisation.pld_interval or FINE))
     pictures = _pictures(run, curve)
     result = score(run.metrics["test_accuracy"], run.classes)
     text = page(card, verification, result, pictures, command=_COMMAND)
@@ -151,7 +152,10 @@ def epsilon_curve(run: Run, *, grid: float) -> Curve:
 
 def _cost(run: Run, steps: int, *, grid: float) -> float:
     schedule = trace_schedule(run.trace[run.trace["step"] < steps])
-    return epsilon(schedule, run.receipt["delta"], accountant=run.receipt["accountant"], discretisation=grid)
+    accountant, adjacency = run.receipt["accountant"], named(run.plan["adjacency"])
+    return epsilon(
+        schedule, run.receipt["delta"], accountant=accountant, adjacency=adjacency, discretisation=grid
+    )
 
 
 def _kept_while_training(trace: pd.DataFrame) -> Curve:

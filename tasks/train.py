@@ -107,7 +107,7 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
     """Reserves, trains, settles; returns the folder with the result."""
     plan = job.plan
     _declare(ledger, job.public)
-    about = {"algorithm": job.document["algorithm"], "dataset": job.public.dataset}
+    about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency")}
     # A settled run without a result was killed in between: it is repeated, not charged again.
     if ledger.status(run.run_id) != "settled":
         events = schedule_to_json(plan.schedule)

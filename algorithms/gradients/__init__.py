@@ -3,7 +3,7 @@
 from algorithms.gradients.clipping import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped
 from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.engine import Engine, clip_and_sum
-from algorithms.gradients.linear import Line
+from algorithms.gradients.linear import Line, linear_layer
 from algorithms.gradients.mixing import Unclippable
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "Unclippable",
     "Unclipped",
     "clip_and_sum",
+    "linear_layer",
 ]

@@ -6,12 +6,13 @@ from dataclasses import replace
 import torch
 
 from algorithms.models.convolutional import tanh_cnn
-from algorithms.models.linear import logistic, softmax, svm
+from algorithms.models.linear import logistic, logistic_through_origin, softmax, svm
 from algorithms.models.model import Model, ModelRefused
 
 CATALOGUE: dict[str, Callable[[tuple[int, ...], int], Model]] = {
     "softmax": softmax,
     "logistic": logistic,
+    "logistic_through_origin": logistic_through_origin,
     "svm": svm,
     "tanh_cnn": tanh_cnn,
 }

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from algorithms.models.linear import cross_entropy
+from algorithms.models.linear import CROSS_ENTROPY, cross_entropy
 from algorithms.models.model import Model, ModelRefused
 
 
@@ -29,7 +29,7 @@ def tanh_cnn(input_shape: tuple[int, ...], classes: int) -> Model:
         nn.Tanh(),
         nn.Linear(32, classes),
     )
-    return Model("tanh_cnn", module, cross_entropy, lambda outputs: outputs)
+    return Model("tanh_cnn", module, cross_entropy, lambda outputs: outputs, bounds=CROSS_ENTROPY)
 
 
 def _side(pixels: int) -> int:

@@ -14,6 +14,19 @@ class ModelRefused(ValueError):
 
 
 @dataclass(frozen=True)
+class LossBounds:
+    """What is public about a record's loss as a function of its outputs: never computed from data.
+
+    slope: the most that its gradient's L2 norm can be. curvature: the most that an eigenvalue of its Hessian can be,
+    infinite where it has a kink. least: the least that it can be.
+    """
+
+    slope: float
+    curvature: float
+    least: float
+
+
+@dataclass(frozen=True)
 class Model:
     """An architecture with the loss of each record.
 
@@ -21,6 +34,7 @@ class Model:
     losses: (outputs [batch, outputs], labels [batch]) -> [batch]; record by record, not averaged.
     scores: outputs -> [batch, classes]; the largest is the predicted class.
     precision: in which gradients are computed; bfloat16 wherever autocast holds that safe, sums in 32 bits or more.
+    bounds: of the losses, or None where nothing is known.
     """
 
     name: str
@@ -28,6 +42,7 @@ class Model:
     losses: Callable[[Tensor, Tensor], Tensor]
     scores: Callable[[Tensor], Tensor]
     precision: torch.dtype = torch.float32
+    bounds: LossBounds | None = None
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:

@@ -1,11 +1,10 @@
 """From privacy events to epsilon, and from a target epsilon to a noise multiplier.
 
 Two accountants of dp_accounting do the work: PLD (privacy loss distributions, tight) and RDP (Rényi). Both are
-valid for a schedule that was fixed before its first release; a spend chosen on the way is held by `filters`.
+valid for a schedule that was fixed before its first release; a spend chosen on the way is held by `filters`. The
+third adds up pure epsilons, for delta = 0.
 
-Events carry the noise multiplier std / C of the clip bound C, whatever the adjacency. dp_accounting's PLD
-accountant doubles the sensitivity by itself under replace-one and its RDP accountant does not, so the RDP side
-halves the multipliers here.
+Events carry the noise multiplier std / C of the clip bound C, whatever the adjacency: see `adjacency`.
 """
 
 import logging
@@ -13,23 +12,22 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Literal
 
-import attrs
 import dp_accounting as dp
 import numpy as np
-from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from scipy.optimize import brentq
+from scipy.special import log_ndtr
 
+from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, pure_epsilon, under
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import Schedule
+from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent, Schedule
+from algorithms.privacy.losses import composed, in_few_kinds
 
-Accountant = Literal["pld", "rdp"]
-Adjacency: TypeAlias = dp.NeighboringRelation
-ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+Accountant = Literal["pld", "rdp", "pure"]
 ORDERS = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
 
 FINE, FINEST, COARSENING = 1e-4, 1e-5, 10.0
@@ -49,23 +47,23 @@ def epsilon(
 ) -> float:
     """The epsilon that a schedule fixed in advance costs at `delta`; an upper bound by either accountant.
 
-    delta: in (0, 1). discretisation: grid of the privacy losses, PLD only; chosen from the schedule when None.
-    Returns infinity when an event is not private. Raises Refused when the accountant cannot take an event.
+    delta: in (0, 1), or 0 for the accountant "pure". discretisation: grid of the privacy losses, PLD only; chosen
+    from the schedule when None. Returns infinity when an event is not private. Raises Refused when the accountant
+    cannot take an event.
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
     """
+    if accountant == "pure":
+        return math.fsum(count * pure_epsilon(under(adjacency, event)) for event, count in schedule)
     if not 0 < delta < 1:
         raise Refused(f"delta must lie strictly between 0 and 1, not {delta}; 1/n or less is customary.")
     if any(_is_not_private(event) for event, _ in schedule):
         return math.inf
+    few = in_few_kinds(schedule)
     if accountant == "rdp":
-        return epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta)
-    grid = discretisation or discretisation_of(schedule, delta, adjacency)
-    pld = PLDAccountant(adjacency, value_discretization_interval=grid)
-    for event, count in schedule:
-        _supported(pld, event, "PLD")
-        pld.compose(event, count)
-    return float(pld.get_epsilon(delta))
+        return epsilon_of_rdp(rdp(few, adjacency=adjacency), delta)
+    grid = discretisation or discretisation_of(few, delta, adjacency)
+    return float(composed(few, grid, adjacency).get_epsilon_for_delta(delta))
 
 
 def rdp(
@@ -96,27 +94,50 @@ def _event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacenc
 def _cached_event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
     if _is_not_private(event):
         return np.full(len(orders), math.inf)
-    accountant = RdpAccountant(orders, adjacency)
-    halved = event if adjacency is ADD_OR_REMOVE_ONE else _with_halved_noise(event)
-    _supported(accountant, halved, "RDP")
-    with _quiet_about_dropped_orders():
-        accountant.compose(halved)
-    divergences = np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader
+    divergences = _plain_rdp(under(adjacency, event), orders, adjacency)
     divergences.setflags(write=False)
     return divergences
 
 
-def _with_halved_noise(event: dp.DpEvent) -> dp.DpEvent:
-    changes = {}
-    for field in attrs.fields(type(event)):
-        value = getattr(event, field.name)
-        if field.name == "noise_multiplier":
-            changes[field.name] = value / 2
-        elif isinstance(value, dp.DpEvent):
-            changes[field.name] = _with_halved_noise(value)
-        elif isinstance(value, list):
-            changes[field.name] = [_with_halved_noise(item) for item in value]
-    return attrs.evolve(event, **changes)
+def _plain_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
+    """The divergences of an event as `under` gives it, shape [orders]."""
+    match event:
+        case PureDpEvent(epsilon=epsilon):
+            return _rdp_of_pure(epsilon, np.array(orders))
+        case ObjectivePerturbationDpEvent():
+            return _rdp_of_objective(event, np.array(orders))
+        case dp.PoissonSampledDpEvent(event=dp.LaplaceDpEvent()):
+            return _rdp_of_pure(pure_epsilon(event), np.array(orders))
+        case dp.ComposedDpEvent(events=inners):
+            return sum((_plain_rdp(inner, orders, adjacency) for inner in inners), np.zeros(len(orders)))
+        case dp.SelfComposedDpEvent(event=inner, count=count):
+            return int(count) * _plain_rdp(inner, orders, adjacency)
+    is_own = isinstance(event, dp.PoissonSampledDpEvent | dp.SampledWithoutReplacementDpEvent)
+    accountant = RdpAccountant(orders, adjacency if is_own else ADD_OR_REMOVE_ONE)
+    _supported(accountant, event, "RDP")
+    with _quiet_about_dropped_orders():
+        accountant.compose(event)
+    return np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader
+
+
+def _rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
+    """Of randomised response, which every mechanism with this epsilon can be made from (Mironov 2017, Prop. 5)."""
+    truth = -np.logaddexp(0.0, -epsilon)
+    lie = truth - epsilon
+    moments = np.logaddexp(orders * truth + (1 - orders) * lie, orders * lie + (1 - orders) * truth)
+    divergences: np.ndarray = np.clip(moments / (orders - 1), 0.0, epsilon)
+    return divergences
+
+
+def _rdp_of_objective(event: ObjectivePerturbationDpEvent, orders: np.ndarray) -> np.ndarray:
+    """Of the privacy loss that `losses` bounds: Redberg, Koskela and Wang 2023."""
+    s = 1.0 / event.noise_multiplier
+    divergences: np.ndarray = (
+        math.log1p(event.curvature_ratio)
+        + orders * s**2 / 2
+        + (math.log(2.0) + log_ndtr((orders - 1) * s)) / (orders - 1)
+    )
+    return divergences
 
 
 def _is_not_private(event: dp.DpEvent) -> bool:
@@ -132,7 +153,10 @@ def _supported(accountant: dp.PrivacyAccountant, event: dp.DpEvent, name: str) -
 def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) -> float:
     """Fine enough that rounding every loss up stays far below the result, yet quick for heavy-tailed losses."""
     count = sum(count for _, count in schedule)
-    upper = epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta)
+    try:
+        upper = epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta)
+    except Refused:
+        return FINE
     light_tailed = max(_event_rdp(event, ORDERS, adjacency)[_TAIL_ORDER] for event, _ in schedule) < 10
     return FINEST if upper < 0.4 and count >= 10_000 and light_tailed else FINE
 
@@ -150,7 +174,11 @@ def _quiet_about_dropped_orders() -> Iterator[None]:
 
 
 def calibrate(
-    schedule_at: Callable[[float], Schedule], target: Budget, *, accountant: Accountant = "pld"
+    schedule_at: Callable[[float], Schedule],
+    target: Budget,
+    *,
+    accountant: Accountant = "pld",
+    adjacency: Adjacency = ADD_OR_REMOVE_ONE,
 ) -> float:
     """The smallest noise multiplier, up to a tolerance, whose schedule costs at most `target`.
 
@@ -158,19 +186,26 @@ def calibrate(
     Never above the target: the multiplier that is returned was itself evaluated at the fine discretisation.
     Raises Refused when no multiplier up to 1e7 meets the target.
     """
-    if accountant == "rdp":
-        return _solve(
-            lambda z: epsilon(schedule_at(z), target.delta, accountant="rdp"), target.epsilon, tolerance=2e-5
-        )
+    if accountant != "pld":
+
+        def quick_cost(z: float) -> float:
+            return epsilon(schedule_at(z), target.delta, accountant=accountant, adjacency=adjacency)
+
+        return _solve(quick_cost, target.epsilon, tolerance=2e-5)
 
     @lru_cache
     def cost(z: float, coarsening: float = 1.0) -> float:
-        schedule = schedule_at(z)
-        grid = discretisation_of(schedule, target.delta, ADD_OR_REMOVE_ONE) * coarsening
-        return epsilon(schedule, target.delta, discretisation=grid)
+        schedule = in_few_kinds(schedule_at(z))
+        grid = discretisation_of(schedule, target.delta, adjacency) * coarsening
+        return epsilon(schedule, target.delta, adjacency=adjacency, discretisation=grid)
 
     def bracket(z: float) -> float:
-        return epsilon_of_rdp(rdp(schedule_at(z), orders=_FEW_ORDERS), target.delta, _FEW_ORDERS)
+        few = in_few_kinds(schedule_at(z))
+        try:
+            divergences = rdp(few, orders=_FEW_ORDERS, adjacency=adjacency)
+        except Refused:
+            return cost(z, COARSENING)
+        return epsilon_of_rdp(divergences, target.delta, _FEW_ORDERS)
 
     rough = _solve(bracket, target.epsilon, tolerance=0.02)
     coarse = _solve(lambda z: cost(z, COARSENING), target.epsilon, start=rough)

@@ -3,7 +3,7 @@
 It answers through releases alone. Each one is validated, its event is charged to the run's filter, and only then are
 the records touched, noise is added and the answer is given; an exception after the charge leaves the charge.
 
-Formal guarantees (add-or-remove-one record, for callers that keep to the public methods):
+Formal guarantees (under the adjacency of the run's plan, for callers that keep to the public methods):
 - a release's noise and its event are built from the same `Release`, so the two cannot disagree;
 - a record enters a sum through a clipped contribution of its own loss or statistic, never above its bound, whatever the
   other records are, up to the rounding of 32-bit sums (which depends on the batch, and is not small for extreme
@@ -13,72 +13,36 @@ Formal guarantees (add-or-remove-one record, for callers that keep to the public
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.gradients import L1, L2, Clipping, Engine, Line, PerLayer, Unclippable, clip_and_sum
+from algorithms.gradients import L1, L2, Clipping, Line, PerLayer, clip_and_sum
 from algorithms.models import Model
+from algorithms.privacy import minimiser
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.filters import Filter
 from algorithms.privacy.full_batch import FullBatchAnswers
 from algorithms.privacy.noise import Generator, Stream
 from algorithms.privacy.noised import draws, noise_std, noised
+from algorithms.privacy.performance import Performance, Records
 from algorithms.privacy.releases import (
     FullBatch,
+    Minimum,
     Noise,
     Release,
     Sampling,
+    WithoutReplacement,
     argmin_release,
     gradient_release,
+    minimum_release,
     total_release,
 )
 from algorithms.privacy.trace import Trace
 
-
-class Records(Protocol):
-    """The private records: memory-mapped or plain arrays, `features` [n, *input_shape] and `labels` [n]."""
-
-    @property
-    def features(self) -> NDArray[np.float32]: ...
-    @property
-    def labels(self) -> NDArray[np.int64]: ...
-
-
-@dataclass(frozen=True)
-class Performance:
-    """What cannot change a result: where the arithmetic runs and how much memory it may take."""
-
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    memory_mb: int = 1024
-    physical_batch: int | None = None
-
-    def engine(self, model: Model, records: Records) -> Engine:
-        """The gradient engine for a model of such records; raises Refused where the model mixes them."""
-        try:
-            engine = Engine(
-                model,
-                input_shape=records.features.shape[1:],
-                input_dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype,
-                device=self.device,
-                memory_mb=self.memory_mb,
-                physical_batch=self.physical_batch,
-            )
-        except Unclippable as reason:
-            raise Refused(
-                f"{reason}, so no record's gradient can be clipped; use layers and losses that take each record by"
-                " itself, like GroupNorm."
-            ) from reason
-        if engine.is_random:
-            raise Refused(
-                f"the model {model.name} draws random numbers, which a run that is taken up again would draw anew;"
-                " leave dropout out."
-            )
-        return engine
+__all__ = ["Barrier", "Performance", "Records"]
 
 
 class Barrier:
@@ -128,7 +92,7 @@ class Barrier:
             )
         release = gradient_release(sampling, clipping, noise, divisor)
         stream = self.__charge(release, dimension=len(parameters))
-        total = self.__clipped_sum(parameters.to(self.__performance.device), release, stream)
+        total = self.__clipped_sum(parameters.to(self.__performance.device), clipping, release, stream)
         answer = noised(total.numpy(), release, stream) / divisor
         return torch.from_numpy(answer).to(torch.float32).to(parameters.device)
 
@@ -155,22 +119,41 @@ class Barrier:
             total += clip_and_sum(rows, bound).cpu()
         return torch.from_numpy(noised(total.numpy(), release, stream))
 
-    def argmin(self, candidates: Tensor | Line, *, bound: float, noise: Noise) -> int:
+    def argmin(
+        self,
+        candidates: Tensor | Line,
+        *,
+        bound: float,
+        noise: Noise,
+        sampling: Sampling | None = None,
+    ) -> int:
         """The index of the candidate whose total loss is least, by noisy selection.
 
         candidates: parameters, shape [k, d], or a line of them, which is cheaper for a linear model. bound: each
         record's loss is clipped to [0, bound]. Returns 0 .. k - 1. Raises as `gradient` does.
         """
-        release = argmin_release(bound, noise)
+        release = argmin_release(bound, noise, sampling)
         points = candidates.candidates() if isinstance(candidates, Line) else candidates
         self.__check_points(points)
         count = len(points)
         stream = self.__charge(release, dimension=count)
-        losses = self.__clipped_losses(candidates, bound).cpu()
+        losses = self.__clipped_losses(candidates, release, stream).cpu()
         losses[~torch.isfinite(points).all(dim=1).cpu()] = (
             torch.inf
         )  # losses there are no numbers, and count as zero
         return int(np.argmax(release.noise_scale * draws(release, stream, count) - losses.numpy()))
+
+    def minimum(self, problem: Minimum, *, noise: Noise) -> Tensor:
+        """The minimum of a regularised sum of all records' losses, with noise in the objective or on the result.
+
+        For a linear model with one output and a smooth loss. Returns the parameters, shape [d], float32.
+        Raises as `gradient` does, and RuntimeError where the tolerance is out of the arithmetic's reach.
+        """
+        minimiser.check(self.__model, problem, noise)
+        release = minimum_release(problem, noise)
+        stream = self.__charge(release, dimension=self.__model.parameter_count)
+        records = self.__records
+        return minimiser.minimised(self.__model, records.features, records.labels, release, stream).float()
 
     def affords(self, release: Release) -> bool:
         """Whether a release could be asked for now."""
@@ -188,8 +171,18 @@ class Barrier:
                 f"points of shape {list(points.shape)} do not fit the model; give one or more of {expected}."
             )
 
+    def __check_number(self, release: Release) -> None:
+        """Raises Refused for a sample of fixed size of another number of records, which such a sample makes public."""
+        sampling = release.sampling
+        if isinstance(sampling, WithoutReplacement) and sampling.records != len(self.__records.labels):
+            raise Refused(
+                f"a sample without replacement of {sampling.records} records was asked for, but there are others;"
+                " it needs their public number."
+            )
+
     def __charge(self, release: Release, *, dimension: int) -> Stream:
         """Charges a release, writes it to the trace and opens its stream of noise and coins."""
+        self.__check_number(release)
         event = release.event()
         self.__spend.charge(event)
         self.__trace.record(
@@ -197,26 +190,27 @@ class Barrier:
         )
         return self.__generator.stream(len(self.__trace.rows) - 1)
 
-    def __clipped_sum(self, point: Tensor, release: Release, stream: Stream) -> Tensor:
+    def __clipped_sum(self, point: Tensor, clipping: Clipping, release: Release, stream: Stream) -> Tensor:
         """The exact sum of the sample's clipped gradients, shape [d], float64."""
-        is_whole = isinstance(release.sampling, FullBatch) and FullBatchAnswers.clip(release.clipping)
+        is_whole = isinstance(release.sampling, FullBatch) and FullBatchAnswers.clip(clipping)
         answers = self.__full_batch() if is_whole else None
         if answers is not None:
-            return answers.clipped_sum(point, release.clipping).cpu()
+            return answers.clipped_sum(point, clipping).cpu()
         total = torch.zeros(len(point), dtype=torch.float64)
         for inputs, labels in self.__slices(self.__sample(release, stream)):
-            total += self.__engine.clipped_sum(point, inputs, labels, release.clipping).cpu()
+            total += self.__engine.clipped_sum(point, inputs, labels, clipping).cpu()
         return total
 
-    def __clipped_losses(self, candidates: Tensor | Line, bound: float) -> Tensor:
-        """The exact sums of all clipped losses at each candidate, shape [k], float64."""
-        answers = self.__full_batch()
+    def __clipped_losses(self, candidates: Tensor | Line, release: Release, stream: Stream) -> Tensor:
+        """The exact sums of the sample's clipped losses at each candidate, shape [k], float64."""
+        bound = release.clipping.sensitivity
+        answers = self.__full_batch() if isinstance(release.sampling, FullBatch) else None
         if answers is not None:
             return answers.clipped_losses(candidates, bound)
         points = candidates.candidates() if isinstance(candidates, Line) else candidates
         points = points.to(self.__performance.device)
         totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
-        for inputs, labels in self.__slices(np.arange(len(self.__records.labels))):
+        for inputs, labels in self.__slices(self.__sample(release, stream)):
             for index, point in enumerate(points):
                 totals[index] += self.__engine.clipped_losses(point, inputs, labels, bound)
         return totals
@@ -238,6 +232,8 @@ class Barrier:
         count = len(self.__records.labels)
         if isinstance(release.sampling, FullBatch):
             return np.arange(count)
+        if isinstance(release.sampling, WithoutReplacement):
+            return stream.subset(count, release.sampling.size)
         return np.flatnonzero(stream.coins(count, release.sampling.rate))
 
     def __slices(self, chosen: NDArray[np.intp]) -> Iterator[tuple[Tensor, Tensor]]:

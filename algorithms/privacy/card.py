@@ -17,6 +17,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from algorithms.privacy import accounting, card_words
+from algorithms.privacy.adjacency import named
 from algorithms.privacy.card_check import Check, Verification, check_all, digest, recompute
 from algorithms.privacy.card_model import PrivacyCard
 from algorithms.privacy.errors import Refused
@@ -131,7 +132,9 @@ def _setting(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:
     cost, delta = receipt["epsilon"][receipt["accountant"]], receipt["delta"]
     copied = ("unit", "dataset", "title", "source", "licence")
     return {
-        "statement": card_words.statement(guarantee, epsilon=cost, delta=delta, unit=public["unit"]),
+        "statement": card_words.statement(
+            guarantee, epsilon=cost, delta=delta, unit=public["unit"], adjacency=run.plan["adjacency"]
+        ),
         "private": guarantee == "private",
         "epsilon": cost if guarantee == "private" else None,
         "delta": delta,
@@ -165,16 +168,17 @@ def _span(least: float, most: float) -> dict[str, float | None]:
 def _accounting(run: RunRecord) -> dict[str, Any]:
     receipt, composition = run.receipt, _composition(run.plan)
     schedule, delta = schedule_from_json(receipt["events"]), receipt["delta"]
+    grid = accounting.discretisation_of(schedule, delta, named(run.plan["adjacency"])) if delta > 0 else None
     ledger = {name: receipt["ledger"][name] for name in ("cap", "spent", "remaining")}
     return {
         "accountant": receipt["accountant"],
-        "epsilon": {name: receipt["epsilon"].get(name) for name in ("pld", "rdp")},
+        "epsilon": {name: receipt["epsilon"].get(name) for name in ("pld", "rdp", "pure")},
         "delta": delta,
         "target": run.plan["target"],
         "library": _LIBRARY,
         "library_version": version(_LIBRARY),
         "discretisation": {
-            "pld_interval": accounting.discretisation_of(schedule, delta, accounting.ADD_OR_REMOVE_ONE),
+            "pld_interval": grid,
             "rdp_lowest_order": min(accounting.ORDERS),
             "rdp_highest_order": max(accounting.ORDERS),
             "rdp_orders": len(accounting.ORDERS),
@@ -187,7 +191,7 @@ def _accounting(run: RunRecord) -> dict[str, Any]:
 def _composition(plan: Mapping[str, Any]) -> dict[str, Any]:
     chosen = plan.get("filter", {"kind": "schedule"})
     statement = card_words.COMPOSITION.get(chosen["kind"], "")
-    return {"rho": None, "order": None, **chosen, "statement": statement}
+    return {"rho": None, "order": None, "limit": None, **chosen, "statement": statement}
 
 
 def _implementation(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:

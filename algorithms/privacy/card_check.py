@@ -12,6 +12,7 @@ import dp_accounting as dp
 import pandas as pd
 
 from algorithms.privacy import accounting
+from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
 from algorithms.privacy.card_model import RELEASED, Composition, PrivacyCard
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule, event_from_json, schedule_from_json, schedule_to_json
@@ -67,27 +68,41 @@ def digest(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(document)).hexdigest()
 
 
-def recompute(schedule: Schedule, delta: float, composition: Composition) -> dict[str, float | None]:
+def recompute(
+    schedule: Schedule, delta: float, composition: Composition, adjacency: Adjacency = ADD_OR_REMOVE_ONE
+) -> dict[str, float | None]:
     """Epsilon of recorded events by accountant, None where it has no finite bound or does not apply.
 
-    PLD and the choice of the best order afterwards are proved only for releases fixed in advance, so releases chosen
-    on the way are added up as their filter did. Raises Refused for an event that no accountant takes.
+    PLD and the choice of the best order afterwards are proved only for releases fixed in advance. Releases chosen on
+    the way are added up as their filter did, and cost what the filter allowed even where they came to less: when they
+    ended was chosen on the way too. Raises Refused for an event that no accountant takes.
     """
+
+    def by(accountant: accounting.Accountant) -> float:
+        return accounting.epsilon(schedule, delta, accountant=accountant, adjacency=adjacency)
+
+    if composition.kind == "schedule" and delta == 0:
+        return {"pld": None, "rdp": None, "pure": _finite(by("pure"))}
     if composition.kind == "schedule":
-        by_pld = _or_none(lambda: accounting.epsilon(schedule, delta, accountant="pld"))
-        return {"pld": by_pld, "rdp": _finite(accounting.epsilon(schedule, delta, accountant="rdp"))}
-    if composition.order is not None:
+        return {"pld": _or_none(lambda: by("pld")), "rdp": _or_none(lambda: by("rdp")), "pure": None}
+    if composition.order is not None and composition.limit is not None:
         order = composition.order
-        total = float(accounting.rdp(schedule, orders=(order,))[0]) + conversion(order, delta)
-        return {"pld": None, "rdp": _finite(max(0.0, total))}
+        total = float(accounting.rdp(schedule, orders=(order,), adjacency=adjacency)[0])
+        held = max(total, composition.limit)
+        return {"pld": None, "rdp": _finite(max(0.0, held + conversion(order, delta))), "pure": None}
     rho = math.fsum(count * rho_of(event) for event, count in schedule)
-    return {"pld": None, "rdp": _finite(epsilon_of_zcdp(rho, delta))}
+    return {
+        "pld": None,
+        "rdp": _finite(epsilon_of_zcdp(max(rho, composition.rho or 0.0), delta)),
+        "pure": None,
+    }
 
 
 def check_all(document: Mapping[str, Any], card: PrivacyCard, folder: Path | None) -> Verification:
     """Every check of a card; `document` is the card as it was read, and `folder` where its files lie."""
     schedule = schedule_from_json([row.model_dump() for row in card.events])
-    recomputed = recompute(schedule, card.accounting.delta, card.accounting.composition)
+    composition, adjacency = card.accounting.composition, named(card.setting.adjacency)
+    recomputed = recompute(schedule, card.accounting.delta, composition, adjacency)
     checks = [*_epsilons(card, recomputed), *_consistency(card, recomputed), _own_hash(document, card)]
     if folder is not None:
         checks += [_file(folder / name, card) for name in RELEASED]
@@ -98,7 +113,7 @@ def check_all(document: Mapping[str, Any], card: PrivacyCard, folder: Path | Non
 def _epsilons(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iterator[Check]:
     for name, value in recomputed.items():
         stated: float | None = getattr(card.accounting.epsilon, name)
-        detail = f"stated {_words(stated)}, recomputed from the events {_words(value)}"
+        detail = f"stated {_words(stated)}, recomputed {_words(value)}"
         yield Check(f"epsilon by {name.upper()}", _agrees(stated, value), detail)
 
 
@@ -184,7 +199,9 @@ def _filter(path: Path, card: PrivacyCard) -> Check:
         planned = json.loads(path.read_bytes()).get("filter", {"kind": "schedule"})
     except (ValueError, AttributeError):
         return Check("composition", False, "the plan cannot be read")
-    stated = card.accounting.composition.model_dump(include={"kind", "rho", "order"}, exclude_none=True)
+    stated = card.accounting.composition.model_dump(
+        include={"kind", "rho", "order", "limit"}, exclude_none=True
+    )
     same = planned == stated
     return Check("composition", same, "as the plan has it" if same else f"the plan has {json.dumps(planned)}")
 

@@ -28,7 +28,7 @@ class Setting(Section):
     private: bool
     epsilon: NotNegative | None
     delta: Probability
-    adjacency: Literal["ADD_OR_REMOVE_ONE"]
+    adjacency: Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"]
     unit: Text
     dataset: Text
     title: Text
@@ -101,35 +101,39 @@ class Amount(Section):
 
 
 class Costs(Section):
-    """Epsilon of the recorded events by accountant; null where an accountant has no finite bound."""
+    """Epsilon of the recorded events, or of the filter they were held to; null where there is no finite bound."""
 
     pld: NotNegative | None
     rdp: NotNegative | None
+    pure: NotNegative | None
 
 
 class Discretisation(Section):
-    """pld_interval: grid of the privacy losses, rounded up. rdp_orders: lowest, highest and how many."""
+    """pld_interval: grid of the privacy losses, rounded up, or null. rdp_orders: lowest, highest and how many."""
 
-    pld_interval: Positive
+    pld_interval: Positive | None
     rdp_lowest_order: Positive
     rdp_highest_order: Positive
     rdp_orders: Annotated[int, Field(ge=1)]
 
 
 class Composition(Section):
-    """How the releases of the run add up: fixed in advance, or chosen on the way under a filter."""
+    """How the releases of the run add up: fixed in advance, or chosen on the way under a filter.
+
+    rho: the limit of a zCDP filter. order, limit: of a Rényi filter.
+    """
 
     kind: Literal["schedule", "zcdp", "renyi"]
     rho: Positive | None
     order: Annotated[float, Field(gt=1)] | None
+    limit: Positive | None
     statement: Text
 
     @model_validator(mode="after")
     def _has_what_its_filter_needs(self) -> Self:
-        if (self.rho is not None) != (self.kind == "zcdp") or (self.order is not None) != (
-            self.kind == "renyi"
-        ):
-            raise ValueError("rho belongs to a zcdp filter and order to a renyi filter")
+        found = {name for name in ("rho", "order", "limit") if getattr(self, name) is not None}
+        if found != {"schedule": set(), "zcdp": {"rho"}, "renyi": {"order", "limit"}}[self.kind]:
+            raise ValueError("rho belongs to a zcdp filter, order and limit to a renyi filter")
         return self
 
 
@@ -145,7 +149,7 @@ class Population(Section):
 class Accounting(Section):
     """How epsilon was computed. accountant: whose epsilon the run was held to."""
 
-    accountant: Literal["pld", "rdp"]
+    accountant: Literal["pld", "rdp", "pure"]
     epsilon: Costs
     delta: Probability
     target: Amount

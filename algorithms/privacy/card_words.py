@@ -22,9 +22,16 @@ ACROSS_RUNS = (
 )
 COMPOSITION: Mapping[str, Text] = {
     "schedule": "The releases were fixed before the first one, so both accountants apply to them as a whole.",
-    "zcdp": "Releases were chosen on the way, under a zCDP filter whose rho was fixed before the first one.",
-    "renyi": "Releases were chosen on the way, under a Rényi filter whose order was fixed before the first one.",
+    "zcdp": (
+        "Releases were chosen on the way, under a zCDP filter whose rho was fixed before the first one; the epsilon is"
+        " that of the whole rho, also where less was used."
+    ),
+    "renyi": (
+        "Releases were chosen on the way, under a Rényi filter whose order and limit were fixed before the first one;"
+        " the epsilon is that of the whole limit, also where less was used."
+    ),
 }
+_CHANGE = {"ADD_OR_REMOVE_ONE": "added or removed", "REPLACE_ONE": "replaced by another"}
 _RELEASED = {
     "model": "the trained model, to be passed on freely",
     "trace": "the noise trace: what was asked of the records and with how much noise, never an answer without it",
@@ -43,7 +50,14 @@ def rounded_up(number: float, digits: int = 4) -> str:
     return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number))).normalize():f}"
 
 
-def statement(guarantee: Guarantee, *, epsilon: float | None, delta: float, unit: str) -> str:
+def statement(
+    guarantee: Guarantee,
+    *,
+    epsilon: float | None,
+    delta: float,
+    unit: str,
+    adjacency: str = "ADD_OR_REMOVE_ONE",
+) -> str:
     """The promise in a sentence. epsilon: of the recorded events, also where noise was not secret."""
     if guarantee == "none" or epsilon is None:
         return "NOT PRIVATE: the model was trained without noise and may give away the records it was trained on."
@@ -53,7 +67,7 @@ def statement(guarantee: Guarantee, *, epsilon: float | None, delta: float, unit
             "NOT PRIVATE: the noise came from a seeded generator, so that anyone can compute it and take it away;"
             f" with secret noise the same releases would have had {numbers}."
         )
-    return f"Differential privacy with {numbers}, when one record ({unit}) is added or removed."
+    return f"Differential privacy with {numbers}, when one record ({unit}) is {_CHANGE[adjacency]}."
 
 
 def scope(guarantee: Guarantee, public: Mapping[str, Any]) -> Scope:

@@ -1,4 +1,4 @@
-"""Privacy events as JSON: dp_accounting's own class and field names, nested as the events are."""
+"""Privacy events as JSON: dp_accounting's own class and field names, nested as the events are, and two more events."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +10,26 @@ from algorithms.privacy.errors import Refused
 
 Schedule = Sequence[tuple[dp.DpEvent, int]]
 """Events with the number of times each occurs in a row, in the order of the releases."""
+
+
+@attrs.frozen
+class PureDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """A mechanism of pure differential privacy, of which nothing but its epsilon under add-or-remove-one is used."""
+
+    epsilon: float
+
+
+@attrs.frozen
+class ObjectivePerturbationDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """The exact minimum of a convex objective with a random linear term, for a linear model with one output.
+
+    noise_multiplier: standard deviation of the term over the bound of a record's gradient. curvature_ratio: bound of
+    a record's curvature over the strong convexity of the objective. See Redberg, Koskela and Wang 2023.
+    """
+
+    noise_multiplier: float
+    curvature_ratio: float
+
 
 _TYPES: dict[str, type[dp.DpEvent]] = {
     kind.__name__: kind
@@ -25,6 +45,8 @@ _TYPES: dict[str, type[dp.DpEvent]] = {
         dp.dp_event.ZCDpEvent,
         dp.dp_event.RepeatAndSelectDpEvent,
         dp.dp_event.TruncatedSubsampledGaussianDpEvent,
+        PureDpEvent,
+        ObjectivePerturbationDpEvent,
     )
 }
 

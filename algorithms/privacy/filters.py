@@ -13,6 +13,7 @@ import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
 from algorithms.privacy.accounting import ORDERS, epsilon_of_rdp, rdp
+from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import Schedule, schedule_to_json
@@ -34,12 +35,13 @@ class Filter(Protocol):
 class ScheduleFilter:
     """Holds a run to a schedule fixed before its first release: its events, in their order, and no other.
 
-    total: what the whole schedule was accounted to cost; a part of it never costs more.
+    total: what the whole schedule was accounted to cost; a part of it never costs more. adjacency: under which.
     """
 
-    def __init__(self, schedule: Schedule, total: Budget) -> None:
+    def __init__(self, schedule: Schedule, total: Budget, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> None:
         self._schedule = list(schedule)
         self._total = total
+        self._adjacency = adjacency
         self._position = 0
         self._done = 0
         self._rdp = np.zeros(len(ORDERS))
@@ -52,14 +54,21 @@ class ScheduleFilter:
             raise BudgetRefused(
                 f"{event} was asked for, but the plan allows {self._next()}; follow the plan."
             )
-        self._rdp += rdp([(event, 1)])
+        self._rdp = self._rdp + self._cost(event)
         self._done += 1
         if self._done == self._schedule[self._position][1]:
             self._position, self._done = self._position + 1, 0
 
     def spent(self, delta: float) -> float:
-        by_rdp = epsilon_of_rdp(self._rdp, delta)
+        by_rdp = epsilon_of_rdp(self._rdp, delta) if delta > 0 else math.inf if self._rdp.any() else 0.0
         return min(by_rdp, self._total.epsilon) if delta >= self._total.delta else by_rdp
+
+    def _cost(self, event: dp.DpEvent) -> np.ndarray:
+        """The event's Rényi bounds; infinite where it has none, so that the whole schedule's cost is stated at once."""
+        try:
+            return rdp([(event, 1)], adjacency=self._adjacency)
+        except Refused:
+            return np.full(len(ORDERS), math.inf)
 
     def _next(self) -> str:
         if self._position == len(self._schedule):
@@ -78,8 +87,8 @@ class RenyiFilter:
         if not order > 1:
             raise Refused(f"a Rényi filter needs an order above 1, not {order}; 4 to 32 are usual.")
         self.order = order
-        self._limit = budget.epsilon - conversion(order, budget.delta)
-        if self._limit <= 0:
+        self.limit = budget.epsilon - conversion(order, budget.delta)
+        if self.limit <= 0:
             raise Refused(
                 f"epsilon {budget.epsilon:g} at delta {budget.delta:g} leaves nothing at order {order:g};"
                 " choose a larger order or a larger epsilon."
@@ -87,11 +96,11 @@ class RenyiFilter:
         self._total = 0.0
 
     def affords(self, event: dp.DpEvent) -> bool:
-        return self._total + self._cost(event) <= self._limit
+        return self._total + self._cost(event) <= self.limit
 
     def charge(self, event: dp.DpEvent) -> None:
         if not self.affords(event):
-            raise _exhausted(event, f"{self._limit - self._total:.4g} at order {self.order:g}")
+            raise _exhausted(event, f"{self.limit - self._total:.4g} at order {self.order:g}")
         self._total += self._cost(event)
 
     def spent(self, delta: float) -> float:

@@ -75,7 +75,8 @@ class Ledger:
         """Charges a run before it sees a record; does nothing when the same run is open already (it resumes).
 
         cost: the most that the run can spend; infinite epsilon for a run without noise.
-        events: the planned releases. about: notes for people.
+        events: the planned releases. about: notes for people, and "adjacency" where it is not add-or-remove-one.
+        Raises Refused where a private population was charged under another adjacency: their epsilons do not add up.
         Raises BudgetRefused when the cap does not allow it; Refused for an unknown population, and for a
         run_id that is taken: by another cost or population, or by a run that is settled or forfeited.
         """
@@ -90,6 +91,8 @@ class Ledger:
                 return None
             if books.how_many(population, cost) == 0:
                 raise refusal(books, population, run_id=run_id, cost=cost)
+            if not books.public[population]:
+                _check_adjacency(rows, draft)
             return draft
 
         self._store.append(decide)
@@ -189,6 +192,23 @@ def _check_resumes(run: Run, again: Draft) -> None:
         )
     if run.status != "open":
         raise Refused(f"run {again.run_id!r} is {run.status} already; to train again, use a new run_id.")
+
+
+def _check_adjacency(rows: list[Entry], draft: Draft) -> None:
+    asked = _adjacency(draft.about)
+    for row in rows:
+        if row.kind != "reserve" or row.population != draft.population:
+            continue
+        found = _adjacency(row.to_json()["about"])
+        if found != asked:
+            raise Refused(
+                f"population {draft.population!r} was charged under {found}, this run is accounted under {asked}, and"
+                " the two do not add up; take a method of the same adjacency."
+            )
+
+
+def _adjacency(about: Mapping[str, object]) -> str:
+    return str(about.get("adjacency", "ADD_OR_REMOVE_ONE"))
 
 
 def _check_settles(run_id: str, run: Run, spent: Budget) -> None:

@@ -75,6 +75,11 @@ class Stream:
             return np.ones(count, dtype=np.bool_)
         return self.words(count) < np.uint64(math.floor(rate * 2.0**64))
 
+    def subset(self, count: int, size: int) -> NDArray[np.intp]:
+        """A random subset of `size` of `count` places, ascending, each subset equally likely up to ties of 64 bits."""
+        words = self.words(count)
+        return np.sort(np.argpartition(words, size - 1)[:size])
+
     def normal(self, count: int) -> NDArray[np.float64]:
         """Standard normal draws, shape [count], by Box and Muller 1958."""
         half = (count + 1) // 2

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.privacy.noise import Stream, add_on_grid, scale_on_grid, std_on_grid
-from algorithms.privacy.releases import Gaussian, Gumbel, Laplace, NoNoise, Release
+from algorithms.privacy.releases import Gaussian, Gumbel, Laplace, NoNoise, ObjectiveNoise, Release
 
 
 def noised(total: NDArray[np.float64], release: Release, stream: Stream) -> NDArray[np.float64]:
@@ -24,17 +24,18 @@ def _noise_on_grid(release: Release, dimension: int) -> float:
 
 
 def noise_std(release: Release, dimension: int) -> float:
-    """The standard deviation of the noise on the sum (or on a score), for the trace."""
+    """The standard deviation of the noise on the sum (on a score, in an objective), for the trace."""
     if isinstance(release.noise, NoNoise):
         return 0.0
-    scale = release.noise_scale if release.kind == "argmin" else _noise_on_grid(release, dimension)
+    is_inside = release.kind == "argmin" or isinstance(release.noise, ObjectiveNoise)
+    scale = release.noise_scale if is_inside else _noise_on_grid(release, dimension)
     return float(scale * _STD_AT_SCALE_1[type(release.noise)])
 
 
 def draws(release: Release, stream: Stream, count: int) -> NDArray[np.float64]:
     """Draws of the release's noise at scale 1, shape [count]."""
     match release.noise:
-        case Gaussian():
+        case Gaussian() | ObjectiveNoise():
             return stream.normal(count)
         case Laplace():
             return stream.laplace(count)
@@ -44,4 +45,9 @@ def draws(release: Release, stream: Stream, count: int) -> NDArray[np.float64]:
             return np.zeros(count)
 
 
-_STD_AT_SCALE_1 = {Gaussian: 1.0, Laplace: math.sqrt(2.0), Gumbel: math.pi / math.sqrt(6.0)}
+_STD_AT_SCALE_1 = {
+    Gaussian: 1.0,
+    ObjectiveNoise: 1.0,
+    Laplace: math.sqrt(2.0),
+    Gumbel: math.pi / math.sqrt(6.0),
+}

@@ -1,7 +1,8 @@
 """What can be asked of the private records: sampling, bound and noise, as values, and what each question costs.
 
 The table at the end is the only place where a question becomes a privacy event; a combination without a proven
-event is refused. Adjacency is add-or-remove-one record throughout.
+event is refused. An event carries noise over the bound of one record; what that is worth under add-or-remove-one or
+replace-one is for the accounting to say.
 """
 
 import math
@@ -13,70 +14,44 @@ import dp_accounting as dp
 
 from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer
 from algorithms.privacy.errors import Refused
+from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent
+from algorithms.privacy.terms import (
+    FullBatch,
+    Gaussian,
+    Gumbel,
+    Laplace,
+    Minimum,
+    Noise,
+    NoNoise,
+    ObjectiveNoise,
+    Poisson,
+    Sampling,
+    WithoutReplacement,
+)
+
+__all__ = [
+    "FullBatch",
+    "Gaussian",
+    "Gumbel",
+    "Laplace",
+    "Minimum",
+    "NoNoise",
+    "Noise",
+    "ObjectiveNoise",
+    "Poisson",
+    "Release",
+    "Sampling",
+    "WithoutReplacement",
+    "argmin_release",
+    "gradient_release",
+    "minimum_release",
+    "total_release",
+]
+
+Kind = Literal["gradient", "total", "argmin", "minimum"]
 
 
-@dataclass(frozen=True)
-class FullBatch:
-    """Every record takes part."""
-
-    rate: float = 1.0
-
-
-@dataclass(frozen=True)
-class Poisson:
-    """Every record takes part with probability `rate`, by a coin of its own."""
-
-    rate: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise Refused(
-                f"a sampling rate must lie in (0, 1], not {self.rate}; give expected batch / records."
-            )
-
-
-Sampling = FullBatch | Poisson
-
-
-@dataclass(frozen=True)
-class Gaussian:
-    """Normal noise; its standard deviation on the sum is `multiplier` times the L2 bound of a record."""
-
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        _positive_multiplier(self.multiplier)
-
-
-@dataclass(frozen=True)
-class Laplace:
-    """Laplace noise; its scale is `multiplier` times the L1 bound of a record (pure epsilon = 1 / multiplier)."""
-
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        _positive_multiplier(self.multiplier)
-
-
-@dataclass(frozen=True)
-class Gumbel:
-    """Gumbel noise on the scores of a selection; its scale is `multiplier` times the bound of a record's score."""
-
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        _positive_multiplier(self.multiplier)
-
-
-@dataclass(frozen=True)
-class NoNoise:
-    """The exact answer: not private."""
-
-    multiplier: float = 0.0
-
-
-Noise = Gaussian | Laplace | Gumbel | NoNoise
-Kind = Literal["gradient", "total", "argmin"]
+Bound = Clipping | Minimum
 
 
 @dataclass(frozen=True)
@@ -88,7 +63,7 @@ class Release:
 
     kind: Kind
     sampling: Sampling
-    clipping: Clipping
+    clipping: Bound
     noise: Noise
     divisor: float = 1.0
 
@@ -100,11 +75,18 @@ class Release:
 
     @property
     def noise_scale(self) -> float:
-        """Scale of the noise on the sum: standard deviation for Gaussian noise, scale for Laplace and Gumbel."""
-        return 0.0 if isinstance(self.noise, NoNoise) else self.noise.multiplier * self.clipping.sensitivity
+        """Scale of the noise on the sum: standard deviation for Gaussian noise, scale for Laplace and Gumbel.
+
+        For noise in an objective: the standard deviation of the linear term.
+        """
+        if isinstance(self.noise, NoNoise):
+            return 0.0
+        if isinstance(self.noise, ObjectiveNoise) and isinstance(self.clipping, Minimum):
+            return self.noise.multiplier * self.clipping.clip_norm
+        return self.noise.multiplier * self.clipping.sensitivity
 
     def event(self) -> dp.DpEvent:
-        """What the release costs under add-or-remove-one; raises Refused where no event is proven."""
+        """What the release costs; raises Refused where no event is proven."""
         if isinstance(self.noise, NoNoise):
             return dp.NonPrivateDpEvent()
         proven = _EVENTS.get((self.kind, type(self.clipping), type(self.noise), type(self.sampling)))
@@ -126,9 +108,14 @@ def total_release(bound: L1 | L2, noise: Noise, sampling: Sampling | None = None
     return Release("total", sampling or FullBatch(), bound, noise)
 
 
-def argmin_release(bound: float, noise: Noise) -> Release:
+def argmin_release(bound: float, noise: Noise, sampling: Sampling | None = None) -> Release:
     """A noisy selection of the candidate with the least total loss, each record's loss clipped to [0, bound]."""
-    return Release("argmin", FullBatch(), L1(bound), noise)
+    return Release("argmin", sampling or FullBatch(), L1(bound), noise)
+
+
+def minimum_release(problem: Minimum, noise: Noise) -> Release:
+    """The minimum of a sum of losses, with noise in the objective or on the result."""
+    return Release("minimum", FullBatch(), problem, noise)
 
 
 def _gaussian(release: Release) -> dp.DpEvent:
@@ -141,6 +128,32 @@ def _laplace(release: Release) -> dp.DpEvent:
 
 def _poisson(inner: Callable[[Release], dp.DpEvent]) -> Callable[[Release], dp.DpEvent]:
     return lambda release: dp.PoissonSampledDpEvent(release.sampling.rate, inner(release))
+
+
+def _without_replacement(inner: Callable[[Release], dp.DpEvent]) -> Callable[[Release], dp.DpEvent]:
+    def event(release: Release) -> dp.DpEvent:
+        if not isinstance(release.sampling, WithoutReplacement):
+            raise TypeError(f"{release.sampling} is no sample without replacement")
+        sampling = release.sampling
+        return dp.SampledWithoutReplacementDpEvent(sampling.records, sampling.size, inner(release))
+
+    return event
+
+
+def _pure_selection(release: Release) -> dp.DpEvent:
+    """A selection by scores that move within [0, bound] is pure epsilon = 1/z; of its zCDP no sampled form is known."""
+    return PureDpEvent(1.0 / release.noise.multiplier)
+
+
+def _objective(release: Release) -> dp.DpEvent:
+    """The minimum of the perturbed objective, then how far from it the solver stopped, as a Gaussian release."""
+    problem, noise = release.clipping, release.noise
+    if not isinstance(problem, Minimum) or not isinstance(noise, ObjectiveNoise):
+        raise TypeError(f"{release} is no perturbed objective")
+    ratio = problem.curvature / problem.regularisation
+    return dp.ComposedDpEvent(
+        [ObjectivePerturbationDpEvent(noise.multiplier, ratio), dp.GaussianDpEvent(noise.output)]
+    )
 
 
 def _gumbel_selection(release: Release) -> dp.DpEvent:
@@ -164,20 +177,21 @@ _EVENTS: dict[tuple[Kind, type, type, type], Callable[[Release], dp.DpEvent]] = 
     ("gradient", Normalised, Gaussian, FullBatch): _gaussian,
     ("gradient", L1, Laplace, Poisson): _poisson(_laplace),
     ("gradient", L1, Laplace, FullBatch): _laplace,
+    ("gradient", L2, Gaussian, WithoutReplacement): _without_replacement(_gaussian),
+    ("gradient", L1, Laplace, WithoutReplacement): _without_replacement(_laplace),
     ("total", L2, Gaussian, Poisson): _poisson(_gaussian),
     ("total", L2, Gaussian, FullBatch): _gaussian,
     ("total", L1, Laplace, Poisson): _poisson(_laplace),
     ("total", L1, Laplace, FullBatch): _laplace,
     ("argmin", L1, Gumbel, FullBatch): _gumbel_selection,
     ("argmin", L1, Laplace, FullBatch): _laplace_selection,
+    ("argmin", L1, Gumbel, Poisson): _poisson(_pure_selection),
+    ("argmin", L1, Laplace, Poisson): _poisson(_pure_selection),
+    ("minimum", Minimum, Gaussian, FullBatch): _gaussian,
+    ("minimum", Minimum, ObjectiveNoise, FullBatch): _objective,
 }
 
 
 def _combinations() -> str:
     rows = (f"{kind}/{s.__name__}/{c.__name__}/{n.__name__}" for kind, c, n, s in _EVENTS)
     return ", ".join(rows)
-
-
-def _positive_multiplier(multiplier: float) -> None:
-    if not 0 < multiplier < math.inf:
-        raise Refused(f"a noise multiplier must be a finite number above 0, not {multiplier}; calibrate it.")

@@ -9,13 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.algorithm import Algorithm, Plan, Public, Target
+from algorithms.algorithm import Algorithm, Plan, Target
 from algorithms.catalogue import from_settings
 from algorithms.models import Model, build
 from algorithms.privacy.barrier import Barrier, Performance
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.noise import Generator, seeded_generator
 from algorithms.privacy.trace import Trace
+from algorithms.public import Public
 
 SHAPE, CLASSES, RECORDS, DELTA = (1, 4, 4), 3, 40, 1e-3
 SETTINGS = {"steps": 5, "batch_size": 10}

@@ -22,11 +22,14 @@ from algorithms.privacy.releases import (
     Gaussian,
     Gumbel,
     Laplace,
+    Minimum,
     NoNoise,
     Poisson,
     Release,
+    WithoutReplacement,
     argmin_release,
     gradient_release,
+    minimum_release,
     total_release,
 )
 from algorithms.privacy.trace import Trace, read_trace
@@ -353,7 +356,9 @@ def test_a_question_costs_its_proven_event(release: Release, event: str) -> None
         gradient_release(Poisson(0.1), L2(1.0), Gumbel(2.0), 1.0),
         total_release(L2(1.0), Laplace(2.0)),
         argmin_release(1.0, Gaussian(2.0)),
-        Release("argmin", Poisson(0.1), L1(1.0), Gumbel(2.0)),
+        argmin_release(1.0, Gumbel(2.0), WithoutReplacement(5, 50)),
+        total_release(L1(1.0), Laplace(2.0), WithoutReplacement(5, 50)),
+        minimum_release(Minimum(1.0, 1.0, 1e-6, 2.0, 1.0), Laplace(2.0)),
     ],
 )
 def test_a_question_without_a_proven_event_is_refused(release: Release) -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from algorithms.privacy import card
 from algorithms.privacy.accounting import epsilon
+from algorithms.privacy.adjacency import REPLACE_ONE
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, read, recompute, verify
 from algorithms.privacy.card_model import Composition
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_to_json
-from algorithms.privacy.filters import epsilon_of_zcdp
+from algorithms.privacy.filters import conversion, epsilon_of_zcdp
 from tests.synthetic_run import (
     DELTA,
     Folders,
@@ -28,7 +29,7 @@ from tests.synthetic_run import (
 )
 
 FREE = ("mechanism.settings", "implementation.packages", "events")
-FIXED = Composition(kind="schedule", rho=None, order=None, statement="fixed")
+FIXED = Composition(kind="schedule", rho=None, order=None, limit=None, statement="fixed")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_every_run_has_a_card_that_holds_and_says_whether_it_is_private(
     made = build(run)
     verification = verify(made, folders.artifacts)
     assert {check.passed for check in verification.checks} == {True}
-    assert verification.recomputed == run.receipt["epsilon"]
+    assert verification.recomputed == {"pure": None} | run.receipt["epsilon"]
     assert made.setting.private is private
     assert (made.setting.epsilon is not None) is private
     assert made.setting.statement.startswith("NOT PRIVATE") is not private
@@ -154,23 +155,35 @@ def test_pld_is_left_out_where_it_does_not_apply() -> None:
     found = recompute([(selection, 5)], DELTA, FIXED)
     assert found["pld"] is None
     assert found["rdp"] == pytest.approx(epsilon([(selection, 5)], DELTA, accountant="rdp"))
-    chosen = Composition(kind="zcdp", rho=0.3, order=None, statement="chosen on the way")
-    mixed = [(selection, 5), (dp.GaussianDpEvent(5.0), 3)]
-    assert recompute(mixed, DELTA, chosen) == {
-        "pld": None,
-        "rdp": pytest.approx(epsilon_of_zcdp(0.05 + 0.06, DELTA)),
-    }
+
+
+@pytest.mark.parametrize(("limit", "charged"), [(0.3, 0.3), (0.05, 0.05 + 0.06)])
+def test_an_adaptive_spend_costs_what_its_filter_allowed_or_what_was_charged(
+    limit: float, charged: float
+) -> None:
+    chosen = Composition(kind="zcdp", rho=limit, order=None, limit=None, statement="chosen on the way")
+    mixed = [(dp.dp_event.ZCDpEvent(0.01), 5), (dp.GaussianDpEvent(5.0), 3)]
+    expected = pytest.approx(epsilon_of_zcdp(charged, DELTA))
+    assert recompute(mixed, DELTA, chosen) == {"pld": None, "rdp": expected, "pure": None}
+
+
+def test_a_pure_schedule_is_recomputed_as_a_sum() -> None:
+    events = [(dp.LaplaceDpEvent(8.0), 4)]
+    assert recompute(events, 0.0, FIXED)["pure"] == pytest.approx(0.5)
+    assert recompute(events, 0.0, FIXED, REPLACE_ONE)["pure"] == pytest.approx(1.0)
 
 
 def test_an_adaptive_spend_is_not_accounted_at_the_order_that_suits_it_best() -> None:
     events = [(dp.GaussianDpEvent(3.0), 2)]
     best = recompute(events, DELTA, FIXED)["rdp"]
-    at_order = recompute(
-        events, DELTA, Composition(kind="renyi", rho=None, order=4.0, statement="chosen on the way")
-    )
+    at_four = Composition(kind="renyi", rho=None, order=4.0, limit=0.001, statement="chosen on the way")
+    at_order = recompute(events, DELTA, at_four)
     assert best is not None
     assert at_order["rdp"] is not None
     assert at_order["rdp"] > best * 1.2
+    assert recompute(events, DELTA, at_four.model_copy(update={"limit": 9.0}))["rdp"] == pytest.approx(
+        9.0 + conversion(4.0, DELTA)
+    )
 
 
 def test_the_queries_sum_up_the_trace(built: PrivacyCard) -> None:

@@ -70,7 +70,7 @@ def overspend(document: dict[str, Any]) -> None:
 
 
 def choose_a_filter(document: dict[str, Any]) -> None:
-    document["accounting"]["composition"] |= {"kind": "renyi", "order": 8.0}
+    document["accounting"]["composition"] |= {"kind": "renyi", "order": 8.0, "limit": 1.0}
 
 
 EPSILONS = {"epsilon by PLD", "epsilon by RDP"}

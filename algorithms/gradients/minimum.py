@@ -1,0 +1,135 @@
+"""The minimum of a regularised sum of clipped losses of a linear model with one output: exact, for the barrier alone.
+
+A record's loss is convex in the model's output, and is continued linearly where its gradient would be longer than the
+bound, so the sum stays convex (Redberg, Koskela and Wang 2023, on generalised linear models).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor
+
+from algorithms.gradients.linear import linear_layer
+from algorithms.models import Model
+
+_RECORDS = 2**14
+_MOST_STEPS, _MOST_HALVINGS = 200, 40
+_INSIDE = 1.0 - 1e-12
+"""Keeps a clipped gradient within its bound after rounding."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The sum over records of clipped losses, plus regularisation / 2 ||v||^2 + <tilt, v>.
+
+    model: one linear layer with one output. features: [n, *input_shape] and labels: [n], plain or memory-mapped.
+    clip_norm, input_norm: L2 bounds of a record's gradient and of its features, a bias's 1 included; a longer record
+    is scaled down, one that is not finite counts as zero. tilt: [d], float64.
+    Raises ValueError for another model.
+    """
+
+    model: Model
+    features: NDArray[Any]
+    labels: NDArray[np.int64]
+    clip_norm: float
+    input_norm: float
+    regularisation: float
+    tilt: Tensor
+
+    def __post_init__(self) -> None:
+        layer = linear_layer(self.model.module)
+        if layer is None or layer.out_features != 1:
+            raise ValueError(f"the model {self.model.name!r} is not one linear layer with one output.")
+
+    def at(self, point: Tensor) -> tuple[float, Tensor]:
+        """The objective, as far as no loss is continued linearly, and its gradient [d], float64."""
+        value = self.regularisation / 2 * point @ point + self.tilt @ point
+        total = self.regularisation * point + self.tilt
+        for rows, labels, limits in self._records():
+            outputs = (rows @ point)[:, None]
+            value = value + self.model.losses(outputs, labels).sum()
+            total = total + rows.T @ self._derivatives(outputs, labels, limits)[0]
+        return float(value), total
+
+    def gradient(self, point: Tensor) -> Tensor:
+        """Shape [d], float64."""
+        return self.at(point)[1]
+
+    def hessian(self, point: Tensor) -> Tensor:
+        """Shape [d, d], float64; a record whose loss is continued linearly has none of its own."""
+        total = self.regularisation * torch.eye(len(point), dtype=torch.float64)
+        for rows, labels, limits in self._records():
+            curvatures = self._derivatives((rows @ point)[:, None], labels, limits)[1]
+            total += rows.T @ (curvatures[:, None] * rows)
+        return total
+
+    def _records(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Blocks of features [b, d] float64, labels [b], and what the derivative by the output may be at most, [b]."""
+        count = len(self.tilt)
+        for start in range(0, len(self.labels), _RECORDS):
+            block = torch.from_numpy(np.array(self.features[start : start + _RECORDS]))
+            rows = torch.ones(len(block), count, dtype=torch.float64)
+            flat = block.flatten(start_dim=1)
+            rows[:, : flat.shape[1]] = flat
+            rows = torch.where(torch.isfinite(rows).all(dim=1, keepdim=True), rows, 0.0)
+            norms = torch.linalg.vector_norm(rows, dim=1)
+            rows = rows * (self.input_norm / norms.clamp(min=self.input_norm))[:, None]
+            limits = self.clip_norm * _INSIDE / norms.clamp(min=1e-300, max=self.input_norm)
+            yield rows, torch.from_numpy(np.array(self.labels[start : start + _RECORDS])), limits
+
+    def _derivatives(self, outputs: Tensor, labels: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
+        """First and second derivative of each record's clipped loss by its output [b, 1], both [b]."""
+        free = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            losses = self.model.losses(free, labels).sum()
+            (slopes,) = torch.autograd.grad(losses, free, create_graph=True)
+            curved = slopes.requires_grad  # a piecewise linear loss has no second derivative
+            second = torch.autograd.grad(slopes.sum(), free)[0] if curved else torch.zeros_like(free)
+        slopes = slopes.detach()[:, 0]
+        inside = slopes.abs() < limits
+        return slopes.clamp(-limits, limits), torch.where(inside, second[:, 0], 0.0)
+
+
+def minimum(problem: Objective, *, tolerance: float) -> Tensor:
+    """A point whose gradient has at most the L2 norm `tolerance`; shape [d], float64.
+
+    Newton's method on the gradient, halving a step that does not shorten it. Raises RuntimeError where rounding keeps
+    the gradient above the tolerance.
+    """
+    point = torch.zeros_like(problem.tilt)
+    gradient = problem.gradient(point)
+    for _ in range(_MOST_STEPS):
+        if gradient.norm() <= tolerance:
+            return point
+        step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(problem.hessian(point)))[:, 0]
+        point, gradient = _shortened(problem, point, step, gradient)
+    raise RuntimeError("the minimum was not reached within the tolerance; ask for a larger tolerance.")
+
+
+def _shortened(problem: Objective, point: Tensor, step: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """The first point along a halving step with a shorter gradient, and its gradient."""
+    for halvings in range(_MOST_HALVINGS):
+        moved = point - 0.5**halvings * step
+        found = problem.gradient(moved)
+        if found.norm() < gradient.norm():
+            return moved, found
+    raise RuntimeError("the minimum was not reached within the tolerance; ask for a larger tolerance.")
+
+
+def exact_minimum(problem: Objective) -> Tensor:
+    """The minimum of the objective without clipping by L-BFGS (Byrd et al. 1995); shape [d], float64."""
+
+    def value_and_gradient(values: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = problem.at(torch.from_numpy(values))
+        return value, gradient.numpy()
+
+    start = np.zeros(len(problem.tilt))
+    found = minimize(
+        value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 1000, "ftol": 1e-14}
+    )
+    return torch.from_numpy(found.x)

@@ -1,0 +1,108 @@
+"""Privacy loss distributions of events, also of those that dp_accounting has none for."""
+
+import math
+from collections.abc import Iterable
+from itertools import groupby
+
+import dp_accounting as dp
+import numpy as np
+from dp_accounting.pld import PLDAccountant, pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as distributions
+from dp_accounting.pld.common import DifferentialPrivacyParameters
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy.stats import norm
+
+from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, Adjacency, under
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent, Schedule
+
+_TAIL = 12.0
+_GROUPS = 24
+
+
+def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLossDistribution:
+    """The distribution of a schedule's privacy loss, rounded up to multiples of `grid`.
+
+    Raises Refused for an event without one.
+    """
+    total = distributions.identity(grid)
+    for event, count in schedule:
+        total = total.compose(_of(event, count, grid, adjacency))
+    return total
+
+
+def in_few_kinds(schedule: Schedule) -> Schedule:
+    """A schedule that costs at least as much with fewer kinds of events, so that it is composed quickly.
+
+    Gaussian events are added up exactly. More than 24 kinds of Laplace events, as noise that changes with each step
+    has them, become 24 whose noise is the least of those that they stand for.
+    """
+    gaussian = [(event, count) for event, count in schedule if isinstance(event, dp.GaussianDpEvent)]
+    laplace = [(event, count) for event, count in schedule if isinstance(event, dp.LaplaceDpEvent)]
+    apart = (dp.GaussianDpEvent, dp.LaplaceDpEvent)
+    others = [(event, count) for event, count in schedule if not isinstance(event, apart)]
+    return [*_added_up(gaussian), *_grouped(laplace), *others]
+
+
+def _added_up(schedule: Schedule) -> Schedule:
+    if len({event for event, _ in schedule}) < 2:
+        return schedule
+    precision = math.fsum(count / event.noise_multiplier**2 for event, count in schedule)
+    return [(dp.GaussianDpEvent(1.0 / math.sqrt(precision)), 1)]
+
+
+def _grouped(schedule: Schedule) -> Schedule:
+    multipliers = {event.noise_multiplier for event, _ in schedule}
+    if len(multipliers) <= _GROUPS:
+        return schedule
+    low, high = math.log(min(multipliers)), math.log(max(multipliers))
+    edges = np.exp(np.linspace(low, high, _GROUPS, endpoint=False))
+
+    def place(row: tuple[dp.DpEvent, int]) -> int:
+        return int(np.searchsorted(edges, row[0].noise_multiplier, side="right"))
+
+    groups = (list(rows) for _, rows in groupby(sorted(schedule, key=place), key=place))
+    return [_least_noise(rows) for rows in groups]
+
+
+def _least_noise(rows: Iterable[tuple[dp.DpEvent, int]]) -> tuple[dp.DpEvent, int]:
+    rows = list(rows)
+    least = min(event.noise_multiplier for event, _ in rows)
+    return dp.LaplaceDpEvent(least), sum(count for _, count in rows)
+
+
+def _of(event: dp.DpEvent, count: int, grid: float, adjacency: Adjacency) -> PrivacyLossDistribution:
+    plain = under(adjacency, event)
+    match plain:
+        case PureDpEvent(epsilon=epsilon):
+            pair = DifferentialPrivacyParameters(epsilon, 0.0)
+            return distributions.from_privacy_parameters(pair, grid).self_compose(count)
+        case ObjectivePerturbationDpEvent():
+            return _of_objective(plain, grid).self_compose(count)
+        case dp.ComposedDpEvent(events=inners):
+            return composed([(inner, count) for inner in inners], grid, ADD_OR_REMOVE_ONE)
+        case dp.SelfComposedDpEvent(event=inner, count=repeats):
+            return _of(inner, count * repeats, grid, ADD_OR_REMOVE_ONE)
+    is_own = isinstance(plain, dp.PoissonSampledDpEvent) and adjacency is REPLACE_ONE
+    accountant = PLDAccountant(REPLACE_ONE if is_own else ADD_OR_REMOVE_ONE, grid)
+    if not accountant.supports(plain):
+        raise Refused(f"the PLD accountant has no bound for {event}; use the other accountant.")
+    accountant.compose(plain, count)
+    return accountant._pld  # it has no public reader
+
+
+def _of_objective(event: ObjectivePerturbationDpEvent, grid: float) -> PrivacyLossDistribution:
+    """The loss is at most log(1 + ratio) + s^2 / 2 + |X| with X normal of standard deviation s = 1 / multiplier.
+
+    Between two minima the density changes by the Jacobian, a change of rank one, and by the density of the random
+    term, which is moved by a record's gradient: along that record's features and by at most its bound.
+    """
+    s = 1.0 / event.noise_multiplier
+    least = math.log1p(event.curvature_ratio) + s**2 / 2
+    first, last = math.ceil(least / grid), math.ceil((least + _TAIL * s) / grid)
+    places = np.arange(first, last + 1)
+    below = 2.0 * norm.cdf((places * grid - least) / s) - 1.0
+    masses = np.diff(np.maximum(below, 0.0), prepend=0.0)
+    tail = float(2.0 * norm.sf((last * grid - least) / s))
+    losses = {int(place): float(mass) for place, mass in zip(places, masses, strict=True)}
+    return PrivacyLossDistribution(pld_pmf.create_pmf(losses, grid, tail, pessimistic_estimate=True))

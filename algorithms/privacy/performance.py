@@ -1,0 +1,53 @@
+"""The records that a barrier holds, and with how much memory and where it works on them."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from algorithms.gradients import Engine, Unclippable
+from algorithms.models import Model
+from algorithms.privacy.errors import Refused
+
+
+class Records(Protocol):
+    """The private records: memory-mapped or plain arrays, `features` [n, *input_shape] and `labels` [n]."""
+
+    @property
+    def features(self) -> NDArray[np.float32]: ...
+    @property
+    def labels(self) -> NDArray[np.int64]: ...
+
+
+@dataclass(frozen=True)
+class Performance:
+    """What cannot change a result: where the arithmetic runs and how much memory it may take."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    memory_mb: int = 1024
+    physical_batch: int | None = None
+
+    def engine(self, model: Model, records: Records) -> Engine:
+        """The gradient engine for a model of such records; raises Refused where the model mixes them."""
+        try:
+            engine = Engine(
+                model,
+                input_shape=records.features.shape[1:],
+                input_dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype,
+                device=self.device,
+                memory_mb=self.memory_mb,
+                physical_batch=self.physical_batch,
+            )
+        except Unclippable as reason:
+            raise Refused(
+                f"{reason}, so no record's gradient can be clipped; use layers and losses that take each record by"
+                " itself, like GroupNorm."
+            ) from reason
+        if engine.is_random:
+            raise Refused(
+                f"the model {model.name} draws random numbers, which a run that is taken up again would draw anew;"
+                " leave dropout out."
+            )
+        return engine

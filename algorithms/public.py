@@ -1,0 +1,66 @@
+"""What an algorithm may know before its first release: declared values, never computed from records."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from algorithms.models import LossBounds
+from algorithms.privacy.errors import Refused
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The largest norms of the vector that a linear model multiplies with its weights, a bias's 1 included."""
+
+    l1: float
+    l2: float
+
+
+@dataclass(frozen=True)
+class Public:
+    """What an algorithm may know before its first release.
+
+    records: number of training records, or None where it is private. parameters: d. layers: length of the model's
+    list of layers. classes: number of classes. inputs: for a linear model on data whose card bounds them, else None.
+    loss: of a record, by the model's outputs, or None where nothing is known.
+    """
+
+    records: int | None
+    parameters: int
+    layers: int
+    classes: int
+    inputs: Inputs | None = None
+    loss: LossBounds | None = None
+
+    def gradient_norm(self, order: Literal[1, 2]) -> float:
+        """The largest L1 or L2 norm of a record's gradient; raises Refused where a public bound is missing."""
+        inputs, loss = self._bounded("sensitivity")
+        return loss.slope * (inputs.l1 if order == 1 else inputs.l2)
+
+    def smoothness(self) -> float:
+        """The largest eigenvalue of a record's Hessian; raises Refused where no public bound gives it."""
+        inputs, loss = self._bounded("smoothness")
+        if not math.isfinite(loss.curvature):
+            raise Refused(
+                "smoothness was asked of a loss with a kink, like the hinge loss, which has none;"
+                " use the model 'logistic' or another algorithm."
+            )
+        return loss.curvature * inputs.l2**2
+
+    def _bounded(self, what: str) -> tuple[Inputs, LossBounds]:
+        if self.inputs is None or self.loss is None:
+            raise Refused(
+                f"a public bound for {what} is missing; take a linear model on data whose card bounds every feature,"
+                " or an algorithm that clips."
+            )
+        return self.inputs, self.loss
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The facts that `dataclasses.asdict` turned into JSON values; null stands for an infinite curvature."""
+        inputs, loss = document.get("inputs"), document.get("loss")
+        own = {key: value for key, value in document.items() if key not in ("inputs", "loss")}
+        if loss is not None:
+            loss = LossBounds(**{key: math.inf if value is None else value for key, value in loss.items()})
+        return cls(**own, inputs=None if inputs is None else Inputs(**inputs), loss=loss)
