@@ -7,11 +7,35 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from algorithms.algorithm import Algorithm
+from algorithms.dp_gd import DPGD
 from algorithms.dp_sgd import DPSGD
+from algorithms.heavy_ball import HeavyBall
+from algorithms.lbfgs import LBFGS
+from algorithms.majority import Majority
+from algorithms.nesterov import Nesterov
 from algorithms.non_private import NonPrivate
+from algorithms.norm_bound_sgd import NormBoundSGD
+from algorithms.objective_perturbation import ObjectivePerturbation
+from algorithms.output_perturbation import OutputPerturbation
 from algorithms.privacy.errors import Refused
+from algorithms.sgd_adv import SGDAdv
+from algorithms.sgd_ma import SGDMA
 
-CATALOGUE: dict[str, type[Algorithm[Any]]] = {"dp_sgd": DPSGD, "non_private": NonPrivate}
+CATALOGUE: dict[str, type[Algorithm[Any]]] = {
+    "dp_sgd": DPSGD,
+    "dp_gd": DPGD,
+    "heavy_ball": HeavyBall,
+    "nesterov": Nesterov,
+    "objective_perturbation": ObjectivePerturbation,
+    "output_perturbation": OutputPerturbation,
+    "norm_bound_sgd": NormBoundSGD,
+    "sgd_adv": SGDAdv,
+    "sgd_ma": SGDMA,
+    "majority": Majority,
+    "lbfgs": LBFGS,
+    "non_private": NonPrivate,
+}
+"""The module of an algorithm has its name: that is how dvc.yaml finds what decides a result."""
 
 
 def from_settings(settings: Mapping[str, Any]) -> Algorithm[Any]:

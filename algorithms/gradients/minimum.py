@@ -98,8 +98,9 @@ class Objective:
 def minimum(problem: Objective, *, tolerance: float) -> Tensor:
     """A point whose gradient has at most the L2 norm `tolerance`; shape [d], float64.
 
-    Newton's method on the gradient, halving a step that does not shorten it. Raises RuntimeError where rounding keeps
-    the gradient above the tolerance.
+    Newton's method on the gradient, halving a step that does not shorten it; where none does, as where many losses
+    turn linear at once, going down to the least objective along the step. Raises RuntimeError where rounding keeps the
+    gradient above the tolerance.
     """
     point = torch.zeros_like(problem.tilt)
     gradient = problem.gradient(point)
@@ -112,13 +113,25 @@ def minimum(problem: Objective, *, tolerance: float) -> Tensor:
 
 
 def _shortened(problem: Objective, point: Tensor, step: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The first point along a halving step with a shorter gradient, and its gradient."""
+    """The first point along a halving step with a shorter gradient, else the lowest one, and its gradient."""
     for halvings in range(_MOST_HALVINGS):
         moved = point - 0.5**halvings * step
         found = problem.gradient(moved)
         if found.norm() < gradient.norm():
             return moved, found
-    raise RuntimeError("the minimum was not reached within the tolerance; ask for a larger tolerance.")
+    return _lowest(problem, point, step)
+
+
+def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """The point along a step where the objective, which is convex, is least, and its gradient."""
+    low, high = 0.0, 1.0
+    while problem.gradient(point - high * step) @ step > 0:
+        low, high = high, 2.0 * high
+    for _ in range(_MOST_HALVINGS):
+        middle = (low + high) / 2
+        falls = bool(problem.gradient(point - middle * step) @ step > 0)
+        low, high = (middle, high) if falls else (low, middle)
+    return point - low * step, problem.gradient(point - low * step)
 
 
 def exact_minimum(problem: Objective) -> Tensor:

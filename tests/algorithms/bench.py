@@ -1,5 +1,6 @@
 """A small bench for algorithms: made-up records, a barrier over them, and runs of a few steps."""
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,14 +13,31 @@ from torch import Tensor
 from algorithms.algorithm import Algorithm, Plan, Target
 from algorithms.catalogue import from_settings
 from algorithms.models import Model, build
+from algorithms.privacy.accounting import Accountant
 from algorithms.privacy.barrier import Barrier, Performance
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.noise import Generator, seeded_generator
 from algorithms.privacy.trace import Trace
-from algorithms.public import Public
+from algorithms.public import Inputs, Public
 
 SHAPE, CLASSES, RECORDS, DELTA = (1, 4, 4), 3, 40, 1e-3
-SETTINGS = {"steps": 5, "batch_size": 10}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "dp_sgd": {"steps": 5, "batch_size": 10},
+    "dp_gd": {"steps": 5},
+    "dp_agd": {},
+    "heavy_ball": {"steps": 5},
+    "nesterov": {"steps": 5, "variant": "nag"},
+    "norm_bound_sgd": {"steps": 5, "batch_size": 10},
+    "sgd_adv": {"steps": 5, "batch_size": 10},
+    "sgd_ma": {"steps": 5, "batch_size": 10},
+    "priv_gene": {},
+    "objective_perturbation": {},
+    "output_perturbation": {},
+    "majority": {},
+    "lbfgs": {"regularisation": 0.1},
+    "non_private": {"steps": 5, "batch_size": 10},
+}
+"""Settings for a run of a few steps, by algorithm."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +48,9 @@ class MadeUp:
     labels: NDArray[np.int64]
 
 
-def made_up(count: int = RECORDS, *, seed: int = 0) -> MadeUp:
+def made_up(count: int = RECORDS, *, seed: int = 0, classes: int = CLASSES) -> MadeUp:
     draw = np.random.default_rng(seed)
-    return MadeUp(draw.normal(size=(count, *SHAPE)).astype(np.float32), draw.integers(0, CLASSES, count))
+    return MadeUp(draw.normal(size=(count, *SHAPE)).astype(np.float32), draw.integers(0, classes, count))
 
 
 def with_record(records: MadeUp, features: NDArray[np.float32], label: int) -> MadeUp:
@@ -41,28 +59,57 @@ def with_record(records: MadeUp, features: NDArray[np.float32], label: int) -> M
 
 
 @cache
-def small_model(name: str = "softmax") -> Model:
-    return build(name, input_shape=SHAPE, classes=CLASSES, seed=1)
+def small_model(name: str = "softmax", *, classes: int = CLASSES) -> Model:
+    return build(name, input_shape=SHAPE, classes=classes, seed=1)
 
 
 def algorithm(name: str, **settings: Any) -> Algorithm[Any]:
-    return from_settings({"name": name} | SETTINGS | settings)
+    return from_settings({"name": name} | SETTINGS[name] | settings)
 
 
 @cache
 def planned(
-    method: Algorithm[Any], model: Model, *, records: int | None = RECORDS, epsilon: float = 5.0
+    method: Algorithm[Any],
+    model: Model,
+    *,
+    records: int | None = RECORDS,
+    epsilon: float = 5.0,
+    accountant: Accountant = "pld",
 ) -> Plan:
-    public = Public(records, model.parameter_count, len(model.layers), CLASSES)
-    return method.plan(Target(Budget(epsilon, DELTA)), public)
+    """A plan for records of norm up to 4, the bias's 1 not counted."""
+    public = Public(
+        records=records,
+        parameters=model.parameter_count,
+        layers=len(model.layers),
+        classes=2 if model.name in ("logistic", "svm") else CLASSES,
+        inputs=Inputs(17.0, math.sqrt(17.0)),
+        loss=model.bounds,
+    )
+    delta = 0.0 if accountant == "pure" else DELTA
+    return method.plan(Target(Budget(epsilon, delta), accountant), public)
 
 
 class Watched(Barrier):
-    """A barrier that keeps its answers to `gradient`, as an adversary sees them."""
+    """A barrier that keeps its answers in their order, as an adversary sees them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.answers: list[Tensor] = []
 
     def gradient(self, *args: Any, **kwargs: Any) -> Tensor:
-        answer = super().gradient(*args, **kwargs)
-        self.__dict__.setdefault("answers", []).append(answer)
+        return self._kept(super().gradient(*args, **kwargs))
+
+    def total(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._kept(super().total(*args, **kwargs))
+
+    def argmin(self, *args: Any, **kwargs: Any) -> int:
+        return int(self._kept(torch.tensor(super().argmin(*args, **kwargs))))
+
+    def minimum(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self._kept(super().minimum(*args, **kwargs))
+
+    def _kept(self, answer: Tensor) -> Tensor:
+        self.answers.append(answer)
         return answer
 
 
@@ -76,8 +123,7 @@ class Outcome:
 
     @property
     def answers(self) -> list[Tensor]:
-        answers: list[Tensor] = self.barrier.__dict__["answers"]
-        return answers
+        return self.barrier.answers
 
 
 def run(
@@ -89,11 +135,14 @@ def run(
         model,
         spend=plan.open_filter(),
         generator=generator or seeded_generator(7),
-        delta=DELTA,
+        delta=plan.target.budget.delta,
         trace=trace,
         performance=Performance(torch.device("cpu"), memory_mb=1),
     )
     state = method.init(model.initial_parameters(), plan)
     for trace.step in range(plan.steps):
-        state = method.step(state, plan, barrier)
+        following = method.step(state, plan, barrier)
+        if following is None:
+            break
+        state = following
     return Outcome(method.released(state), trace, barrier)

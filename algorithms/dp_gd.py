@@ -1,0 +1,75 @@
+"""DP-GD: noised gradient descent on all records, with momentum: the method to beat on convex problems.
+
+One release a step: Gaussian(z) on the sum of all clipped gradients. No sampling, so the cost of all steps together
+is that of one Gaussian release, and known exactly (Dong, Roth and Su 2022, Corollary 3.3).
+The method is Song, Chaudhuri and Sarwate 2013 and Bassily, Smith and Thakurta 2014 without their sampling.
+
+Differences from the papers: clipped gradients instead of a bound on them, heavy-ball momentum, a learning rate that
+falls to 0, the last iterate. The defaults are one setting for every epsilon: the steps are a public function of it.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from algorithms.algorithm import Plan, Target
+from algorithms.gradients import L2
+from algorithms.planning import plan_fixed
+from algorithms.privacy.barrier import Barrier
+from algorithms.privacy.releases import FullBatch
+from algorithms.public import Public
+from algorithms.sampled import Batches, State, descended, gradient_steps, start
+from algorithms.update import STRICT, Update
+
+STEPS_AT_ONE = 180
+"""Steps at epsilon 1 where the settings give none; they grow with its root, so that steps and noise stay in balance."""
+
+
+@dataclass(frozen=True)
+class DPGD:
+    """Settings of DP-GD.
+
+    steps: null for 180 sqrt(epsilon), from 10 to 1000. clip_norm: the L2 bound C of a record's gradient.
+    update: the learning rate is of the mean of clipped gradients.
+    """
+
+    steps: Annotated[int, Field(ge=1)] | None = None
+    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 2.0
+    update: Update = field(default_factory=lambda: Update(1.25, schedule="linear", momentum=0.8))
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: Public) -> Plan:
+        """The least noise with which the count, if it is private, and all steps fit the target."""
+        steps = self.steps or steps_for(target.budget.epsilon)
+        every = Batches(FullBatch(), None if public.records is None else float(public.records))
+        return plan_fixed(
+            gradient_steps(every, L2(self.clip_norm), steps=steps, count_noise=target.count_noise),
+            target=target,
+            public=public,
+            steps=steps,
+            sampling_rate=every.rate,
+            divisor=every.divisor,
+        )
+
+    def init(self, parameters: Tensor, plan: Plan) -> State:
+        """The state at the model's start."""
+        return start(self.update, parameters, plan)
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One noised gradient over all records, one update."""
+        return descended(
+            state, plan, barrier, sampling=FullBatch(), clipping=L2(self.clip_norm), update=self.update
+        )
+
+    def released(self, state: State) -> Tensor:
+        """The last iterate, or the average the settings ask for."""
+        return self.update.published(state.moving)
+
+
+def steps_for(epsilon: float) -> int:
+    """The number of steps for an epsilon where the settings give none."""
+    return round(min(1000.0, max(10.0, STEPS_AT_ONE * math.sqrt(epsilon))))

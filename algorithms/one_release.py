@@ -1,0 +1,49 @@
+"""What algorithms that ask one question share: their state, their plan's shape, and the minimum they ask for."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.releases import Minimum
+from algorithms.public import Public
+
+RELATIVE_TOLERANCE = 1e-6
+"""Length of the gradient at which a solver may stop, over the bound of one record's gradient."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """parameters: [d], the model's start, and after the only step what is published."""
+
+    parameters: Tensor
+
+
+def public_records(public: Public, what: str) -> int:
+    """The number of records; raises Refused where it is private, since `what` needs it."""
+    if public.records is None:
+        raise Refused(
+            f"{what} needs data whose number of records is public; leave it out, or use 'dp_gd' or 'dp_sgd'."
+        )
+    return public.records
+
+
+def private_minimum(public: Public, *, clip_norm: float, regularisation: float) -> Minimum:
+    """The minimum of the clipped losses of a linear model with public bounds, ready for noise.
+
+    regularisation: of the sum of losses. Raises Refused for more than two classes, for a loss with a kink and where
+    no public bound exists.
+    """
+    if public.classes != 2:
+        raise Refused(
+            f"a minimum is released for linear models with one output, for 2 classes, and the data have"
+            f" {public.classes}; use 'dp_gd'."
+        )
+    curvature = public.smoothness()
+    return Minimum(
+        clip_norm=clip_norm,
+        regularisation=regularisation,
+        tolerance=RELATIVE_TOLERANCE * clip_norm,
+        input_norm=0.0 if public.inputs is None else public.inputs.l2,
+        curvature=curvature,
+    )

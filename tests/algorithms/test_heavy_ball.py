@@ -1,0 +1,248 @@
+"""DP-SHB and DP-GD: what they plan, ask and do with the answers; also what they share with Nesterov's methods."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
+
+from algorithms import training
+from algorithms.algorithm import Plan, Target
+from algorithms.heavy_ball import HeavyBall
+from algorithms.nesterov import Nesterov
+from algorithms.privacy.barrier import Performance
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import BudgetRefused, Refused
+from algorithms.privacy.events import run_lengths
+from algorithms.privacy.noise import seeded_generator
+from tests.algorithms.box import (
+    APPROXIMATE,
+    FEATURES,
+    PURE,
+    RECORDS,
+    box,
+    descended,
+    model,
+    public,
+    run,
+    with_last,
+)
+
+SIZES = torch.linspace(0.1, 5.0, FEATURES, dtype=torch.float64)
+
+
+def bowl(theta: Tensor) -> Tensor:
+    """The gradient of a quadratic with its least value away from the origin."""
+    return SIZES * (theta - 1.0)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, None])
+def test_on_exact_gradients_it_is_the_heavy_ball(momentum: float | None) -> None:
+    method = HeavyBall(30, momentum=momentum, noise="laplace", regularisation=0.05, start=3.0)
+    iterates = descended(method, method.plan(PURE, public()), bowl)
+    size, convexity = 1.0 / (FEATURES / 4 + 0.1), 0.1
+    root = math.sqrt(size * convexity)
+    beta = (1 - root) / (1 + root) if momentum is None else momentum
+    now = before = torch.full((FEATURES,), 3.0, dtype=torch.float64)
+    for iterate in iterates[1:]:
+        now, before = now - size * (bowl(now) + 0.1 * now) + beta * (now - before), now
+        torch.testing.assert_close(iterate, now, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("adjacency", "apart"), [("REPLACE_ONE", 2), ("ADD_OR_REMOVE_ONE", 1)])
+def test_pure_epsilon_is_divided_equally(adjacency: Any, apart: int) -> None:
+    plan = HeavyBall(50, noise="laplace", adjacency=adjacency).plan(PURE, public())
+    assert plan.noise_multiplier == pytest.approx(apart * 50, rel=1e-9)
+    assert 1 - 1e-9 < plan.cost.epsilon <= 1.0
+    assert plan.cost.delta == 0.0
+    assert plan.adjacency == adjacency
+    assert (plan.divisor, plan.sampling_rate, len(plan.schedule)) == (RECORDS, 1.0, 1)
+
+
+@pytest.mark.parametrize(("size", "scale"), [(100_000, 0.040000000000000424), (1000, 0.05749998180027885)])
+def test_the_scale_on_the_mean_is_the_reference_value(size: int, scale: float) -> None:
+    plan = HeavyBall(100, noise="laplace", batch_size=size).plan(PURE, public(100_000))
+    assert plan.noise_multiplier * FEATURES / plan.divisor == pytest.approx(scale, rel=1e-9)
+
+
+@pytest.mark.parametrize(("steps", "shrinks"), [(100, 2.41), (1000, 7.5)])
+def test_laplace_noise_shrinks_when_a_delta_is_granted(steps: int, shrinks: float) -> None:
+    method = HeavyBall(steps, noise="laplace")
+    pure = method.plan(PURE, public()).noise_multiplier
+    plan = method.plan(APPROXIMATE, public())
+    assert pure / plan.noise_multiplier == pytest.approx(shrinks, rel=0.01)
+    assert 0.99 < plan.cost.epsilon <= 1.0
+
+
+def test_gaussian_noise_is_calibrated_under_both_adjacencies() -> None:
+    replaced = HeavyBall(50).plan(APPROXIMATE, public())
+    removed = HeavyBall(50, adjacency="ADD_OR_REMOVE_ONE").plan(APPROXIMATE, public())
+    assert 0.99 < replaced.cost.epsilon <= 1.0
+    assert replaced.noise_multiplier == pytest.approx(2 * removed.noise_multiplier, rel=1e-3)
+
+
+def test_gaussian_noise_on_samples_is_accounted_by_renyi() -> None:
+    method = HeavyBall(20, batch_size=100)
+    plan = method.plan(Target(Budget(1.0, 1e-6), "rdp"), public())
+    assert 0.99 < plan.cost.epsilon <= 1.0
+    assert plan.noise_multiplier < HeavyBall(20).plan(APPROXIMATE, public()).noise_multiplier
+
+
+@pytest.mark.parametrize(
+    ("method", "target"),
+    [
+        (HeavyBall(8, noise="laplace"), PURE),
+        (HeavyBall(8, noise="laplace", batch_size=50), PURE),
+        (HeavyBall(8), APPROXIMATE),
+        (Nesterov(60, noise="laplace"), PURE),
+        (Nesterov(60, noise="laplace", batch_size=50, variant="masg_opt"), PURE),
+        (Nesterov(60, variant="masg_opt"), APPROXIMATE),
+    ],
+)
+def test_asks_what_it_planned_and_no_more(method: HeavyBall | Nesterov, target: Target) -> None:
+    plan = reread(method.plan(target, public()))
+    _, trace, watching = run(method, plan, box())
+    assert run_lengths(trace.events()) == list(plan.schedule)
+    assert len(trace.events()) == plan.steps
+    with pytest.raises(BudgetRefused, match="no further release"):
+        method.step(method.init(model().initial_parameters(), plan), plan, watching.barrier)
+
+
+def reread(plan: Plan) -> Plan:
+    """The plan as a later stage reads it, which must be the same."""
+    read = Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    read.check()
+    assert read == plan
+    return read
+
+
+@pytest.mark.parametrize(("noise", "order", "target"), [("laplace", 1, PURE), ("gaussian", 2, APPROXIMATE)])
+def test_another_record_moves_an_answer_by_no_more_than_declared(
+    noise: Any, order: int, target: Target
+) -> None:
+    method = HeavyBall(1, noise=noise, start=-10.0)
+    plan, records = method.plan(target, public()), box()
+    _, trace, before = run(method, plan, with_last(records, 1.0, 0))
+    _, _, after = run(method, plan, with_last(records, 1.0, 1))
+    moved = (after.answers[0].double() - before.answers[0].double()) * RECORDS
+    bound = trace.rows[0].clip_norm
+    assert bound == pytest.approx(20.0 if order == 1 else math.sqrt(20.0))
+    assert 0.9 * bound < float(moved.norm(order)) <= 2 * bound * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [None, 50])
+def test_the_noise_that_is_drawn_has_the_scale_of_the_plan(batch_size: int | None) -> None:
+    """False alarms: under 1e-6, the absolute values of Laplace noise being exponential."""
+    method = HeavyBall(300, noise="laplace", batch_size=batch_size, momentum=0.0, relative_step=1e-9)
+    plan, clean = method.plan(PURE, public()), box()
+    zeros = type(clean)(clean.features * 0, clean.labels)  # their gradients are 0
+    _, _, watching = run(method, plan, zeros)
+    drawn = torch.stack(watching.answers).double() * plan.divisor
+    scale = plan.noise_multiplier * 20.0
+    count = drawn.numel()
+    assert abs(float(drawn.abs().sum()) / scale - count) < 5 * math.sqrt(count)
+
+
+class Stopped(Exception):
+    """Stands for a crash."""
+
+
+@pytest.mark.parametrize(
+    "method", [HeavyBall(9, noise="laplace", start=2.0), Nesterov(9, variant="masg", noise="laplace")]
+)
+def test_taken_up_after_a_crash_it_ends_bit_for_bit_the_same(
+    method: HeavyBall | Nesterov, tmp_path: Path
+) -> None:
+    def trained(folder: Path, stop_after: int | None = None) -> Tensor:
+        def tell(step: int, _epsilon: float) -> None:
+            if step == stop_after:
+                raise Stopped
+
+        state, _ = training.train(
+            method,
+            method.plan(PURE, public()),
+            model(),
+            open_records=box,
+            generator=seeded_generator(3),
+            run_id="one run",
+            folder=folder,
+            performance=Performance(),
+            checkpoint_seconds=0.0,
+            tell=tell,
+        )
+        return method.released(state)
+
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "broken").mkdir()
+    for stop_after in (2, 5):
+        with pytest.raises(Stopped):
+            trained(tmp_path / "broken", stop_after)
+    assert torch.equal(trained(tmp_path / "broken"), trained(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("kind", [HeavyBall, Nesterov])
+def test_a_smoothness_from_the_data_marks_the_plan(kind: Any) -> None:
+    assert "not_private" not in kind(20, noise="laplace").plan(PURE, public()).own
+    method = kind(20, noise="laplace", smoothness=5.1, smoothness_is_data_dependent=True)
+    own = method.plan(PURE, public()).own
+    assert "computed from the private records" in own["not_private"]
+    assert own["smoothness"] == 5.1
+    assert own["stages"][0]["step_size"] == 1 / 5.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "target", "facts", "words"),
+    [
+        ({}, APPROXIMATE, {"records": None}, "number of records is private"),
+        ({"batch_size": RECORDS + 1}, APPROXIMATE, {}, "there are 1000 training records"),
+        ({"batch_size": 10, "adjacency": "ADD_OR_REMOVE_ONE"}, APPROXIMATE, {}, "under REPLACE_ONE only"),
+        ({"batch_size": 10}, APPROXIMATE, {}, "Rényi bound only"),
+        ({"noise": "gaussian"}, PURE, {}, "gaussian noise has no pure epsilon"),
+        ({}, Target(Budget(math.inf, 1e-6)), {}, "finite epsilon"),
+        ({"smoothness": 5.1}, APPROXIMATE, {}, "given by hand may come from the private records"),
+        ({"smoothness_is_data_dependent": True}, APPROXIMATE, {}, "given by hand may come from"),
+        ({"relative_step": 300.0}, APPROXIMATE, {}, "set algorithm.relative_step to at most 251"),
+        ({"regularisation": 0.0}, APPROXIMATE, {}, "regularisation"),
+        ({}, APPROXIMATE, {"name": "svm"}, "kink"),
+    ],
+)
+@pytest.mark.parametrize("kind", [HeavyBall, Nesterov])
+def test_refuses_in_one_sentence(
+    kind: Any, settings: dict[str, Any], target: Target, facts: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Refused, match=words) as refused:
+        kind(20, **settings).plan(target, public(**facts))
+    assert str(refused.value).count(". ") == 0
+
+
+@pytest.mark.parametrize("kind", [HeavyBall, Nesterov])
+def test_refuses_models_and_data_without_public_bounds(kind: Any) -> None:
+    known = public()
+    bare = type(known)(known.records, known.parameters, known.layers, known.classes)
+    with pytest.raises(Refused, match="public bound"):
+        kind(20).plan(APPROXIMATE, bare)
+
+
+def test_gradient_descent_needs_no_strong_convexity() -> None:
+    (stage,) = HeavyBall(5, momentum=0.0, regularisation=0.0).plan(APPROXIMATE, public()).own["stages"]
+    assert stage == {"steps": 5, "step_size": pytest.approx(0.2), "momentum": 0.0}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"steps": 0}, {"steps": 5, "momentum": 1.0}, {"steps": 5, "noise": "none"}, {"steps": 5, "step": 1.0}],
+)
+def test_impossible_and_unknown_settings_are_errors(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(HeavyBall).validate_json(json.dumps(settings))
+
+
+def test_settings_are_read_with_the_shared_ones() -> None:
+    read = TypeAdapter(HeavyBall).validate_json(
+        '{"steps": 5, "momentum": 0.0, "noise": "laplace", "start": 10}'
+    )
+    assert read == HeavyBall(5, momentum=0.0, noise="laplace", start=10.0)
