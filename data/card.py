@@ -5,28 +5,31 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, FiniteFloat, PositiveInt, StringConstraints, model_validator
 
 from data.columns import Strict, Word
-from data.formats import Csv, Digits, Format, Idx, Sha256, Table
+from data.formats import Csv, Digits, Format, Idx, Sha256, Synthetic, Table
 
 Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^?#\s]+/[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
 IDX_FILES = frozenset({"train_images", "train_labels", "test_images", "test_labels"})
 
 
 class File(Strict):
     """A file by its public homes (`urls`, tried in turn) or by its `path` below the project root.
 
+    saved_as: name of a file with urls on this machine, if not the name in which all its urls end.
     sha256: checksum of the file. keyed_sha256: for a private file, whose plain checksum would let anyone who
     sees the card test a guess of the whole file; only the holder of the owner key can compute this one.
     """
 
     urls: tuple[Url, ...] = ()
     path: Word | None = None
+    saved_as: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] | None = None
     sha256: Sha256 | None = None
     keyed_sha256: Sha256 | None = None
 
     @property
     def name(self) -> str:
         """Name of the file, without folders."""
-        return (self.path or self.urls[0]).rsplit("/", 1)[-1]
+        return self.saved_as or (self.path or self.urls[0]).rsplit("/", 1)[-1]
 
     @model_validator(mode="after")
     def _says_where_and_what(self) -> "File":
@@ -34,8 +37,10 @@ class File(Strict):
             raise ValueError("a file needs either urls or a path")
         if self.path and self.path.startswith(("/", "~")):
             raise ValueError("path must be relative to the project root")
-        if len({url.rsplit("/", 1)[-1] for url in self.urls}) > 1:
-            raise ValueError("all urls must end in the same file name")
+        if self.path and self.saved_as:
+            raise ValueError("only a file with urls can be saved_as")
+        if self.saved_as is None and len({url.rsplit("/", 1)[-1] for url in self.urls}) > 1:
+            raise ValueError("all urls must end in the same file name, or say what it is saved_as")
         if (self.sha256 is None) == (self.keyed_sha256 is None):
             raise ValueError("a file needs sha256, or keyed_sha256 if it is private")
         if self.urls and self.keyed_sha256:
@@ -74,9 +79,13 @@ class Split(Strict):
 
 
 class DataCard(Strict):
-    """A data set as its owner declares it; raises pydantic.ValidationError when parts do not fit together."""
+    """A data set as its owner declares it; raises pydantic.ValidationError when parts do not fit together.
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+    folder: of its files in a mirror and among the downloads, if not its name; data sets may share one.
+    """
+
+    name: Name
+    folder: Name | None = None
     title: Word
     source: Word
     licence: Word
@@ -105,8 +114,8 @@ class DataCard(Strict):
         roles = set(self.files)
         if isinstance(self.reader, Idx) and roles != IDX_FILES:
             raise ValueError(f"files of an idx reader must be {', '.join(sorted(IDX_FILES))}")
-        if isinstance(self.reader, Digits) and roles:
-            raise ValueError("the digits reader takes no files")
+        if isinstance(self.reader, Digits | Synthetic) and roles:
+            raise ValueError(f"the {self.reader.kind} reader takes no files")
         if isinstance(self.reader, Table) and roles not in ({"train"}, {"train", "test"}):
             raise ValueError("files of a table must be train, or train and test")
         if isinstance(self.reader, Csv) and self.reader.skip_lines.test and "test" not in roles:
@@ -115,7 +124,7 @@ class DataCard(Strict):
 
     @model_validator(mode="after")
     def _split_only_without_a_test_set(self) -> "DataCard":
-        has_test_set = bool(self.files) and set(self.files) != {"train"}
+        has_test_set = isinstance(self.reader, Synthetic) or bool(set(self.files) - {"train"})
         if has_test_set == (self.split is not None):
             raise ValueError("split is needed when the source has no test set, and only then")
         return self
@@ -124,6 +133,8 @@ class DataCard(Strict):
     def _classes_and_shape_fit(self) -> "DataCard":
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("a class is listed twice")
+        if isinstance(self.reader, Synthetic):
+            _check_synthetic(self.shape, self.classes, self.records)
         if not isinstance(self.reader, Table):
             if self.shape is None:
                 raise ValueError("shape is missing")
@@ -134,6 +145,11 @@ class DataCard(Strict):
             )
         _check_spellings(self.reader.label.spellings, self.classes)
         return self
+
+
+def _check_synthetic(shape: tuple[int, ...] | None, classes: tuple[str, ...], records: Records) -> None:
+    if len(shape or ()) != 1 or len(classes) != 2 or records.train is None:
+        raise ValueError("the synthetic reader makes records of one axis and two classes, in public numbers")
 
 
 def _check_spellings(spellings: dict[str, tuple[str, ...]], classes: tuple[str, ...]) -> None:

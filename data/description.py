@@ -1,12 +1,14 @@
 """What an algorithm may know about a data set: nothing but what its card declares."""
 
 from dataclasses import dataclass
+from math import prod, sqrt
 from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from data.card import DataCard
 from data.errors import DataRefused
+from data.formats import Table
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class PublicDescription:
     records, test_records: how many to train and to test on, or None when the number is private.
     input_shape: of one record's features.
     holdout: whom the test metrics protect; "public" means that the test records are declared public.
+    feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds them.
     """
 
     dataset: str
@@ -34,6 +37,7 @@ class PublicDescription:
     classes: tuple[str, ...]
     test_records: int | None
     holdout: Literal["public"]
+    feature_norms: tuple[float, float] | None = None
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card alone."""
@@ -70,4 +74,17 @@ def public_description(card: DataCard) -> PublicDescription:
         classes=card.classes,
         test_records=card.records.test,
         holdout=card.holdout,
+        feature_norms=_feature_norms(card),
     )
+
+
+def _feature_norms(card: DataCard) -> tuple[float, float]:
+    """Largest L1 and L2 norms of a record's features, all of which lie in [0, 1].
+
+    The features of one column of a table add up to at most 1, so that its norms are largest where each column has
+    one feature at 1; elsewhere every feature may be 1.
+    """
+    ones = prod(card.input_shape)
+    if isinstance(card.reader, Table):
+        ones = sum(column.width > 0 for column in card.reader.columns)
+    return float(ones), sqrt(ones)

@@ -19,7 +19,8 @@ class Places:
     """Where files are looked for.
 
     root: the project, which a card's `path` starts from. mirror: folder tried before the network, which holds
-    a folder for each data set. cache: where downloads are kept, laid out as a mirror.
+    a folder for each data set, or for several whose cards name the same. cache: where downloads are kept, laid out
+    as a mirror.
     """
 
     root: Path
@@ -33,16 +34,17 @@ def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
     key: the owner key, for files that are declared by a keyed checksum. Raises DataRefused, naming the file,
     when one is missing, cannot be downloaded or is not the declared one.
     """
-    return {role: _fetch(card.name, file, places, key=key) for role, file in card.files.items()}
+    folder = card.folder or card.name
+    return {role: _fetch(folder, file, places, key=key) for role, file in card.files.items()}
 
 
-def _fetch(dataset: str, file: File, places: Places, *, key: bytes) -> Path:
+def _fetch(folder: str, file: File, places: Places, *, key: bytes) -> Path:
     if file.path:
         return _local(places.root / file.path, file, key=key)
-    mirrored = places.mirror / dataset / file.name if places.mirror else None
+    mirrored = places.mirror / folder / file.name if places.mirror else None
     if mirrored and mirrored.is_file():
         return _verified(mirrored, file.sha256, "take it away or replace it by the published file")
-    return _download(dataset, file, places.cache / dataset)
+    return _download(file, places.cache / folder)
 
 
 def _local(path: Path, file: File, *, key: bytes) -> Path:
@@ -67,7 +69,7 @@ def _verified(path: Path, sha256: str | None, advice: str) -> Path:
     return path
 
 
-def _download(dataset: str, file: File, folder: Path) -> Path:
+def _download(file: File, folder: Path) -> Path:
     downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_SECONDS)
     faults = []
     for url in file.urls:
@@ -80,7 +82,7 @@ def _download(dataset: str, file: File, folder: Path) -> Path:
             faults.append(f"{url} could not be read ({type(error).__name__})")
     raise DataRefused(
         f"{file.name} could not be fetched: {'; '.join(faults)}; try again, or put it as "
-        f"{dataset}/{file.name} into a folder and name that folder in EPSILONFLOW_DATA_MIRROR."
+        f"{folder.name}/{file.name} into a folder and name that folder in EPSILONFLOW_DATA_MIRROR."
     )
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, NonNegativeInt, StringConstraints, model_validator
 
-from data.columns import Column, Label, Strict
+from data.columns import Column, Date, Label, Strict, Word
 
 Sha256: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
@@ -19,6 +19,19 @@ class Digits(Strict):
     """The digits that come with scikit-learn; `sha256` is that of the pixels and then the labels as bytes."""
 
     kind: Literal["digits"]
+    sha256: Sha256
+
+
+class Synthetic(Strict):
+    """Records that are made up: features uniform in [0, 1], classes the two sides of a hyperplane through 0.
+
+    features_seed, hyperplane_seed: of the generators. sha256: of what they must give, the features and the labels
+    of the training records and then of the test records as bytes.
+    """
+
+    kind: Literal["synthetic"]
+    features_seed: NonNegativeInt
+    hyperplane_seed: NonNegativeInt
     sha256: Sha256
 
 
@@ -45,6 +58,19 @@ class Table(Strict):
         """The one column that holds the class."""
         return next(column for column in self.columns if isinstance(column, Label))
 
+    @property
+    def in_the_file(self) -> tuple[str, ...]:
+        """Names of the columns that the file itself has, in the card's order."""
+        return tuple(column.name for column in self.columns if not isinstance(column, Date))
+
+    @model_validator(mode="after")
+    def _dates_have_their_parts(self) -> "Table":
+        known = {column.name for column in self.columns if not isinstance(column, Date | Label)}
+        for column in self.columns:
+            if isinstance(column, Date) and not {column.month, column.day} <= known:
+                raise ValueError("month and day of a date must name columns of the file")
+        return self
+
     @model_validator(mode="after")
     def _columns_make_a_table(self) -> "Table":
         names = [column.name for column in self.columns]
@@ -53,7 +79,7 @@ class Table(Strict):
         if sum(isinstance(column, Label) for column in self.columns) != 1:
             raise ValueError("exactly one column must be of kind label")
         if self.width == 0:
-            raise ValueError("at least one column must be numeric or categorical")
+            raise ValueError("at least one column must become a feature")
         return self
 
 
@@ -62,12 +88,14 @@ class Csv(Table):
 
     quotes: whether fields may stand in double quotes. Off by default: a quote that one record opens would take the
     records after it along, up to the next quote. With quotes on, a field that holds a line break is refused.
+    member: where the files are zip archives, the name of the text inside.
     """
 
     kind: Literal["csv"]
     separator: Annotated[str, StringConstraints(min_length=1, max_length=1, pattern=r"^[\x01-\x7f]$")] = ","
     header: bool = True
     quotes: bool = False
+    member: Word | None = None
     skip_lines: SkipLines = SkipLines()
 
 
@@ -77,4 +105,4 @@ class Parquet(Table):
     kind: Literal["parquet"]
 
 
-Format: TypeAlias = Annotated[Idx | Digits | Csv | Parquet, Field(discriminator="kind")]
+Format: TypeAlias = Annotated[Idx | Digits | Synthetic | Csv | Parquet, Field(discriminator="kind")]

@@ -2,16 +2,20 @@
 
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from types import TracebackType
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.lib import format as npy
+from numpy.typing import DTypeLike, NDArray
 
 from data.description import PublicDescription
 from data.errors import DataRefused
-from data.records import Parts
+from data.records import PARTS, Block, Part
 
 _FEATURES, _LABELS = np.dtype(np.float32), np.dtype(np.int64)
 
@@ -30,8 +34,10 @@ class Prepared:
     test_labels: NDArray[np.int64]
 
 
-def write(folder: Path, parts: Parts, public: PublicDescription, *, salt: bytes, at_most: int | None) -> None:
-    """Put the records into `folder`, whole or not at all.
+def write(
+    folder: Path, blocks: Iterable[Block], public: PublicDescription, *, salt: bytes, at_most: int | None
+) -> None:
+    """Put the records into `folder` as their blocks come, whole or not at all.
 
     salt: secret bytes that keep a checksum of the folder from being guessed. at_most: bound on the number of
     records when that is private; the file `salt` then grows so that the folder's size depends on it alone.
@@ -42,8 +48,10 @@ def write(folder: Path, parts: Parts, public: PublicDescription, *, salt: bytes,
         (fresh / ".gitignore").write_text("*\n")
         content = fresh / "content"
         content.mkdir(mode=0o700)
-        _fill(content, parts, public)
-        _write_salt(content / "salt", salt, padding=_padding(parts, public, at_most))
+        written = _fill(content, blocks, public)
+        (content / "public.json").write_text(public.to_json(), encoding="utf-8")
+        padding = 0 if at_most is None else (at_most - sum(written.values())) * _bytes_a_record(public)
+        _write_salt(content / "salt", salt, padding=padding)
         if folder.exists():
             folder.rename(fresh / "replaced")
         content.rename(folder)
@@ -51,22 +59,59 @@ def write(folder: Path, parts: Parts, public: PublicDescription, *, salt: bytes,
         shutil.rmtree(fresh)
 
 
-def _fill(folder: Path, parts: Parts, public: PublicDescription) -> None:
-    for name, records in (("train", parts.train), ("test", parts.test)):
-        np.save(folder / f"{name}_features.npy", np.ascontiguousarray(records.features, _FEATURES))
-        np.save(folder / f"{name}_labels.npy", np.ascontiguousarray(records.labels, _LABELS))
-    (folder / "public.json").write_text(public.to_json(), encoding="utf-8")
+def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> Mapping[Part, int]:
+    """Writes the arrays; returns how many records each part has."""
+    with ExitStack() as stack:
+        features, labels = (
+            {part: stack.enter_context(_Rows(folder / f"{part}_{name}.npy", kind, shape)) for part in PARTS}
+            for name, kind, shape in (("features", _FEATURES, public.input_shape), ("labels", _LABELS, ()))
+        )
+        for block in blocks:
+            features[block.part].append(block.records.features)
+            labels[block.part].append(block.records.labels)
+        return {part: labels[part].count for part in PARTS}
 
 
-def _padding(parts: Parts, public: PublicDescription, at_most: int | None) -> int:
-    """Bytes that the records still missing to `at_most` would have taken."""
-    if at_most is None:
-        return 0
-    bytes_a_record = prod(public.input_shape) * _FEATURES.itemsize + _LABELS.itemsize
-    return (at_most - len(parts.train) - len(parts.test)) * bytes_a_record
+class _Rows:
+    """An .npy file that grows row by row; what `numpy.save` would have written of all its rows together.
+
+    NumPy leaves room in the header for the number of rows, so that it can be set at the end.
+    """
+
+    def __init__(self, path: Path, kind: DTypeLike, shape: tuple[int, ...]) -> None:
+        self._kind, self._shape, self.count = np.dtype(kind), shape, 0
+        self._file = path.open("wb")
+        self._write_header()
+
+    def append(self, rows: NDArray[np.generic]) -> None:
+        """Adds rows at the end."""
+        if rows.shape[1:] != self._shape:
+            raise ValueError("rows have another shape than the array")
+        self._file.write(np.ascontiguousarray(rows, self._kind).data)
+        self.count += len(rows)
+
+    def _write_header(self) -> None:
+        shape = (self.count, *self._shape)
+        facts = {"descr": npy.dtype_to_descr(self._kind), "fortran_order": False, "shape": shape}
+        npy.write_array_header_1_0(self._file, facts)
+
+    def __enter__(self) -> "_Rows":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._file:
+            self._file.seek(0)
+            self._write_header()
+
+
+def _bytes_a_record(public: PublicDescription) -> int:
+    return prod(public.input_shape) * _FEATURES.itemsize + _LABELS.itemsize
 
 
 def _write_salt(path: Path, salt: bytes, *, padding: int) -> None:
+    """The padding stands for the records that are still missing to the bound."""
     with path.open("wb") as file:
         file.write(salt)
         file.truncate(len(salt) + padding)
@@ -76,13 +121,15 @@ def load(folder: Path) -> Prepared:
     """What `write` put into `folder`; raises DataRefused when it is not there or not whole."""
     try:
         public = PublicDescription.from_json((folder / "public.json").read_text(encoding="utf-8"))
-        train, test = (_map(folder, part, public) for part in ("train", "test"))
+        train, test = (_map(folder, part, public) for part in PARTS)
     except (OSError, EOFError, ValueError):
         raise DataRefused(f"{folder} holds no whole prepared data; run the prepare stage (again).") from None
     return Prepared(public, *train, *test)
 
 
-def _map(folder: Path, part: str, public: PublicDescription) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _map(
+    folder: Path, part: Part, public: PublicDescription
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     features = np.load(folder / f"{part}_features.npy", mmap_mode="r")
     labels = np.load(folder / f"{part}_labels.npy", mmap_mode="r")
     if features.shape != (len(labels), *public.input_shape) or (features.dtype, labels.dtype) != (

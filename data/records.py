@@ -1,12 +1,18 @@
 """Records in memory, and what is checked about them before anything is made of them."""
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.card import DataCard
 from data.errors import DataRefused
+
+Part: TypeAlias = Literal["train", "test"]
+PARTS: tuple[Part, Part] = ("train", "test")
+_WORDS = {"train": "training", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,14 @@ class Records:
 
 
 @dataclass(frozen=True)
+class Block:
+    """Some records of a part, read together; the blocks of a part follow each other in the order of its source."""
+
+    part: Part
+    records: Records
+
+
+@dataclass(frozen=True)
 class Parts:
     """The records to train on, and the public ones to test on."""
 
@@ -31,16 +45,36 @@ class Parts:
     test: Records
 
 
-def check(card: DataCard, parts: Parts) -> None:
-    """Raises DataRefused when the records are not what the card declares: shape, values, classes, number."""
-    for part, records in (("training", parts.train), ("test", parts.test)):
-        _check_values(card, part, records)
-    _check_number(card, parts)
+def whole(blocks: Iterable[Block]) -> Parts:
+    """All blocks of each part put together in memory; a part without blocks has no records and no shape."""
+    read: dict[Part, list[Records]] = {part: [] for part in PARTS}
+    for block in blocks:
+        read[block.part].append(block.records)
+    return Parts(*(_joined(read[part]) for part in PARTS))
+
+
+def _joined(records: list[Records]) -> Records:
+    if not records:
+        return Records(np.zeros((0,), np.float32), np.zeros((0,), np.int64))
+    return Records(np.concatenate([r.features for r in records]), np.concatenate([r.labels for r in records]))
+
+
+def checked(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks as they come, each with records; and at the end, that their number is right.
+
+    Raises DataRefused when the records are not what the card declares: shape, values, classes, number.
+    """
+    found = dict.fromkeys(PARTS, 0)
+    for block in blocks:
+        if len(block.records):
+            _check_values(card, _WORDS[block.part], block.records)
+            found[block.part] += len(block.records)
+            _check_bound(card, found)
+            yield block
+    _check_number(card, found)
 
 
 def _check_values(card: DataCard, part: str, records: Records) -> None:
-    if len(records) == 0:
-        raise DataRefused(f"Data set {card.name!r} has no {part} records; give it a file that holds some.")
     if records.features.shape != (len(records), *card.input_shape):
         raise DataRefused(
             f"The {part} records of {card.name!r} have not the declared shape {list(card.input_shape)}, "
@@ -57,14 +91,23 @@ def _check_values(card: DataCard, part: str, records: Records) -> None:
         )
 
 
-def _check_number(card: DataCard, parts: Parts) -> None:
-    declared, found = card.records, (len(parts.train), len(parts.test))
-    if declared.at_most is not None and sum(found) > declared.at_most:
+def _check_bound(card: DataCard, found: Mapping[Part, int]) -> None:
+    at_most = card.records.at_most
+    if at_most is not None and sum(found.values()) > at_most:
         raise DataRefused(
-            f"Data set {card.name!r} has more records than its at_most, {declared.at_most}; raise that in its card."
+            f"Data set {card.name!r} has more records than its at_most, {at_most}; raise that in its card."
         )
-    if declared.at_most is None and found != (declared.train, declared.test):
+
+
+def _check_number(card: DataCard, found: Mapping[Part, int]) -> None:
+    for part in PARTS:
+        if found[part] == 0:
+            raise DataRefused(
+                f"Data set {card.name!r} has no {_WORDS[part]} records; give it a file that holds some."
+            )
+    declared = card.records
+    if declared.at_most is None and (found["train"], found["test"]) != (declared.train, declared.test):
         raise DataRefused(
-            f"Data set {card.name!r} has {found[0]} training and {found[1]} test records, its card declares "
-            f"{declared.train} and {declared.test}; correct the files or the card."
+            f"Data set {card.name!r} has {found['train']} training and {found['test']} test records, its card "
+            f"declares {declared.train} and {declared.test}; correct the files or the card."
         )

@@ -1,24 +1,27 @@
 """Which records are set apart for testing, where the source does not say: each record decides for itself."""
 
 import hashlib
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.card import Split
-from data.records import Parts, Records
+from data.records import Block, Records
 
 _BLOCK = 16384
 
 
-def split(records: Records, rule: Split) -> Parts:
-    """Training and test records by `rule`, in the order they came.
+def split(blocks: Iterable[Block], rule: Split) -> Iterator[Block]:
+    """Training and test records by `rule`, in the order they came, whatever part they were in.
 
     A record's side is a function of its own features and label and of the rule's public salt: adding or
     removing a record moves no other one, and equal records stay together.
     """
-    test = is_test(records, rule)
-    return Parts(train=records[~test], test=records[test])
+    for block in blocks:
+        test = is_test(block.records, rule)
+        yield Block("train", block.records[~test])
+        yield Block("test", block.records[test])
 
 
 def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:

@@ -1,16 +1,17 @@
 """The handwritten digits that come with scikit-learn: nothing to fetch."""
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 
 from data.errors import DataRefused
 from data.formats import Digits
-from data.records import Records
+from data.records import Block, Records
 
 
-def read(declared: Digits, *, shape: tuple[int, ...]) -> Records:
-    """The 1797 images as float32 in [0, 1] (ink 0..16, divided by 16) of `shape`, labels as int64.
+def read(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[Block]:
+    """The 1797 images as one block: float32 in [0, 1] (ink 0..16, divided by 16) of `shape`, labels as int64.
 
     Raises DataRefused when the installed scikit-learn carries other digits than the declared ones.
     """
@@ -22,4 +23,5 @@ def read(declared: Digits, *, shape: tuple[int, ...]) -> Records:
         raise DataRefused(
             "The digits of the installed scikit-learn are not the declared ones; install the locked one."
         )
-    return Records(pixels.reshape(-1, *shape).astype(np.float32) / np.float32(16), labels.astype(np.int64))
+    images = pixels.reshape(-1, *shape).astype(np.float32) / np.float32(16)
+    yield Block("train", Records(images, labels.astype(np.int64)))

@@ -3,27 +3,25 @@
 import gzip
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data.errors import DataRefused
-from data.records import Parts, Records
+from data.records import PARTS, Block, Records
 
 _UNSIGNED_BYTE = 0x08
 
 
-def read(files: Mapping[str, Path], *, shape: tuple[int, ...]) -> Parts:
-    """Images as float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
+def read(files: Mapping[str, Path], *, shape: tuple[int, ...]) -> Iterator[Block]:
+    """A block a part: images as float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
 
     Raises DataRefused, naming the file, when one is not IDX, is cut short, or does not hold such images.
     """
-    return Parts(
-        train=_records(files["train_images"], files["train_labels"], shape),
-        test=_records(files["test_images"], files["test_labels"], shape),
-    )
+    for part in PARTS:
+        yield Block(part, _records(files[f"{part}_images"], files[f"{part}_labels"], shape))
 
 
 def _records(images: Path, labels: Path, shape: tuple[int, ...]) -> Records:

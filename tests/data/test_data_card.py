@@ -17,16 +17,24 @@ def test_every_card_of_the_catalogue_is_valid_and_public(name: str) -> None:
     public = public_description(catalogue.card(name))
     assert (public.dataset, public.public, public.holdout) == (name, True, "public")
     assert (public.cap_epsilon, public.cap_delta) == (1e6, 1.0)
-    assert public.records is not None and public.test_records is not None
+    assert (public.records is None) == (public.test_records is None) == (name == "ipums")
 
 
 def test_the_catalogue_has_the_promised_sets() -> None:
     assert {"adult", "digits", "fashion-mnist", "mnist"} <= set(catalogue.names())
+    assert {"adult-a9a", "bank-encoded", "bank-marketing", "ipums"} <= set(catalogue.names())
+    assert {"kddcup99", "kddcup99-10-percent", "synthetic-logistic"} <= set(catalogue.names())
+
+
+def test_the_two_cards_of_kddcup99_differ_in_their_training_records_only() -> None:
+    full, tenth = catalogue.card("kddcup99"), catalogue.card("kddcup99-10-percent")
+    assert (full.reader, full.classes, full.population) == (tenth.reader, tenth.classes, tenth.population)
+    assert full.files["test"] == tenth.files["test"] and full.files["train"] != tenth.files["train"]
 
 
 @pytest.mark.parametrize("name", ["cifar", "../cards/mnist", "mnist.yaml", ""])
 def test_an_unknown_data_set_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(DataRefused, match="choose one of: adult, digits"):
+    with pytest.raises(DataRefused, match="choose one of: adult, adult-a9a, bank-encoded"):
         catalogue.card(name)
 
 
@@ -38,6 +46,8 @@ def test_a_private_number_of_records_is_not_described(
     assert "1000" not in public.to_json()
 
 
+BINNED = {"name": "age", "kind": "binned", "edges": [1]}
+DATE = {"name": "date", "kind": "date", "month": "age", "day": "age"}
 FAULTS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "unknown key": (("colour",), "red", "key colour: unknown key"),
     "unknown nested key": (("files", "train", "colour"), "red", "key files.train.colour: unknown key"),
@@ -69,6 +79,35 @@ FAULTS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "class twice": (("classes",), ["yes", "yes"], "listed twice"),
     "shape of other columns": (("shape",), [5], "the columns make"),
     "count and bound": (("records", "train"), 5, "key records"),
+    "edges that fall": (("reader", "columns", 0), BINNED | {"edges": [2, 1]}, "edges must rise"),
+    "edge twice": (("reader", "columns", 0), BINNED | {"edges": [1, 1]}, "edges must rise"),
+    "no edges": (("reader", "columns", 0), BINNED | {"edges": []}, "key reader.columns.0.edges"),
+    "infinite edge": (("reader", "columns", 0), BINNED | {"edges": [1, float("inf")]}, "columns.0.edges.1"),
+    "bin for missing": (("reader", "columns", 0), BINNED | {"missing": "other"}, "columns.0.missing"),
+    "unknown scale": (("reader", "columns", 0, "scale"), "sqrt", "key reader.columns.0.scale"),
+    "unknown unknown": (("reader", "columns", 1, "unknown"), "mode", "key reader.columns.1.unknown"),
+    "date without month": (("reader", "columns", 1), DATE | {"month": "month"}, "must name columns"),
+    "date of a label": (("reader", "columns", 1), DATE | {"day": "answer"}, "must name columns"),
+    "date of itself": (("reader", "columns", 1), DATE | {"day": "date"}, "must name columns"),
+    "eleven months": (
+        ("reader", "columns", 1),
+        DATE | {"months": [f"m{month}" for month in range(11)]},
+        "key reader.columns.1.months",
+    ),
+    "month twice": (("reader", "columns", 1), DATE | {"months": ["may"] * 12}, "a month is listed twice"),
+    "member that is no word": (("reader", "member"), "", "key reader.member"),
+    "folder with a folder": (("folder",), "a/b", "key folder"),
+    "own file under another name": (("files", "train", "saved_as"), "t.csv", "only a file with urls"),
+    "names of a file": (
+        ("files", "train"),
+        {"urls": ["https://a.invalid/t.csv", "https://b.invalid/5"], "sha256": "0" * 64},
+        "say what it is saved_as",
+    ),
+    "saved in a folder": (
+        ("files", "train"),
+        {"urls": ["https://a.invalid/5"], "sha256": "0" * 64, "saved_as": "../t.csv"},
+        "key files.train.saved_as",
+    ),
     "no records": (("records",), {"train": 0, "test": 1}, "key records.train"),
     "no checksum": (("files", "train", "sha256"), None, "needs sha256"),
     "short checksum": (("files", "train", "sha256"), "ab12", "key files.train.sha256"),
@@ -141,3 +180,24 @@ def test_images_need_their_four_files_and_a_shape(images: Document, store: Calla
     del images["files"]["test_labels"]
     with pytest.raises(DataRefused, match="must be test_images, test_labels, train_images, train_labels"):
         catalogue.card("dots", store(images))
+
+
+def test_synthetic_records_need_public_numbers_one_axis_two_classes_and_no_files(
+    table: Document, store: Callable[..., Path]
+) -> None:
+    reader = {"kind": "synthetic", "features_seed": 1, "hyperplane_seed": 2, "sha256": "0" * 64}
+    changes = {"reader": reader, "files": {}, "split": None, "shape": [3], "records": {"train": 5, "test": 2}}
+    good = table | changes
+    assert catalogue.card("tiny", store(good)).input_shape == (3,)
+    for bad in (
+        {"shape": [1, 3]},
+        {"classes": ["a", "b", "c"]},
+        {"records": {"at_most": 9}},
+        {"shape": None},
+    ):
+        with pytest.raises(DataRefused, match="one axis and two classes, in public numbers"):
+            catalogue.card("tiny", store(good | bad))
+    with pytest.raises(DataRefused, match="split is needed when the source has no test set, and only then"):
+        catalogue.card("tiny", store(good | {"split": table["split"]}))
+    with pytest.raises(DataRefused, match="the synthetic reader takes no files"):
+        catalogue.card("tiny", store(good | {"files": table["files"]}))

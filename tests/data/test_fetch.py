@@ -127,6 +127,21 @@ def test_the_next_home_is_tried(
         fetch(remote(*homes), places, key=KEY)
 
 
+def test_data_sets_may_share_a_folder_and_name_a_file_themselves(
+    table: Document, card_of: Callable[[Document], DataCard], places: Places, home_page: tuple[str, Path]
+) -> None:
+    address, folder = home_page
+    put(folder / "5976042", CONTENT)
+    file = {"sha256": hashlib.sha256(CONTENT).hexdigest(), "saved_as": "t.csv"}
+    file["urls"] = ["http://127.0.0.1:1/t.csv", f"{address}/5976042"]  # type: ignore[assignment]
+    card = card_of(table | {"folder": "shared", "files": {"train": file}})
+    kept = fetch(card, places, key=KEY)["train"]
+    assert kept == places.cache / "shared" / "t.csv" and kept.read_bytes() == CONTENT
+    assert places.mirror is not None
+    mirrored = put(places.mirror / "shared" / "t.csv", CONTENT)
+    assert fetch(card, places, key=KEY)["train"] == mirrored
+
+
 def test_an_own_file_is_checked(
     table: Document, card_of: Callable[[Document], DataCard], places: Places
 ) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data import DataRefused
+from data import DataRefused, reading
 from data.card import DataCard
-from data.reading import read
+from data.records import Parts, whole
 
 Document = dict[str, Any]
 Pack = Callable[[NDArray[np.uint8]], bytes]
@@ -32,6 +32,11 @@ def files(tmp_path: Path, idx: Pack) -> dict[str, Path]:
     for role, values in content.items():
         (tmp_path / f"{role}.gz").write_bytes(idx(values))
     return {role: tmp_path / f"{role}.gz" for role in content}
+
+
+def read(card: DataCard, files: dict[str, Path]) -> Parts:
+    """All records of the files."""
+    return whole(reading.read(card, files))
 
 
 @pytest.fixture

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import DataRefused, prepared
+from data import DataRefused, catalogue, prepared
 from tasks.params import Data, Params
 from tasks.prepare import prepare
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLE = PROJECT / "examples" / "own_data"
+IPUMS_ROWS = (
+    "YEAR,AGE,SEX,MARST,RACE,CITIZEN,NCHILD,FAMSIZE,OWNERSHP,VETSTAT,EDUC,EMPSTAT,CLASSWKR,UHRSWORK,HIGH_INCOME\n"
+) + "".join(f"2000,{20 + i},{i % 2 + 1},6,1,0,2,4,1,1,{i % 12},1,2,40,{i % 2}\n" for i in range(60))
 VISITS = Params({"data": Data(dataset="visits")})
 
 
@@ -101,6 +104,36 @@ def test_a_table_with_a_test_file_is_not_split(tmp_path: Path) -> None:
     run(tmp_path / "prepared", home=tmp_path, cards=tmp_path)
     loaded = prepared.load(tmp_path / "prepared")
     assert len(loaded.train_labels) == len(loaded.test_labels) == 1200
+
+
+def test_the_template_of_ipums_is_refused_until_its_file_is_there_and_declared(tmp_path: Path) -> None:
+    ipums = Params({"data": Data(dataset="ipums")})
+    own = tmp_path / "data" / "raw" / "ipums" / "ipums.csv"
+    cards = tmp_path / "cards"
+    cards.mkdir()
+    template = (catalogue.CARDS / "ipums.yaml").read_text()
+    (cards / "ipums.yaml").write_text(template)
+
+    def attempt() -> None:
+        prepare(ipums, mirror=None, home=tmp_path, destination=tmp_path / "p", root=tmp_path, cards=cards)
+
+    with pytest.raises(
+        DataRefused, match=r"There is no file .*ipums\.csv; put it there or correct"
+    ) as refusal:
+        attempt()
+    assert "\n" not in str(refusal.value)
+    own.parent.mkdir(parents=True)
+    own.write_text(IPUMS_ROWS)
+    with pytest.raises(
+        DataRefused, match=r"keyed_sha256 in its data card declares; .* write [0-9a-f]{64}"
+    ) as refusal:
+        attempt()
+    proper = str(refusal.value).split("write ")[1].split()[0]
+    (cards / "ipums.yaml").write_text(template.replace("0" * 64, proper))
+    attempt()
+    loaded = prepared.load(tmp_path / "p")
+    assert len(loaded.train_labels) + len(loaded.test_labels) == 60
+    assert set(loaded.train_labels) == {0, 1} and loaded.train_features.max() <= 1
 
 
 def test_the_stage_imports_no_torch() -> None:

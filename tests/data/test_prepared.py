@@ -11,18 +11,18 @@ import pytest
 
 from data import DataRefused, PublicDescription, prepared, public_description
 from data.card import DataCard
-from data.records import Parts, Records
+from data.records import Block, Records
 
 Document = dict[str, Any]
 
 
-def parts(train: int, test: int) -> Parts:
+def parts(train: int, test: int) -> list[Block]:
     """Records of four features, as the card of the tiny table makes them."""
 
     def some(n: int) -> Records:
         return Records(np.full((n, 4), 0.5, np.float32), np.ones(n, np.int64))
 
-    return Parts(some(train), some(test))
+    return [Block("train", some(train)), Block("test", some(test))]
 
 
 @pytest.fixture

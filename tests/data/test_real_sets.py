@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import DataRefused, catalogue
+from data import DataRefused, catalogue, public_description
 from data.fetch import Places, fetch
 from data.formats import Digits
 from data.readers import digits
 from data.reading import read
-from data.records import Parts
+from data.records import Parts, Records, whole
 
 MIRROR = os.environ.get("EPSILONFLOW_DATA_MIRROR")
 needs_mirror = pytest.mark.skipif(
@@ -19,11 +19,27 @@ needs_mirror = pytest.mark.skipif(
 )
 
 
+A9A = {  # rows of the published file, whose order is that of adult.data
+    0: [3, 11, 14, 19, 39, 42, 55, 64, 67, 73, 75, 76, 80, 83],
+    7: [5, 7, 17, 22, 36, 40, 51, 63, 67, 73, 74, 76, 81, 83],
+    27: [5, 16, 20, 37, 40, 63, 68, 73, 74, 76, 82, 93],  # two values missing
+    58: [4, 6, 15, 22, 36, 40, 55, 63, 67, 73, 74, 76, 82, 83],  # 48 hours
+    155: [4, 6, 16, 22, 36, 40, 48, 63, 67, 73, 74, 76, 81, 83],  # 46 hours
+    247: [2, 6, 16, 22, 36, 42, 49, 64, 67, 72, 74, 76, 78, 83],  # 34 hours
+    13866: [5, 7, 15, 22, 36, 40, 49, 63, 67, 73, 74, 76, 78, 83],  # the four edges of fnlwgt,
+    10858: [1, 6, 16, 22, 36, 40, 55, 61, 67, 72, 74, 76, 82, 83],
+    6393: [3, 6, 17, 26, 35, 43, 58, 66, 67, 72, 74, 76, 78, 103],
+    29641: [4, 6, 15, 24, 38, 42, 52, 66, 67, 72, 74, 76, 79, 83],  # and the last numbers below two of them
+    9840: [1, 6, 17, 22, 36, 42, 55, 64, 67, 72, 74, 76, 78, 83],
+    30469: [2, 7, 18, 22, 36, 40, 49, 63, 71, 73, 74, 76, 82, 83],
+}
+
+
 def parts_of(name: str, cache: Path) -> Parts:
     """The records of a data set of the catalogue, from the mirror."""
     card = catalogue.card(name)
     places = Places(root=Path(), mirror=Path(MIRROR) if MIRROR else None, cache=cache)
-    return read(card, fetch(card, places, key=bytes(32)))
+    return whole(read(card, fetch(card, places, key=bytes(32))))
 
 
 def test_digits(tmp_path: Path) -> None:
@@ -37,7 +53,7 @@ def test_digits(tmp_path: Path) -> None:
 
 def test_digits_that_are_not_the_declared_ones_are_refused() -> None:
     with pytest.raises(DataRefused, match="installed scikit-learn are not the declared ones"):
-        digits.read(Digits(kind="digits", sha256="0" * 64), shape=(1, 8, 8))
+        whole(digits.read(Digits(kind="digits", sha256="0" * 64), shape=(1, 8, 8)))
 
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -84,3 +100,88 @@ def test_adult_sends_what_is_missing_and_nothing_else_to_other(tmp_path: Path) -
         end - 1 for end, column in zip(ends, card.reader.columns, strict=True) if column.kind == "numeric"
     ]
     assert (np.delete(parts.train.features, one_hot, axis=1).sum(axis=1) == 8).all()
+
+
+def gradient_at_zero(*parts: Records) -> float:
+    """Norm of the gradient of the mean logistic loss at 0, with a bias."""
+    x = np.concatenate([records.features for records in parts]).astype(np.float64)
+    residuals = 0.5 - np.concatenate([records.labels for records in parts])
+    return float(np.hypot(np.linalg.norm(x.T @ residuals), residuals.sum()) / len(x))
+
+
+@needs_mirror
+def test_adult_in_binary_features_is_a9a(tmp_path: Path) -> None:
+    """Norms of DP-AGD's Table 1 (over all records) and of the published test file; then single rows."""
+    parts = parts_of("adult-a9a", tmp_path)
+    assert gradient_at_zero(parts.train, parts.test) == pytest.approx(0.72558, abs=5e-6)
+    assert gradient_at_zero(parts.test) == pytest.approx(0.7330, abs=5e-5)
+    assert set(np.unique(parts.train.features)) == {0, 1} == set(np.unique(parts.test.features))
+    assert parts.train.features.shape == (32561, 123) and parts.test.features.shape == (16281, 123)
+    for row, ones in A9A.items():
+        assert (np.flatnonzero(parts.train.features[row]) + 1).tolist() == ones
+    missing = (parts.train.features.sum(axis=1) < 14).sum(), (parts.test.features.sum(axis=1) < 14).sum()
+    assert missing == (2399, 1221)
+
+
+@needs_mirror
+def test_bank_marketing_and_the_encoded_table_say_the_same(tmp_path: Path) -> None:
+    own, encoded = (together(parts_of(name, tmp_path)) for name in ("bank-marketing", "bank-encoded"))
+    assert np.bincount(own.labels).tolist() == np.bincount(encoded.labels).tolist() == [39922, 5289]
+    assert own.features.sum(axis=0)[own_places()] == pytest.approx(
+        encoded.features.sum(axis=0)[encoded_places()], rel=1e-4
+    )
+    jobs, unknown = own.features[:, 1:13], own.features[:, 12]
+    assert (jobs.sum(axis=1) == 1).all() and unknown.sum() == 288
+
+
+def together(parts: Parts) -> Records:
+    """Training and test records one after the other."""
+    return Records(
+        np.concatenate([parts.train.features, parts.test.features]),
+        np.concatenate([parts.train.labels, parts.test.labels]),
+    )
+
+
+def own_places() -> list[int]:
+    """In bank-marketing: age, jobs, single, married, education, default, balance, housing, loan, contact,
+    duration to previous."""
+    return [0, *range(1, 12), 13, 14, *range(16, 19), 20, 21, 22, 23, 24, 25, 28, 29, 30, 31]
+
+
+def encoded_places() -> list[int]:
+    """The same in the encoded table."""
+    return [0, *range(1, 12), 12, 13, *range(14, 17), 17, 18, 19, 20, 21, 22, 24, 25, 27, 28]
+
+
+@pytest.fixture(scope="session")
+def kddcup99(tmp_path_factory: pytest.TempPathFactory) -> Parts:
+    """The 10 percent file and the test records, read once."""
+    return parts_of("kddcup99-10-percent", tmp_path_factory.mktemp("cache"))
+
+
+@needs_mirror
+def test_kddcup99(kddcup99: Parts) -> None:
+    assert kddcup99.train.features.shape == (494021, 121) and kddcup99.test.features.shape == (311029, 121)
+    smurf, neptune, others = 280790, 107201, 2203 + 979 + 264 + 21
+    assert kddcup99.train.labels.sum() == smurf + neptune + others
+    new_in_the_test_records = 5000 + 794 + 759 + 2
+    assert kddcup99.test.labels.sum() == 164091 + 58001 + 1098 + 12 + 87 + 9 + new_in_the_test_records
+
+
+@needs_mirror
+def test_kddcup99_knows_every_category_but_one(kddcup99: Parts) -> None:
+    for start, stop in ((1, 4), (4, 74), (74, 85)):
+        assert (kddcup99.train.features[:, start:stop].sum(axis=1) == 1).all()
+        unknown = (kddcup99.test.features[:, start:stop].sum(axis=1) == 0).sum()
+        assert unknown == (2 if start == 4 else 0)  # the service "icmp"
+
+
+@needs_mirror
+def test_no_real_record_goes_beyond_the_norms_of_its_card(kddcup99: Parts, tmp_path: Path) -> None:
+    sets = {name: parts_of(name, tmp_path) for name in ("adult-a9a", "bank-encoded", "digits")}
+    for name, parts in (sets | {"kddcup99-10-percent": kddcup99}).items():
+        l1, l2 = public_description(catalogue.card(name)).feature_norms or (0, 0)
+        for records in (parts.train, parts.test):
+            rows = records.features.reshape(len(records), -1)
+            assert rows.min() >= 0
+            assert rows.sum(axis=1).max() <= l1 and np.linalg.norm(rows, axis=1).max() <= l2 * (1 + 1e-6)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.card import Split
-from data.records import Records
+from data.records import Block, Records, whole
 from data.split import is_test, split
 
 RULE = Split(salt="a public salt", test_fraction=0.5)
@@ -33,7 +33,7 @@ def test_equal_records_stay_together_and_none_is_lost(rows: list[tuple[float, in
     for row, side in zip(rows, is_test(records(rows), RULE), strict=True):
         sides.setdefault(row, set()).add(bool(side))
     assert all(len(side) == 1 for side in sides.values())
-    parts = split(records(rows), RULE)
+    parts = whole(split([Block("train", records(rows))], RULE))
     assert len(parts.train) + len(parts.test) == len(rows)
     kept = [float(x) for part in (parts.train, parts.test) for x in part.features[:, 0]]
     assert sorted(kept) == sorted(x for x, _ in rows)
@@ -66,5 +66,9 @@ def test_the_share_of_test_records_is_the_declared_one() -> None:
 
 def test_many_records_are_hashed_as_few_are() -> None:
     rows = [(x / 40_000, 0) for x in range(40_000)]  # more than two blocks of hashes
-    apart = [is_test(records(rows[start : start + 7_000]), RULE) for start in range(0, len(rows), 7_000)]
-    assert np.concatenate(apart).tolist() == is_test(records(rows), RULE).tolist()
+    apart = [records(rows[start : start + 7_000]) for start in range(0, len(rows), 7_000)]
+    sides = is_test(records(rows), RULE)
+    assert np.concatenate([is_test(block, RULE) for block in apart]).tolist() == sides.tolist()
+    parts = whole(split([Block("train", block) for block in apart], RULE))
+    assert parts.test.features.tobytes() == records(rows)[sides].features.tobytes()
+    assert parts.train.features.tobytes() == records(rows)[~sides].features.tobytes()

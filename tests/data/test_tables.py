@@ -14,7 +14,7 @@ from data import DataRefused
 from data.card import DataCard
 from data.formats import Csv, Parquet
 from data.readers import table as tables
-from data.records import Records
+from data.records import Records, whole
 
 Document = dict[str, Any]
 CardOf = Callable[[Document], DataCard]
@@ -35,7 +35,7 @@ def encode(table: Document, card_of: CardOf, tmp_path: Path) -> Callable[..., Re
             path.write_bytes(content.encode() if isinstance(content, str) else content)
         card = card_of(table)
         assert isinstance(card.reader, Csv | Parquet)
-        return tables.read({"train": path}, card.reader, classes=card.classes)["train"]
+        return whole(tables.read({"train": path}, card.reader, classes=card.classes)).train
 
     return read
 

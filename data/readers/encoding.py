@@ -1,0 +1,136 @@
+"""One column of a table to features, or to classes: each value by itself, by what the card declares of the column.
+
+Every function takes the values as they were read and `where`, which names file and column in a refusal; none of
+them puts a value into a message.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from data.columns import Binned, Categorical, Column, Date, Label, Numeric
+from data.errors import DataRefused
+
+_FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
+
+
+def fill(
+    place: NDArray[np.float32], column: Column, table: pa.Table, missing: tuple[str, ...], path: str
+) -> None:
+    """Write the features of `column`, each in [0, 1], into `place`, which is zero and [n, column.width].
+
+    missing: spellings of a missing number. Raises DataRefused when a number is missing without leave, is no number
+    or is not finite, or when a date is none.
+    """
+    where = f"{path}, column {column.name!r}"
+    if isinstance(column, Numeric):
+        place[:, 0] = _scaled(table[column.name], column, missing, where)
+    elif isinstance(column, Binned):
+        _mark(place, _bins(table[column.name], column, missing, where))
+    elif isinstance(column, Categorical):
+        _mark(place, positions(table[column.name], column.categories, where))
+    elif isinstance(column, Date):
+        place[:, 0] = _days(table, column, missing, path)
+
+
+def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where: str) -> NDArray[np.int64]:
+    """For each value the place of its class among `known`; int64 [n]. Raises DataRefused where it is none of them."""
+    written = [
+        (text, index) for index, name in enumerate(known) for text in label.spellings.get(name, (name,))
+    ]
+    found = positions(values, tuple(text for text, _ in written), where)
+    if (found == len(written)).any():
+        raise DataRefused(f"{where}: a label is none of the declared classes; correct the file or the card.")
+    return np.array([index for _, index in written], np.int64)[found]
+
+
+def positions(values: pa.ChunkedArray, known: tuple[str, ...], where: str) -> NDArray[np.int64]:
+    """For each value its place among `known`, or len(known) when it is unknown or missing; int64 [n]."""
+    found = pc.index_in(_trimmed(values, where), value_set=pa.array(known, pa.string()))
+    places: NDArray[np.int64] = found.cast(pa.int64()).fill_null(len(known)).to_numpy()
+    return places
+
+
+def _mark(place: NDArray[np.float32], found: NDArray[np.int64]) -> None:
+    """One-hot; a position beyond the features leaves zeros."""
+    rows = np.flatnonzero(found < place.shape[1])
+    place[rows, found[rows]] = 1.0
+
+
+def _scaled(
+    values: pa.ChunkedArray, column: Numeric, missing: tuple[str, ...], where: str
+) -> NDArray[np.float64]:
+    """The column clamped to its bounds and scaled to [0, 1]; float64 [n]."""
+    low, high = column.bounds
+    numbers, absent = _numbers(values, missing, where)
+    if column.missing == "refuse":
+        _refuse_missing(absent, where)
+    else:
+        numbers[absent] = column.missing
+    inside = np.clip(numbers, low, high) - low
+    if column.scale == "linear":
+        return inside / (high - low)
+    scaled: NDArray[np.float64] = np.minimum(np.log1p(inside) / np.log1p(high - low), 1.0)
+    return scaled
+
+
+def _bins(values: pa.ChunkedArray, column: Binned, missing: tuple[str, ...], where: str) -> NDArray[np.int64]:
+    """For each value the number of its interval, or the width when it is missing; int64 [n]."""
+    numbers, absent = _numbers(values, missing, where)
+    if column.missing == "refuse":
+        _refuse_missing(absent, where)
+    return np.where(absent, column.width, np.searchsorted(column.edges, numbers, side="right"))
+
+
+def _days(table: pa.Table, column: Date, missing: tuple[str, ...], path: str) -> NDArray[np.float64]:
+    """31 month + day, scaled to [0, 1]; float64 [n]."""
+    months = positions(table[column.month], column.months, f"{path}, column {column.month!r}")
+    where = f"{path}, column {column.day!r}"
+    days, absent = _numbers(table[column.day], missing, where)
+    _refuse_missing(absent, where)
+    real = (months < 12) & (days >= 1) & (days <= 31) & (days == np.floor(days))
+    if not real.all():
+        raise DataRefused(f"{path}, column {column.name!r}: a date is none; correct the file or its card.")
+    return (31 * (months + 1) + days - _FIRST_DAY) / (_LAST_DAY - _FIRST_DAY)
+
+
+def _numbers(
+    values: pa.ChunkedArray, missing: tuple[str, ...], where: str
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The values as finite numbers, zero where missing, float64 [n]; and which ones are missing, bool [n]."""
+    if _is_text(values.type):
+        values = _trimmed(values, where)
+        known = pc.is_in(values, value_set=pa.array(missing, pa.string()))
+        values = pc.if_else(known, pa.scalar(None, pa.string()), values)
+    absent = values.is_null().to_numpy()
+    numbers = np.array(_cast(values, pa.float64(), where).fill_null(0.0).to_numpy())
+    if not np.isfinite(numbers).all():
+        raise DataRefused(f"{where}: NaN and infinite numbers are not allowed; correct the file.")
+    return numbers, absent
+
+
+def _refuse_missing(absent: NDArray[np.bool_], where: str) -> None:
+    if absent.any():
+        raise DataRefused(
+            f"{where}: a number is missing; correct the file, or declare `missing` for that column."
+        )
+
+
+def _trimmed(values: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    return pc.utf8_trim_whitespace(_cast(values, pa.string(), where))
+
+
+def _cast(values: pa.ChunkedArray, kind: pa.DataType, where: str) -> pa.ChunkedArray:
+    try:
+        return pc.cast(values, kind, safe=False)
+    except pa.ArrowException:  # its message quotes the value
+        what = "a number" if pa.types.is_floating(kind) else "text"
+        raise DataRefused(
+            f"{where}: holds something that is not {what}; correct the file or its card."
+        ) from None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

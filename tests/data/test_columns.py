@@ -1,0 +1,102 @@
+"""Columns that become bins, dates and logarithms: where each value goes, and what is refused without a value."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from data import DataRefused
+from data.card import DataCard
+from data.readers import table as tables
+from data.records import whole
+
+Document = dict[str, Any]
+Encode = Callable[..., NDArray[np.float32]]
+SECRET = "31337"
+
+
+@pytest.fixture
+def encode(table: Document, card_of: Callable[[Document], DataCard], tmp_path: Path) -> Encode:
+    """The features of lines without header, of a table with the given columns and, as its last, the label."""
+
+    def read(columns: list[Document], *lines: str, missing: tuple[str, ...] = ("?",)) -> NDArray[np.float32]:
+        label = {"name": "answer", "kind": "label"}
+        table["reader"] |= {"header": False, "missing": list(missing), "columns": [*columns, label]}
+        path = tmp_path / "tiny.csv"
+        path.write_text("".join(f"{line},no\n" for line in lines))
+        card = card_of(table)
+        assert card.reader.kind == "csv"
+        features = whole(tables.read({"train": path}, card.reader, classes=card.classes)).train.features
+        assert features.shape == (len(lines), *card.input_shape)
+        return features
+
+    return read
+
+
+BINS = {"name": "age", "kind": "binned", "edges": [26, 33.5]}
+
+
+def test_an_edge_is_the_least_number_of_the_bin_above(encode: Encode) -> None:
+    features = encode([BINS], "25.999", "26", "33.499", "33.5", "-1e300", "1e300")
+    assert features.argmax(axis=1).tolist() == [0, 1, 1, 2, 0, 2]
+    assert (features.sum(axis=1) == 1).all()
+
+
+def test_a_missing_number_has_no_bin_only_where_the_card_says_so(encode: Encode) -> None:
+    assert encode([BINS | {"missing": "zeros"}], "?", "30").tolist() == [[0, 0, 0], [0, 1, 0]]
+    with pytest.raises(DataRefused, match="column 'age': a number is missing"):
+        encode([BINS], "30", "?")
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", f"x{SECRET}"])
+def test_a_bin_takes_finite_numbers_only(encode: Encode, bad: str) -> None:
+    with pytest.raises(DataRefused, match="column 'age': ") as refusal:
+        encode([BINS | {"missing": "zeros"}], "30", bad)
+    assert SECRET not in str(refusal.value)
+
+
+def test_unknown_and_missing_categories_are_zeros_where_the_card_says_so(encode: Encode) -> None:
+    town = {"name": "town", "kind": "categorical", "categories": ["Rome", "Oslo"], "unknown": "zeros"}
+    assert encode([town], "Oslo", "Bergen", "?", "Rome").tolist() == [[0, 1], [0, 0], [0, 0], [1, 0]]
+
+
+def test_a_logarithm_goes_from_0_to_1_between_the_bounds(encode: Encode) -> None:
+    column = {"name": "bytes", "kind": "numeric", "bounds": [-1, 998], "scale": "log"}
+    features = encode([column], "-1", "998", "8", "-5", "1e9", "98")[:, 0]
+    assert features.tolist() == pytest.approx([0, 1, np.log(10) / np.log(1000), 0, 1, 2 / 3], abs=1e-7)
+
+
+DATE = [
+    {"name": "day", "kind": "ignored"},
+    {"name": "month", "kind": "ignored"},
+    {"name": "date", "kind": "date", "month": "month", "day": "day"},
+]
+
+
+def test_a_date_is_made_of_two_columns(encode: Encode) -> None:
+    features = encode(DATE, "1,jan", "31,dec", "5, may", "1,feb", "31,jan")[:, 0]
+    assert features.tolist() == pytest.approx([0, 1, 128 / 371, 31 / 371, 30 / 371])
+    own = [*DATE[:2], DATE[2] | {"months": [str(month) for month in range(1, 13)]}]
+    assert encode(own, "5,5").tolist() == [[pytest.approx(128 / 371)]]
+
+
+@pytest.mark.parametrize("bad", ["0,jan", "32,jan", "1.5,jan", f"1,{SECRET}", "1,JAN", "1,?"])
+def test_what_is_no_date_is_refused(encode: Encode, bad: str) -> None:
+    with pytest.raises(DataRefused, match="column 'date': a date is none") as refusal:
+        encode(DATE, "5,may", bad)
+    assert SECRET not in str(refusal.value)
+
+
+@pytest.mark.parametrize("bad", ["?,jan", f"x{SECRET},jan", "nan,jan"])
+def test_a_day_that_is_no_number_is_refused(encode: Encode, bad: str) -> None:
+    with pytest.raises(DataRefused, match="column 'day': ") as refusal:
+        encode(DATE, bad)
+    assert SECRET not in str(refusal.value)
+
+
+def test_columns_keep_their_places_beside_each_other(encode: Encode) -> None:
+    columns = [BINS, *DATE, {"name": "height", "kind": "numeric", "bounds": [0, 2]}]
+    assert encode(columns, "30,1,jan,1").tolist() == [[0, 1, 0, 0, 0.5]]

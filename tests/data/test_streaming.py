@@ -1,0 +1,165 @@
+"""Tables are read and written block by block: the same bytes as in one piece, and never the whole file at once."""
+
+import gzip
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data import DataRefused, prepared, public_description
+from data.card import DataCard
+from data.prepared import _Rows
+from data.readers import parquet, text
+from data.reading import read
+from data.records import Block, Records
+
+Document = dict[str, Any]
+ROWS = 5000
+HEADER = "age,town,answer,note\n"
+LINES = [f"{i % 90}.5,{('Rome', 'Oslo', 'Bergen')[i % 3]},{('no', 'yes')[i % 2]},{i}\n" for i in range(ROWS)]
+
+
+@pytest.fixture
+def card(table: Document, card_of: Callable[[Document], DataCard]) -> Callable[..., DataCard]:
+    """The tiny table's card, for all of the rows, with changes to its reader."""
+    table["records"] = {"at_most": ROWS}
+    return lambda **reader: card_of(table | {"reader": table["reader"] | reader})
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few kilobytes."""
+    monkeypatch.setattr(text, "_BLOCK_BYTES", 8192)
+    monkeypatch.setattr(parquet, "_ROWS", 300)
+
+
+def written(card: DataCard, path: Path, folder: Path) -> dict[str, bytes]:
+    """The files that the records in `path` become."""
+    public = public_description(card)
+    prepared.write(folder, read(card, {"train": path}), public, salt=bytes(32), at_most=ROWS)
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_blocks_of_any_size_give_the_same_bytes(
+    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t.csv").write_text(HEADER + "".join(LINES))
+    in_one = written(card(), tmp_path / "t.csv", tmp_path / "one")
+    assert sum(1 for _ in read(card(), {"train": tmp_path / "t.csv"})) == 2
+    small_blocks(monkeypatch)
+    assert sum(1 for _ in read(card(), {"train": tmp_path / "t.csv"})) > 20
+    assert written(card(), tmp_path / "t.csv", tmp_path / "many") == in_one
+
+
+def test_gzip_zip_and_parquet_give_the_same_bytes(
+    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow as pa
+    from pyarrow import csv
+    from pyarrow import parquet as pq
+
+    small_blocks(monkeypatch)
+    content = (HEADER + "".join(LINES)).encode()
+    (tmp_path / "t.csv").write_bytes(content)
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(content))
+    with zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("other.csv", "nothing\n")
+        archive.writestr("inside.csv", content)
+    pq.write_table(csv.read_csv(pa.BufferReader(content)), tmp_path / "t.parquet")
+    plain = written(card(), tmp_path / "t.csv", tmp_path / "plain")
+    assert written(card(), tmp_path / "t.csv.gz", tmp_path / "gz") == plain
+    assert written(card(member="inside.csv"), tmp_path / "t.zip", tmp_path / "zip") == plain
+    assert written(card(kind="parquet"), tmp_path / "t.parquet", tmp_path / "pq") == plain
+
+
+def test_a_file_is_not_read_further_than_it_is_asked_for(
+    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_blocks(monkeypatch)
+    (tmp_path / "t.csv").write_text(HEADER + "".join(LINES) + "31337\n")
+    blocks = read(card(), {"train": tmp_path / "t.csv"})
+    assert len(next(blocks).records) < 500
+    with pytest.raises(DataRefused, match="same number of fields") as refusal:
+        list(blocks)
+    assert "31337" not in str(refusal.value)
+
+
+def test_a_fault_far_down_leaves_the_prepared_folder_as_it_was(
+    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_blocks(monkeypatch)
+    (tmp_path / "t.csv").write_text(HEADER + "".join(LINES))
+    before = written(card(), tmp_path / "t.csv", tmp_path / "out" / "p")
+    for fault in (
+        "x,Rome,no,1\n",
+        "1,Rome,perhaps,1\n",
+        "1,Rome,no,1\n",
+        "1,Rome\n",
+    ):  # the third is one too many
+        (tmp_path / "t.csv").write_text(HEADER + "".join(LINES) + fault)
+        with pytest.raises(DataRefused):
+            written(card(), tmp_path / "t.csv", tmp_path / "out" / "p")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out" / "p").iterdir()} == before
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["p"]
+
+
+def test_an_undeclared_column_may_change_its_looks_in_a_later_block(
+    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_blocks(monkeypatch)
+    (tmp_path / "t.csv").write_text(HEADER + "".join(LINES[:-1]) + "1,Rome,no,no number at all\n")
+    assert sum(len(block.records) for block in read(card(), {"train": tmp_path / "t.csv"})) == ROWS
+
+
+def test_a_stray_quote_stays_within_its_record_or_is_refused_in_any_block(
+    card: Callable[..., DataCard], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_blocks(monkeypatch)
+    lines = [*LINES[:3000], '1,"Rome,no,1\n', *LINES[3001:4000], '1,Rome",no,1\n', *LINES[4001:]]
+    (tmp_path / "t.csv").write_text(HEADER + "".join(lines))
+    assert sum(len(block.records) for block in read(card(), {"train": tmp_path / "t.csv"})) == ROWS
+    with pytest.raises(DataRefused, match=r"line break in quotes|same number of fields"):
+        list(read(card(quotes=True), {"train": tmp_path / "t.csv"}))
+
+
+@pytest.mark.parametrize("name", ["absent.csv", "no zip"])
+def test_an_archive_without_its_table_is_refused(
+    card: Callable[..., DataCard], tmp_path: Path, name: str
+) -> None:
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+        archive.writestr("inside.csv", HEADER + "".join(LINES))
+    if name == "no zip":
+        (tmp_path / "t.zip").write_bytes(b"PK, but nothing like it")
+    with pytest.raises(DataRefused, match=rf"t\.zip cannot .* a zip archive that holds '{name}'"):
+        list(read(card(member=name), {"train": tmp_path / "t.zip"}))
+
+
+def test_a_gzip_file_that_is_cut_short_is_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    packed = gzip.compress((HEADER + "".join(LINES)).encode())
+    (tmp_path / "t.csv.gz").write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(DataRefused, match=r"t\.csv\.gz cannot be read as declared"):
+        list(read(card(), {"train": tmp_path / "t.csv.gz"}))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 2, 2)])
+@pytest.mark.parametrize("sizes", [(), (0,), (7,), (1, 0, 4), (100, 900)])
+def test_an_array_that_grew_is_the_file_that_numpy_saves(
+    tmp_path: Path, shape: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    rows = np.arange(sum(sizes) * int(np.prod(shape)), dtype=np.float32).reshape(-1, *shape)[: sum(sizes)]
+    with _Rows(tmp_path / "grown.npy", np.float32, shape) as grown:
+        for part in np.split(rows, np.cumsum(sizes)[:-1]) if sizes else ():
+            grown.append(part)
+    np.save(tmp_path / "saved.npy", rows)
+    assert (tmp_path / "grown.npy").read_bytes() == (tmp_path / "saved.npy").read_bytes()
+    assert grown.count == sum(sizes)
+
+
+def test_rows_of_another_shape_are_not_appended(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    narrow = Records(np.zeros((2, 3), np.float32), np.zeros(2, np.int64))
+    public = public_description(card())
+    with pytest.raises(ValueError, match="another shape"):
+        prepared.write(tmp_path / "p", [Block("train", narrow)], public, salt=bytes(32), at_most=None)
+    assert not (tmp_path / "p").exists()
