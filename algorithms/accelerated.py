@@ -15,12 +15,13 @@ from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
 from algorithms.allocation import Curve
-from algorithms.gradients import L1, L2
+from algorithms.gradients import L1, L2, Box
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.releases import (
     FullBatch,
     Gaussian,
+    KNorm,
     Laplace,
     Release,
     WithoutReplacement,
@@ -34,12 +35,16 @@ from algorithms.update import STRICT
 class Mechanism:
     """How a record's gradient is bounded, in the norm of which order, and noised."""
 
-    order: Literal[1, 2]
-    clipping: Callable[[float], L1 | L2]
-    noise: Callable[[float], Laplace | Gaussian]
+    order: Literal[1, 2, "box"]
+    clipping: Callable[[float], L1 | L2 | Box]
+    noise: Callable[[float], Laplace | Gaussian | KNorm]
 
 
-MECHANISMS = {"laplace": Mechanism(1, L1, Laplace), "gaussian": Mechanism(2, L2, Gaussian)}
+MECHANISMS = {
+    "laplace": Mechanism(1, L1, Laplace),
+    "gaussian": Mechanism(2, L2, Gaussian),
+    "knorm": Mechanism("box", Box, KNorm),
+}
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,8 @@ class Settings:
 
     steps: iterations, or the most of them where their number is chosen. relative_step: c in the step size c / L.
     regularisation: lambda; the objective is 2 lambda strongly convex. batch_size: records of a sample without
-    replacement, None for all of them. noise: "laplace" with an L1 bound or "gaussian" with an L2 bound on a record's
-    gradient. smoothness: None takes L from public bounds; a number is taken only with smoothness_is_data_dependent,
+    replacement, None for all of them. noise: "laplace" with an L1 bound, "gaussian" with an L2 bound on a record's
+    gradient, or "knorm" with the bound of features in [0, 1]. smoothness: None takes L from public bounds; a number is taken only with smoothness_is_data_dependent,
     to reproduce a publication, and the plan then says that the run is not private. start: of every coordinate, None
     keeps the model's own.
     """
@@ -71,7 +76,7 @@ class Settings:
     relative_step: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
     regularisation: Annotated[float, Field(ge=0, lt=math.inf)] = 0.01
     batch_size: Annotated[int, Field(ge=1)] | None = None
-    noise: Literal["laplace", "gaussian"] = "gaussian"
+    noise: Literal["laplace", "gaussian", "knorm"] = "gaussian"
     adjacency: Literal["REPLACE_ONE", "ADD_OR_REMOVE_ONE"] = "REPLACE_ONE"
     smoothness: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
     smoothness_is_data_dependent: bool = False
@@ -111,7 +116,7 @@ class Settings:
         size = self.batch_size or records
         return FullBatch() if size == records else WithoutReplacement(size, records)
 
-    def clipping(self, public: Public) -> L1 | L2:
+    def clipping(self, public: Public) -> L1 | L2 | Box:
         """The bound of a record's gradient; raises Refused where no public bound gives it."""
         mechanism = MECHANISMS[self.noise]
         return mechanism.clipping(public.gradient_norm(mechanism.order))
@@ -177,7 +182,11 @@ def check(settings: Settings, target: Target, public: Public) -> None:
             "Gaussian noise on samples without replacement has a Rényi bound only; set the accountant to rdp, or leave"
             " algorithm.batch_size empty."
         )
-    if target.accountant == "pure" and settings.noise != "laplace":
+    if target.accountant == "pure" and settings.noise == "gaussian":
         raise Refused(
-            f"{settings.noise} noise has no pure epsilon; set algorithm.noise to laplace, or the accountant to pld."
+            "gaussian noise has no pure epsilon; set algorithm.noise to laplace or knorm, or the accountant to pld."
+        )
+    if settings.noise == "knorm" and size < records:
+        raise Refused(
+            "knorm noise has a proven cost for a full batch only; leave algorithm.batch_size empty or take laplace."
         )

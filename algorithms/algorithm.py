@@ -72,6 +72,13 @@ class Plan:
     adjacency: str = ADD_OR_REMOVE_ONE.name
     own: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.filter["kind"] != "schedule" and named(self.adjacency) is not ADD_OR_REMOVE_ONE:
+            raise Refused(
+                f"releases chosen on the way are counted under {ADD_OR_REMOVE_ONE.name} alone, not under"
+                f" {self.adjacency}; run the calibrate stage again."
+            )
+
     @property
     def accountant(self) -> Accountant:
         """Whose epsilon the run is held to: the target's where its releases are fixed, else Rényi's."""
@@ -128,7 +135,7 @@ class Plan:
         """Raises Refused where the stated epsilon is not what the events or the filter cost, as in an edited plan."""
         costs, target = self._costs(), self.target.budget.epsilon
         cost = costs.get(self.accountant, math.inf)
-        if cost > target and math.isfinite(cost):
+        if cost > target * (1 + 1e-9) and math.isfinite(cost):
             raise Refused(
                 f"the plan's releases cost epsilon {cost:g}, its target is {target:g}; run the calibrate stage again."
             )
@@ -147,7 +154,14 @@ class Plan:
                 return by_accountants(self.schedule, budget.delta, named(self.adjacency))
             case {"kind": "zcdp", "rho": rho}:
                 return {"rdp": epsilon_of_zcdp(rho, budget.delta)}
-        return {"rdp": self.filter["limit"] + conversion(self.filter["order"], budget.delta)}
+        order, limit = self.filter["order"], self.filter["limit"]
+        held = RenyiFilter(order, budget).limit
+        if not math.isclose(limit, held, rel_tol=1e-9):
+            raise Refused(
+                f"the plan states a limit of {limit:g} at order {order:g}, its target leaves {held:g};"
+                " run the calibrate stage again."
+            )
+        return {"rdp": limit + conversion(order, budget.delta)}
 
     def open_filter(self) -> Filter:
         """A fresh filter that holds a run to this plan."""

@@ -24,7 +24,7 @@ from algorithms.public import Public
 from algorithms.sampled import Batches, State, descended, gradient_steps, start
 from algorithms.update import STRICT, Update
 
-STEPS_AT_ONE = 180
+STEPS_AT_ONE = 150
 """Steps at epsilon 1 where the settings give none; they grow with its root, so that steps and noise stay in balance."""
 
 
@@ -32,7 +32,7 @@ STEPS_AT_ONE = 180
 class DPGD:
     """Settings of DP-GD.
 
-    steps: null for 180 sqrt(epsilon), from 10 to 1000. clip_norm: the L2 bound C of a record's gradient.
+    steps: null for 150 sqrt(epsilon), from 10 to 1000. clip_norm: the L2 bound C of a record's gradient.
     update: the learning rate is of the mean of clipped gradients.
     """
 

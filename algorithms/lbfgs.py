@@ -24,9 +24,12 @@ LEAST_REGULARISATION = 1e-12
 
 @dataclass(frozen=True)
 class LBFGS:
-    """Settings of the reference; regularisation: lambda of lambda / 2 ||theta||^2 on the mean loss."""
+    """Settings of the reference; regularisation: lambda of lambda / 2 ||theta||^2 on the mean loss.
 
-    regularisation: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    At 0 the solver is slow where features are rare, and never done where the classes can be separated.
+    """
+
+    regularisation: Annotated[float, Field(ge=0, le=1e6)] = 1e-4
 
     __pydantic_config__ = STRICT
 

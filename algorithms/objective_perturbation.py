@@ -6,6 +6,8 @@ deviation z C, as ObjectivePerturbation(z, beta / Lambda), beta a bound of a rec
 - "rkw", Redberg, Koskela and Wang 2023 (arXiv:2401.00583): the privacy loss is at most log(1 + beta / Lambda) plus
   s^2 / 2 + |X|, X normal with standard deviation s = 1 / z. Losses are clipped by continuing them linearly, and a
   little noise on the result, Gaussian(30 z), hides where the solver stopped (their approximate minima);
+  With the accountant "pure" the term has the density exp(-|b| / (z C)) of Chaudhuri et al. 2011, Algorithm 2, and the
+  epsilon is log(1 + beta / Lambda) + 1 / z, and 1 / (30 z) for where the solver stopped;
 - "kst", Kifer, Smith and Thakurta 2012, Theorem 5: z^2 = (8 ln(2 / delta) + 4 epsilon) / epsilon^2 and
   Lambda >= 2 beta / epsilon. The plan states this as `claimed_epsilon`; the cost it is held to is the one above.
 
@@ -26,7 +28,13 @@ from algorithms.planning import plan_fixed, plan_given
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.releases import Minimum, ObjectiveNoise, Release, minimum_release
+from algorithms.privacy.releases import (
+    Minimum,
+    ObjectiveNoise,
+    PureObjectiveNoise,
+    Release,
+    minimum_release,
+)
 from algorithms.public import Public
 from algorithms.update import STRICT
 
@@ -47,35 +55,39 @@ class ObjectivePerturbation:
     regularisation: lambda of lambda / 2 ||theta||^2 on the mean loss, where the number of records is public; null for
     Lambda = 3 z C on the sum. "kst" adds its 2 beta / epsilon, and nothing else for null.
     clip_norm: the L2 bound C of a record's gradient; null for the bound by the data card, which clips nothing.
+    adjacency: for "rkw" with the accountant "pure" it may be REPLACE_ONE, at twice the epsilon of add-or-remove-one.
     """
 
     analysis: Literal["rkw", "kst"] = "rkw"
     regularisation: Annotated[float, Field(gt=0, le=1e6)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] | None = 2.0
+    adjacency: Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"] = "ADD_OR_REMOVE_ONE"
 
     __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: Public) -> Plan:
         """The noise of the analysis; raises Refused without public bounds and for a loss with a kink."""
-        self._check(target.budget, public)
+        self._check(target, public)
         if self.analysis == "rkw":
             return plan_fixed(
-                lambda multiplier: [(self._release(multiplier, target.budget, public), 1)],
+                lambda multiplier: [(self._release(multiplier, target, public), 1)],
                 target=target,
                 public=public,
                 steps=1,
                 sampling_rate=1.0,
                 divisor=1.0,
+                adjacency=self.adjacency,
             )
         multiplier = noise_multiplier_by_kst(target.budget)
         return plan_given(
-            [(self._release(multiplier, target.budget, public).event(), 1)],
+            [(self._release(multiplier, target, public).event(), 1)],
             target=target,
             public=public,
             steps=1,
             noise_multiplier=multiplier,
             sampling_rate=1.0,
             divisor=1.0,
+            adjacency=self.adjacency,
             own={"claimed_epsilon": target.budget.epsilon},
         )
 
@@ -86,15 +98,16 @@ class ObjectivePerturbation:
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The minimum of the perturbed objective."""
         problem = self._problem(plan.noise_multiplier, plan.target.budget, plan.public)
-        found = barrier.minimum(problem, noise=_noise(plan.noise_multiplier))
+        found = barrier.minimum(problem, noise=_noise(plan.noise_multiplier, plan.target))
         return replace(state, parameters=found.to(state.parameters))
 
     def released(self, state: Answered) -> Tensor:
         """The minimum of the perturbed objective."""
         return state.parameters
 
-    def _release(self, multiplier: float, budget: Budget, public: Public) -> Release:
-        return minimum_release(self._problem(multiplier, budget, public), _noise(multiplier))
+    def _release(self, multiplier: float, target: Target, public: Public) -> Release:
+        problem = self._problem(multiplier, target.budget, public)
+        return minimum_release(problem, _noise(multiplier, target))
 
     def _problem(self, multiplier: float, budget: Budget, public: Public) -> Minimum:
         clip_norm = self.clip_norm or public.gradient_norm(2)
@@ -111,8 +124,13 @@ class ObjectivePerturbation:
             return 0.0
         return self.regularisation * public_records(public, WHAT)
 
-    def _check(self, budget: Budget, public: Public) -> None:
-        """Raises Refused where the regularisation of the settings costs the whole budget by itself."""
+    def _check(self, target: Target, public: Public) -> None:
+        """Raises Refused where analysis and accountant do not fit, or the regularisation costs the whole budget."""
+        budget = target.budget
+        if self.analysis == "kst" and target.accountant == "pure":
+            raise Refused(
+                "the analysis 'kst' has no pure epsilon; set algorithm.analysis to rkw, or a delta above 0."
+            )
         if self.analysis == "kst" or self.regularisation is None:
             return
         least = public.smoothness() / math.expm1(budget.epsilon) / public_records(public, WHAT)
@@ -128,5 +146,6 @@ def noise_multiplier_by_kst(budget: Budget) -> float:
     return math.sqrt(8 * math.log(2 / budget.delta) + 4 * budget.epsilon) / budget.epsilon
 
 
-def _noise(multiplier: float) -> ObjectiveNoise:
-    return ObjectiveNoise(multiplier, output=OUTPUT_NOISE * multiplier)
+def _noise(multiplier: float, target: Target) -> ObjectiveNoise:
+    kind = PureObjectiveNoise if target.accountant == "pure" else ObjectiveNoise
+    return kind(multiplier, output=OUTPUT_NOISE * multiplier)

@@ -11,10 +11,14 @@ from algorithms.privacy.errors import Refused
 
 @dataclass(frozen=True)
 class Inputs:
-    """The largest norms of the vector that a linear model multiplies with its weights, a bias's 1 included."""
+    """The largest norms of the vector that a linear model multiplies with its weights, a bias's 1 included.
+
+    width: its largest coordinate above 0 plus its largest below, the norm of `Box`.
+    """
 
     l1: float
     l2: float
+    width: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,13 @@ class Public:
     inputs: Inputs | None = None
     loss: LossBounds | None = None
 
-    def gradient_norm(self, order: Literal[1, 2]) -> float:
-        """The largest L1 or L2 norm of a record's gradient; raises Refused where a public bound is missing."""
+    def gradient_norm(self, order: Literal[1, 2, "box"]) -> float:
+        """The largest norm of a record's gradient, by `L1`, `L2` or `Box`, of a linear model with one output.
+
+        Raises Refused where a public bound is missing.
+        """
         inputs, loss = self._bounded("sensitivity")
-        return loss.slope * (inputs.l1 if order == 1 else inputs.l2)
+        return loss.slope * {1: inputs.l1, 2: inputs.l2, "box": inputs.width}[order]
 
     def smoothness(self) -> float:
         """The largest eigenvalue of a record's Hessian; raises Refused where no public bound gives it."""

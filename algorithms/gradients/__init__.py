@@ -1,6 +1,6 @@
 """Per-example clipped sums."""
 
-from algorithms.gradients.clipping import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped
+from algorithms.gradients.clipping import L1, L2, Affine, Box, Clipping, Normalised, PerLayer, Unclipped
 from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.engine import Engine, clip_and_sum
 from algorithms.gradients.linear import Line, linear_layer
@@ -10,6 +10,7 @@ __all__ = [
     "L1",
     "L2",
     "Affine",
+    "Box",
     "Clipping",
     "Contributions",
     "Engine",

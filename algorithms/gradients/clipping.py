@@ -37,6 +37,14 @@ class L1(_Norm):
     """Scale a contribution down to L1 norm at most `norm`."""
 
 
+class Box(_Norm):
+    """Scale a contribution down so that its largest coordinate above 0 plus its largest below is at most `norm`.
+
+    It is the norm whose unit ball is the smallest convex body around [0, 1]^d and [-1, 0]^d: where gradients of linear
+    models with features in [0, 1] lie (for noise after Hardt and Talwar 2010).
+    """
+
+
 @dataclass(frozen=True)
 class PerLayer:
     """Scale each layer's part of a contribution down to its own L2 norm (McMahan et al. 2018, "per-layer clipping").
@@ -110,7 +118,7 @@ class Unclipped:
         return math.inf
 
 
-Clipping = L2 | L1 | PerLayer | Affine | Normalised | Unclipped
+Clipping = L2 | L1 | Box | PerLayer | Affine | Normalised | Unclipped
 
 
 def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype) -> Tensor:

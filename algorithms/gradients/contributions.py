@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import in_full_precision, wide
-from algorithms.gradients.clipping import L1, Affine, Clipping, PerLayer, factors
+from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
 from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows
 
 
@@ -42,6 +42,8 @@ class Contributions:
             return torch.stack([self._root(names, clipping) for names in self.layers], dim=1)
         if isinstance(clipping, L1):
             return sum((g.absolute_norms() for g in self.gradients.values()), self._zeros())
+        if isinstance(clipping, Box):
+            return self._widths()
         return self._root(self.places, clipping)
 
     def finite(self, clipping: Clipping) -> Tensor:
@@ -97,6 +99,15 @@ class Contributions:
 
     def _zeros(self) -> Tensor:
         return torch.zeros(len(self.losses), dtype=torch.float64, device=self.losses.device)
+
+    def _widths(self) -> Tensor:
+        """The largest coordinate above 0 plus the largest below, [batch], float64, raised by what rounding can add."""
+        above, below = self._zeros(), self._zeros()
+        for gradient in self.gradients.values():
+            rows = gradient.rows
+            above = torch.maximum(above, rows.amax(dim=1).double())
+            below = torch.maximum(below, -rows.amin(dim=1).double())
+        return (above + below) * (1.0 + margin(self.dtype))
 
     def _root(self, names: Iterable[str], clipping: Clipping) -> Tensor:
         """The L2 norm over some parameters."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from algorithms.gradients.clipping import L1, Affine, Clipping, Normalised, PerLayer, factors, margin
+from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
 from algorithms.gradients.sweep import blocks, losses_of
 from algorithms.models import Model
 
@@ -229,7 +229,7 @@ def _norms(features: Tensor, order: int) -> Tensor:
 
 
 def _bound(clipping: Clipping) -> float:
-    if isinstance(clipping, Affine) or (isinstance(clipping, PerLayer) and len(clipping.norms) > 1):
+    if isinstance(clipping, Affine | Box) or (isinstance(clipping, PerLayer) and len(clipping.norms) > 1):
         raise ValueError(f"{clipping} has no single bound for one linear layer; give L2, L1 or one bound.")
     return clipping.sensitivity
 

@@ -19,6 +19,7 @@ from algorithms.models import Model
 
 _RECORDS = 2**14
 _MOST_STEPS, _MOST_HALVINGS = 200, 40
+_OUT_OF_REACH = "the minimum was not reached within the tolerance; ask for a larger tolerance."
 _INSIDE = 1.0 - 1e-12
 """Keeps a clipped gradient within its bound after rounding."""
 
@@ -109,7 +110,7 @@ def minimum(problem: Objective, *, tolerance: float) -> Tensor:
             return point
         step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(problem.hessian(point)))[:, 0]
         point, gradient = _shortened(problem, point, step, gradient)
-    raise RuntimeError("the minimum was not reached within the tolerance; ask for a larger tolerance.")
+    raise RuntimeError(_OUT_OF_REACH)
 
 
 def _shortened(problem: Objective, point: Tensor, step: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +124,10 @@ def _shortened(problem: Objective, point: Tensor, step: Tensor, gradient: Tensor
 
 
 def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """The point along a step where the objective, which is convex, is least, and its gradient."""
+    """The point along a step where the objective, which is convex, is least, and its gradient.
+
+    Raises RuntimeError where it does not fall along the step.
+    """
     low, high = 0.0, 1.0
     while problem.gradient(point - high * step) @ step > 0:
         low, high = high, 2.0 * high
@@ -131,6 +135,8 @@ def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Te
         middle = (low + high) / 2
         falls = bool(problem.gradient(point - middle * step) @ step > 0)
         low, high = (middle, high) if falls else (low, middle)
+    if low == 0.0:
+        raise RuntimeError(_OUT_OF_REACH)
     return point - low * step, problem.gradient(point - low * step)
 
 

@@ -21,7 +21,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, pure_epsilon, under
+from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, parts, pure_epsilon, under
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent, Schedule
@@ -59,6 +59,8 @@ def epsilon(
         raise Refused(f"delta must lie strictly between 0 and 1, not {delta}; 1/n or less is customary.")
     if any(_is_not_private(event) for event, _ in schedule):
         return math.inf
+    for event, _ in schedule:
+        under(adjacency, event)  # what is refused is refused before it is merged with others
     few = in_few_kinds(schedule)
     if accountant == "rdp":
         return epsilon_of_rdp(rdp(few, adjacency=adjacency), delta)
@@ -141,8 +143,7 @@ def _rdp_of_objective(event: ObjectivePerturbationDpEvent, orders: np.ndarray) -
 
 
 def _is_not_private(event: dp.DpEvent) -> bool:
-    inner = [getattr(event, "event", None), *getattr(event, "events", ())]
-    return isinstance(event, dp.NonPrivateDpEvent) or any(_is_not_private(e) for e in inner if e is not None)
+    return isinstance(event, dp.NonPrivateDpEvent) or any(map(_is_not_private, parts(event)))
 
 
 def _supported(accountant: dp.PrivacyAccountant, event: dp.DpEvent, name: str) -> None:

@@ -9,9 +9,10 @@ import math
 from typing import TypeAlias
 
 import dp_accounting as dp
+import numpy as np
 
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import PureDpEvent
+from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent
 
 Adjacency: TypeAlias = dp.NeighboringRelation
 ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -27,8 +28,11 @@ def named(name: str) -> Adjacency:
 
 
 def under(adjacency: Adjacency, event: dp.DpEvent) -> dp.DpEvent:
-    """An event as the accountants are to take it; raises Refused where no theorem covers it under this adjacency."""
-    _check_sampling(adjacency, event)
+    """An event as the accountants are to take it; raises Refused where no theorem covers it under this adjacency.
+
+    An event with an impossible number, as in a document that was edited, is refused too.
+    """
+    _check(adjacency, event)
     plain = event if adjacency is ADD_OR_REMOVE_ONE else _replacing(event)
     return _amplified(plain)
 
@@ -56,13 +60,44 @@ def pure_epsilon(event: dp.DpEvent) -> float:
     raise Refused(f"{event} is not purely private; use Laplace noise, or a delta above 0 with PLD or RDP.")
 
 
-def _check_sampling(adjacency: Adjacency, event: dp.DpEvent) -> None:
+def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
+    """Raises Refused for what no theorem covers, however deep it is nested."""
+    if not _is_possible(event):
+        raise Refused(f"{event} is no mechanism: a number in it is out of its range; check the document.")
     is_fixed_size = isinstance(event, dp.SampledWithoutReplacementDpEvent)
     if is_fixed_size and adjacency is not REPLACE_ONE:
         raise Refused(
             "sampling without replacement is proven under replace-one alone, not under add-or-remove-one;"
             " take a full batch or a Poisson sample."
         )
+    for inner in parts(event):
+        _check(adjacency, inner)
+
+
+def _is_possible(event: dp.DpEvent) -> bool:
+    """Whether the numbers of an event, not those of its parts, lie where its theorems hold."""
+    match event:
+        case dp.GaussianDpEvent(noise_multiplier=multiplier) | dp.LaplaceDpEvent(noise_multiplier=multiplier):
+            return bool(0 < multiplier < math.inf)
+        case ObjectivePerturbationDpEvent(noise_multiplier=multiplier, curvature_ratio=ratio):
+            return 0 < multiplier < math.inf and 0 <= ratio < math.inf
+        case PureDpEvent(epsilon=epsilon):
+            return epsilon >= 0
+        case dp.dp_event.ZCDpEvent(rho=rho, xi=xi):
+            return bool(rho >= 0 and xi >= 0)
+        case dp.PoissonSampledDpEvent(sampling_probability=rate):
+            return bool(0 <= rate <= 1)
+        case dp.SampledWithoutReplacementDpEvent(source_dataset_size=n, sample_size=m):
+            return bool(0 <= m <= n and n > 0)
+        case dp.SelfComposedDpEvent(count=count):
+            return bool(count >= 0)
+    return True
+
+
+def parts(event: dp.DpEvent) -> list[dp.DpEvent]:
+    """The events that an event is made of."""
+    inner = getattr(event, "event", None)
+    return [*([] if inner is None else [inner]), *getattr(event, "events", ())]
 
 
 def _replacing(event: dp.DpEvent) -> dp.DpEvent:
@@ -94,9 +129,16 @@ def _amplified(event: dp.DpEvent) -> dp.DpEvent:
     match event:
         case dp.PoissonSampledDpEvent(event=PureDpEvent()):
             return PureDpEvent(pure_epsilon(event))
+        case dp.SelfComposedDpEvent(event=inner, count=count):
+            return dp.SelfComposedDpEvent(_amplified(inner), count)
+        case dp.ComposedDpEvent(events=inners):
+            return dp.ComposedDpEvent([_amplified(inner) for inner in inners])
     return event
 
 
 def _of_sample(rate: float, epsilon: float) -> float:
-    """Amplification of pure privacy by sampling (Balle, Barthe and Gaboardi 2018, Theorems 8 and 9)."""
-    return math.log1p(rate * math.expm1(epsilon))
+    """ln(1 + rate (e^epsilon - 1)), without overflow (Balle, Barthe and Gaboardi 2018, Theorems 8 and 9)."""
+    if epsilon < 1.0:
+        return math.log1p(rate * math.expm1(epsilon))
+    with np.errstate(divide="ignore"):  # of a rate of 0 or 1
+        return float(np.logaddexp(np.log1p(-rate), np.log(rate) + epsilon))

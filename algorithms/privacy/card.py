@@ -107,7 +107,7 @@ def _document(run: RunRecord) -> dict[str, Any]:
     receipt, public, guarantee = run.receipt, run.public, _guarantee(run.receipt)
     return {
         "setting": _setting(run, guarantee),
-        "scope": card_words.scope(guarantee, public).model_dump(),
+        "scope": card_words.scope(guarantee, public, adjacency=run.plan["adjacency"]).model_dump(),
         "mechanism": _mechanism(run),
         "accounting": _accounting(run),
         "events": receipt["events"],

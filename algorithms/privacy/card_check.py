@@ -75,12 +75,15 @@ def recompute(
 
     PLD and the choice of the best order afterwards are proved only for releases fixed in advance. Releases chosen on
     the way are added up as their filter did, and cost what the filter allowed even where they came to less: when they
-    ended was chosen on the way too. Raises Refused for an event that no accountant takes.
+    ended was chosen on the way too; filters count under add-or-remove-one alone. Raises Refused for an event that no
+    accountant takes.
     """
 
     def by(accountant: accounting.Accountant) -> float:
         return accounting.epsilon(schedule, delta, accountant=accountant, adjacency=adjacency)
 
+    if composition.kind != "schedule" and adjacency is not ADD_OR_REMOVE_ONE:
+        return {"pld": None, "rdp": None, "pure": None}
     if composition.kind == "schedule" and delta == 0:
         return {"pld": None, "rdp": None, "pure": _finite(by("pure"))}
     if composition.kind == "schedule":
@@ -196,12 +199,14 @@ def _filter(path: Path, card: PrivacyCard) -> Check:
     if not path.is_file():
         return Check("composition", None, "no plan lies beside the card")
     try:
-        planned = json.loads(path.read_bytes()).get("filter", {"kind": "schedule"})
+        plan = json.loads(path.read_bytes())
+        planned = plan.get("filter", {"kind": "schedule"}), plan.get("adjacency")
     except (ValueError, AttributeError):
         return Check("composition", False, "the plan cannot be read")
-    stated = card.accounting.composition.model_dump(
+    chosen = card.accounting.composition.model_dump(
         include={"kind", "rho", "order", "limit"}, exclude_none=True
     )
+    stated = chosen, card.setting.adjacency
     same = planned == stated
     return Check("composition", same, "as the plan has it" if same else f"the plan has {json.dumps(planned)}")
 

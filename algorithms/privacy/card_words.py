@@ -32,6 +32,7 @@ COMPOSITION: Mapping[str, Text] = {
     ),
 }
 _CHANGE = {"ADD_OR_REMOVE_ONE": "added or removed", "REPLACE_ONE": "replaced by another"}
+_OTHERWISE = {"ADD_OR_REMOVE_ONE": "without it", "REPLACE_ONE": "with any other record in its place"}
 _RELEASED = {
     "model": "the trained model, to be passed on freely",
     "trace": "the noise trace: what was asked of the records and with how much noise, never an answer without it",
@@ -70,10 +71,10 @@ def statement(
     return f"Differential privacy with {numbers}, when one record ({unit}) is {_CHANGE[adjacency]}."
 
 
-def scope(guarantee: Guarantee, public: Mapping[str, Any]) -> Scope:
+def scope(guarantee: Guarantee, public: Mapping[str, Any], *, adjacency: str = "ADD_OR_REMOVE_ONE") -> Scope:
     """Who is protected, who is not, and from what. public: the description of the data set."""
     return Scope(
-        protected=_protected(guarantee, public["unit"]),
+        protected=_protected(guarantee, public["unit"], adjacency),
         not_protected=_not_protected(public),
         released=tuple(_RELEASED.values()),
         holdout=_HOLDOUT[public["holdout"]],
@@ -88,12 +89,12 @@ def scope(guarantee: Guarantee, public: Mapping[str, Any]) -> Scope:
     )
 
 
-def _protected(guarantee: Guarantee, unit: str) -> str:
+def _protected(guarantee: Guarantee, unit: str, adjacency: str) -> str:
     if guarantee != "private":
         return "Nobody."
     return (
         f"Whoever contributed one record ({unit}) to the training data: all that was released would have looked nearly"
-        " the same without it, whatever else an attacker knows and can compute."
+        f" the same {_OTHERWISE[adjacency]}, whatever else an attacker knows and can compute."
     )
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from algorithms.gradients import Affine, Clipping, Line, PerLayer
+from algorithms.gradients import Affine, Box, Clipping, Line, PerLayer
 from algorithms.gradients.linear import LinearRecords, linear_layer
 from algorithms.models import Model
 
@@ -26,7 +26,7 @@ class FullBatchAnswers:
     @staticmethod
     def clip(clipping: Clipping) -> bool:
         """Whether there is a closed form for a clipping: for one with a single bound for the whole gradient."""
-        return not isinstance(clipping, Affine) and not (
+        return not isinstance(clipping, Affine | Box) and not (
             isinstance(clipping, PerLayer) and len(clipping.norms) > 1
         )
 

@@ -25,10 +25,7 @@ def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLo
 
     Raises Refused for an event without one.
     """
-    total = distributions.identity(grid)
-    for event, count in schedule:
-        total = total.compose(_of(event, count, grid, adjacency))
-    return total
+    return _sum(((under(adjacency, event), count) for event, count in schedule), grid, adjacency)
 
 
 def in_few_kinds(schedule: Schedule) -> Schedule:
@@ -71,23 +68,32 @@ def _least_noise(rows: Iterable[tuple[dp.DpEvent, int]]) -> tuple[dp.DpEvent, in
     return dp.LaplaceDpEvent(least), sum(count for _, count in rows)
 
 
+def _sum(
+    schedule: Iterable[tuple[dp.DpEvent, int]], grid: float, adjacency: Adjacency
+) -> PrivacyLossDistribution:
+    total = distributions.identity(grid)
+    for event, count in schedule:
+        total = total.compose(_of(event, count, grid, adjacency))
+    return total
+
+
 def _of(event: dp.DpEvent, count: int, grid: float, adjacency: Adjacency) -> PrivacyLossDistribution:
-    plain = under(adjacency, event)
-    match plain:
+    """Of `count` times an event as `under` gives it."""
+    match event:
         case PureDpEvent(epsilon=epsilon):
             pair = DifferentialPrivacyParameters(epsilon, 0.0)
             return distributions.from_privacy_parameters(pair, grid).self_compose(count)
         case ObjectivePerturbationDpEvent():
-            return _of_objective(plain, grid).self_compose(count)
+            return _of_objective(event, grid).self_compose(count)
         case dp.ComposedDpEvent(events=inners):
-            return composed([(inner, count) for inner in inners], grid, ADD_OR_REMOVE_ONE)
+            return _sum(((inner, count) for inner in inners), grid, adjacency)
         case dp.SelfComposedDpEvent(event=inner, count=repeats):
-            return _of(inner, count * repeats, grid, ADD_OR_REMOVE_ONE)
-    is_own = isinstance(plain, dp.PoissonSampledDpEvent) and adjacency is REPLACE_ONE
+            return _of(inner, count * repeats, grid, adjacency)
+    is_own = isinstance(event, dp.PoissonSampledDpEvent) and adjacency is REPLACE_ONE
     accountant = PLDAccountant(REPLACE_ONE if is_own else ADD_OR_REMOVE_ONE, grid)
-    if not accountant.supports(plain):
+    if not accountant.supports(event):
         raise Refused(f"the PLD accountant has no bound for {event}; use the other accountant.")
-    accountant.compose(plain, count)
+    accountant.compose(event, count)
     return accountant._pld  # it has no public reader
 
 

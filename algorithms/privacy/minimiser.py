@@ -13,13 +13,15 @@ from algorithms.gradients.minimum import Objective, exact_minimum, minimum
 from algorithms.models import Model
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.noise import Stream
-from algorithms.privacy.noised import noised
+from algorithms.privacy.noised import draws, noised
 from algorithms.privacy.releases import (
     Gaussian,
+    KNorm,
     Minimum,
     Noise,
     NoNoise,
     ObjectiveNoise,
+    PureObjectiveNoise,
     Release,
     minimum_release,
 )
@@ -54,7 +56,7 @@ def minimised(
         raise TypeError(f"{release} does not ask for a minimum")
     tilt = np.zeros(model.parameter_count)
     if isinstance(release.noise, ObjectiveNoise):
-        tilt = release.noise_scale * stream.normal(len(tilt))
+        tilt = release.noise_scale * draws(release, stream, len(tilt))
     whole = Objective(
         model,
         features,
@@ -81,4 +83,5 @@ def _on_the_result(problem: Minimum, release: Release) -> Release:
         input_norm=problem.input_norm,
         curvature=problem.curvature,
     )
-    return minimum_release(stopped, Gaussian(release.noise.output))
+    is_pure = isinstance(release.noise, PureObjectiveNoise)
+    return minimum_release(stopped, (KNorm if is_pure else Gaussian)(release.noise.output))

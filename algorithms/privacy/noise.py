@@ -92,6 +92,20 @@ class Stream:
         sign = np.where(self.coins(count, 0.5), 1.0, -1.0)
         return -sign * np.log(self.uniform(count))
 
+    def k_norm(self, count: int, *, box: bool) -> NDArray[np.float64]:
+        """A draw x, shape [count], of density proportional to exp(-|x|), for the L2 norm or for that of `Box`.
+
+        Its length is a Gamma(count) draw; its direction that of any point whose density depends on its norm alone. For
+        a box such a point is u - s 1, u uniform in [0, 1]^count and s in [0, 1]: as many s as 1 - |x| lead to x.
+        """
+        length = -float(np.log(self.uniform(count)).sum())
+        if not box:
+            direction = self.normal(count)
+            return length / float(np.linalg.norm(direction)) * direction
+        direction = self.uniform(count) - self.uniform(1)
+        width = max(float(direction.max()), 0.0) - min(float(direction.min()), 0.0)
+        return length / width * direction
+
     def gumbel(self, count: int) -> NDArray[np.float64]:
         """Standard Gumbel draws, shape [count]: minus the logarithm of a standard exponential."""
         exponential = np.maximum(-np.log(self.uniform(count)), 2.0**-54)

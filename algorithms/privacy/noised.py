@@ -5,8 +5,18 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.gradients import Box
 from algorithms.privacy.noise import Stream, add_on_grid, scale_on_grid, std_on_grid
-from algorithms.privacy.releases import Gaussian, Gumbel, Laplace, NoNoise, ObjectiveNoise, Release
+from algorithms.privacy.releases import (
+    Gaussian,
+    Gumbel,
+    KNorm,
+    Laplace,
+    NoNoise,
+    ObjectiveNoise,
+    PureObjectiveNoise,
+    Release,
+)
 
 
 def noised(total: NDArray[np.float64], release: Release, stream: Stream) -> NDArray[np.float64]:
@@ -19,7 +29,7 @@ def noised(total: NDArray[np.float64], release: Release, stream: Stream) -> NDAr
 
 def _noise_on_grid(release: Release, dimension: int) -> float:
     """The scale of the noise with what rounding to the grid costs."""
-    widen = scale_on_grid if isinstance(release.noise, Laplace) else std_on_grid
+    widen = scale_on_grid if isinstance(release.noise, Laplace | KNorm) else std_on_grid
     return widen(release.noise_scale, sensitivity=release.clipping.sensitivity, dimension=dimension)
 
 
@@ -29,12 +39,14 @@ def noise_std(release: Release, dimension: int) -> float:
         return 0.0
     is_inside = release.kind == "argmin" or isinstance(release.noise, ObjectiveNoise)
     scale = release.noise_scale if is_inside else _noise_on_grid(release, dimension)
-    return float(scale * _STD_AT_SCALE_1[type(release.noise)])
+    return float(scale * _std_at_scale_1(release, dimension))
 
 
 def draws(release: Release, stream: Stream, count: int) -> NDArray[np.float64]:
     """Draws of the release's noise at scale 1, shape [count]."""
     match release.noise:
+        case KNorm() | PureObjectiveNoise():
+            return stream.k_norm(count, box=isinstance(release.clipping, Box))
         case Gaussian() | ObjectiveNoise():
             return stream.normal(count)
         case Laplace():
@@ -43,6 +55,15 @@ def draws(release: Release, stream: Stream, count: int) -> NDArray[np.float64]:
             return stream.gumbel(count)
         case NoNoise():
             return np.zeros(count)
+
+
+def _std_at_scale_1(release: Release, dimension: int) -> float:
+    """The standard deviation of one coordinate of `draws`."""
+    if isinstance(release.clipping, Box):
+        return math.sqrt((dimension + 2) * (dimension + 3) / 6)
+    if isinstance(release.noise, KNorm | PureObjectiveNoise):
+        return math.sqrt(dimension + 1)
+    return _STD_AT_SCALE_1[type(release.noise)]
 
 
 _STD_AT_SCALE_1 = {

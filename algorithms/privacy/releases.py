@@ -12,19 +12,21 @@ from typing import Literal
 
 import dp_accounting as dp
 
-from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer
+from algorithms.gradients import L1, L2, Affine, Box, Clipping, Normalised, PerLayer
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent
 from algorithms.privacy.terms import (
     FullBatch,
     Gaussian,
     Gumbel,
+    KNorm,
     Laplace,
     Minimum,
     Noise,
     NoNoise,
     ObjectiveNoise,
     Poisson,
+    PureObjectiveNoise,
     Sampling,
     WithoutReplacement,
 )
@@ -33,12 +35,14 @@ __all__ = [
     "FullBatch",
     "Gaussian",
     "Gumbel",
+    "KNorm",
     "Laplace",
     "Minimum",
     "NoNoise",
     "Noise",
     "ObjectiveNoise",
     "Poisson",
+    "PureObjectiveNoise",
     "Release",
     "Sampling",
     "WithoutReplacement",
@@ -140,6 +144,20 @@ def _without_replacement(inner: Callable[[Release], dp.DpEvent]) -> Callable[[Re
     return event
 
 
+def _pure_objective(release: Release) -> dp.DpEvent:
+    """As `_objective`, each part purely: the Jacobian's log(1 + ratio) and the moved density's 1/z, then the result's."""
+    problem, noise = release.clipping, release.noise
+    if not isinstance(problem, Minimum) or not isinstance(noise, PureObjectiveNoise):
+        raise TypeError(f"{release} is no objective with pure noise")
+    inside = math.log1p(problem.curvature / problem.regularisation) + 1.0 / noise.multiplier
+    return dp.ComposedDpEvent([PureDpEvent(inside), PureDpEvent(1.0 / noise.output)])
+
+
+def _pure(release: Release) -> dp.DpEvent:
+    """Noise in the norm of the bound is pure epsilon = 1/z (Hardt and Talwar 2010, Section 4)."""
+    return PureDpEvent(1.0 / release.noise.multiplier)
+
+
 def _pure_selection(release: Release) -> dp.DpEvent:
     """A selection by scores that move within [0, bound] is pure epsilon = 1/z; of its zCDP no sampled form is known."""
     return PureDpEvent(1.0 / release.noise.multiplier)
@@ -175,6 +193,8 @@ _EVENTS: dict[tuple[Kind, type, type, type], Callable[[Release], dp.DpEvent]] = 
     ("gradient", Affine, Gaussian, FullBatch): _gaussian,
     ("gradient", Normalised, Gaussian, Poisson): _poisson(_gaussian),
     ("gradient", Normalised, Gaussian, FullBatch): _gaussian,
+    ("gradient", L2, KNorm, FullBatch): _pure,
+    ("gradient", Box, KNorm, FullBatch): _pure,
     ("gradient", L1, Laplace, Poisson): _poisson(_laplace),
     ("gradient", L1, Laplace, FullBatch): _laplace,
     ("gradient", L2, Gaussian, WithoutReplacement): _without_replacement(_gaussian),
@@ -189,6 +209,8 @@ _EVENTS: dict[tuple[Kind, type, type, type], Callable[[Release], dp.DpEvent]] = 
     ("argmin", L1, Laplace, Poisson): _poisson(_pure_selection),
     ("minimum", Minimum, Gaussian, FullBatch): _gaussian,
     ("minimum", Minimum, ObjectiveNoise, FullBatch): _objective,
+    ("minimum", Minimum, PureObjectiveNoise, FullBatch): _pure_objective,
+    ("minimum", Minimum, KNorm, FullBatch): _pure,
 }
 
 

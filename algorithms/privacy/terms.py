@@ -70,6 +70,20 @@ class Laplace:
 
 
 @dataclass(frozen=True)
+class KNorm:
+    """Noise x of density proportional to exp(-|x| / scale) in the norm of the bound (Hardt and Talwar 2010).
+
+    Its scale is `multiplier` times the bound of a record (pure epsilon = 1 / multiplier). The norms are that of `L2`
+    and that of `Box`.
+    """
+
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        _positive_multiplier(self.multiplier)
+
+
+@dataclass(frozen=True)
 class Gumbel:
     """Gumbel noise on the scores of a selection; its scale is `multiplier` times the bound of a record's score."""
 
@@ -102,7 +116,11 @@ class ObjectiveNoise:
         _positive_multiplier(self.output)
 
 
-Noise = Gaussian | Laplace | Gumbel | ObjectiveNoise | NoNoise
+class PureObjectiveNoise(ObjectiveNoise):
+    """The same with `KNorm` noise in place of normal noise, for pure epsilon (Chaudhuri et al. 2011, Algorithm 2)."""
+
+
+Noise = Gaussian | Laplace | KNorm | Gumbel | ObjectiveNoise | PureObjectiveNoise | NoNoise
 
 
 @dataclass(frozen=True)
@@ -128,6 +146,8 @@ class Minimum:
                     f"a minimum needs a finite {name} above 0, not {getattr(self, name)}; give public bounds and a"
                     " regularisation above 0."
                 )
+        if not self.curvature >= 0:
+            raise Refused(f"a curvature is at least 0, not {self.curvature}; give the bound of the loss.")
 
     @property
     def slack(self) -> float:

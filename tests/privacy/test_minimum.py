@@ -1,0 +1,319 @@
+"""The release of a minimum: what one record can do to it, its noise, what it costs, and what is refused.
+
+Statistical tests have a false-alarm rate of 1e-6 each.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.special import expit, logsumexp
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from algorithms.gradients.minimum import Objective, minimum
+from algorithms.models import Model, build
+from algorithms.privacy.accounting import rdp
+from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.events import ObjectivePerturbationDpEvent
+from algorithms.privacy.losses import composed
+from algorithms.privacy.noise import seeded_generator
+from algorithms.privacy.releases import Gaussian, Minimum, NoNoise, ObjectiveNoise, minimum_release
+from algorithms.privacy.trace import Trace
+from tests.algorithms.bench import MadeUp
+from tests.privacy.test_barrier import FALSE_ALARM, Free, barrier, conv_model, no_records, small_model
+
+WIDTH = 5
+MODEL = build("logistic", input_shape=(WIDTH,), classes=2, seed=0)
+NOISES = (Gaussian(1e-3), ObjectiveNoise(1e-3, 1e-3))
+
+
+def problem(**changes: Any) -> Minimum:
+    """Records of norm up to 2, whose curvature is up to 1/4 2^2."""
+    settings = {
+        "clip_norm": 0.7,
+        "regularisation": 2.0,
+        "tolerance": 1e-6,
+        "input_norm": 2.0,
+        "curvature": 1.0,
+    }
+    return Minimum(**(settings | changes))
+
+
+def some(count: int, width: int = WIDTH) -> MadeUp:
+    draw = np.random.default_rng(3)
+    return MadeUp(draw.normal(size=(count, width)).astype(np.float32), draw.integers(0, 2, count))
+
+
+def with_one(records: MadeUp, features: NDArray[np.float32], label: int) -> MadeUp:
+    return MadeUp(np.concatenate([records.features, features[None]]), np.append(records.labels, label))
+
+
+def extremes() -> dict[str, NDArray[np.float32]]:
+    ray = np.random.default_rng(4).normal(size=WIDTH)
+    ray /= np.linalg.norm(ray)
+    lengths = {"short": 1e-30, "usual": 1.0, "long": 1e6, "longest": 1e38}
+    places = {name: (length * ray).astype(np.float32) for name, length in lengths.items()}
+    nothing = {"none": np.zeros(WIDTH, np.float32), "nan": np.full(WIDTH, np.nan, np.float32)}
+    return places | nothing | {"infinite": np.array([np.inf, 1, 0, 0, 0], np.float32)}
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 0.7, 5.0])
+@pytest.mark.parametrize("noise", NOISES, ids=lambda noise: type(noise).__name__)
+@pytest.mark.parametrize("count", [0, 40])
+def test_no_record_can_move_the_minimum_further_than_its_bound(
+    clip_norm: float, noise: Gaussian | ObjectiveNoise, count: int
+) -> None:
+    asked = problem(clip_norm=clip_norm, regularisation=0.3)
+    without = barrier(some(count), MODEL).minimum(asked, noise=noise)
+    moved = {
+        (name, label): float(
+            (barrier(with_one(some(count), place, label), MODEL).minimum(asked, noise=noise) - without).norm()
+        )
+        for name, place in extremes().items()
+        for label in (0, 1)
+    }
+    assert max(moved.values()) <= asked.sensitivity * (1 + 1e-6) + 1e-6 * float(without.norm() + 1)
+    assert moved["nan", 1] <= 2 * asked.slack + 1e-6
+    if clip_norm == 0.05:  # the bound is nearly reached: the test can fail
+        assert max(moved.values()) > 0.95 * asked.sensitivity
+
+
+def objective(records: MadeUp, model: Model = MODEL, **changes: Any) -> Objective:
+    settings: dict[str, Any] = {"clip_norm": 0.7, "input_norm": 2.0, "regularisation": 0.3}
+    tilt = torch.zeros(model.parameter_count, dtype=torch.float64)
+    return Objective(model, records.features, records.labels, **(settings | {"tilt": tilt} | changes))
+
+
+@pytest.mark.parametrize("name", [*extremes()])
+def test_a_record_adds_a_bounded_gradient_and_a_bounded_curvature(name: str) -> None:
+    lone, none = with_one(some(0), extremes()[name], 1), some(0)
+    for seed, scale in enumerate([0.0, 0.5, 3.0, 1e3, 1e6]):
+        point = scale * torch.randn(
+            WIDTH + 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        for clip_norm in (0.1, 0.7, 2.0):
+            pair = [objective(records, clip_norm=clip_norm) for records in (lone, none)]
+            gradient = pair[0].gradient(point) - pair[1].gradient(point)
+            curvature = torch.linalg.eigvalsh(pair[0].hessian(point) - pair[1].hessian(point))
+            assert gradient.norm() <= clip_norm * (1 + 1e-12) + 1e-12 * point.norm()
+            assert -1e-12 <= curvature.min() and curvature.max() <= 0.25 * 2.0**2 + 1e-12
+
+
+def test_the_second_derivative_is_that_of_the_first_and_ends_where_a_loss_turns_linear() -> None:
+    asked, step = objective(some(30), clip_norm=0.3), 1e-6
+    point = torch.full((WIDTH + 1,), 0.4, dtype=torch.float64)
+    rows = [
+        (asked.gradient(point + step * e) - asked.gradient(point - step * e)) / (2 * step)
+        for e in torch.eye(WIDTH + 1, dtype=torch.float64)
+    ]
+    torch.testing.assert_close(torch.stack(rows), asked.hessian(point), rtol=1e-6, atol=1e-6)
+    free = objective(some(30), clip_norm=100.0)
+    assert float((free.hessian(point) - asked.hessian(point)).trace()) > 1.0
+
+
+@pytest.mark.parametrize("seed", [172, 421, 466, 549])
+def test_minima_are_found_where_losses_turn_linear_all_at_once(seed: int) -> None:
+    """Losses of long records under a small bound: Newton's steps alone run to and fro between the kinks."""
+    draw = np.random.default_rng(seed)
+    for _ in range(30):
+        count, width = 50, int(draw.integers(2, 8))
+        features = draw.normal(size=(count, width)) * 10.0 ** draw.uniform(-3, 6, size=(count, 1))
+        model = build("logistic", input_shape=(width,), classes=2, seed=0)
+        tilt = torch.from_numpy(0.1 * draw.normal(size=width + 1))
+        records = MadeUp(features.astype(np.float32), draw.integers(0, 2, count))
+        asked = objective(records, model, clip_norm=0.1, input_norm=500.0, regularisation=1e-3, tilt=tilt)
+        assert asked.gradient(minimum(asked, tolerance=1e-7)).norm() <= 1e-7
+
+
+def test_a_tolerance_out_of_reach_is_reported() -> None:
+    with pytest.raises(RuntimeError, match="larger tolerance"):
+        minimum(objective(some(50)), tolerance=1e-40)
+
+
+def test_the_minimum_without_noise_is_that_of_scikit_learn() -> None:
+    records = some(20_000, width=3)  # more than one block
+    model = build("logistic_through_origin", input_shape=(3,), classes=2, seed=0)
+    found = barrier(records, model).minimum(problem(regularisation=4.0), noise=NoNoise())
+    expected = LogisticRegression(C=0.25, fit_intercept=False, tol=1e-10).fit(
+        records.features, records.labels
+    )
+    np.testing.assert_allclose(found, expected.coef_[0], atol=1e-4)
+    free = problem(regularisation=4.0, clip_norm=1e6, input_norm=1e3, curvature=1e6, tolerance=1e-5)
+    noised = barrier(records, model).minimum(free, noise=Gaussian(1e-12))
+    np.testing.assert_allclose(noised, expected.coef_[0], atol=1e-5)
+
+
+def wide(width: int = 2000) -> Model:
+    return build("logistic_through_origin", input_shape=(width,), classes=2, seed=0)
+
+
+def assert_normal(residuals: NDArray[np.float64]) -> None:
+    """Standard normal residuals, by their sum of squares and by their law."""
+    total = float(np.sum(residuals**2))
+    assert FALSE_ALARM < stats.chi2.cdf(total, len(residuals)) < 1 - FALSE_ALARM
+    assert stats.kstest(residuals, stats.norm().cdf).pvalue > FALSE_ALARM
+
+
+def test_noise_on_the_result_has_the_scale_that_is_charged() -> None:
+    asked = problem(tolerance=0.1)
+    empty = barrier(no_records(20_000), wide(20_000), spend=(spend := Free()))
+    answers = torch.cat([empty.minimum(asked, noise=Gaussian(1.3)) for _ in range(3)]).double().numpy()
+    assert spend.events == [dp.GaussianDpEvent(1.3)] * 3
+    assert_normal(answers / (1.3 * (0.7 + 2 * 0.1) / 2.0))
+
+
+def test_noise_in_the_objective_and_on_the_result_have_the_scales_that_are_charged() -> None:
+    """Without records the minimum is -b / Lambda; b is drawn first, and can be drawn again from the seed."""
+    asked, noise, width = problem(tolerance=0.1, regularisation=2.0), ObjectiveNoise(1.3, 1.7), 1000
+    trace = Trace()
+    empty = barrier(no_records(width), wide(width), trace=trace)
+    tilts, others = [], []
+    for release in range(8):
+        answer = empty.minimum(asked, noise=noise).double().numpy()
+        drawn = seeded_generator(5).stream(release).normal(width)
+        tilts.append(drawn)
+        others.append((answer + 1.3 * 0.7 * drawn / 2.0) / (1.7 * 2 * 0.1 / 2.0))
+    assert_normal(np.concatenate(others))
+    assert stats.pearsonr(np.concatenate(tilts), np.concatenate(others)).pvalue > FALSE_ALARM
+    assert trace.rows[0].noise_std == pytest.approx(1.3 * 0.7)
+    pair = dp.ComposedDpEvent([ObjectivePerturbationDpEvent(1.3, 0.5), dp.GaussianDpEvent(1.7)])
+    assert trace.events() == [pair] * 8
+
+
+@pytest.mark.parametrize(
+    ("model", "noise", "changes", "message"),
+    [
+        (small_model(), Gaussian(1.0), {}, "not a linear model with one output"),
+        (conv_model(), Gaussian(1.0), {}, "not a linear model with one output"),
+        (
+            build("svm", input_shape=(WIDTH,), classes=2, seed=0),
+            Gaussian(1.0),
+            {"curvature": math.inf},
+            "smooth",
+        ),
+        (build("svm", input_shape=(WIDTH,), classes=2, seed=0), ObjectiveNoise(1, 1), {}, "smooth"),
+        (MODEL, ObjectiveNoise(1.0, 1.0), {"curvature": 0.99}, "have up to 1"),
+        (MODEL, ObjectiveNoise(1.0, 1.0), {"input_norm": 2.1}, "have up to 1.1"),
+        (MODEL, Gaussian(1.0), {"curvature": math.inf}, "declare at least that"),
+    ],
+)
+def test_what_has_no_bound_is_refused_before_anything_is_charged(
+    model: Model, noise: Any, changes: dict[str, float], message: str
+) -> None:
+    spend, trace = Free(), Trace()
+    images = MadeUp(np.ones((3, 1, 4, 4), np.float32), np.zeros(3, np.int64))
+    records = some(3) if model.parameter_count == WIDTH + 1 else images
+    with pytest.raises(Refused, match=message):
+        barrier(records, model, spend=spend, trace=trace).minimum(problem(**changes), noise=noise)
+    assert spend.events == [] and trace.rows == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {name: bad}
+        for name in ("clip_norm", "regularisation", "tolerance", "input_norm")
+        for bad in (0.0, math.inf)
+    ]
+    + [{"curvature": -0.5}, {"curvature": math.nan}, {"regularisation": math.nan}],
+)
+def test_impossible_problems_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(Refused):
+        problem(**change)
+
+
+def test_records_on_the_disk_give_the_same_answer(tmp_path: Path) -> None:
+    records = some(60)
+    np.save(tmp_path / "features.npy", records.features)
+    mapped = MadeUp(np.load(tmp_path / "features.npy", mmap_mode="r"), records.labels)
+    for noise in NOISES:
+        answers = [barrier(held, MODEL).minimum(problem(), noise=noise) for held in (records, mapped)]
+        assert torch.equal(*answers)
+
+
+def test_the_noise_that_hides_the_solver_s_error_belongs_to_twice_its_distance() -> None:
+    release = minimum_release(problem(tolerance=0.25), ObjectiveNoise(1.0, 1.0))
+    assert release.clipping.slack == 0.125
+    assert release.clipping.sensitivity == pytest.approx(0.7 / 2 + 0.25)
+
+
+def log_density(
+    points: NDArray[np.float64], records: MadeUp, asked: Minimum, std: float
+) -> NDArray[np.float64]:
+    """Of the minimum of a perturbed objective in one dimension, by the change of variables b = -gradient."""
+    gradient, curvature = asked.regularisation * points, np.full(len(points), asked.regularisation)
+    for (x,), label in zip(records.features.astype(np.float64), records.labels, strict=True):
+        sign, bound = 2.0 * label - 1.0, asked.clip_norm / abs(x)
+        slope = -sign * expit(-sign * x * points)
+        gradient += np.clip(slope, -bound, bound) * x
+        curvature += np.where(np.abs(slope) < bound, x**2 * expit(x * points) * expit(-x * points), 0.0)
+    return stats.norm.logpdf(gradient, scale=std) + np.log(curvature)
+
+
+def integral(logarithms: NDArray[np.float64], points: NDArray[np.float64]) -> float:
+    return float(logsumexp(logarithms, b=np.gradient(points)))
+
+
+@pytest.mark.parametrize("count", [0, 3, 50])
+@pytest.mark.parametrize(
+    ("regularisation", "multiplier", "clip_norm"),
+    [
+        (0.05, 8.0, 2.0),
+        (0.05, 0.5, 0.5),
+        (0.5, 2.0, 2.0),
+        (5.0, 0.5, 0.5),
+        (50.0, 0.5, 0.5),
+        (50.0, 2.0, 0.5),
+    ],
+)
+def test_the_stated_cost_dominates_the_exact_one(
+    count: int, regularisation: float, multiplier: float, clip_norm: float
+) -> None:
+    asked = problem(clip_norm=clip_norm, regularisation=regularisation)
+    records = MadeUp((2 * some(count, 1).features).clip(-2, 2), some(count, 1).labels)
+    std = multiplier * clip_norm
+    reach = np.arcsinh(50 * (9 * std + 2 * count + 2) / regularisation)
+    points = np.sinh(np.linspace(-reach, reach, 100_001)) / 50
+    pair = [
+        log_density(points, held, asked, std)
+        for held in (records, with_one(records, np.array([2.0], np.float32), 1))
+    ]
+    assert [integral(one, points) for one in pair] == pytest.approx([0.0, 0.0], abs=1e-3)
+    event = ObjectivePerturbationDpEvent(multiplier, asked.curvature / regularisation)
+    stated = composed([(event, 1)], 1e-3, ADD_OR_REMOVE_ONE)
+    by_order = dict(zip((1.5, 4.0, 16.0), rdp([(event, 1)], orders=(1.5, 4.0, 16.0)), strict=True))
+    for p, q in (pair, pair[::-1]):
+        for epsilon in (0.0, 0.3, 1.0, 3.0):
+            exact = float(np.maximum(np.exp(p) - np.exp(epsilon + q), 0.0) @ np.gradient(points))
+            assert exact <= stated.get_delta_for_epsilon(epsilon) * (1 + 1e-3) + 1e-9
+        for order, divergence in by_order.items():
+            assert integral(order * p + (1 - order) * q, points) / (order - 1) <= divergence + 1e-3
+
+
+def test_the_stated_renyi_divergence_is_the_moment_of_the_stated_loss() -> None:
+    multiplier, ratio = 1.7, 0.6
+    draw = np.linspace(0.0, 40.0, 400_001)
+    loss = math.log1p(ratio) + 0.5 / multiplier**2 + draw / multiplier
+    for order in (1.5, 4.0, 32.0):
+        moment = integral(math.log(2.0) + stats.norm.logpdf(draw) + (order - 1) * loss, draw) / (order - 1)
+        found = rdp([(ObjectivePerturbationDpEvent(multiplier, ratio), 3)], orders=(order,))[0]
+        assert found == pytest.approx(3 * moment, rel=1e-5)
+
+
+def test_the_whole_loss_distribution_is_that_of_the_stated_loss() -> None:
+    stated = composed([(ObjectivePerturbationDpEvent(1.7, 0.6), 1)], 1e-4, ADD_OR_REMOVE_ONE)
+    draw = np.linspace(0.0, 40.0, 400_001)
+    loss = math.log1p(0.6) + 0.5 / 1.7**2 + draw / 1.7
+    for epsilon in (0.0, 0.5, 1.0, 3.0):
+        gain = np.maximum(-np.expm1(epsilon - loss), 0.0)
+        expected = float(2 * stats.norm.pdf(draw) * gain @ np.gradient(draw))
+        assert expected <= stated.get_delta_for_epsilon(epsilon) + 1e-9
+        assert stated.get_delta_for_epsilon(epsilon) == pytest.approx(expected, rel=1e-3, abs=1e-6)
