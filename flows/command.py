@@ -114,6 +114,28 @@ def plan(
         show(cost_table(root, revision.params))
 
 
+@app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(help="The comparison, such as comparisons/example.yaml.")],
+    runner: Annotated[str, typer.Option(help="What runs the cells: threads, dask or ray.")] = "threads",
+    workers: Annotated[int, typer.Option(min=1, help="How many cells at once.")] = 2,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Run cells again that other code of the algorithms made.")
+    ] = False,
+) -> None:
+    """Compare algorithms on public data sets as a YAML file says; a finished cell is not run again."""
+    with sentences():
+        from flows.compare import compare as run_comparison
+        from flows.compare import runner_named
+        from flows.pipeline import REFUSED
+
+        state = run_comparison(file, runner=runner_named(runner), workers=workers, renew=renew)
+        refused = state.name == REFUSED
+        say(f"{'refused: ' if refused else ''}{state.message}", error=not state.is_completed())
+        if not state.is_completed():
+            raise typer.Exit(2 if refused else 1)
+
+
 @card_app.command()
 def verify(file: Annotated[Path, typer.Argument(help="A privacy_card.json, its files beside it.")]) -> None:
     """Recompute a card's epsilon from its recorded events and check its hashes; exit status 1 if it does not hold."""
@@ -132,6 +154,13 @@ def run_only() -> None:
     """`python -m flows.pipeline`: the command `run` by itself."""
     alone = typer.Typer(**{**SETTINGS, "no_args_is_help": False})
     alone.command()(run)
+    alone()
+
+
+def compare_only() -> None:
+    """`python -m flows.compare`: the command `compare` by itself."""
+    alone = typer.Typer(**SETTINGS)
+    alone.command()(compare)
     alone()
 
 

@@ -117,7 +117,7 @@ def up_to_date(root: Path, *, say: Say) -> bool:
     """Whether DVC has nothing to do in the checkout at `root`."""
     told = False
     while True:
-        outcome = dvc("status", "--quiet", root=root, say=_nothing)
+        outcome = dvc("status", "--quiet", "dvc.yaml", root=root, say=_nothing)
         if not outcome.has(*_BUSY):
             return outcome.status == 0
         if not told:

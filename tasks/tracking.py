@@ -1,16 +1,16 @@
-"""The one place that talks to Weights & Biases: one run per pipeline run, offline unless the parameters say otherwise.
+"""The one place that talks to Weights & Biases: a run per pipeline run, a group per comparison, offline by default.
 
 What is sent is picked by name from the privacy card, the held-out metrics and the noise trace; nothing else can get
-in: no source code, no machine, no console, and nothing about training records without noise.
+in: no source code, no machine, no console, and nothing about training records without noise. A comparison's tables
+and figures are sent whole: its records are public.
 """
 
 import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,7 @@ from algorithms.privacy.card import PrivacyCard
 from data import PublicDescription
 from tasks.figures import Curve
 from tasks.params import Tracking
+from tasks.tracking_places import places as _places
 
 if TYPE_CHECKING:
     import wandb
@@ -34,15 +35,6 @@ STEP = "privacy/step"
 HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_bound", "privacy/noise_std", "privacy/noise_multiplier")
 SUMMARY = ("test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private")
 
-_FOLDER = ".wandb"
-_PLACES = {
-    "WANDB_DIR": ".",
-    "WANDB_DATA_DIR": "data",
-    "WANDB_CACHE_DIR": "cache",
-    "WANDB_CONFIG_DIR": "config",
-    "WANDB_ARTIFACT_DIR": "artifacts",
-}
-_QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 _MOST_ROWS = 2000
 _SECONDS = 30
 Mode = Literal["offline", "online"]
@@ -60,6 +52,26 @@ class Finished:
     curve: Curve
 
 
+@dataclass(frozen=True)
+class Member:
+    """A run of a group that is logged after it ended, about public records. images: PNG files; files: an artifact."""
+
+    job_type: str
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    tables: Mapping[str, pd.DataFrame]
+    images: Mapping[str, Path] = field(default_factory=dict)
+    files: Sequence[Path] = ()
+
+
+def log_group(group: str, members: Sequence[Member], settings: Tracking, *, root: Path) -> bool:
+    """Logs finished runs as one group; returns whether it was logged. See `log_run`."""
+    mode = settings.mode
+    if mode == "disabled":
+        return False
+    return _logged(lambda: _log_members(group, members, settings, mode), "this group", root)
+
+
 def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -> bool:
     """Logs a finished run; returns whether it was logged. A failure costs one line of the log and nothing else.
 
@@ -68,32 +80,18 @@ def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -
     mode = settings.mode
     if mode == "disabled":
         return False
+    return _logged(lambda: _log_run(run, settings, mode, artifacts), "this run", root)
+
+
+def _logged(log: Callable[[], None], what: str, root: Path) -> bool:
     try:
         with _places(root):
-            _log_run(run, settings, mode, artifacts)
+            log()
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        _log.warning("W&B did not log this run, which is complete without it: %s", reason)
+        _log.warning("W&B did not log %s, which is complete without it: %s", what, reason)
         return False
     return True
-
-
-@contextmanager
-def _places(root: Path) -> Iterator[None]:
-    """W&B's files below `root` unless the environment names another place, which W&B reads by itself."""
-    folder = (root / _FOLDER).absolute()
-    missing = {name: str(folder / below) for name, below in _PLACES.items() if not os.environ.get(name)}
-    before = {name: os.environ.get(name) for name in (*missing, *_QUIET)}
-    for place in missing.values():
-        Path(place).mkdir(parents=True, exist_ok=True)
-    os.environ.update(missing | _QUIET)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
 
 
 def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> None:
@@ -116,6 +114,41 @@ def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> 
             _use(logged, artifact)
         for artifact in _outputs(run, artifacts):
             logged.log_artifact(artifact)
+
+
+def _log_members(group: str, members: Sequence[Member], settings: Tracking, mode: Mode) -> None:
+    for member in members:
+        _log_member(group, member, settings, mode)
+
+
+def _log_member(group: str, member: Member, settings: Tracking, mode: Mode) -> None:
+    import wandb
+
+    with wandb.init(
+        project=settings.project,
+        entity=settings.entity,
+        group=group,
+        job_type=member.job_type,
+        name=f"{group}: {member.job_type}",
+        config=dict(member.config),
+        settings=_settings(mode),
+    ) as logged:
+        images = {name: wandb.Image(str(path)) for name, path in member.images.items()}
+        logged.log({name: _table(frame) for name, frame in member.tables.items()} | images)
+        logged.summary.update(dict(member.summary))
+        if member.files:
+            artifact = wandb.Artifact(_valid(f"comparison-{group}"), "comparison")
+            for path in member.files:
+                artifact.add_file(str(path), skip_cache=True)
+            logged.log_artifact(artifact)
+
+
+def _table(frame: pd.DataFrame) -> "wandb.Table":
+    """A table as W&B takes it: what is not known is empty."""
+    import wandb
+
+    rows = frame.astype(object).where(frame.notna(), None)
+    return wandb.Table(columns=[str(name) for name in rows.columns], data=rows.to_numpy())
 
 
 def _settings(mode: Mode) -> "wandb.Settings":

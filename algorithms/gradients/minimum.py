@@ -4,9 +4,10 @@ A record's loss is convex in the model's output, and is continued linearly where
 bound, so the sum stays convex (Redberg, Koskela and Wang 2023, on generalised linear models).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,9 +18,14 @@ from torch import Tensor
 from algorithms.gradients.linear import linear_layer
 from algorithms.models import Model
 
+Block: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
 _RECORDS = 2**14
+_KEPT_BYTES = 2**28
 _MOST_STEPS, _MOST_HALVINGS = 200, 40
 _OUT_OF_REACH = "the minimum was not reached within the tolerance; ask for a larger tolerance."
+_ROUNDING = 1e-14
+"""Below this, relative to the point, a step moves nothing but the rounding."""
 _INSIDE = 1.0 - 1e-12
 """Keeps a clipped gradient within its bound after rounding."""
 
@@ -69,7 +75,15 @@ class Objective:
             total += rows.T @ (curvatures[:, None] * rows)
         return total
 
-    def _records(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _records(self) -> Iterable[Block]:
+        """The blocks of `_read`, kept where they are small enough."""
+        return self._kept if 8 * len(self.labels) * len(self.tilt) <= _KEPT_BYTES else self._read()
+
+    @cached_property
+    def _kept(self) -> list[Block]:
+        return list(self._read())
+
+    def _read(self) -> Iterator[Block]:
         """Blocks of features [b, d] float64, labels [b], and what the derivative by the output may be at most, [b]."""
         count = len(self.tilt)
         for start in range(0, len(self.labels), _RECORDS):
@@ -126,7 +140,7 @@ def _shortened(problem: Objective, point: Tensor, step: Tensor, gradient: Tensor
 def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """The point along a step where the objective, which is convex, is least, and its gradient.
 
-    Raises RuntimeError where it does not fall along the step.
+    Raises RuntimeError where it does not fall along the step, up to rounding.
     """
     low, high = 0.0, 1.0
     while problem.gradient(point - high * step) @ step > 0:
@@ -135,7 +149,7 @@ def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Te
         middle = (low + high) / 2
         falls = bool(problem.gradient(point - middle * step) @ step > 0)
         low, high = (middle, high) if falls else (low, middle)
-    if low == 0.0:
+    if low * step.norm() <= _ROUNDING * point.norm():
         raise RuntimeError(_OUT_OF_REACH)
     return point - low * step, problem.gradient(point - low * step)
 
@@ -149,6 +163,10 @@ def exact_minimum(problem: Objective) -> Tensor:
 
     start = np.zeros(len(problem.tilt))
     found = minimize(
-        value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 1000, "ftol": 1e-14}
+        value_and_gradient,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 1000, "ftol": 1e-12, "gtol": 1e-6},
     )
     return torch.from_numpy(found.x)

@@ -1,0 +1,173 @@
+"""The comparison as a Prefect flow: plan every cell, run those without a result on a task runner, write the results.
+
+One task a group of cells, since a task costs about a tenth of a second; none is tried twice. A cell that fails stops
+no other. `python -m flows.compare comparisons/NAME.yaml` runs it with the options of `epsilonflow compare`.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.states import Completed, Failed
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
+
+from flows.pipeline import REFUSED
+from tasks.cell import Context
+from tasks.comparison_cells import Group
+from tasks.comparison_files import held
+from tasks.comparison_progress import progress
+from tasks.comparison_report import PAGE, report
+from tasks.comparison_tracking import log_comparison
+from tasks.comparison_work import Problem, Work, be_ready, plan_group, prepare_data, run_group, split, work_of
+from tasks.params import ParamsRefused
+from tasks.stage import checkout, refusals
+
+Runner = Literal["threads", "dask", "ray"]
+_MOST_NAMED = 3
+_QUIET = {
+    "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "warning",
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "OMP_NUM_THREADS": "1",
+}
+"""Of the worker processes of Dask."""
+
+
+@task(name="plan", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def plan(context: Context, group: Group) -> list[Problem]:
+    """Make the plans of a group of cells."""
+    return plan_group(context, group)
+
+
+@task(name="run", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def run(context: Context, group: Group) -> list[Problem]:
+    """Run a group of cells."""
+    return run_group(context, group)
+
+
+def compare(file: Path, *, runner: Runner = "threads", workers: int = 2, renew: bool = False) -> State[Any]:
+    """Run the comparison that `file` describes on a task runner with so many workers; see `comparison`."""
+    try:
+        work_of(file, checkout())  # what is wrong is said before a server starts
+        chosen = task_runner(runner, workers)
+    except refusals() as refusal:
+        return Failed(name=REFUSED, message=str(refusal))
+    logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)  # a line a group would hide the progress
+    logging.getLogger("absl").setLevel(
+        logging.ERROR
+    )  # accounting sets it so, which threads can undo for each other
+    with one_server(runner):
+        state: State[Any] = comparison.with_options(task_runner=chosen)(str(file), renew, return_state=True)
+    return state
+
+
+@flow(name="compare", retries=0, persist_result=False)
+def comparison(file: str, renew: bool = False) -> State[Any]:
+    """Compare algorithms as a YAML file says; a finished cell is not run again.
+
+    Args:
+        file: of the comparison, such as comparisons/example.yaml.
+        renew: run cells again that another version of the algorithms' code made.
+    """
+    try:
+        work = work_of(Path(file), checkout())
+        with held(work.place):
+            return _compared(work, renew=renew)
+    except refusals() as refusal:
+        return Failed(name=REFUSED, message=str(refusal))
+
+
+def _compared(work: Work, *, renew: bool) -> State[Any]:
+    prepare_data(work)
+    wanted = work.unfinished(renew=renew)
+    groups = list(split(wanted))
+    refused = _each(plan, work, groups)
+    if refused and not work.comparison.skip_refused:
+        raise ParamsRefused(f"{_listed(refused)}")
+    left_out = {problem.cell.digest for problem in refused}
+    left = [cell for cell in wanted if cell.digest not in left_out]
+    groups = list(split(left))
+    be_ready(work, left)
+    with progress(work.place, groups):
+        failed = _each(run, work, groups)
+    finished = report(work, refused=_in_words(refused))
+    if groups:
+        log_comparison(work, finished)
+    if failed:
+        return Failed(message=f"{len(failed)} of {len(wanted)} cells failed: {_listed(failed)}")
+    return Completed(message=f"{len(finished.table)} cells are in {work.place.folder / PAGE}")
+
+
+def _each(action: Any, work: Work, groups: Sequence[Group]) -> list[Problem]:
+    """What a task reports about each group. An interrupt lets the cells at work end, and starts no other."""
+    futures = [action.submit(work.context, group) for group in groups]
+    try:
+        return [problem for future in futures for problem in future.result()]
+    except BaseException:
+        work.place.stop.touch()
+        raise
+
+
+def _listed(problems: Sequence[Problem]) -> str:
+    sentences = _in_words(problems)
+    more = f"; and {len(sentences) - _MOST_NAMED} more" if len(sentences) > _MOST_NAMED else ""
+    return "; ".join(sentences[:_MOST_NAMED]) + more
+
+
+def _in_words(problems: Sequence[Problem]) -> list[str]:
+    """What went wrong, once for all seeds and folds."""
+    return list(dict.fromkeys(problem.in_words() for problem in problems))
+
+
+def runner_named(name: str) -> Runner:
+    """The runner of a name; raises ParamsRefused for another."""
+    for runner in get_args(Runner):
+        if runner == name:
+            return cast("Runner", runner)
+    raise ParamsRefused(f"there is no runner {name!r}; choose threads, dask or ray.")
+
+
+def task_runner(runner: Runner, workers: int) -> TaskRunner[Any]:
+    """The task runner; raises ParamsRefused where its extra is not installed."""
+    if runner == "threads":
+        return ThreadPoolTaskRunner(max_workers=workers)
+    try:
+        package: Any = import_module(f"prefect_{runner}")
+    except ImportError:
+        raise ParamsRefused(
+            f"the runner {runner!r} needs the extra {runner!r}: pip install 'epsilonflow[{runner}]'."
+        ) from None
+    if runner == "dask":
+        logging.getLogger("distributed").setLevel(logging.WARNING)
+        cluster = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None, "env": _QUIET}
+        made: TaskRunner[Any] = package.DaskTaskRunner(cluster_kwargs=cluster)
+    else:
+        ray = {"num_cpus": workers, "include_dashboard": False, "log_to_driver": False}
+        made = package.RayTaskRunner(init_kwargs=ray)
+    return made
+
+
+@contextmanager
+def one_server(runner: Runner) -> Iterator[None]:
+    """One temporary Prefect server for all processes of the runner, each of which would start its own."""
+    if runner == "threads" or get_current_settings().api.url:
+        yield
+        return
+    from prefect.server.api.server import SubprocessASGIServer  # here, since it takes seconds to import
+
+    server = SubprocessASGIServer()
+    server.start()
+    with temporary_settings({PREFECT_API_URL: server.api_url}):
+        yield
+
+
+if __name__ == "__main__":
+    from flows.command import compare_only
+
+    compare_only()

@@ -1,0 +1,210 @@
+"""What a comparison compares: its YAML file as strict models, refused in one sentence that names the key at fault."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, ValidationError, field_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from tasks.params import Group, ParamsRefused
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Word = Annotated[str, StringConstraints(pattern=r"\S")]
+Epsilons = Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
+Delta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Folds(Group):
+    """Repeated k-fold cross-validation over the union of training and test records; seed: of the permutations."""
+
+    k: int = Field(ge=2)
+    repeats: int = Field(default=1, ge=1)
+    seed: int = Field(default=1, ge=0, lt=2**32)
+
+
+class Problem(Group):
+    """A data set by the name of its card, and a model of the catalogue."""
+
+    dataset: Word
+    model: Word
+
+
+class Method(Group):
+    """An algorithm with its settings, and how it is accounted.
+
+    private: False for a reference without noise, which runs once instead of by epsilon. vary: settings by dotted key
+    with the values each takes; every combination is a method of its own. epsilons, delta: instead of the file's.
+    """
+
+    algorithm: dict[str, Any]
+    accountant: Literal["pld", "rdp", "pure"] = "pld"
+    label: Word | None = None
+    private: bool = True
+    vary: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    epsilons: Epsilons | None = None
+    delta: Delta | None = None
+
+    @field_validator("algorithm")
+    @classmethod
+    def _has_a_name(cls, algorithm: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(algorithm.get("name"), str):
+            raise ValueError("name is missing, give the name of an algorithm")
+        return algorithm
+
+
+class Objective(Group):
+    """Mean training loss at the released parameters, plus regularisation times their squared L2 norm."""
+
+    regularisation: float = Field(default=0.0, ge=0)
+
+
+class Record(Group):
+    """What is computed of each run beside its accuracy. curves: the objective by step, at most about 200 points."""
+
+    objective: Objective | None = None
+    curves: bool = False
+
+
+class Comparison(Group):
+    """Algorithms x data sets x models x epsilons x (seeds or folds) x settings.
+
+    skip_refused: list what cannot run as refused instead of refusing the whole. published: a CSV file of published
+    numbers, by its path in the checkout.
+    """
+
+    name: Name
+    title: Word
+    delta: Delta
+    epsilons: Epsilons
+    seeds: int = Field(default=1, ge=1)
+    folds: Folds | None = None
+    problems: tuple[Problem, ...] = Field(min_length=1)
+    methods: dict[Name, Method] = Field(min_length=1)
+    record: Record = Record()
+    skip_refused: bool = False
+    published: Word | None = None
+
+
+class Variant(Group):
+    """A method with one combination of its varied settings. setting: that combination in words, or empty."""
+
+    method: str
+    label: str
+    setting: str
+    algorithm: dict[str, Any]
+    accountant: Literal["pld", "rdp", "pure"]
+    private: bool
+    epsilons: tuple[float, ...]
+    delta: float
+
+
+def load(path: Path) -> Comparison:
+    """The comparison that the YAML file at `path` describes.
+
+    Raises ParamsRefused for a file that is no YAML, unknown keys, wrong types and impossible values, and Refused for
+    an unknown algorithm; nothing about data sets is looked up yet.
+    """
+    document = _document(path)
+    try:
+        comparison = Comparison.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        raise ParamsRefused(f"{path.name}: {_problem(document, error)}; correct it.") from None
+    if comparison.name != path.stem:
+        raise ParamsRefused(f"{path.name}: name must be {path.stem!r}, the name of the file; correct it.")
+    _check_once("epsilons", comparison.epsilons, path)
+    _check_once("problems", comparison.problems, path)
+    _check_once("variants of methods", [(v.method, v.setting) for v in variants(comparison)], path)
+    for key, method in comparison.methods.items():
+        _check_delta(key, method, comparison, path)
+    return comparison
+
+
+def variants(comparison: Comparison) -> Iterator[Variant]:
+    """Each method with each combination of its varied settings, in the order of the file."""
+    for key, method in comparison.methods.items():
+        for values in product(*method.vary.values()):
+            changes = dict(zip(method.vary, values, strict=True))
+            setting = ", ".join(f"{name}={_text(value)}" for name, value in changes.items())
+            label = method.label or key
+            yield Variant(
+                method=key,
+                label=f"{label} ({setting})" if setting else label,
+                setting=setting,
+                algorithm=_changed(method.algorithm, changes),
+                accountant=method.accountant,
+                private=method.private,
+                epsilons=method.epsilons or comparison.epsilons,
+                delta=_delta(method, comparison),
+            )
+
+
+def _delta(method: Method, comparison: Comparison) -> float:
+    if method.delta is not None:
+        return method.delta
+    return 0.0 if method.accountant == "pure" else comparison.delta
+
+
+def _changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with values put at dotted keys, whose outer keys are made where they are missing."""
+    result: dict[str, Any] = json.loads(json.dumps(settings))
+    for dotted, value in changes.items():
+        *outer, last = dotted.split(".")
+        place = result
+        for key in outer:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return result
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _check_once(what: str, values: Any, path: Path) -> None:
+    kept: list[Any] = []
+    for value in values:
+        if value in kept:
+            raise ParamsRefused(f"{path.name}: {what} list {value} twice; leave one of them out.")
+        kept.append(value)
+
+
+def _check_delta(key: str, method: Method, comparison: Comparison, path: Path) -> None:
+    if method.private and _delta(method, comparison) == 0 and method.accountant != "pure":
+        raise ParamsRefused(
+            f"{path.name}: methods.{key}.accountant is {method.accountant}, which needs a delta above 0;"
+            " set delta, or the accountant to pure."
+        )
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        json.dumps(document)
+    except OSError:
+        raise ParamsRefused(f"There is no file {path}; give the file of a comparison.") from None
+    except (YAMLError, UnicodeDecodeError, TypeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" near line {mark.line + 1}" if mark else ""
+        raise ParamsRefused(f"{path.name} is not valid YAML of plain values{where}; correct it.") from None
+    if not isinstance(document, dict):
+        raise ParamsRefused(f"{path.name} must hold keys with values, such as name and methods; correct it.")
+    return document
+
+
+def _problem(document: Mapping[str, Any], error: ValidationError) -> str:
+    problem: dict[str, Any] = dict(error.errors()[0])
+    key = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key}"
+    if problem["type"] == "missing":
+        return f"{key} is missing"
+    if problem["type"] == "value_error":
+        return f"{key}: {problem['msg'].partition(', ')[2]}"
+    value = problem["input"]
+    shown = "not a finite number" if isinstance(value, float) and not math.isfinite(value) else repr(value)
+    return f"{key} is {shown}, but {problem['msg'].replace('Input should', 'it should', 1)}"

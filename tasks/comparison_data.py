@@ -1,0 +1,107 @@
+"""The records of a comparison: prepared once a data set, read and folded once a process."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data import PublicDescription, folds
+from data.prepared import Prepared, load
+from tasks import params
+from tasks.comparison_cells import Cell, Fold
+from tasks.environment import data_mirror, home
+from tasks.prepare import prepare
+
+_KEPT_FOLDS = 16
+_LARGE_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class Part:
+    """Records side by side: features float32 [n, *shape], labels int64 [n]."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What a cell trains on and what it is tested on. public: the facts of just these records."""
+
+    public: PublicDescription
+    train: Part
+    test: Part
+
+
+def prepared_folder(store: Path, cell: Cell) -> Path:
+    """Where a cell's data set is prepared, below `store`; another card has another folder."""
+    return store / f"{cell.dataset}-{cell.card}"
+
+
+def make_ready(store: Path, cell: Cell, *, root: Path) -> None:
+    """Prepares a cell's data set below `store` unless it is there; raises DataRefused where that is impossible."""
+    folder = prepared_folder(store, cell)
+    if not folder.exists():
+        wanted = params.parse({"data": {"dataset": cell.dataset}}, reads=("data",))
+        cards = root / "data" / "cards"
+        prepare(wanted, mirror=data_mirror(), home=home(), destination=folder, root=root, cards=cards)
+
+
+def sides(store: Path, cell: Cell) -> Sides:
+    """The records of a cell; raises DataRefused for a fold that cannot be trained on."""
+    folder = prepared_folder(store, cell)
+    if cell.fold is None:
+        return _own_split(folder)
+    return (_folded if _is_large(folder) else _kept)(folder, cell.fold)
+
+
+def public_of(store: Path, cell: Cell) -> PublicDescription:
+    """What is public about the records that a cell trains on."""
+    folder = prepared_folder(store, cell)
+    if cell.fold is None:
+        return _own_split(folder).public
+    found = _indices(folder, cell.fold)
+    return replace(_loaded(folder).public, records=len(found.train), test_records=len(found.test))
+
+
+@lru_cache(maxsize=64)
+def _loaded(folder: Path) -> Prepared:
+    return load(folder)
+
+
+@lru_cache(maxsize=_KEPT_FOLDS)
+def _own_split(folder: Path) -> Sides:
+    """The data's own split; arrays that fit are read into memory, large ones stay mapped files."""
+    data = _loaded(folder)
+    keep = np.asarray if _is_large(folder) else np.array
+    train = Part(keep(data.train_features), keep(data.train_labels))
+    return Sides(data.public, train, Part(keep(data.test_features), keep(data.test_labels)))
+
+
+def _folded(folder: Path, fold: Fold) -> Sides:
+    data, found = _loaded(folder), _indices(folder, fold)
+    features = np.concatenate([data.train_features, data.test_features])
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    train, test = (Part(features[side], labels[side]) for side in (found.train, found.test))
+    public = replace(data.public, records=len(found.train), test_records=len(found.test))
+    return Sides(public, train, test)
+
+
+_kept = lru_cache(maxsize=_KEPT_FOLDS)(_folded)
+
+
+@lru_cache(maxsize=256)
+def _indices(folder: Path, chosen: Fold) -> folds.Fold:
+    """The records of a fold by their places in the union, training records first; raises DataRefused for one class."""
+    data = _loaded(folder)
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    found = folds.fold(len(labels), folds=chosen.k, repeat=chosen.repeat, index=chosen.fold, seed=chosen.seed)
+    folds.check_classes(labels, found)
+    return found
+
+
+def _is_large(folder: Path) -> bool:
+    data = _loaded(folder)
+    return data.train_features.nbytes + data.test_features.nbytes > _LARGE_BYTES

@@ -1,0 +1,109 @@
+"""Where a comparison keeps its files, and how they are written: whole or not at all."""
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tasks.params import ParamsRefused
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of one comparison. root: the checkout, as an absolute path."""
+
+    root: Path
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        """Where everything about this comparison is."""
+        return self.root / "artifacts" / "compare" / self.name
+
+    @property
+    def cells(self) -> Path:
+        """The results, a JSON file a finished cell."""
+        return self.folder / "cells"
+
+    @property
+    def plans(self) -> Path:
+        """The plans."""
+        return self.folder / "plans"
+
+    @property
+    def failures(self) -> Path:
+        """Tracebacks of cells that failed."""
+        return self.folder / "failures"
+
+    @property
+    def store(self) -> Path:
+        """Prepared data sets, shared by all comparisons of the checkout."""
+        return self.root / "artifacts" / "compare" / ".data"
+
+    @property
+    def stop(self) -> Path:
+        """A file that asks workers to start no further cell."""
+        return self.folder / "stop"
+
+    def ledger_url(self, *, dataset: str, model: str, method: str) -> str:
+        """The ledger of a method on a problem; one each, since a use of a ledger takes as long as it has rows."""
+        return f"sqlite:///{self.folder / 'ledger' / f'{dataset}-{model}-{method}.sqlite'}"
+
+    def ledger_urls(self) -> list[str]:
+        """The ledgers there are."""
+        return [f"sqlite:///{path}" for path in sorted((self.folder / "ledger").glob("*.sqlite"))]
+
+    def finished(self) -> set[str]:
+        """The digests of the cells that have a result."""
+        return {path.stem for path in self.cells.glob("*.json")}
+
+    def result(self, digest: str) -> dict[str, Any]:
+        """The result of a finished cell."""
+        document: dict[str, Any] = json.loads((self.cells / f"{digest}.json").read_text(encoding="utf-8"))
+        return document
+
+
+@contextmanager
+def held(place: Place) -> Iterator[None]:
+    """Hold the comparison until the end of the block; raises ParamsRefused where another process holds it."""
+    for folder in (place.cells, place.plans, place.failures):
+        folder.mkdir(parents=True, exist_ok=True)
+    with (place.folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ParamsRefused(
+                f"another process works on the comparison {place.name!r}; wait for its end."
+            ) from None
+        place.stop.unlink(missing_ok=True)
+        yield
+
+
+def write_json(path: Path, document: object) -> None:
+    """Writes a JSON document."""
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write(path, lambda fresh: fresh.write_text(text, encoding="utf-8"))
+
+
+def write_parquet(path: Path, frame: pd.DataFrame) -> None:
+    """Writes a table."""
+    write(path, lambda fresh: frame.to_parquet(fresh, index=False))
+
+
+def write(path: Path, content: Callable[[Path], object]) -> None:
+    """Writes a file by way of a fresh one beside it, so that a crash leaves the old file, the new one or none."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        content(fresh)
+        with fresh.open("rb") as file:
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)

@@ -1,0 +1,92 @@
+"""How far a comparison has come, read off its folder: the same whoever runs the cells, in whatever process."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tasks.comparison_cells import Cell, Group
+from tasks.comparison_files import Place
+
+_SECONDS, _SECONDS_BETWEEN_LINES, _SECONDS_OF_ESTIMATE = 0.5, 10.0, 900.0
+_log = logging.getLogger(__name__)
+Tell = Callable[[int, Cell | None], None]
+"""Receives the number of finished cells and the one that finished last."""
+
+
+@contextmanager
+def progress(place: Place, groups: Sequence[Group], *, console: Console | None = None) -> Iterator[None]:
+    """Shows, until the end of the block, how many of the groups' cells are done, and which method is at work."""
+    wanted = {cell.digest: cell for group in groups for cell in group}
+    console = console or Console(stderr=True)
+    if not wanted:
+        yield
+    elif console.is_terminal:
+        with _bar(len(wanted), console) as tell, _watched(place, wanted, tell, every=_SECONDS):
+            yield
+    else:
+        with _watched(place, wanted, _lines(len(wanted)), every=_SECONDS_BETWEEN_LINES):
+            yield
+
+
+@contextmanager
+def _watched(place: Place, wanted: dict[str, Cell], tell: Tell, *, every: float) -> Iterator[None]:
+    ended, before = threading.Event(), place.finished() & wanted.keys()
+    times = {digest: _time(place, digest) for digest in before}
+
+    def look() -> None:
+        fresh = [one for one in place.finished() & wanted.keys() if _time(place, one) != times.get(one)]
+        latest = max(fresh, key=lambda one: _time(place, one), default=None)
+        tell(len(fresh), wanted[latest] if latest else None)
+
+    def watch() -> None:
+        while not ended.wait(every):
+            look()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+        look()
+
+
+def _time(place: Place, digest: str) -> float:
+    return (place.cells / f"{digest}.json").stat().st_mtime
+
+
+@contextmanager
+def _bar(count: int, console: Console) -> Iterator[Tell]:
+    columns = (
+        TextColumn("comparing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[current]}"),
+    )
+    with Progress(*columns, console=console, speed_estimate_period=_SECONDS_OF_ESTIMATE) as bar:
+        task = bar.add_task("comparing", total=count, current="")
+
+        def tell(done: int, latest: Cell | None) -> None:
+            bar.update(task, completed=done, current=_words(latest))
+
+        yield tell
+
+
+def _lines(count: int) -> Tell:
+    def tell(done: int, latest: Cell | None) -> None:
+        _log.info("%d of %d cells done%s", done, count, f", last {_words(latest)}" if latest else "")
+
+    return tell
+
+
+def _words(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    epsilon = "" if cell.epsilon is None else f", epsilon {cell.epsilon:g}"
+    return f"{cell.label} on {cell.dataset}{epsilon}"

@@ -1,0 +1,68 @@
+"""The results of a comparison as tables: a row a cell, a row a method and epsilon, and beside published numbers."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tasks.comparison_cells import Cell
+from tasks.comparison_files import Place, write, write_parquet
+
+KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
+METRICS = ["accuracy", "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
+PUBLISHED = ("figure", "dataset", "model", "method", "setting", "epsilon", "metric", "value")
+
+
+def results(place: Place, cells: tuple[Cell, ...]) -> pd.DataFrame:
+    """One row a finished cell, in the order of the cells; a number that is infinite or was not asked for is NaN.
+
+    gap: how far the objective is above the least that any cell reached on the same training records.
+    """
+    done = place.finished()
+    rows = [_row(cell, place.result(cell.digest)) for cell in cells if cell.digest in done]
+    columns = [*KEY, "delta", "accountant", "seed", "repeat", "fold", *_RESULTS, "digest", "code"]
+    table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(("epsilon", "delta", *_NUMBERS), float))
+    least = table.groupby(["dataset", "model", "repeat", "fold"])["objective"].transform("min")
+    return table.assign(gap=table["objective"] - least)
+
+
+_RESULTS = (
+    "accuracy", "test_loss", "objective", "seconds", "steps", "planned_steps", "epsilon_spent", "epsilon_planned",
+    "noise_multiplier", "sampling_rate", "records",
+)  # fmt: skip
+_NUMBERS = ("accuracy", "test_loss", "objective", "seconds", "epsilon_spent", "epsilon_planned")
+
+
+def _row(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:
+    fold = cell.fold
+    return {
+        **{name: getattr(cell, name) for name in (*KEY, "accountant", "seed")},
+        "delta": None if cell.epsilon is None else cell.delta,
+        "repeat": fold.repeat if fold else 0,
+        "fold": fold.fold if fold else 0,
+        **{name: result["results"][name] for name in _RESULTS},
+        "digest": cell.digest,
+        "code": result["code"],
+    }
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean, standard deviation, standard error and number of cells by data set, model, method and epsilon.
+
+    The standard error is of the mean over cells as if they were independent, which folds of the same records are not
+    quite; it is NaN for a single cell.
+    """
+    grouped = table.groupby(KEY, sort=False, dropna=False)
+    parts = {"n": grouped.size()}
+    for metric in METRICS:
+        mean, std, count = (getattr(grouped[metric], name)() for name in ("mean", "std", "count"))
+        parts |= {f"{metric}_mean": mean, f"{metric}_std": std, f"{metric}_stderr": std / np.sqrt(count)}
+    return pd.DataFrame(parts).reset_index()
+
+
+def write_tables(place: Place, table: pd.DataFrame, totals: pd.DataFrame) -> None:
+    """Writes results.parquet, results.csv and summary.csv into the comparison's folder."""
+    write_parquet(place.folder / "results.parquet", table)
+    for name, frame in (("results", table), ("summary", totals)):
+        write(place.folder / f"{name}.csv", partial(frame.to_csv, index=False))

@@ -1,0 +1,111 @@
+"""A comparison at work: which cells it has, which are still to run, and groups of them planned and run."""
+
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from data import catalogue
+from tasks.cell import Context, build_models, open_ledger, plan_cell, run_cell
+from tasks.comparison import Comparison, load
+from tasks.comparison_cells import Cell, Group, cells, code_digest, groups
+from tasks.comparison_data import make_ready
+from tasks.comparison_files import Place
+from tasks.comparison_published import read_published
+from tasks.stage import refusals
+
+
+@dataclass(frozen=True)
+class Work:
+    """A comparison and its cells, in the order of its file."""
+
+    comparison: Comparison
+    context: Context
+    cells: tuple[Cell, ...]
+
+    @property
+    def place(self) -> Place:
+        """Where its files are."""
+        return self.context.place
+
+    def unfinished(self, *, renew: bool) -> list[Cell]:
+        """The cells that are to run, each result once. renew: also those that other code of the algorithms made."""
+        done = self.place.finished()
+        if renew:
+            done = {one for one in done if self.place.result(one)["code"] == self.context.code}
+        return list({cell.digest: cell for cell in self.cells if cell.digest not in done}.values())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A cell that did not run, and why in one sentence."""
+
+    cell: Cell
+    sentence: str
+
+    def in_words(self) -> str:
+        """The sentence with the names that the file has for the cell."""
+        epsilon = "" if self.cell.epsilon is None else f", epsilon {self.cell.epsilon:g}"
+        setting = f", {self.cell.setting}" if self.cell.setting else ""
+        return (
+            f"{self.cell.method} on {self.cell.dataset}, {self.cell.model}{setting}{epsilon}: {self.sentence}"
+        )
+
+
+def work_of(file: Path, root: Path) -> Work:
+    """What the comparison's file asks for, checked; its data sets are not prepared yet.
+
+    Raises ParamsRefused, Refused or DataRefused in one sentence that names the key at fault.
+    """
+    comparison = load(file)
+    root = root.absolute()
+    folder = root / "data" / "cards"
+    cards = {problem.dataset: catalogue.card(problem.dataset, folder) for problem in comparison.problems}
+    if comparison.published is not None:
+        read_published(root / comparison.published)
+    wanted = tuple(cells(comparison, cards, file=file.name))
+    runs = len({cell.digest for cell in wanted})
+    return Work(comparison, Context(Place(root, comparison.name), code_digest(), runs), wanted)
+
+
+def be_ready(work: Work, wanted: Iterable[Cell]) -> None:
+    """What must be done in this process before cells run in its threads."""
+    build_models(work.context, wanted)
+
+
+def prepare_data(work: Work) -> None:
+    """Prepares each data set that is not there yet; raises DataRefused."""
+    for cell in {cell.dataset: cell for cell in work.cells}.values():
+        make_ready(work.place.store, cell, root=work.place.root)
+
+
+def plan_group(context: Context, group: Group) -> list[Problem]:
+    """Makes the plans of a group, which are kept on disk; returns the cells that cannot run."""
+    problems = []
+    for cell in group:
+        try:
+            plan_cell(context, cell)
+        except refusals() as refusal:
+            problems.append(Problem(cell, " ".join(str(refusal).split())))
+    return problems
+
+
+def run_group(context: Context, group: Group) -> list[Problem]:
+    """Runs the cells of a group one after the other until it is asked to stop; returns those that failed."""
+    problems = []
+    ledger = open_ledger(context.place, group[0])
+    for cell in group:
+        if context.place.stop.exists():
+            break
+        try:
+            run_cell(context, cell, ledger)
+        except Exception as error:  # a cell that fails must not stop the others
+            path = context.place.failures / f"{cell.digest}.txt"
+            path.write_text(traceback.format_exc(), encoding="utf-8")
+            problems.append(Problem(cell, " ".join(str(error).split()) or type(error).__name__))
+    return problems
+
+
+def split(wanted: list[Cell]) -> Iterator[Group]:
+    """The cells in groups of a handful, one Prefect task each."""
+    return groups(wanted)

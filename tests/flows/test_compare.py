@@ -1,0 +1,201 @@
+"""The comparison under real Prefect, as a command, interrupted, and as a stage of DVC."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from typer.testing import CliRunner, Result
+
+from flows.command import app
+from flows.compare import comparison, plan, run, task_runner
+from tasks import cell as one_cell
+from tasks.comparison_files import Place
+from tests.checkout import PROJECT, Checkout, new_checkout
+from tests.comparisons import document, small, write
+
+
+@pytest.fixture
+def place(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A small checkout as the current folder, with a server that is up."""
+    root = small(tmp_path / "checkout")
+    monkeypatch.chdir(root)
+    untracked(root)
+    with temporary_settings({PREFECT_API_URL: server}):
+        yield Place(root, "tiny")
+
+
+def quick() -> dict[str, Any]:
+    """The tiny comparison without what takes time and has tests of its own: curves and all but one figure."""
+    return document() | {"record": {}}
+
+
+def untracked(root: Path) -> None:
+    """Logs nothing to W&B: that takes a process a run, and has tests of its own."""
+    path = root / "params.yaml"
+    path.write_text(path.read_text().replace("mode: offline", "mode: disabled"))
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["compare", *arguments], env={"COLUMNS": "200"})
+
+
+def table(place: Place) -> pd.DataFrame:
+    return pd.read_csv(place.folder / "results.csv")
+
+
+def test_nothing_is_tried_again() -> None:
+    assert (plan.retries, run.retries, comparison.retries) == (0, 0, 0)
+
+
+def test_a_comparison_runs_and_then_has_nothing_to_do(place: Place) -> None:
+    file = write(place.root, quick())
+    result = call(str(file), "--workers", "2")
+    assert result.exit_code == 0, result.output
+    assert len(table(place)) == 3
+    assert (place.folder / "report.html").exists()
+    before = {path: path.stat().st_mtime_ns for path in place.cells.glob("*.json")}
+    assert len(before) == 3
+    more = quick() | {"epsilons": [1.0, 2.0, 4.0]}
+    result = call(str(write(place.root, more)))
+    assert result.exit_code == 0, result.output
+    assert sorted(table(place)["epsilon"].dropna()) == [1.0, 2.0, 4.0]
+    after = {path: path.stat().st_mtime_ns for path in place.cells.glob("*.json")}
+    new = after.keys() - before.keys()
+    assert len(new) == 1
+    cards = [json.loads(path.read_text())["card"]["runs"] for path in after]
+    assert cards == [4] * 4
+
+
+def test_what_cannot_run_is_refused_before_the_first_trains(place: Place) -> None:
+    wrong = quick()
+    wrong["problems"].append({"dataset": "digits", "model": "logistic"})
+    result = call(str(write(place.root, wrong)))
+    assert result.exit_code == 2
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("refused: ")]
+    assert "2 classes" in line
+    assert place.finished() == set()
+    assert place.ledger_urls() == []
+
+
+def test_what_cannot_run_is_listed_where_the_file_says_so(place: Place) -> None:
+    wrong = quick() | {"skip_refused": True, "seeds": 2}
+    wrong["problems"].append({"dataset": "digits", "model": "logistic"})
+    result = call(str(write(place.root, wrong)))
+    assert result.exit_code == 0, result.output
+    assert set(table(place)["model"]) == {"softmax"}
+    page = (place.folder / "page.md").read_text()
+    assert page.count("2 classes") == 3  # once a method and epsilon, not once a seed
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [({"tempo": 1}, "unknown key tempo"), ({"name": "other"}, "name must be")]
+)
+def test_a_file_that_is_wrong_is_refused_in_one_sentence(
+    place: Place, change: dict[str, Any], words: str
+) -> None:
+    result = call(str(write(place.root, quick() | change)))
+    assert result.exit_code == 2
+    assert [line for line in result.stderr.splitlines() if words in line and line.startswith("refused: ")]
+    assert not place.folder.exists()
+
+
+def test_a_failed_cell_fails_the_flow_and_leaves_the_others(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = one_cell._trained
+
+    def fails(cell: Any, *rest: Any) -> Any:
+        if cell.epsilon == 1.0:
+            raise RuntimeError("out of luck")
+        return real(cell, *rest)
+
+    monkeypatch.setattr(one_cell, "_trained", fails)
+    result = call(str(write(place.root, quick())))
+    assert result.exit_code == 1
+    assert "1 of 3 cells failed: dp_sgd on digits, softmax, epsilon 1: out of luck" in result.stderr
+    assert len(table(place)) == 2
+    monkeypatch.undo()
+    monkeypatch.chdir(place.root)
+    assert call(str(place.root / "comparisons" / "tiny.yaml")).exit_code == 0
+    assert len(table(place)) == 3
+
+
+def test_an_unknown_runner_is_refused(place: Place) -> None:
+    result = call(str(write(place.root, quick())), "--runner", "slurm")
+    assert result.exit_code == 2
+    assert "threads, dask or ray" in result.stderr
+
+
+@pytest.mark.parametrize(("runner", "name"), [("dask", "DaskTaskRunner"), ("ray", "RayTaskRunner")])
+def test_other_runners_are_those_of_their_extras(runner: Any, name: str) -> None:
+    pytest.importorskip(f"prefect_{runner}")
+    assert type(task_runner(runner, 2)).__name__ == name
+
+
+def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
+    server: str, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = quick() | {"seeds": 12, "epsilons": [1.0]}
+    content["methods"]["dp_sgd"]["algorithm"]["steps"] = 60
+    del content["methods"]["plain"]
+    file = write(place.root, content)
+    monkeypatch.setenv("PREFECT_API_URL", server)
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.compare", str(file)], cwd=place.root, stderr=subprocess.PIPE, text=True
+    )
+    while len(place.finished()) < 2 and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    complaints = process.communicate(timeout=60)[1]
+    assert process.returncode not in (0, None), complaints
+    left = place.finished()
+    assert 2 <= len(left) < 12
+    assert not [path for path in place.cells.iterdir() if path.name.startswith(".")]
+    content["seeds"] = len(left) + 1
+    assert call(str(write(place.root, content))).exit_code == 0
+    assert len(table(place)) == len(left) + 1
+
+
+def test_plain_dvc_runs_no_comparison_and_dvc_runs_it_when_asked(server: str, tmp_path: Path) -> None:
+    checkout = _with_the_tiny_comparison(tmp_path)
+    dry = checkout.run("dvc", "repro", "--dry")
+    assert "prepare" in dry.stdout
+    assert "compare" not in dry.stdout
+    done = subprocess.run(
+        checkout.command("dvc", "repro", "comparisons/dvc.yaml"),
+        **checkout.where(PREFECT_API_URL=server),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Running stage 'comparisons/dvc.yaml:compare@tiny'" in done.stdout
+    assert "Running stage 'prepare'" not in done.stdout
+    place = Place(checkout.root, "tiny")
+    assert len(table(place)) == 3
+    assert "up to date" in checkout.dvc("repro", "comparisons/dvc.yaml")
+
+
+def _with_the_tiny_comparison(folder: Path) -> Checkout:
+    """A checkout whose one comparison is the tiny one."""
+    checkout = new_checkout(folder / "checkout", folder / "home")
+    (checkout.root / "comparisons").mkdir()
+    stages = (PROJECT / "comparisons" / "dvc.yaml").read_text()
+    named = [line for line in stages.splitlines() if line.startswith("      - ") and "/" not in line]
+    for line in named[1:]:
+        stages = stages.replace(f"{line}\n", "")
+    (checkout.root / "comparisons" / "dvc.yaml").write_text(stages.replace(named[0], "      - tiny"))
+    write(checkout.root, quick())
+    untracked(checkout.root)
+    shutil.rmtree(checkout.root / "artifacts", ignore_errors=True)
+    return checkout

@@ -1,0 +1,194 @@
+"""What a comparison's file may say, the cells it makes, and their digests."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from data import DataCard, catalogue
+from tasks import comparison_cells
+from tasks.comparison import load, variants
+from tasks.comparison_cells import Cell, Fold, cells, groups
+from tasks.comparison_work import work_of
+from tasks.params import ParamsRefused
+from tasks.stage import refusals
+from tests.comparisons import PROJECT, document, small, write
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return small(tmp_path / "checkout")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epsilon": [1.0]}, "unknown key epsilon"),
+        ({"methods": {}}, "methods"),
+        ({"delta": None}, "delta is None"),
+        ({"delta": 1.5}, "delta is 1.5"),
+        ({"epsilons": []}, "epsilons"),
+        ({"epsilons": [1.0, -1.0]}, "epsilons.1 is -1.0"),
+        ({"epsilons": [1.0, 1.0]}, "epsilons list 1.0 twice"),
+        ({"epsilons": [float("nan")]}, "epsilons.0 is"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"seeds": "2"}, "seeds is '2'"),
+        ({"folds": {"k": 1}}, "folds.k is 1"),
+        ({"folds": {"k": 5, "shuffle": True}}, "unknown key folds.shuffle"),
+        ({"problems": []}, "problems"),
+        ({"problems": [{"dataset": "digits", "model": "softmax"}] * 2}, "twice"),
+        ({"problems": [{"dataset": "nist", "model": "softmax"}]}, "no data set 'nist'"),
+        ({"problems": [{"dataset": "digits", "model": "oracle"}]}, "no model 'oracle'"),
+        ({"methods": {"a": {}}}, "methods.a.algorithm is missing"),
+        ({"methods": {"a": {"algorithm": {"steps": 1}}}}, "methods.a.algorithm: name is missing"),
+        (
+            {"methods": {"a": {"algorithm": {"name": "magic"}}}},
+            "methods.a.algorithm.name: there is no algorithm",
+        ),
+        (
+            {"methods": {"a": {"algorithm": {"name": "dp_sgd", "steps": 1, "tempo": 2}}}},
+            "unknown setting methods.a.algorithm.tempo",
+        ),
+        ({"methods": {"a": {"algorithm": {"name": "dp_sgd"}}}}, "methods.a.algorithm.steps is missing"),
+        (
+            {"methods": {"a": {"algorithm": {"name": "dp_sgd", "steps": 0}}}},
+            "methods.a.algorithm.steps is 0",
+        ),
+        (
+            {"methods": {"a": {"algorithm": {"name": "dp_sgd", "steps": 1}, "vary": {"tempo": [1]}}}},
+            "unknown setting methods.a.algorithm.tempo",
+        ),
+        ({"delta": 0}, "needs a delta above 0"),
+        ({"record": {"objective": {"regularisation": -1.0}}}, "record.objective.regularisation is -1.0"),
+        ({"published": "comparisons/none.csv"}, "none.csv is no CSV file"),
+        ({"name": "other"}, "name must be 'tiny'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence_that_names_the_key(
+    root: Path, change: dict[str, Any], words: str
+) -> None:
+    path = write(root, document() | change)
+    with pytest.raises(refusals()) as refusal:
+        work_of(path, root)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert not (root / "artifacts").exists()
+
+
+def test_files_that_are_no_comparison_are_refused(tmp_path: Path) -> None:
+    for name, text in (("list", "- 1\n"), ("broken", "a: [\n"), ("date", "a: 2020-01-01\n")):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text)
+        with pytest.raises(ParamsRefused, match=f"{name}.yaml"):
+            load(path)
+    with pytest.raises(ParamsRefused, match="no file"):
+        load(tmp_path / "none.yaml")
+
+
+def test_private_records_are_refused(root: Path) -> None:
+    path = root / "data" / "cards" / "digits.yaml"
+    text = path.read_text()
+    path.unlink()
+    path.write_text(text.replace("public: true", "public: false"))
+    with pytest.raises(ParamsRefused, match="private"):
+        work_of(write(root, document()), root)
+
+
+def test_every_combination_is_a_cell_and_a_method_without_noise_runs_once(root: Path) -> None:
+    work = work_of(write(root, document() | {"seeds": 2, "folds": {"k": 3, "repeats": 2}}), root)
+    private = [cell for cell in work.cells if cell.epsilon is not None]
+    assert len(private) == 2 * 2 * 3 * 2
+    assert len(work.cells) - len(private) == 2 * 3 * 2
+    assert len({cell.digest for cell in work.cells}) == len(work.cells)
+    assert {(cell.fold.repeat, cell.fold.fold) for cell in private if cell.fold} == {
+        (repeat, fold) for repeat in range(2) for fold in range(3)
+    }
+
+
+def test_varied_settings_make_methods_with_names_of_their_own(root: Path) -> None:
+    changed = document()
+    changed["methods"]["dp_sgd"]["vary"] = {"clip_norm": [0.5, 1.0], "update.momentum": [0.0, 0.9]}
+    comparison = load(write(root, changed))
+    found = [(v.setting, v.algorithm) for v in variants(comparison) if v.method == "dp_sgd"]
+    assert [setting for setting, _ in found] == [
+        f"clip_norm={c}, update.momentum={m}" for c in ("0.5", "1") for m in ("0", "0.9")
+    ]
+    assert found[-1][1]["update"] == {"learning_rate": 2.0, "momentum": 0.9}
+    assert comparison.methods["dp_sgd"].algorithm["update"] == {"learning_rate": 2.0}
+
+
+def test_pure_accounting_means_delta_0(root: Path) -> None:
+    changed = document()
+    changed["methods"]["dp_sgd"]["accountant"] = "pure"
+    (variant,) = [v for v in variants(load(write(root, changed))) if v.method == "dp_sgd"]
+    assert variant.delta == 0
+
+
+@pytest.fixture
+def cell(root: Path) -> Cell:
+    return work_of(write(root, document()), root).cells[0]
+
+
+def test_a_digest_is_of_all_that_decides_a_result(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {
+        "dataset": "adult",
+        "card": "0",
+        "model": "logistic",
+        "settings": cell.settings | {"steps": 6},
+        "accountant": "pld",
+        "epsilon": 2.0,
+        "delta": 1e-6,
+        "seed": 1,
+        "fold": Fold(5, 1, 0, 0),
+        "record": {"objective": None, "curves": True},
+    }
+    words = {"method": "other", "label": "other", "setting": "other"}
+    assert changes.keys() | words.keys() == asdict(cell).keys()
+    digests = {replace(cell, **{name: value}).digest for name, value in changes.items()}
+    monkeypatch.setattr(comparison_cells, "FORMAT", comparison_cells.FORMAT + 1)
+    digests.add(cell.digest)
+    monkeypatch.undo()
+    assert len(digests | {cell.digest}) == len(changes) + 2
+    assert replace(cell, **words).digest == cell.digest
+    assert len({replace(cell, seed=seed).noise_seed for seed in range(5)}) == 5
+
+
+def test_a_default_that_is_written_out_is_the_same_cell(root: Path, cell: Cell) -> None:
+    changed = document()
+    changed["methods"]["dp_sgd"]["algorithm"]["clipping"] = "l2"
+    assert work_of(write(root, changed), root).cells[0].digest == cell.digest
+
+
+def test_a_changed_data_card_is_another_cell(root: Path, cell: Cell) -> None:
+    path = root / "data" / "cards" / "digits.yaml"
+    text = path.read_text().replace("test_fraction: 0.2", "test_fraction: 0.25")
+    path.unlink()
+    path.write_text(text)
+    assert work_of(write(root, document()), root).cells[0].digest != cell.digest
+
+
+def test_groups_share_what_they_are_named_by_and_are_small(root: Path) -> None:
+    work = work_of(write(root, document() | {"seeds": 23}), root)
+    made = list(groups(work.cells))
+    assert [len(group) for group in made] == [20, 3] * 3
+    assert [one for group in made for one in group] == list(work.cells)
+    assert all(len({(one.method, one.epsilon) for one in group}) == 1 for group in made)
+
+
+def test_every_comparison_of_the_project_is_accepted_and_a_stage_of_dvc() -> None:
+    files = sorted((PROJECT / "comparisons").glob("*.yaml"))
+    names = [path.stem for path in files if path.name != "dvc.yaml"]
+    stage = YAML(typ="safe", pure=True).load(PROJECT / "comparisons" / "dvc.yaml")["stages"]["compare"]
+    assert sorted(stage["foreach"]) == names
+    for dep in stage["do"]["deps"]:
+        assert "${item}" in dep or (PROJECT / dep).exists(), dep
+    for name in names:
+        comparison = load(PROJECT / "comparisons" / f"{name}.yaml")
+        cards = {problem.dataset: _card(problem.dataset) for problem in comparison.problems}
+        assert cells(comparison, cards, file=name)
+
+
+def _card(name: str) -> DataCard:
+    return catalogue.card(name)

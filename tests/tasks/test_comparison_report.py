@@ -1,0 +1,217 @@
+"""What a comparison leaves: tables, figures, the page, published numbers beside ours, and the group in W&B."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tasks.comparison_figures import gaps
+from tasks.comparison_page import published_table, result_tables
+from tasks.comparison_published import beside, read_published
+from tasks.comparison_report import FILES, Report, report
+from tasks.comparison_results import METRICS, results, summary
+from tasks.comparison_tracking import CONFIG, SUMMARY, TABLES
+from tasks.comparison_work import Work
+from tasks.params import ParamsRefused
+from tests.comparisons import PROJECT, document, run_here, small
+from tests.offline_run import read_records
+
+PUBLISHED = """figure,dataset,model,method,setting,epsilon,metric,value
+1,digits,softmax,dp_sgd,,4.0,accuracy,0.5
+1,digits,softmax,plain,,,objective,2.0
+2,adult,svm,dp_sgd,,4.0,accuracy,0.8
+"""
+LOG = """
+import sys
+from pathlib import Path
+from tasks.comparison_report import report
+from tasks.comparison_tracking import log_comparison
+from tasks.comparison_work import work_of
+root = Path(sys.argv[1])
+work = work_of(root / "comparisons" / "tiny.yaml", root)
+print(log_comparison(work, report(work, refused=[])))
+"""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Work:
+    root = small(tmp_path_factory.mktemp("reported") / "checkout")
+    (root / "published.csv").write_text(PUBLISHED)
+    return run_here(root, document() | {"seeds": 3, "published": "published.csv"})
+
+
+@pytest.fixture(scope="module")
+def done(work: Work) -> Report:
+    return report(work, refused=["dp_sgd on <digits>: too few records"])
+
+
+def test_the_tables_are_written_and_agree(work: Work, done: Report) -> None:
+    assert len(done.table) == 9
+    written = pd.read_parquet(work.place.folder / "results.parquet")
+    pd.testing.assert_frame_equal(written, done.table)
+    as_text = pd.read_csv(work.place.folder / "results.csv", keep_default_na=True)
+    np.testing.assert_allclose(as_text["objective"], done.table["objective"], rtol=1e-12)
+    assert list(pd.read_csv(work.place.folder / "summary.csv")["n"]) == [3, 3, 3]
+
+
+def test_a_summary_has_mean_deviation_and_standard_error(done: Report) -> None:
+    rows = done.table[(done.table["method"] == "dp_sgd") & (done.table["epsilon"] == 4.0)]
+    (total,) = done.totals[done.totals["epsilon"] == 4.0].to_dict("records")
+    for metric in METRICS:
+        values = rows[metric].to_numpy()
+        assert total[f"{metric}_mean"] == pytest.approx(values.mean())
+        assert total[f"{metric}_std"] == pytest.approx(values.std(ddof=1))
+        assert total[f"{metric}_stderr"] == pytest.approx(values.std(ddof=1) / np.sqrt(3))
+
+
+def test_a_single_cell_has_no_standard_error(done: Report) -> None:
+    alone = summary(done.table.iloc[:1])
+    assert alone["accuracy_stderr"].isna().all()
+    (table,) = [table for table in result_tables(alone) if table.title.startswith("Accuracy")]
+    assert table.rows == [["DP-SGD", f"{done.table['accuracy'].iloc[0]:.4f}"]]
+
+
+def test_methods_are_down_and_epsilons_across(done: Report) -> None:
+    accuracy, objective = result_tables(done.totals)
+    assert accuracy.title == "Accuracy on the test records: digits, softmax"
+    assert accuracy.header == ["method", "epsilon 1", "epsilon 4"]
+    assert [row[0] for row in accuracy.rows] == ["DP-SGD", "plain"]
+    assert all(" ± " in text for text in accuracy.rows[0][1:])
+    assert objective.title.startswith("Objective")
+
+
+def test_a_gap_is_to_the_least_on_the_same_records() -> None:
+    same = {"dataset": "a", "model": "m", "repeat": 0}
+    curves = pd.DataFrame(
+        [
+            same | {"fold": fold, "objective": value}
+            for fold, value in ((0, 3.0), (0, 1.0), (1, 5.0), (1, 4.0))
+        ]
+    )
+    assert gaps(curves)["gap"].tolist() == [2.0, 0.0, 1.0, 0.0]
+
+
+def test_figures_are_drawn_for_light_and_dark_and_kept_as_files(work: Work, done: Report) -> None:
+    assert set(done.pictures) == {"accuracy", "objective", "convergence", "noise"}
+    for name, picture in done.pictures.items():
+        assert (work.place.folder / f"{name}.png").read_bytes() == picture.light
+        assert picture.light.startswith(b"\x89PNG")
+        assert picture.light != picture.dark
+
+
+def test_the_page_needs_nothing_else_and_says_what_it_must(work: Work, done: Report) -> None:
+    page = (work.place.folder / "report.html").read_text()
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert page.count("data:image/png") == 2 * len(done.pictures)
+    for words in (
+        "not private",
+        "9 runs",
+        "not charged",
+        "A tiny comparison",
+        "Published numbers beside ours",
+    ):
+        assert words in page
+    assert "dp_sgd on &lt;digits&gt;: too few records" in page
+    assert ":root { color-scheme" in page
+
+
+def test_the_markdown_page_shows_the_figures_beside_it(work: Work, done: Report) -> None:
+    page = (work.place.folder / "page.md").read_text()
+    for name in re.findall(r"\]\((.*?)\)", page):
+        assert (work.place.folder / name).is_file()
+    assert page.count("](") == len(done.pictures)
+    rows = [line for line in page.splitlines() if line.startswith("| DP-SGD |")]
+    assert len(rows) == 2
+    assert all(line.count("|") == 4 for line in rows)
+
+
+def test_published_numbers_stand_beside_ours(work: Work, done: Report) -> None:
+    rows = beside(read_published(work.place.root / "published.csv"), done.totals)
+    ours = done.totals[done.totals["epsilon"] == 4.0]["accuracy_mean"].iloc[0]
+    assert rows["ours"].iloc[0] == ours
+    assert rows["difference"].iloc[0] == pytest.approx(ours - 0.5)
+    assert rows["ours"].notna().tolist() == [True, True, False]
+    shown = published_table(rows).rows
+    assert shown[0][5] == "0.5"
+    assert shown[2][6] == "not run"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("figure,value\n1,2\n", "must have the columns"),
+        (PUBLISHED.replace("accuracy", "beauty"), "metric 'beauty'"),
+        (PUBLISHED.replace("0.5", "half"), "value is 'half'"),
+        (PUBLISHED.replace("0.5", "inf"), "value is 'inf'"),
+    ],
+)
+def test_published_numbers_that_are_none_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "numbers.csv"
+    path.write_text(text)
+    with pytest.raises(ParamsRefused, match=re.escape(words)):
+        read_published(path)
+
+
+def test_results_name_the_files_labels_of_today(work: Work, done: Report) -> None:
+    changed = [type(cell)(**(vars(cell) | {"label": "renamed"})) for cell in work.cells]
+    assert set(results(work.place, tuple(changed))["label"]) == {"renamed"}
+
+
+@pytest.fixture(scope="module")
+def logged(work: Work) -> list[list[Any]]:
+    """The records of each run of the group, logged in a process of its own."""
+    root = work.place.root
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment |= {"HOME": str(root / "home"), "PYTHONPATH": str(PROJECT)}
+    printed = subprocess.run(
+        [sys.executable, "-c", LOG, str(root)], cwd=root, env=environment, capture_output=True, text=True
+    )
+    assert printed.stdout == "True\n", printed.stderr
+    files = sorted(path for path in root.rglob("run-*.wandb") if path.is_file())
+    return [list(read_records(path.read_bytes())) for path in files]
+
+
+def _of(records: list[Any], kind: str) -> list[Any]:
+    return [getattr(record, kind) for record in records if record.WhichOneof("record_type") == kind]
+
+
+def _keys(items: Any) -> set[str]:
+    return {str(item.key or item.nested_key[0]) for item in items} - {
+        "_step",
+        "_runtime",
+        "_timestamp",
+        "_wandb",
+    }
+
+
+def test_a_comparison_is_a_group_with_a_run_a_method_and_a_summary(logged: list[list[Any]]) -> None:
+    runs = [run for records in logged for run in _of(records, "run")]
+    assert {run.run_group for run in runs} == {"tiny"}
+    assert {run.job_type for run in runs} == {"dp_sgd", "plain", "summary"}
+    for run in runs:
+        keys = _keys(run.config.update)
+        assert keys <= set(CONFIG)
+        assert (run.job_type == "summary") == ("method" not in keys)
+        private = next(item for item in run.config.update if item.key == "private")
+        assert json.loads(private.value_json) is False
+
+
+def test_the_group_has_tables_figures_and_the_results_as_an_artifact(logged: list[list[Any]]) -> None:
+    figures = {f"figures/{name}" for name in ("accuracy", "objective", "convergence", "noise")}
+    for records in logged:
+        (run,) = _of(records, "run")
+        keys = {key for row in _of(records, "history") for key in _keys(row.item)}
+        assert keys == {*TABLES, *(figures if run.job_type == "summary" else ())}
+        summary_keys = {key for row in _of(records, "summary") for key in _keys(row.update)}
+        assert set(SUMMARY) <= summary_keys
+        made = [artifact for artifact in _of(records, "artifact") if artifact.type == "comparison"]
+        assert len(made) == (run.job_type == "summary")
+        for artifact in made:
+            assert {entry.path for entry in artifact.manifest.contents} == set(FILES)

@@ -1,0 +1,250 @@
+"""Cells that are run: their results, a crash in the middle, what fails, and what is refused before the first trains."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from algorithms.privacy.ledger import Ledger
+from data.errors import DataRefused
+from data.prepared import load
+from tasks import cell as one_cell
+from tasks import comparison_data
+from tasks.cell_curve import mean_losses, points
+from tasks.comparison_cells import groups
+from tasks.comparison_data import Part, prepared_folder, public_of, sides
+from tasks.comparison_files import held
+from tasks.comparison_report import count_runs, report
+from tasks.comparison_results import results
+from tasks.comparison_work import Work, plan_group, prepare_data, run_group, work_of
+from tasks.params import ParamsRefused
+from tests.comparisons import PROJECT, document, run_here, small, write
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Work:
+    """The tiny comparison, run once; not to be changed."""
+    return run_here(small(tmp_path_factory.mktemp("finished") / "checkout"), document())
+
+
+def test_every_cell_has_a_row_with_its_numbers(finished: Work) -> None:
+    table = results(finished.place, finished.cells)
+    assert list(table["digest"]) == [cell.digest for cell in finished.cells]
+    assert table["accuracy"].between(0.2, 1).all()
+    private = table[table["method"] == "dp_sgd"]
+    assert list(private["epsilon"]) == [1.0, 4.0]
+    assert (private["epsilon_planned"] <= private["epsilon"]).all()
+    assert (private["epsilon_planned"] > 0.99 * private["epsilon"]).all()
+    np.testing.assert_allclose(private["epsilon_spent"], private["epsilon_planned"], rtol=1e-6)
+    plain = table[table["method"] == "plain"]
+    assert plain[["epsilon", "epsilon_spent", "epsilon_planned", "delta"]].isna().all().all()
+    assert (table["steps"] == 5).all()
+
+
+def test_an_objective_is_the_mean_training_loss_and_the_regularisation(finished: Work) -> None:
+    cell = finished.cells[0]
+    curve = pd.read_parquet(finished.place.cells / f"{cell.digest}.curve.parquet")
+    assert list(curve["step"]) == [0, 1, 2, 3, 4, 5]
+    assert curve["objective"].iloc[0] == pytest.approx(np.log(10), rel=1e-6)  # the model starts at zero
+    result = finished.place.result(cell.digest)["results"]
+    assert curve["objective"].iloc[-1] == pytest.approx(result["objective"], rel=1e-9)
+    assert (np.diff(curve["epsilon"]) > 0).all()
+    assert curve["epsilon"].iloc[-1] == pytest.approx(result["epsilon_spent"])
+
+
+def test_mean_losses_are_those_of_each_point() -> None:
+    model = one_cell.models.build("softmax", input_shape=(3,), classes=4, seed=0)
+    draw = np.random.default_rng(0)
+    part = Part(draw.normal(size=(5000, 3)).astype(np.float32), draw.integers(0, 4, 5000))
+    parameters = torch.from_numpy(draw.normal(size=(40, model.parameter_count)).astype(np.float32))
+    inputs, labels = torch.from_numpy(part.features), torch.from_numpy(part.labels)
+    expected = [
+        model.losses(model.outputs(model.named(point), inputs), labels).double().mean()
+        for point in parameters
+    ]
+    np.testing.assert_allclose(mean_losses(model, parameters, part), expected, rtol=1e-6)
+
+
+def test_a_curve_of_many_steps_has_about_200_points() -> None:
+    assert points(200) == set(range(1, 201))
+    many = points(10_000)
+    assert 150 <= len(many) <= 200
+    assert {1, 10_000} <= many
+    assert max(many) == 10_000
+
+
+def test_a_card_says_that_it_is_not_private_and_how_many_runs_there_were(finished: Work) -> None:
+    for cell in finished.cells:
+        card = finished.place.result(cell.digest)["card"]
+        assert card["private"] is False
+        assert card["statement"].startswith("NOT PRIVATE")
+        assert "one of 3 runs" in card["sweep"]
+        assert "not charged" in card["sweep"]
+        assert card["runs"] == 3
+
+
+def test_the_number_of_runs_counts_those_that_the_file_no_longer_has(tmp_path: Path) -> None:
+    root = small(tmp_path / "checkout")
+    before = document()
+    del before["methods"]["plain"], before["record"]
+    run_here(root, before)
+    work = run_here(root, before | {"epsilons": [2.0]})
+    report(work, refused=[])
+    (cell,) = work.cells
+    assert count_runs(work.place) == 3
+    assert work.place.result(cell.digest)["card"]["runs"] == 3
+    assert "one of 3 runs" in work.place.result(cell.digest)["card"]["sweep"]
+
+
+def test_every_run_is_reserved_and_settled_in_the_ledger_of_the_comparison(finished: Work) -> None:
+    rows = [row for url in finished.place.ledger_urls() for row in Ledger.open(url).history()]
+    kinds = {kind: {row.run_id for row in rows if row.kind == kind} for kind in ("reserve", "settle")}
+    assert kinds["reserve"] == kinds["settle"] == {cell.digest for cell in finished.cells}
+
+
+def test_folds_are_of_the_union_and_public_numbers_are_theirs(finished: Work, tmp_path: Path) -> None:
+    root = small(tmp_path / "checkout")
+    work = work_of(write(root, document() | {"folds": {"k": 4, "repeats": 2, "seed": 3}}), root)
+    prepare_data(work)
+    data = load(prepared_folder(work.place.store, work.cells[0]))
+    union = np.concatenate([data.train_features, data.test_features])
+    seen = []
+    for cell in work.cells[:8]:
+        both = sides(work.place.store, cell)
+        assert public_of(work.place.store, cell) == both.public
+        assert both.public.records == len(both.train.labels)
+        assert both.public.test_records == len(both.test.labels)
+        assert len(both.train.labels) + len(both.test.labels) == len(union)
+        assert both.train.features.dtype == np.float32
+        seen.append(both.test.features)
+    for repeat in (seen[:4], seen[4:]):
+        np.testing.assert_array_equal(_sorted(np.concatenate(repeat)), _sorted(union))
+    assert not np.array_equal(seen[0], seen[4])
+
+
+def _sorted(rows: Any) -> Any:
+    return rows[np.lexsort(rows.reshape(len(rows), -1).T)]
+
+
+def test_a_fold_of_one_class_is_refused_before_anything_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def one_class(*_: object) -> None:
+        raise DataRefused("The training records of a fold are all of one class; choose fewer folds.")
+
+    root = small(tmp_path / "checkout")
+    work = work_of(write(root, document() | {"folds": {"k": 2}}), root)
+    prepare_data(work)
+    monkeypatch.setattr(comparison_data.folds, "check_classes", one_class)
+    comparison_data._indices.cache_clear()
+    with held(work.place):
+        problems = plan_group(work.context, next(groups(work.cells)))
+    assert "one class" in problems[0].sentence
+    assert problems[0].in_words().startswith("dp_sgd on digits, softmax, epsilon 1: ")
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ({"algorithm": {"name": "dp_sgd", "batch_size": 10**6, "steps": 1}}, "batch_size"),
+        ({"private": False, "algorithm": {"name": "dp_sgd", "batch_size": 9, "steps": 1}}, "adds noise"),
+        ({"algorithm": {"name": "non_private", "batch_size": 9, "steps": 1}}, "adds no noise"),
+        ({"algorithm": {"name": "dp_sgd", "batch_size": 9, "steps": 1}, "delta": 0.5}, "at most"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_a_sentence(
+    finished: Work, method: dict[str, Any], words: str
+) -> None:
+    work = work_of(write(finished.place.root, document() | {"methods": {"odd": method}}), finished.place.root)
+    problems = plan_group(work.context, next(groups(work.cells)))
+    assert len(problems) == 1
+    assert words in problems[0].sentence
+    assert "\n" not in problems[0].sentence
+
+
+def test_what_is_done_is_not_done_again_unless_other_code_made_it(finished: Work) -> None:
+    assert finished.unfinished(renew=False) == []
+    assert finished.unfinished(renew=True) == []
+    other = Work(finished.comparison, one_cell.Context(finished.place, "other code", 3), finished.cells)
+    assert other.unfinished(renew=False) == []
+    assert other.unfinished(renew=True) == list(finished.cells)
+
+
+def test_a_cell_that_fails_stops_no_other_and_runs_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = small(tmp_path / "checkout")
+    work = work_of(write(root, document() | {"seeds": 3}), root)
+    real = one_cell._trained
+
+    def fails_once(cell: Any, *rest: Any) -> Any:
+        if cell.seed == 1:
+            raise RuntimeError("out of\nluck")
+        return real(cell, *rest)
+
+    with held(work.place):
+        prepare_data(work)
+        group = next(groups(work.cells))
+        monkeypatch.setattr(one_cell, "_trained", fails_once)
+        (problem,) = run_group(work.context, group)
+        monkeypatch.undo()
+        assert problem.sentence == "out of luck"
+        assert "RuntimeError" in (work.place.failures / f"{problem.cell.digest}.txt").read_text()
+        assert work.place.finished() == {cell.digest for cell in group} - {problem.cell.digest}
+        assert run_group(work.context, (problem.cell,)) == []
+    assert problem.cell.digest in work.place.finished()
+
+
+def test_a_request_to_stop_starts_no_further_cell(finished: Work, tmp_path: Path) -> None:
+    root = small(tmp_path / "checkout")
+    work = work_of(write(root, document()), root)
+    with held(work.place):
+        work.place.stop.touch()
+        assert run_group(work.context, next(groups(work.cells))) == []
+    assert work.place.finished() == set()
+
+
+def test_one_process_at_a_time(finished: Work) -> None:
+    with held(finished.place), pytest.raises(ParamsRefused, match="another process"), held(finished.place):
+        pass
+
+
+def test_a_killed_comparison_leaves_only_finished_cells_and_goes_on(tmp_path: Path) -> None:
+    content = document() | {"seeds": 6, "epsilons": [1.0]}
+    content["methods"]["dp_sgd"]["algorithm"]["steps"] = 60
+    del content["methods"]["plain"]
+    root = small(tmp_path / "killed")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.comparisons", str(root), json.dumps(content)], cwd=PROJECT
+    )
+    place = work_of(write(root, content), root).place
+    while len(place.finished()) < 2 and process.poll() is None:
+        time.sleep(0.005)
+    time.sleep(0.05)
+    process.kill()
+    process.wait()
+    left = {path: path.stat().st_mtime_ns for path in place.cells.glob("*.json")}
+    assert 2 <= len(left) < 6
+    assert all(json.loads(path.read_text())["results"]["accuracy"] > 0 for path in left)
+
+    work = run_here(root, content)
+    assert {path: path.stat().st_mtime_ns for path in left} == left
+    table = results(place, work.cells)
+    assert len(table) == 6
+    rows = [row for url in place.ledger_urls() for row in Ledger.open(url).history()]
+    assert sorted(row.run_id for row in rows if row.kind == "settle") == sorted(table["digest"])
+    assert sum(row.kind == "reserve" for row in rows) == 6
+
+    for folder in (place.cells, place.folder / "ledger"):
+        shutil.rmtree(folder)
+    again = run_here(root, content)
+    numbers = ["accuracy", "test_loss", "objective", "epsilon_spent", "digest"]
+    pd.testing.assert_frame_equal(results(place, again.cells)[numbers], table[numbers])
