@@ -216,8 +216,9 @@ def by_accountants(
 
 def _public(public: Public) -> dict[str, Any]:
     document = asdict(public)
-    if public.loss is not None:
-        document["loss"] = _finite(document["loss"])
+    for name in ("inputs", "loss"):
+        if document[name] is not None:
+            document[name] = _finite(document[name])
     return document
 
 

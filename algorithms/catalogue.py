@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from algorithms.algorithm import Algorithm
+from algorithms.dp_agd import DPAGD
 from algorithms.dp_gd import DPGD
 from algorithms.dp_sgd import DPSGD
 from algorithms.heavy_ball import HeavyBall
@@ -17,6 +18,7 @@ from algorithms.non_private import NonPrivate
 from algorithms.norm_bound_sgd import NormBoundSGD
 from algorithms.objective_perturbation import ObjectivePerturbation
 from algorithms.output_perturbation import OutputPerturbation
+from algorithms.priv_gene import PrivGene
 from algorithms.privacy.errors import Refused
 from algorithms.sgd_adv import SGDAdv
 from algorithms.sgd_ma import SGDMA
@@ -24,10 +26,12 @@ from algorithms.sgd_ma import SGDMA
 CATALOGUE: dict[str, type[Algorithm[Any]]] = {
     "dp_sgd": DPSGD,
     "dp_gd": DPGD,
+    "dp_agd": DPAGD,
     "heavy_ball": HeavyBall,
     "nesterov": Nesterov,
     "objective_perturbation": ObjectivePerturbation,
     "output_perturbation": OutputPerturbation,
+    "priv_gene": PrivGene,
     "norm_bound_sgd": NormBoundSGD,
     "sgd_adv": SGDAdv,
     "sgd_ma": SGDMA,

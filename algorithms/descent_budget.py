@@ -1,4 +1,4 @@
-"""What an iteration of DP-AGD spends: one Gaussian measurement of the gradient and one noisy selection of a step."""
+"""What DP-AGD may spend and how an iteration spends it: Gaussian measurements of a gradient, selections of a step."""
 
 import math
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 import dp_accounting as dp
 from scipy.optimize import brentq
+from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
 from algorithms.planning import plan_renyi, plan_zcdp
@@ -33,6 +34,19 @@ class Iteration:
 
     gradient_rho: float
     selection_multiplier: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A noised sum of clipped gradients, [d]; its noise has the variance clip_norm^2 / (2 rho)."""
+
+    total: Tensor
+    rho: float
+
+    def averaged(self, other: "Measured") -> "Measured":
+        """Both by their inverse variances, which add up."""
+        rho = self.rho + other.rho
+        return Measured((self.rho * self.total + other.rho * other.total) / rho, rho)
 
 
 def plan_papers(splits: int, target: Target, public: Public) -> Plan:

@@ -9,9 +9,9 @@ Differences from the paper: raw measurements are averaged by their inverse varia
 a unit vector is averaged with a raw one); losses are clipped to [0, loss_bound] on both sides; nothing is asked that
 is not afforded. By default also: Gumbel instead of Laplace noise in the selection, a quarter of the cost; the best
 conversion between zCDP and (epsilon, delta); rho / iterations an iteration, of which the selection has a small part; a
-geometric grid, whose range shrinks when 0 wins; momentum, and an average of the iterates, without which the hinge
-loss's kink rejects for ever. `paper_budget` has the paper's choices in all of these. The regularisation is in the
-gradient, not in the compared losses, as in the released code.
+geometric grid, whose range shrinks when 0 wins; momentum and an average of the iterates, for losses with a kink.
+`paper_budget` has the paper's choices in all of these. The regularisation is in the gradient, not in the compared
+losses, as in the released code.
 """
 
 import math
@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
-from algorithms.descent_budget import plan_even, plan_papers, plan_sampled
+from algorithms.descent_budget import Measured, plan_even, plan_papers, plan_sampled
 from algorithms.gradients import L2, Line
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.errors import Refused
@@ -50,6 +50,7 @@ class Choices:
     iterations: int
     clip_norm: float
     steps_grid: Steps
+    step_range: float
     range_shrink: float
     keep_raised: bool
     momentum: float
@@ -58,8 +59,8 @@ class Choices:
 
 _GEOMETRIC = (0.0, *(16.0 ** (power / 9 - 1) for power in range(10)))
 _LINEAR = tuple(index / 20 for index in range(21))
-OURS = Choices(45, 2.0, _GEOMETRIC, 0.7, keep_raised=False, momentum=0.5, iterates="average")
-PAPERS = Choices(60, 3.0, _LINEAR, 1.0, keep_raised=True, momentum=0.0, iterates="last")
+OURS = Choices(45, 2.0, _GEOMETRIC, 1.5, 0.9, keep_raised=False, momentum=0.8, iterates="average")
+PAPERS = Choices(60, 3.0, _LINEAR, 2.0, 1.0, keep_raised=True, momentum=0.0, iterates="last")
 
 
 @dataclass(frozen=True)
@@ -80,19 +81,6 @@ class State:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A noised sum of clipped gradients, [d]; its noise has the variance clip_norm^2 / (2 rho)."""
-
-    total: Tensor
-    rho: float
-
-    def averaged(self, other: "Measured") -> "Measured":
-        """Both by their inverse variances, which add up."""
-        rho = self.rho + other.rho
-        return Measured((self.rho * self.total + other.rho * other.total) / rho, rho)
-
-
-@dataclass(frozen=True)
 class DPAGD:
     """Settings of DP-AGD; what is None is as `paper_budget` has it, see `OURS` and `PAPERS`.
 
@@ -109,13 +97,13 @@ class DPAGD:
 
     paper_budget: bool = False
     iterations: Annotated[int, Field(ge=1)] | None = None
-    selection_share: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    selection_share: Annotated[float, Field(gt=0, lt=1)] = 0.003
     gamma: Annotated[float, Field(gt=0, le=10)] = 0.1
     keep_raised: bool | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
     loss_bound: Annotated[float, Field(ge=1e-12, le=1e12)] = 3.0
     steps_grid: Steps | None = None
-    step_range: Annotated[float, Field(gt=0, lt=math.inf)] = 2.0
+    step_range: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
     range_every: Annotated[int, Field(ge=1)] = 10
     range_growth: Annotated[float, Field(gt=0, lt=math.inf)] = 1.1
     range_shrink: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -151,7 +139,7 @@ class DPAGD:
             average=parameters.clone(),
             velocity=torch.zeros_like(parameters),
             gradient_rho=torch.tensor(plan.own["gradient_rho"], dtype=torch.float64),
-            reach=torch.tensor(self.step_range, dtype=torch.float64),
+            reach=torch.tensor(self.choices.step_range, dtype=torch.float64),
             window=torch.zeros(self.range_every, dtype=torch.float64),
             taken=torch.tensor(0),
         )
@@ -217,7 +205,7 @@ class DPAGD:
         taken, parameters, window = int(state.taken) + 1, line.at(chosen), state.window.clone()
         window[(taken - 1) % self.range_every] = line.steps[chosen]
         if taken % self.range_every == 0:
-            reach = min(self.range_growth * float(window.max()), self.step_range)
+            reach = min(self.range_growth * float(window.max()), self.choices.step_range)
         return replace(
             state,
             parameters=parameters,

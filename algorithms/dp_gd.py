@@ -1,7 +1,7 @@
 """DP-GD: noised gradient descent on all records, with momentum: the method to beat on convex problems.
 
 One release a step: Gaussian(z) on the sum of all clipped gradients. No sampling, so the cost of all steps together
-is that of one Gaussian release, and known exactly (Dong, Roth and Su 2022, Corollary 3.3).
+is that of one Gaussian release, and known exactly (Dong, Roth and Su 2022, section 3).
 The method is Song, Chaudhuri and Sarwate 2013 and Bassily, Smith and Thakurta 2014 without their sampling.
 
 Differences from the papers: clipped gradients instead of a bound on them, heavy-ball momentum, a learning rate that
@@ -33,7 +33,7 @@ class DPGD:
     """Settings of DP-GD.
 
     steps: null for 150 sqrt(epsilon), from 10 to 1000. clip_norm: the L2 bound C of a record's gradient.
-    update: the learning rate is of the mean of clipped gradients.
+    update: the learning rate is of the mean of clipped gradients; a part of it that is not given is Update's own.
     """
 
     steps: Annotated[int, Field(ge=1)] | None = None

@@ -5,10 +5,10 @@ deviation z C, as ObjectivePerturbation(z, beta / Lambda), beta a bound of a rec
 
 - "rkw", Redberg, Koskela and Wang 2023 (arXiv:2401.00583): the privacy loss is at most log(1 + beta / Lambda) plus
   s^2 / 2 + |X|, X normal with standard deviation s = 1 / z. Losses are clipped by continuing them linearly, and a
-  little noise on the result, Gaussian(30 z), hides where the solver stopped (their approximate minima);
+  little noise on the result, Gaussian(30 z), hides where the solver stopped (their approximate minima).
   With the accountant "pure" the term has the density exp(-|b| / (z C)) of Chaudhuri et al. 2011, Algorithm 2, and the
   epsilon is log(1 + beta / Lambda) + 1 / z, and 1 / (30 z) for where the solver stopped;
-- "kst", Kifer, Smith and Thakurta 2012, Theorem 5: z^2 = (8 ln(2 / delta) + 4 epsilon) / epsilon^2 and
+- "kst", Kifer, Smith and Thakurta 2012, Algorithm 1: z^2 = (8 ln(2 / delta) + 4 epsilon) / epsilon^2 and
   Lambda >= 2 beta / epsilon. The plan states this as `claimed_epsilon`; the cost it is held to is the one above.
 
 Differences from the papers: log(1 + beta / Lambda) for their -log(1 - beta / Lambda), of which it is the tighter half
@@ -142,7 +142,7 @@ class ObjectivePerturbation:
 
 
 def noise_multiplier_by_kst(budget: Budget) -> float:
-    """Standard deviation over C of the linear term by Kifer, Smith and Thakurta 2012, Theorem 5."""
+    """Standard deviation over C of the linear term by Kifer, Smith and Thakurta 2012, Algorithm 1."""
     return math.sqrt(8 * math.log(2 / budget.delta) + 4 * budget.epsilon) / budget.epsilon
 
 

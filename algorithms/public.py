@@ -65,9 +65,15 @@ class Public:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The facts that `dataclasses.asdict` turned into JSON values; null stands for an infinite curvature."""
+        """The facts that `dataclasses.asdict` turned into JSON values; null stands for an infinite number."""
         inputs, loss = document.get("inputs"), document.get("loss")
         own = {key: value for key, value in document.items() if key not in ("inputs", "loss")}
-        if loss is not None:
-            loss = LossBounds(**{key: math.inf if value is None else value for key, value in loss.items()})
-        return cls(**own, inputs=None if inputs is None else Inputs(**inputs), loss=loss)
+        return cls(
+            **own,
+            inputs=None if inputs is None else Inputs(**_infinite(inputs)),
+            loss=None if loss is None else LossBounds(**_infinite(loss)),
+        )
+
+
+def _infinite(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {key: math.inf if value is None else value for key, value in values.items()}

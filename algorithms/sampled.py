@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from algorithms.algorithm import Plan
+from algorithms.algorithm import Plan, Target
 from algorithms.gradients import L2, Clipping
+from algorithms.one_release import public_records
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.releases import FullBatch, Gaussian, Poisson, Release, gradient_release, total_release
@@ -65,11 +66,16 @@ def batches(public: Public, *, batch_size: int | None, sampling_rate: float | No
     return Batches(Poisson(batch_size / public.records), float(batch_size))
 
 
-def root_batch(public: Public, name: str) -> int:
-    """The batch size sqrt(n) + 10 of the algorithm `name`; raises Refused where the number of records is private."""
-    if public.records is None:
-        raise Refused(f"'{name}' needs data whose number of records is public; use 'dp_sgd'.")
-    return min(public.records, math.isqrt(public.records) + 10)
+def classic_batches(target: Target, public: Public, *, name: str, batch_size: int | None) -> Batches:
+    """Batches of the algorithm `name` by an older analysis: of sqrt(n) + 10 records where the settings give no number.
+
+    Raises Refused where the number of records is private, for delta = 0 and where a batch is larger than the data.
+    """
+    records = public_records(public, f"'{name}'")
+    if target.budget.delta == 0:
+        raise Refused(f"the analysis of '{name}' has no pure epsilon; set privacy.delta above 0.")
+    size = batch_size or min(records, math.isqrt(records) + 10)
+    return batches(public, batch_size=size, sampling_rate=None)
 
 
 def count_release(noise_multiplier: float) -> Release:

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
 from algorithms.gradients import L2
+from algorithms.one_release import public_records
 from algorithms.planning import plan_given
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.budget import Budget
 from algorithms.public import Public
-from algorithms.sampled import State, batches, descended, gradient_steps, root_batch, start
+from algorithms.sampled import State, classic_batches, descended, gradient_steps, start
 from algorithms.update import STRICT, Update
 
 
@@ -44,9 +45,9 @@ class SGDAdv:
 
     def plan(self, target: Target, public: Public) -> Plan:
         """The noise by advanced composition, at what it costs; raises Refused where that is above the target."""
-        size = self.batch_size or root_batch(public, "sgd_adv")
-        sampled = batches(public, batch_size=size, sampling_rate=None)
-        steps = self.steps or max(1, round((public.records or 0) * target.budget.epsilon / 500))
+        sampled = classic_batches(target, public, name="sgd_adv", batch_size=self.batch_size)
+        records = public_records(public, "'sgd_adv'")
+        steps = self.steps or max(1, round(records * target.budget.epsilon / 500))
         multiplier = noise_multiplier_by_advanced_composition(
             target.budget, steps=steps, sampling_rate=sampled.rate
         )

@@ -30,7 +30,7 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule
 from algorithms.public import Public
-from algorithms.sampled import State, batches, descended, gradient_steps, root_batch, start
+from algorithms.sampled import State, classic_batches, descended, gradient_steps, start
 from algorithms.update import STRICT, Update
 
 MOMENTS = np.arange(1, 33)
@@ -55,8 +55,7 @@ class SGDMA:
 
     def plan(self, target: Target, public: Public) -> Plan:
         """The noise by the moments accountant, at what it costs; raises Refused where that is above the target."""
-        size = self.batch_size or root_batch(public, "sgd_ma")
-        sampled = batches(public, batch_size=size, sampling_rate=None)
+        sampled = classic_batches(target, public, name="sgd_ma", batch_size=self.batch_size)
         releases = gradient_steps(
             sampled, L2(self.clip_norm), steps=self.steps, count_noise=target.count_noise
         )

@@ -158,6 +158,9 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
         upper = epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta)
     except Refused:
         return FINE
+    pairs = sum(n for event, n in schedule if isinstance(under(adjacency, event), PureDpEvent))
+    if pairs * FINE > 0.02 * upper:  # both losses of a pair are rounded up, each time
+        return FINEST
     light_tailed = max(_event_rdp(event, ORDERS, adjacency)[_TAIL_ORDER] for event, _ in schedule) < 10
     return FINEST if upper < 0.4 and count >= 10_000 and light_tailed else FINE
 
