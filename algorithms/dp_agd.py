@@ -67,8 +67,8 @@ PAPERS = Choices(60, 3.0, _LINEAR, 2.0, 1.0, keep_raised=True, momentum=0.0, ite
 class State:
     """parameters, their average and velocity, the sum of measured gradients that momentum carries on: [d].
 
-    gradient_rho: [], of an iteration's first measurement. reach: [], the largest step of the grid. window: [tau], the
-    steps chosen last. taken: [], how many iterations were.
+    gradient_rho: [], of an iteration's first measurement. reach: [], the largest step of the grid. window:
+    [range_every], the steps chosen last. taken: [], how many iterations were.
     """
 
     parameters: Tensor

@@ -1,14 +1,19 @@
 """python -m benchmarks.kddcup_rows FILE: rows of the schema of KDD Cup 1999, made up, as many as are asked for.
 
 They come from the data card alone: numbers between the declared bounds, listed categories and labels. With --prepare
-they are then prepared as the real file would be, and the seconds and the growth of memory are shown.
+they are then prepared as the real file would be, and trained on by DP-AGD with samples of 40,000, the mini-batch of
+Lee and Kifer 2018; the seconds and the growth of memory are shown for both.
 """
 
 import gzip
 import hashlib
+import math
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -16,16 +21,23 @@ import numpy as np
 import pyarrow as pa
 import typer
 from numpy.random import Generator, default_rng
+from numpy.typing import NDArray
 from pyarrow import csv
 from rich.console import Console
 
+from algorithms import training
+from algorithms.privacy.barrier import Performance
+from algorithms.privacy.noise import seeded_generator
 from data import DataCard, catalogue, prepared, public_description
 from data.card import File, Split
 from data.columns import Categorical, Column, Label, Numeric
 from data.formats import Csv
 from data.reading import read
+from tasks import params
+from tasks.calibrate import model_for, plan_for
 
 _BLOCK = 100_000
+_ITERATIONS = 45
 _STATUS = Path("/proc/self/status")
 _MEBIBYTE = 2**20
 
@@ -65,16 +77,66 @@ def _numbers(column: Numeric, rows: int, random: Generator) -> pa.Array:
     return pa.array(np.round(low + share * (high - low), 2 if high == 1 else 0))
 
 
-def prepare(path: Path, card: DataCard, *, records: int) -> tuple[float, float]:
-    """Prepare the rows in `path` as training records; returns the seconds and the growth of memory in MiB."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        _STATUS.with_name("clear_refs").write_text("5")  # the kernel's way of resetting the peak
-        before, start = _status("VmRSS"), time.perf_counter()
+@dataclass(frozen=True)
+class Cost:
+    """Seconds, and by how many MiB the memory of this process grew at most."""
+
+    seconds: float
+    growth: float
+
+
+@contextmanager
+def measured() -> Iterator[list[Cost]]:
+    """The cost of the block, as the one entry of a list once it has ended."""
+    costs: list[Cost] = []
+    _STATUS.with_name("clear_refs").write_text("5")  # the kernel's way of resetting the peak
+    before, start = _status("VmRSS"), time.perf_counter()
+    yield costs
+    costs.append(Cost(time.perf_counter() - start, (_status("VmHWM") - before) / _MEBIBYTE))
+
+
+def prepare(path: Path, card: DataCard, folder: Path, *, records: int) -> Cost:
+    """The cost of preparing the rows in `path` as training records."""
+    with measured() as costs:
         blocks = read(_with_a_split(card, path, records), {"train": path})
-        prepared.write(
-            Path(folder) / "prepared", blocks, public_description(card), salt=bytes(32), at_most=records
+        prepared.write(folder, blocks, public_description(card), salt=bytes(32), at_most=records)
+    return costs[0]
+
+
+def train(folder: Path, *, records: int, iterations: int) -> Cost:
+    """The cost of some iterations of DP-AGD on prepared rows, each question with a sample of 40,000 of its own."""
+    algorithm = {"name": "dp_agd", "sampling_rate": 40_000 / records, "iterations": iterations}
+    settings = params.parse(
+        {
+            "data": {"dataset": "kddcup99"},
+            "privacy": {"epsilon": 1.0, "delta": 1e-12, "noise": "seeded"},
+            "algorithm": algorithm,
+            "model": {"name": "logistic"},
+        }
+    )
+    with measured() as costs:
+        data = prepared.load(folder)
+        training.train(
+            settings.algorithm,
+            plan_for(settings, data.public),
+            model_for(settings, data.public),
+            open_records=lambda: Rows(data.train_features, data.train_labels),
+            generator=seeded_generator(0),
+            run_id="rows",
+            folder=folder,
+            performance=Performance(memory_mb=512),
+            checkpoint_seconds=math.inf,
+            tell=lambda _step, _epsilon: None,
         )
-        return time.perf_counter() - start, (_status("VmHWM") - before) / _MEBIBYTE
+    return costs[0]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Features [n, d] and labels [n], mapped into memory."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
 
 
 def _with_a_split(card: DataCard, path: Path, records: int) -> DataCard:
@@ -100,17 +162,21 @@ def main(
     records: Count = 4_898_431,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     prepare_too: Annotated[
-        bool, typer.Option("--prepare", help="Then prepare them, and measure it.")
+        bool, typer.Option("--prepare", help="Then prepare them and train on them, and measure it.")
     ] = False,
 ) -> None:
-    """Write the rows; with --prepare, prepare them and say what it took."""
+    """Write the rows; with --prepare, prepare them, train on them and say what it took."""
     card = catalogue.card("kddcup99")
     if not isinstance(card.reader, Csv):
         raise typer.BadParameter("the card of kddcup99 declares no text")
     write(file, card.reader, records=records, seed=seed)
     if prepare_too:
-        seconds, growth = prepare(file, card, records=records)
-        Console().print(f"{records} rows: {seconds:.1f} s, memory grew by {growth:.0f} MiB")
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            place = Path(folder) / "prepared"
+            costs = {"prepared": prepare(file, card, place, records=records)}
+            costs["trained"] = train(place, records=records, iterations=_ITERATIONS)
+        for what, cost in costs.items():
+            Console().print(f"{records} rows {what}: {cost.seconds:.1f} s, {cost.growth:.0f} MiB more memory")
 
 
 if __name__ == "__main__":

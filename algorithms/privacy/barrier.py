@@ -211,6 +211,9 @@ class Barrier:
         points = points.to(self.__performance.device)
         totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
         for inputs, labels in self.__slices(self.__sample(release, stream)):
+            if FullBatchAnswers.serve(self.__model, inputs.shape, self.__performance.memory_mb):
+                totals += FullBatchAnswers(self.__model, inputs, labels).clipped_losses(candidates, bound)
+                continue
             for index, point in enumerate(points):
                 totals[index] += self.__engine.clipped_losses(point, inputs, labels, bound)
         return totals
@@ -244,3 +247,4 @@ class Barrier:
             rows = chosen[start : start + size]
             inputs = torch.from_numpy(self.__records.features[rows]).to(device)
             yield inputs, torch.from_numpy(self.__records.labels[rows]).to(device)
+            self.__performance.let_go(self.__records.features)

@@ -1,7 +1,8 @@
 """The records that a barrier holds, and with how much memory and where it works on them."""
 
+import mmap
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +29,12 @@ class Performance:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     memory_mb: int = 1024
     physical_batch: int | None = None
+
+    def let_go(self, array: NDArray[Any]) -> None:
+        """Gives back what was read of a mapped array that is larger than the memory; the file keeps it."""
+        mapped = getattr(array, "_mmap", None)
+        if mapped is not None and array.nbytes > self.memory_mb * 1e6:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def engine(self, model: Model, records: Records) -> Engine:
         """The gradient engine for a model of such records; raises Refused where the model mixes them."""

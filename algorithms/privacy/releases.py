@@ -145,7 +145,7 @@ def _without_replacement(inner: Callable[[Release], dp.DpEvent]) -> Callable[[Re
 
 
 def _pure_objective(release: Release) -> dp.DpEvent:
-    """As `_objective`, each part purely: the Jacobian's log(1 + ratio) and the moved density's 1/z, then the result's."""
+    """As `_objective`, but purely: the Jacobian's log(1 + ratio) and the moved density's 1/z, then the result's."""
     problem, noise = release.clipping, release.noise
     if not isinstance(problem, Minimum) or not isinstance(noise, PureObjectiveNoise):
         raise TypeError(f"{release} is no objective with pure noise")
