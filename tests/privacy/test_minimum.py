@@ -13,17 +13,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
-from scipy.special import expit, logsumexp
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor
 
 from algorithms.gradients.minimum import Objective, minimum
 from algorithms.models import Model, build
-from algorithms.privacy.accounting import rdp
-from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import ObjectivePerturbationDpEvent
-from algorithms.privacy.losses import composed
+from algorithms.privacy.minimiser import minimised
 from algorithms.privacy.noise import seeded_generator
 from algorithms.privacy.releases import Gaussian, Minimum, NoNoise, ObjectiveNoise, minimum_release
 from algorithms.privacy.trace import Trace
@@ -65,6 +61,12 @@ def extremes() -> dict[str, NDArray[np.float32]]:
     return places | nothing | {"infinite": np.array([np.inf, 1, 0, 0, 0], np.float32)}
 
 
+def answered(records: MadeUp, asked: Minimum, noise: Gaussian | ObjectiveNoise) -> torch.Tensor:
+    """As a barrier answers, with the same noise each time, without a barrier's examination of the model."""
+    stream = seeded_generator(5).stream(0)
+    return minimised(MODEL, records.features, records.labels, minimum_release(asked, noise), stream)
+
+
 @pytest.mark.parametrize("clip_norm", [0.05, 0.7, 5.0])
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: type(noise).__name__)
 @pytest.mark.parametrize("count", [0, 40])
@@ -72,16 +74,14 @@ def test_no_record_can_move_the_minimum_further_than_its_bound(
     clip_norm: float, noise: Gaussian | ObjectiveNoise, count: int
 ) -> None:
     asked = problem(clip_norm=clip_norm, regularisation=0.3)
-    without = barrier(some(count), MODEL).minimum(asked, noise=noise)
+    without = answered(some(count), asked, noise)
     moved = {
-        (name, label): float(
-            (barrier(with_one(some(count), place, label), MODEL).minimum(asked, noise=noise) - without).norm()
-        )
+        (name, label): float((answered(with_one(some(count), place, label), asked, noise) - without).norm())
         for name, place in extremes().items()
         for label in (0, 1)
     }
-    assert max(moved.values()) <= asked.sensitivity * (1 + 1e-6) + 1e-6 * float(without.norm() + 1)
-    assert moved["nan", 1] <= 2 * asked.slack + 1e-6
+    assert max(moved.values()) <= asked.sensitivity * (1 + 1e-6)
+    assert moved["nan", 1] <= 2 * asked.slack * (1 + 1e-6)
     if clip_norm == 0.05:  # the bound is nearly reached: the test can fail
         assert max(moved.values()) > 0.95 * asked.sensitivity
 
@@ -104,7 +104,20 @@ def test_a_record_adds_a_bounded_gradient_and_a_bounded_curvature(name: str) -> 
             gradient = pair[0].gradient(point) - pair[1].gradient(point)
             curvature = torch.linalg.eigvalsh(pair[0].hessian(point) - pair[1].hessian(point))
             assert gradient.norm() <= clip_norm * (1 + 1e-12) + 1e-12 * point.norm()
-            assert -1e-12 <= curvature.min() and curvature.max() <= 0.25 * 2.0**2 + 1e-12
+            assert curvature.min() >= -1e-12 and curvature.max() <= 0.25 * 2.0**2 + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(0.5, 0.25), (1.0, 0.5), (1.6, 0.7), (2.0, 0.7), (9.0, 0.7)]
+)
+def test_a_record_is_clipped_at_its_bound_and_no_sooner(length: float, expected: float) -> None:
+    """At the origin a logistic loss has the slope 1/2; longer records are scaled down to a length of 2."""
+    model = build("logistic_through_origin", input_shape=(1,), classes=2, seed=0)
+    lone = MadeUp(np.full((1, 1), length, np.float32), np.ones(1, np.int64))
+    origin = torch.zeros(1, dtype=torch.float64)
+    assert float(objective(lone, model).gradient(origin).abs()) == pytest.approx(expected)
+    free = objective(lone, model, clip_norm=9.0)
+    assert float(free.gradient(origin).abs()) == pytest.approx(min(length, 2.0) / 2)
 
 
 def test_the_second_derivative_is_that_of_the_first_and_ends_where_a_loss_turns_linear() -> None:
@@ -119,23 +132,24 @@ def test_the_second_derivative_is_that_of_the_first_and_ends_where_a_loss_turns_
     assert float((free.hessian(point) - asked.hessian(point)).trace()) > 1.0
 
 
-@pytest.mark.parametrize("seed", [172, 421, 466, 549])
+@pytest.mark.parametrize("seed", [14, 36, 48])
 def test_minima_are_found_where_losses_turn_linear_all_at_once(seed: int) -> None:
-    """Losses of long records under a small bound: Newton's steps alone run to and fro between the kinks."""
+    """Long records under a small bound: Newton's steps alone run to and fro between the kinks."""
     draw = np.random.default_rng(seed)
-    for _ in range(30):
-        count, width = 50, int(draw.integers(2, 8))
-        features = draw.normal(size=(count, width)) * 10.0 ** draw.uniform(-3, 6, size=(count, 1))
-        model = build("logistic", input_shape=(width,), classes=2, seed=0)
-        tilt = torch.from_numpy(0.1 * draw.normal(size=width + 1))
-        records = MadeUp(features.astype(np.float32), draw.integers(0, 2, count))
-        asked = objective(records, model, clip_norm=0.1, input_norm=500.0, regularisation=1e-3, tilt=tilt)
-        assert asked.gradient(minimum(asked, tolerance=1e-7)).norm() <= 1e-7
+    features = draw.normal(size=(12, 2)) * 10.0 ** draw.uniform(-3, 6, size=(12, 1))
+    records = MadeUp(features.astype(np.float32), draw.integers(0, 2, 12))
+    tilt = torch.from_numpy(0.05 * draw.normal(size=3))
+    model = build("logistic", input_shape=(2,), classes=2, seed=0)
+    asked = objective(records, model, clip_norm=0.1, input_norm=3000.0, regularisation=1e-4, tilt=tilt)
+    assert asked.gradient(minimum(asked, tolerance=1e-7)).norm() <= 1e-7
 
 
-def test_a_tolerance_out_of_reach_is_reported() -> None:
+def test_a_tolerance_out_of_reach_is_reported_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, look = [], Objective.gradient
+    monkeypatch.setattr(Objective, "gradient", lambda *asked: looks.append(1) or look(*asked))
     with pytest.raises(RuntimeError, match="larger tolerance"):
         minimum(objective(some(50)), tolerance=1e-40)
+    assert len(looks) < 1000
 
 
 def test_the_minimum_without_noise_is_that_of_scikit_learn() -> None:
@@ -216,18 +230,11 @@ def test_what_has_no_bound_is_refused_before_anything_is_charged(
     assert spend.events == [] and trace.rows == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {name: bad}
-        for name in ("clip_norm", "regularisation", "tolerance", "input_norm")
-        for bad in (0.0, math.inf)
-    ]
-    + [{"curvature": -0.5}, {"curvature": math.nan}, {"regularisation": math.nan}],
-)
-def test_impossible_problems_are_refused(change: dict[str, float]) -> None:
-    with pytest.raises(Refused):
-        problem(**change)
+@pytest.mark.parametrize("name", ["clip_norm", "regularisation", "tolerance", "input_norm", "curvature"])
+def test_impossible_problems_are_refused(name: str) -> None:
+    for bad in (-0.5, math.nan, *(() if name == "curvature" else (0.0, math.inf))):
+        with pytest.raises(Refused):
+            problem(**{name: bad})
 
 
 def test_records_on_the_disk_give_the_same_answer(tmp_path: Path) -> None:
@@ -237,83 +244,4 @@ def test_records_on_the_disk_give_the_same_answer(tmp_path: Path) -> None:
     for noise in NOISES:
         answers = [barrier(held, MODEL).minimum(problem(), noise=noise) for held in (records, mapped)]
         assert torch.equal(*answers)
-
-
-def test_the_noise_that_hides_the_solver_s_error_belongs_to_twice_its_distance() -> None:
-    release = minimum_release(problem(tolerance=0.25), ObjectiveNoise(1.0, 1.0))
-    assert release.clipping.slack == 0.125
-    assert release.clipping.sensitivity == pytest.approx(0.7 / 2 + 0.25)
-
-
-def log_density(
-    points: NDArray[np.float64], records: MadeUp, asked: Minimum, std: float
-) -> NDArray[np.float64]:
-    """Of the minimum of a perturbed objective in one dimension, by the change of variables b = -gradient."""
-    gradient, curvature = asked.regularisation * points, np.full(len(points), asked.regularisation)
-    for (x,), label in zip(records.features.astype(np.float64), records.labels, strict=True):
-        sign, bound = 2.0 * label - 1.0, asked.clip_norm / abs(x)
-        slope = -sign * expit(-sign * x * points)
-        gradient += np.clip(slope, -bound, bound) * x
-        curvature += np.where(np.abs(slope) < bound, x**2 * expit(x * points) * expit(-x * points), 0.0)
-    return stats.norm.logpdf(gradient, scale=std) + np.log(curvature)
-
-
-def integral(logarithms: NDArray[np.float64], points: NDArray[np.float64]) -> float:
-    return float(logsumexp(logarithms, b=np.gradient(points)))
-
-
-@pytest.mark.parametrize("count", [0, 3, 50])
-@pytest.mark.parametrize(
-    ("regularisation", "multiplier", "clip_norm"),
-    [
-        (0.05, 8.0, 2.0),
-        (0.05, 0.5, 0.5),
-        (0.5, 2.0, 2.0),
-        (5.0, 0.5, 0.5),
-        (50.0, 0.5, 0.5),
-        (50.0, 2.0, 0.5),
-    ],
-)
-def test_the_stated_cost_dominates_the_exact_one(
-    count: int, regularisation: float, multiplier: float, clip_norm: float
-) -> None:
-    asked = problem(clip_norm=clip_norm, regularisation=regularisation)
-    records = MadeUp((2 * some(count, 1).features).clip(-2, 2), some(count, 1).labels)
-    std = multiplier * clip_norm
-    reach = np.arcsinh(50 * (9 * std + 2 * count + 2) / regularisation)
-    points = np.sinh(np.linspace(-reach, reach, 100_001)) / 50
-    pair = [
-        log_density(points, held, asked, std)
-        for held in (records, with_one(records, np.array([2.0], np.float32), 1))
-    ]
-    assert [integral(one, points) for one in pair] == pytest.approx([0.0, 0.0], abs=1e-3)
-    event = ObjectivePerturbationDpEvent(multiplier, asked.curvature / regularisation)
-    stated = composed([(event, 1)], 1e-3, ADD_OR_REMOVE_ONE)
-    by_order = dict(zip((1.5, 4.0, 16.0), rdp([(event, 1)], orders=(1.5, 4.0, 16.0)), strict=True))
-    for p, q in (pair, pair[::-1]):
-        for epsilon in (0.0, 0.3, 1.0, 3.0):
-            exact = float(np.maximum(np.exp(p) - np.exp(epsilon + q), 0.0) @ np.gradient(points))
-            assert exact <= stated.get_delta_for_epsilon(epsilon) * (1 + 1e-3) + 1e-9
-        for order, divergence in by_order.items():
-            assert integral(order * p + (1 - order) * q, points) / (order - 1) <= divergence + 1e-3
-
-
-def test_the_stated_renyi_divergence_is_the_moment_of_the_stated_loss() -> None:
-    multiplier, ratio = 1.7, 0.6
-    draw = np.linspace(0.0, 40.0, 400_001)
-    loss = math.log1p(ratio) + 0.5 / multiplier**2 + draw / multiplier
-    for order in (1.5, 4.0, 32.0):
-        moment = integral(math.log(2.0) + stats.norm.logpdf(draw) + (order - 1) * loss, draw) / (order - 1)
-        found = rdp([(ObjectivePerturbationDpEvent(multiplier, ratio), 3)], orders=(order,))[0]
-        assert found == pytest.approx(3 * moment, rel=1e-5)
-
-
-def test_the_whole_loss_distribution_is_that_of_the_stated_loss() -> None:
-    stated = composed([(ObjectivePerturbationDpEvent(1.7, 0.6), 1)], 1e-4, ADD_OR_REMOVE_ONE)
-    draw = np.linspace(0.0, 40.0, 400_001)
-    loss = math.log1p(0.6) + 0.5 / 1.7**2 + draw / 1.7
-    for epsilon in (0.0, 0.5, 1.0, 3.0):
-        gain = np.maximum(-np.expm1(epsilon - loss), 0.0)
-        expected = float(2 * stats.norm.pdf(draw) * gain @ np.gradient(draw))
-        assert expected <= stated.get_delta_for_epsilon(epsilon) + 1e-9
-        assert stated.get_delta_for_epsilon(epsilon) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+        assert torch.equal(answers[0], answered(records, problem(), noise).float())
