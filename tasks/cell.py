@@ -214,7 +214,7 @@ def card_of(context: Context, cell: Cell, prepared: Planned, data: Sides) -> dic
         "sweep": sweep(context.place.name, context.runs),
         "runs": context.runs,
         "adjacency": plan.adjacency,
-        "accountant": plan.target.accountant,
+        "accountant": plan.accountant,
         "filter": dict(plan.filter),
         "unit": public.unit,
         "dataset": public.dataset,
