@@ -92,7 +92,7 @@ def test_an_unknown_group_is_refused_even_by_a_stage_that_reads_another() -> Non
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(Refused, match="dp_sgd, .*non_private"):
+    with pytest.raises(Refused, match=r"dp_sgd, .*non_private"):
         parse(changed("algorithm.name", "dp_magic"))
 
 
