@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from algorithms.privacy.accounting import Accountant, epsilon
+from algorithms.privacy.accounting import ACCOUNTANTS, Accountant, epsilon
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.budget import Budget
@@ -203,9 +203,12 @@ class Algorithm(Protocol[S]):
 def by_accountants(
     schedule: Schedule, delta: float, adjacency: Adjacency = ADD_OR_REMOVE_ONE
 ) -> dict[str, float]:
-    """The epsilon of a fixed schedule by each accountant that has a bound for it; at delta = 0 by "pure" alone."""
+    """The epsilon of a fixed schedule by each accountant that has a bound for it; at delta = 0 by "pure" alone.
+
+    The pure epsilon of Laplace noise holds at every delta, and stands beside the others.
+    """
     costs: dict[str, float] = {}
-    accountants: tuple[Accountant, ...] = ("pld", "rdp") if delta > 0 else ("pure",)
+    accountants: tuple[Accountant, ...] = ACCOUNTANTS if delta > 0 else ("pure",)
     for accountant in accountants:
         try:
             costs[accountant] = epsilon(schedule, delta, accountant=accountant, adjacency=adjacency)

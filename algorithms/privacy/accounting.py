@@ -28,6 +28,7 @@ from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent,
 from algorithms.privacy.losses import composed, in_few_kinds
 
 Accountant = Literal["pld", "rdp", "pure"]
+ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "pure")
 ORDERS = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
 
 FINE, FINEST, COARSENING = 1e-4, 1e-5, 10.0

@@ -172,7 +172,7 @@ def _accounting(run: RunRecord) -> dict[str, Any]:
     ledger = {name: receipt["ledger"][name] for name in ("cap", "spent", "remaining")}
     return {
         "accountant": receipt["accountant"],
-        "epsilon": {name: receipt["epsilon"].get(name) for name in ("pld", "rdp", "pure")},
+        "epsilon": {name: receipt["epsilon"].get(name) for name in accounting.ACCOUNTANTS},
         "delta": delta,
         "target": run.plan["target"],
         "library": _LIBRARY,

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def recompute(
     if composition.kind == "schedule" and delta == 0:
         return {"pld": None, "rdp": None, "pure": _finite(by("pure"))}
     if composition.kind == "schedule":
-        return {"pld": _or_none(lambda: by("pld")), "rdp": _or_none(lambda: by("rdp")), "pure": None}
+        return {name: _or_none(partial(by, name)) for name in accounting.ACCOUNTANTS}
     if composition.order is not None and composition.limit is not None:
         order = composition.order
         total = float(accounting.rdp(schedule, orders=(order,), adjacency=adjacency)[0])

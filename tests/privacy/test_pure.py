@@ -208,7 +208,7 @@ def test_a_sample_of_fixed_size_by_pairs_of_pure_epsilon() -> None:
 
 def test_every_accountant_at_its_delta() -> None:
     assert by_accountants([(LAPLACE, 2)], 0.0) == {"pure": 0.5}
-    assert by_accountants([(LAPLACE, 2)], 1e-5).keys() == {"pld", "rdp"}
+    assert by_accountants([(LAPLACE, 2)], 1e-5).keys() == {"pld", "rdp", "pure"}
     assert by_accountants([(dp.GaussianDpEvent(1.0), 1)], 0.0) == {}
     for delta, accountant in ((0.0, "pld"), (0.0, "rdp"), (1e-5, "pure")):
         with pytest.raises(Refused, match="goes with 'pure'"):
