@@ -242,7 +242,7 @@ class Barrier:
     def __slices(self, chosen: NDArray[np.intp]) -> Iterator[tuple[Tensor, Tensor]]:
         """The chosen records in physical batches, on the device."""
         device = self.__performance.device
-        size = self.__engine.physical_batch
+        size = self.__performance.rows_at_once(self.__records.features, self.__engine.physical_batch)
         for start in range(0, len(chosen), size):
             rows = chosen[start : start + size]
             inputs = torch.from_numpy(self.__records.features[rows]).to(device)

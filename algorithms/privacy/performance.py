@@ -12,6 +12,9 @@ from algorithms.gradients import Engine, Unclippable
 from algorithms.models import Model
 from algorithms.privacy.errors import Refused
 
+_FAULT_AROUND = 2**16
+"""Bytes around a page that Linux maps with it."""
+
 
 class Records(Protocol):
     """The private records: memory-mapped or plain arrays, `features` [n, *input_shape] and `labels` [n]."""
@@ -30,11 +33,19 @@ class Performance:
     memory_mb: int = 1024
     physical_batch: int | None = None
 
+    def rows_at_once(self, array: NDArray[Any], physical_batch: int) -> int:
+        """How many rows to read before `let_go`: each row of a mapped file may bring its neighbours into memory."""
+        if not self._is_streamed(array):
+            return physical_batch
+        return max(1, min(physical_batch, int(self.memory_mb * 1e6 / (2 * _FAULT_AROUND))))
+
     def let_go(self, array: NDArray[Any]) -> None:
         """Gives back what was read of a mapped array that is larger than the memory; the file keeps it."""
-        mapped = getattr(array, "_mmap", None)
-        if mapped is not None and array.nbytes > self.memory_mb * 1e6:
-            mapped.madvise(mmap.MADV_DONTNEED)
+        if self._is_streamed(array):
+            array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined] # numpy names it nowhere else
+
+    def _is_streamed(self, array: NDArray[Any]) -> bool:
+        return getattr(array, "_mmap", None) is not None and array.nbytes > self.memory_mb * 1e6
 
     def engine(self, model: Model, records: Records) -> Engine:
         """The gradient engine for a model of such records; raises Refused where the model mixes them."""
