@@ -130,7 +130,8 @@ def _trained(cell: Cell, prepared: Planned, data: Sides) -> _Trained:
     """Trains from the start, with no checkpoint: a cell is short, and one that was cut off runs again."""
     model = _own_model(cell, data.public)
     algorithm, plan = prepared.settings.algorithm, prepared.plan
-    curve = Curve(model, algorithm.released, plan.steps) if cell.record["curves"] else None
+    start = algorithm.init(model.initial_parameters(), plan)
+    curve = Curve(model, algorithm.released, plan.steps, start=start) if cell.record["curves"] else None
     taken = 0
 
     def tell(step: int, _epsilon: float) -> None:

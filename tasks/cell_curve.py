@@ -19,13 +19,17 @@ _BATCH, _AT_ONCE = 4096, 32
 
 
 class Curve:
-    """Keeps the released parameters after some of the steps: each where there are few, about 200 where many."""
+    """Keeps the released parameters after some of the steps: each where there are few, about 200 where many.
 
-    def __init__(self, model: Model, released: Callable[[Any], Tensor], steps: int) -> None:
+    start: the algorithm's state before the first step.
+    """
+
+    def __init__(self, model: Model, released: Callable[[Any], Tensor], steps: int, *, start: Any) -> None:
         self._model, self._released = model, released
         self._wanted = points(steps)
         self._last: tuple[int, Any] | None = None
-        self._kept: list[tuple[int, Tensor]] = [(0, model.initial_parameters())]
+        self._kept: list[tuple[int, Tensor]] = []
+        self._keep(0, start)
         self.seconds = 0.0
 
     def observe(self, step: int, state: Any) -> None:
