@@ -8,11 +8,12 @@ from algorithms.models import CATALOGUE, Model, build
 from algorithms.models.linear import cross_entropy
 from tests.gradients.zoo import Wired, frozen
 
-SHAPES = {"softmax": (1, 5, 5), "logistic": (7,), "svm": (7,), "tanh_cnn": (1, 28, 28)}
+TWO_CLASSES = ("logistic", "logistic_through_origin", "svm")
+SHAPES = {"softmax": (1, 5, 5), "tanh_cnn": (1, 28, 28)} | dict.fromkeys(TWO_CLASSES, (7,))
 
 
 def model_of(name: str, seed: int = 0) -> Model:
-    classes = 2 if name in ("logistic", "svm") else 3
+    classes = 2 if name in TWO_CLASSES else 3
     return build(name, input_shape=SHAPES[name], classes=classes, seed=seed)
 
 
@@ -63,7 +64,7 @@ def test_a_model_s_start_depends_on_its_seed_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("name", ["softmax", "logistic", "svm"])
+@pytest.mark.parametrize("name", ["softmax", *TWO_CLASSES])
 def test_a_linear_model_starts_at_zero(name: str) -> None:
     assert not model_of(name).initial_parameters().any()
 
@@ -75,7 +76,7 @@ def test_scores_have_a_class_for_each_output(name: str) -> None:
     parameters = model.initial_parameters() + torch.linspace(-0.5, 0.5, model.parameter_count)
     outputs = model.outputs(model.named(parameters), inputs)
     scores = model.scores(outputs)
-    assert scores.shape == (4, 2 if name in ("logistic", "svm") else 3)
+    assert scores.shape == (4, 2 if name in TWO_CLASSES else 3)
     labels = scores.argmax(dim=1)
     others = (labels + 1) % scores.shape[1]
     assert (model.losses(outputs, labels) < model.losses(outputs, others)).all()

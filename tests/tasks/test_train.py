@@ -256,7 +256,7 @@ def test_a_run_without_privacy_is_for_public_records_only(workspace: Workspace) 
     YAML(typ="safe", pure=True).dump(text, workspace.root / "params.yaml")
     workspace.set("privacy")
     receipt = workspace.train()
-    assert receipt["epsilon"] == {"pld": None, "rdp": None}
+    assert receipt["epsilon"] == {"pld": None, "rdp": None, "pure": None}
     assert workspace.ledger.balance("digits").spent.epsilon == 0
     workspace.declare(population="people", public=False)
     with pytest.raises(BudgetRefused):
