@@ -57,7 +57,7 @@ class Plan:
     "limit"}.
     epsilon: by accountant, at the target's delta; infinite for a run that is not private; an accountant without a
     bound is absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE. own: public values that the algorithm planned, as
-    JSON values.
+    JSON values; under "not_private" a sentence that says why the stated epsilon does not hold, where it does not.
     """
 
     target: Target

@@ -37,8 +37,9 @@ def model_for(settings: Params, public: PublicDescription) -> Model:
 def plan_for(settings: Params, public: PublicDescription) -> Plan:
     """The plan of the run that the parameters describe; nothing is spent and no record is read.
 
-    Raises Refused where delta is above 1/n, where noise is seeded though the records are private and where the
-    algorithm's settings do not fit; ModelRefused for the model.
+    Raises Refused where delta is above 1/n, where noise is seeded though the records are private, where it is not
+    though the plan says that the run is not private, and where the algorithm's settings do not fit; ModelRefused for
+    the model.
     """
     privacy = settings.privacy
     _check_delta(privacy.delta, public.records)
@@ -49,7 +50,13 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
         )
     model = model_for(settings, public)
     target = Target(Budget(privacy.epsilon, privacy.delta), privacy.accountant, privacy.count_noise)
-    return settings.algorithm.plan(target, _known(model, public))
+    plan = settings.algorithm.plan(target, _known(model, public))
+    if "not_private" in plan.own and privacy.noise != "seeded":
+        raise Refused(
+            f"secret noise would promise what does not hold: {plan.own['not_private']} To reproduce it all the same,"
+            " on public records, set privacy.noise to seeded."
+        )
+    return plan
 
 
 def _known(model: Model, public: PublicDescription) -> Public:

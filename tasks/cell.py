@@ -210,7 +210,12 @@ def card_of(context: Context, cell: Cell, prepared: Planned, data: Sides) -> dic
     return {
         "private": False,
         "statement": statement(
-            guarantee, epsilon=epsilon, delta=plan.cost.delta, unit=public.unit, adjacency=plan.adjacency
+            guarantee,
+            epsilon=epsilon,
+            delta=plan.cost.delta,
+            unit=public.unit,
+            adjacency=plan.adjacency,
+            caveat=plan.own.get("not_private"),
         ),
         "sweep": sweep(context.place.name, context.runs),
         "runs": context.runs,

@@ -137,6 +137,7 @@ def _plan(
         "divisor": BATCH,
         "schedule": events,
         "filter": {"kind": "schedule"},
+        "own": {},
     }
 
 

@@ -133,7 +133,12 @@ def _setting(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:
     copied = ("unit", "dataset", "title", "source", "licence")
     return {
         "statement": card_words.statement(
-            guarantee, epsilon=cost, delta=delta, unit=public["unit"], adjacency=run.plan["adjacency"]
+            guarantee,
+            epsilon=cost,
+            delta=delta,
+            unit=public["unit"],
+            adjacency=run.plan["adjacency"],
+            caveat=run.plan["own"].get("not_private"),
         ),
         "private": guarantee == "private",
         "epsilon": cost if guarantee == "private" else None,

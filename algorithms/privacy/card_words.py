@@ -58,8 +58,14 @@ def statement(
     delta: float,
     unit: str,
     adjacency: str = "ADD_OR_REMOVE_ONE",
+    caveat: str | None = None,
 ) -> str:
-    """The promise in a sentence. epsilon: of the recorded events, also where noise was not secret."""
+    """The promise in a sentence. epsilon: of the recorded events, also where noise was not secret.
+
+    caveat: why the plan itself says that this epsilon does not hold; such a run is seeded, and never private.
+    """
+    if caveat is not None:
+        return f"NOT PRIVATE: {caveat}"
     if guarantee == "none" or epsilon is None:
         return "NOT PRIVATE: the model was trained without noise and may give away the records it was trained on."
     numbers = f"epsilon = {rounded_up(epsilon)} and delta = {delta:g}"

@@ -81,6 +81,14 @@ def test_every_run_has_a_card_that_holds_and_says_whether_it_is_private(
     assert (made.accounting.epsilon.pld is None) is (kind == "none")
 
 
+def test_a_card_says_what_the_plan_knows_against_its_epsilon(tmp_path: Path) -> None:
+    run = record(write_run(tmp_path, kind="seeded"))
+    plan = {**run.plan, "own": {"not_private": "The step size was computed from the private records."}}
+    made = build(RunRecord(plan, run.receipt, run.public, run.trace, run.software))
+    assert made.setting.statement == "NOT PRIVATE: The step size was computed from the private records."
+    assert made.setting.private is False
+
+
 def test_epsilon_comes_from_the_events_alone() -> None:
     events = [(dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(1.1)), 1000)]
     found = recompute(events, 1e-5, FIXED)

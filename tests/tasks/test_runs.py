@@ -1,17 +1,15 @@
 """Run folders: whose they are, when they go, and what decides that two runs are one."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.noise import secure_generator
-from tasks import calibrate, params, runs, train
-from tests.tasks.test_train import PARAMS, Workspace, _crash, prepared_digits, workspace
+from tasks import params, runs, train
+from tests.tasks.test_train import Workspace, _crash, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]  # fixtures
 
@@ -93,18 +91,3 @@ def test_training_sees_the_training_records_and_no_others(
     with pytest.raises(KeyboardInterrupt):
         workspace.train()
     assert seen == [workspace.public.records] * 2
-
-
-@pytest.mark.parametrize(("delta", "refused"), [(1e-5, False), (1.1e-5, True), (1e-3, True)])
-def test_delta_is_at_most_1e_5_where_the_number_of_records_is_private(
-    workspace: Workspace, delta: float, refused: bool
-) -> None:
-    public = replace(workspace.public, records=None)
-    algorithm = {"name": "dp_sgd", "sampling_rate": 0.05, "steps": 5}
-    document = PARAMS | {"privacy": {"epsilon": 3.0, "delta": delta}, "algorithm": algorithm}
-    settings = params.parse({key: document[key] for key in calibrate.READS}, reads=calibrate.READS)
-    if refused:
-        with pytest.raises(Refused, match="the number of records is private"):
-            calibrate.plan_for(settings, public)
-    else:
-        assert calibrate.plan_for(settings, public).cost.delta == delta

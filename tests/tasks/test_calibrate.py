@@ -1,0 +1,45 @@
+"""Plans for a run: what is refused before anything is spent."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from algorithms.algorithm import Plan
+from algorithms.privacy.errors import Refused
+from data import PublicDescription
+from tasks import calibrate, params
+from tests.tasks.test_train import PARAMS, Workspace, prepared_digits, workspace
+
+__all__ = ["prepared_digits", "workspace"]  # fixtures
+
+
+@pytest.mark.parametrize(("delta", "refused"), [(1e-5, False), (1.1e-5, True), (1e-3, True)])
+def test_delta_is_at_most_1e_5_where_the_number_of_records_is_private(
+    workspace: Workspace, delta: float, refused: bool
+) -> None:
+    public = replace(workspace.public, records=None)
+    algorithm = {"name": "dp_sgd", "sampling_rate": 0.05, "steps": 5}
+    document = PARAMS | {"privacy": {"epsilon": 3.0, "delta": delta}, "algorithm": algorithm}
+    settings = params.parse({key: document[key] for key in calibrate.READS}, reads=calibrate.READS)
+    if refused:
+        with pytest.raises(Refused, match="the number of records is private"):
+            calibrate.plan_for(settings, public)
+    else:
+        assert calibrate.plan_for(settings, public).cost.delta == delta
+
+
+def plan_of(public: PublicDescription, **changes: Any) -> Plan:
+    document = PARAMS | changes
+    settings = params.parse({key: document[key] for key in calibrate.READS}, reads=calibrate.READS)
+    return calibrate.plan_for(settings, public)
+
+
+def test_an_epsilon_that_would_not_hold_is_planned_only_with_seeded_noise(workspace: Workspace) -> None:
+    public = replace(workspace.public, classes=("no", "yes"))
+    algorithm = {"name": "nesterov", "steps": 20, "smoothness": 5.1, "smoothness_is_data_dependent": True}
+    changes = {"algorithm": algorithm, "model": {"name": "logistic"}}
+    privacy = {"epsilon": 1.0, "delta": 1e-5}
+    with pytest.raises(Refused, match=r"privacy\.noise to seeded"):
+        plan_of(public, privacy=privacy, **changes)
+    assert "not_private" in plan_of(public, privacy=privacy | {"noise": "seeded"}, **changes).own
