@@ -21,7 +21,6 @@ import numpy as np
 import pyarrow as pa
 import typer
 from numpy.random import Generator, default_rng
-from numpy.typing import NDArray
 from pyarrow import csv
 from rich.console import Console
 
@@ -33,6 +32,7 @@ from data.card import File, Split
 from data.columns import Categorical, Column, Label, Numeric
 from data.formats import Csv
 from data.reading import read
+from data.records import Records
 from tasks import params
 from tasks.calibrate import model_for, plan_for
 
@@ -120,7 +120,7 @@ def train(folder: Path, *, records: int, iterations: int) -> Cost:
             settings.algorithm,
             plan_for(settings, data.public),
             model_for(settings, data.public),
-            open_records=lambda: Rows(data.train_features, data.train_labels),
+            open_records=lambda: Records(data.train_features, data.train_labels),
             generator=seeded_generator(0),
             run_id="rows",
             folder=folder,
@@ -129,14 +129,6 @@ def train(folder: Path, *, records: int, iterations: int) -> Cost:
             tell=lambda _step, _epsilon: None,
         )
     return costs[0]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Features [n, d] and labels [n], mapped into memory."""
-
-    features: NDArray[np.float32]
-    labels: NDArray[np.int64]
 
 
 def _with_a_split(card: DataCard, path: Path, records: int) -> DataCard:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, FiniteFloat, PositiveInt, StringConstraints, model_validator
 
 from data.columns import Strict, Word
-from data.formats import Csv, Digits, Format, Idx, Sha256, Synthetic, Table
+from data.formats import Cifar, Csv, Digits, Format, Idx, Md5, Reviews, Sha256, Synthetic, Table
 
 Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^?#\s]+/[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -13,11 +13,13 @@ IDX_FILES = frozenset({"train_images", "train_labels", "test_images", "test_labe
 
 
 class File(Strict):
-    """A file by its public homes (`urls`, tried in turn) or by its `path` below the project root.
+    """A file by its public homes (`urls`, tried in turn), by its `path` below the project root, or in a mirror only.
 
-    saved_as: name of a file with urls on this machine, if not the name in which all its urls end.
+    saved_as: name of a file with urls on this machine, if not the name in which all its urls end; or, without urls,
+    the name of a file that only a mirror has.
     sha256: checksum of the file. keyed_sha256: for a private file, whose plain checksum would let anyone who
     sees the card test a guess of the whole file; only the holder of the owner key can compute this one.
+    md5: in place of sha256 for a file with urls whose publisher gives no other checksum.
     """
 
     urls: tuple[Url, ...] = ()
@@ -25,6 +27,8 @@ class File(Strict):
     saved_as: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] | None = None
     sha256: Sha256 | None = None
     keyed_sha256: Sha256 | None = None
+    # left out of a document where it is not given, so that the digest of a card that does not use it stays
+    md5: Md5 | None = Field(default=None, exclude_if=lambda given: given is None)
 
     @property
     def name(self) -> str:
@@ -33,19 +37,26 @@ class File(Strict):
 
     @model_validator(mode="after")
     def _says_where_and_what(self) -> "File":
-        if bool(self.urls) == bool(self.path):
-            raise ValueError("a file needs either urls or a path")
+        if self.path and self.saved_as:
+            raise ValueError("only a file with urls, or one that a mirror has, can be saved_as")
+        if bool(self.urls or self.saved_as) == bool(self.path):
+            raise ValueError("a file needs either urls or a path, or saved_as alone if only a mirror has it")
         if self.path and self.path.startswith(("/", "~")):
             raise ValueError("path must be relative to the project root")
-        if self.path and self.saved_as:
-            raise ValueError("only a file with urls can be saved_as")
         if self.saved_as is None and len({url.rsplit("/", 1)[-1] for url in self.urls}) > 1:
             raise ValueError("all urls must end in the same file name, or say what it is saved_as")
-        if (self.sha256 is None) == (self.keyed_sha256 is None):
-            raise ValueError("a file needs sha256, or keyed_sha256 if it is private")
-        if self.urls and self.keyed_sha256:
-            raise ValueError("a file that has urls needs sha256")
+        self._check_checksums()
         return self
+
+    def _check_checksums(self) -> None:
+        if sum(given is not None for given in (self.sha256, self.keyed_sha256, self.md5)) != 1:
+            raise ValueError(
+                "a file needs sha256, or keyed_sha256 if it is private, or md5 if it is published"
+            )
+        if self.keyed_sha256 and not self.path:
+            raise ValueError("a file that has urls needs sha256")
+        if self.md5 and not self.urls:
+            raise ValueError("only a file with urls may have md5 in place of sha256")
 
 
 class Records(Strict):
@@ -82,6 +93,7 @@ class DataCard(Strict):
     """A data set as its owner declares it; raises pydantic.ValidationError when parts do not fit together.
 
     folder: of its files in a mirror and among the downloads, if not its name; data sets may share one.
+    alternatives: other sets of files with the same records, for who has those; each is whole, and `files` is the first.
     """
 
     name: Name
@@ -100,6 +112,7 @@ class DataCard(Strict):
     shape: tuple[PositiveInt, ...] | None = None
     reader: Format
     files: dict[str, File] = Field(default_factory=dict)
+    alternatives: tuple[dict[str, File], ...] = Field(default=(), exclude_if=lambda given: not given)
     split: Split | None = None
 
     @property
@@ -107,19 +120,19 @@ class DataCard(Strict):
         """Shape of one record's features."""
         if isinstance(self.reader, Table):
             return (self.reader.width,)
+        if isinstance(self.reader, Reviews):
+            return (self.reader.length,)
         return self.shape or ()
+
+    @property
+    def tokens(self) -> int | None:
+        """How many tokens there are where a record's features are tokens, else None."""
+        return self.reader.vocabulary if isinstance(self.reader, Reviews) else None
 
     @model_validator(mode="after")
     def _files_fit_the_reader(self) -> "DataCard":
-        roles = set(self.files)
-        if isinstance(self.reader, Idx) and roles != IDX_FILES:
-            raise ValueError(f"files of an idx reader must be {', '.join(sorted(IDX_FILES))}")
-        if isinstance(self.reader, Digits | Synthetic) and roles:
-            raise ValueError(f"the {self.reader.kind} reader takes no files")
-        if isinstance(self.reader, Table) and roles not in ({"train"}, {"train", "test"}):
-            raise ValueError("files of a table must be train, or train and test")
-        if isinstance(self.reader, Csv) and self.reader.skip_lines.test and "test" not in roles:
-            raise ValueError("reader.skip_lines.test needs a test file")
+        for files in (self.files, *self.alternatives):
+            _check_roles(self.reader, set(files))
         return self
 
     @model_validator(mode="after")
@@ -135,16 +148,31 @@ class DataCard(Strict):
             raise ValueError("a class is listed twice")
         if isinstance(self.reader, Synthetic):
             _check_synthetic(self.shape, self.classes, self.records)
-        if not isinstance(self.reader, Table):
-            if self.shape is None:
-                raise ValueError("shape is missing")
-            return self
+        if not self.input_shape:
+            raise ValueError("shape is missing")
         if self.shape not in (None, self.input_shape):
-            raise ValueError(
-                f"shape is {list(self.shape or ())} but the columns make {list(self.input_shape)}"
-            )
-        _check_spellings(self.reader.label.spellings, self.classes)
+            makers = "columns make" if isinstance(self.reader, Table) else "reader makes"
+            raise ValueError(f"shape is {list(self.shape or ())} but the {makers} {list(self.input_shape)}")
+        if isinstance(self.reader, Table):
+            _check_spellings(self.reader.label.spellings, self.classes)
         return self
+
+
+def _check_roles(reader: Format, roles: set[str]) -> None:
+    if isinstance(reader, Idx) and roles != IDX_FILES:
+        raise ValueError(f"files of an idx reader must be {', '.join(sorted(IDX_FILES))}")
+    if isinstance(reader, Digits | Synthetic) and roles:
+        raise ValueError(f"the {reader.kind} reader takes no files")
+    if isinstance(reader, Table) and roles not in ({"train"}, {"train", "test"}):
+        raise ValueError("files of a table must be train, or train and test")
+    if isinstance(reader, Csv) and reader.skip_lines.test and "test" not in roles:
+        raise ValueError("reader.skip_lines.test needs a test file")
+    if isinstance(reader, Cifar) and roles not in ({"archive"}, reader.batches):
+        raise ValueError(f"files of a cifar reader must be archive, or {', '.join(sorted(reader.batches))}")
+    if isinstance(reader, Reviews) and roles != ({"archive"} if reader.words else {"archive", "words"}):
+        raise ValueError(
+            "files of a reviews reader must be archive, and words where reader.words names no member"
+        )
 
 
 def _check_synthetic(shape: tuple[int, ...] | None, classes: tuple[str, ...], records: Records) -> None:

@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 from math import prod, sqrt
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from data.card import DataCard
 from data.errors import DataRefused
 from data.formats import Table
+from data.scattering import scattered_shape
+
+Transform: TypeAlias = Literal["none", "scattering"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,9 @@ class PublicDescription:
     input_shape: of one record's features.
     holdout: whom the test metrics protect; "public" means that the test records are declared public.
     feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds them.
+    tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them; None
+    for real features, float32.
+    transform: what the features were made of each record by, after it was read.
     """
 
     dataset: str
@@ -38,9 +44,11 @@ class PublicDescription:
     test_records: int | None
     holdout: Literal["public"]
     feature_norms: tuple[float, float] | None = None
+    tokens: int | None = None
+    transform: Transform = "none"
 
     def to_json(self) -> str:
-        """The description as JSON text; a function of the card alone."""
+        """The description as JSON text; a function of the card and the transform alone."""
         return _ADAPTER.dump_json(self, indent=2).decode() + "\n"
 
     @staticmethod
@@ -57,8 +65,9 @@ class PublicDescription:
 _ADAPTER = TypeAdapter(PublicDescription)
 
 
-def public_description(card: DataCard) -> PublicDescription:
-    """The public facts that `card` declares."""
+def public_description(card: DataCard, transform: Transform = "none") -> PublicDescription:
+    """The public facts that `card` declares; raises DataRefused for a transform that its records cannot have."""
+    is_as_read = transform == "none"
     return PublicDescription(
         dataset=card.name,
         title=card.title,
@@ -70,11 +79,13 @@ def public_description(card: DataCard) -> PublicDescription:
         cap_epsilon=card.cap.epsilon,
         cap_delta=card.cap.delta,
         records=card.records.train,
-        input_shape=card.input_shape,
+        input_shape=card.input_shape if is_as_read else scattered_shape(card),
         classes=card.classes,
         test_records=card.records.test,
         holdout=card.holdout,
-        feature_norms=_feature_norms(card),
+        feature_norms=_feature_norms(card) if is_as_read and card.tokens is None else None,
+        tokens=card.tokens,
+        transform=transform,
     )
 
 

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, NonNegativeInt, StringConstraints, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, StringConstraints, model_validator
 
 from data.columns import Column, Date, Label, Strict, Word
 
 Sha256: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Md5: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
 class Idx(Strict):
@@ -105,4 +106,38 @@ class Parquet(Table):
     kind: Literal["parquet"]
 
 
-Format: TypeAlias = Annotated[Idx | Digits | Synthetic | Csv | Parquet, Field(discriminator="kind")]
+class Cifar(Strict):
+    """Batches of coloured images in one `archive`, or in files of their own whose roles are their names.
+
+    train, test: names of the batches, without an ending. labels: which of a record's labels is the class; "fine" is
+    the second of two, and "only" says that there are no two.
+    """
+
+    kind: Literal["cifar"]
+    train: tuple[Word, ...] = Field(min_length=1)
+    test: Word
+    labels: Literal["only", "fine"] = "only"
+
+    @property
+    def batches(self) -> frozenset[str]:
+        """The names of all batches."""
+        return frozenset((*self.train, self.test))
+
+
+class Reviews(Strict):
+    """Texts in a tar `archive`, one a file: .../train or test/CLASS/NUMBER_RATING.txt, in UTF-8.
+
+    words: the member of the archive with the public list of words, one a line, the most frequent one first; without
+    it the list is the file `words`. vocabulary: how many tokens there are, with those for padding and for unknown
+    words. length: tokens of a record.
+    """
+
+    kind: Literal["reviews"]
+    words: Word | None = None
+    vocabulary: Annotated[int, Field(ge=3, lt=2**31)]
+    length: PositiveInt
+
+
+Format: TypeAlias = Annotated[
+    Idx | Digits | Synthetic | Csv | Parquet | Cifar | Reviews, Field(discriminator="kind")
+]

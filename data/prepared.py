@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
@@ -15,22 +16,23 @@ from numpy.typing import DTypeLike, NDArray
 
 from data.description import PublicDescription
 from data.errors import DataRefused
-from data.records import PARTS, Block, Part
+from data.records import PARTS, Block, Features, Part
 
-_FEATURES, _LABELS = np.dtype(np.float32), np.dtype(np.int64)
+_REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A prepared data set; the arrays are read-only maps of their files.
 
-    Features are float32 [n, *public.input_shape], labels int64 [n] counting public.classes.
+    Features are float32 [n, *public.input_shape], or int32 where they are tokens; labels int64 [n] count
+    public.classes.
     """
 
     public: PublicDescription
-    train_features: NDArray[np.float32]
+    train_features: Features
     train_labels: NDArray[np.int64]
-    test_features: NDArray[np.float32]
+    test_features: Features
     test_labels: NDArray[np.int64]
 
 
@@ -64,7 +66,10 @@ def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> M
     with ExitStack() as stack:
         features, labels = (
             {part: stack.enter_context(_Rows(folder / f"{part}_{name}.npy", kind, shape)) for part in PARTS}
-            for name, kind, shape in (("features", _FEATURES, public.input_shape), ("labels", _LABELS, ()))
+            for name, kind, shape in (
+                ("features", _kind(public), public.input_shape),
+                ("labels", _LABELS, ()),
+            )
         )
         for block in blocks:
             features[block.part].append(block.records.features)
@@ -84,9 +89,11 @@ class _Rows:
         self._write_header()
 
     def append(self, rows: NDArray[np.generic]) -> None:
-        """Adds rows at the end."""
+        """Adds rows at the end; real numbers may be rounded to the array's kind, but none become whole."""
         if rows.shape[1:] != self._shape:
             raise ValueError("rows have another shape than the array")
+        if not np.can_cast(rows.dtype, self._kind, "same_kind"):
+            raise ValueError("rows are of another kind than the array")
         self._file.write(np.ascontiguousarray(rows, self._kind).data)
         self.count += len(rows)
 
@@ -106,8 +113,12 @@ class _Rows:
             self._write_header()
 
 
+def _kind(public: PublicDescription) -> np.dtype[Any]:
+    return _REAL if public.tokens is None else _TOKENS
+
+
 def _bytes_a_record(public: PublicDescription) -> int:
-    return prod(public.input_shape) * _FEATURES.itemsize + _LABELS.itemsize
+    return prod(public.input_shape) * _kind(public).itemsize + _LABELS.itemsize
 
 
 def _write_salt(path: Path, salt: bytes, *, padding: int) -> None:
@@ -127,13 +138,11 @@ def load(folder: Path) -> Prepared:
     return Prepared(public, *train, *test)
 
 
-def _map(
-    folder: Path, part: Part, public: PublicDescription
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _map(folder: Path, part: Part, public: PublicDescription) -> tuple[Features, NDArray[np.int64]]:
     features = np.load(folder / f"{part}_features.npy", mmap_mode="r")
     labels = np.load(folder / f"{part}_labels.npy", mmap_mode="r")
     if features.shape != (len(labels), *public.input_shape) or (features.dtype, labels.dtype) != (
-        _FEATURES,
+        _kind(public),
         _LABELS,
     ):
         raise ValueError("the arrays do not fit the description")

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from data.card import DataCard
-from data.formats import Digits, Idx, Synthetic
-from data.readers import digits, idx, synthetic
+from data.formats import Cifar, Digits, Idx, Reviews, Synthetic
+from data.readers import cifar, digits, idx, reviews, synthetic
 from data.records import Block, checked
 from data.split import split
 
@@ -13,7 +13,7 @@ from data.split import split
 def read(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]:
     """The training and test records of `card` in blocks, checked against what it declares.
 
-    Only tables are read block by block; what other formats hold is small, and comes whole.
+    Tables and coloured images are read block by block; what other formats hold is small, and comes whole.
     files: by role, as `data.fetch` gives them. Raises DataRefused, while the blocks are taken and without a
     record's value in the message.
     """
@@ -32,6 +32,10 @@ def _of_the_source(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]
         return digits.read(card.reader, shape=card.input_shape)
     if isinstance(card.reader, Synthetic):
         return synthetic.read(card.reader, card.records, features=card.input_shape[0])
+    if isinstance(card.reader, Cifar):
+        return cifar.read(files, card.reader, shape=card.input_shape)
+    if isinstance(card.reader, Reviews):
+        return reviews.read(files, card.reader, classes=card.classes)
     from data.readers import table  # pyarrow takes half a second to import, and only tables need it
 
     return table.read(files, card.reader, classes=card.classes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,19 @@ from data.errors import DataRefused
 
 Part: TypeAlias = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
+Features: TypeAlias = NDArray[Any]
+"""Real numbers as float32, or tokens as int32."""
 _WORDS = {"train": "training", "test": "test"}
 
 
 @dataclass(frozen=True)
 class Records:
-    """Records side by side: features float32 [n, *shape], labels int64 [n] counting the declared classes."""
+    """Records side by side: features float32 [n, *shape], labels int64 [n] counting the declared classes.
 
-    features: NDArray[np.float32]
+    Where a card declares tokens, its features are int32 and count these.
+    """
+
+    features: Features
     labels: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -79,6 +84,10 @@ def _check_values(card: DataCard, part: str, records: Records) -> None:
         raise DataRefused(
             f"The {part} records of {card.name!r} have not the declared shape {list(card.input_shape)}, "
             "or not one label each; correct the files or the card."
+        )
+    if card.tokens is not None and not 0 <= records.features.min() <= records.features.max() < card.tokens:
+        raise DataRefused(
+            f"The {part} records of {card.name!r} hold tokens beyond its {card.tokens}; correct one."
         )
     if not np.isfinite(records.features).all():
         raise DataRefused(

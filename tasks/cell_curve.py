@@ -12,7 +12,8 @@ from torch import Tensor
 
 from algorithms.models import Model
 from algorithms.privacy.trace import Trace
-from tasks.comparison_data import Part, Sides
+from data.records import Records
+from tasks.comparison_data import Sides
 
 _POINTS = 200
 _BATCH, _AT_ONCE = 4096, 32
@@ -24,8 +25,8 @@ class Curve:
     start: the algorithm's state before the first step.
     """
 
-    def __init__(self, model: Model, released: Callable[[Any], Tensor], steps: int, *, start: Any) -> None:
-        self._model, self._released = model, released
+    def __init__(self, released: Callable[[Any], Tensor], steps: int, *, start: Any) -> None:
+        self._released = released
         self._wanted = points(steps)
         self._last: tuple[int, Any] | None = None
         self._kept: list[tuple[int, Tensor]] = []
@@ -40,12 +41,12 @@ class Curve:
             self._keep(step, state)
         self.seconds += time.perf_counter() - began
 
-    def frame(self, trace: Trace, data: Sides, *, regularisation: float) -> pd.DataFrame:
-        """Columns step, objective, and epsilon spent by then, an upper bound."""
+    def frame(self, model: Model, trace: Trace, data: Sides, *, regularisation: float) -> pd.DataFrame:
+        """Columns step, objective, and epsilon spent by then, an upper bound. model: as it was trained."""
         if self._last and self._last[0] != self._kept[-1][0]:
             self._keep(*self._last)  # a run that ended before its last planned step
         parameters = torch.stack([kept for _, kept in self._kept])
-        losses = mean_losses(self._model, parameters, data.train)
+        losses = mean_losses(model, parameters, data.train)
         norms = parameters.double().square().sum(dim=1).numpy()
         steps = [step for step, _ in self._kept]
         spent = np.array([0.0, *(row.epsilon for row in trace.rows)])
@@ -67,7 +68,7 @@ def points(steps: int) -> set[int]:
     return {*dense.tolist(), *even.tolist()}
 
 
-def mean_losses(model: Model, parameters: Tensor, part: Part) -> NDArray[np.float64]:
+def mean_losses(model: Model, parameters: Tensor, part: Records) -> NDArray[np.float64]:
     """The mean loss over the records at each of several parameters, shape [k, d] -> [k]."""
 
     def total(point: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:

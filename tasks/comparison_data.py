@@ -5,10 +5,10 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data import PublicDescription, folds
 from data.prepared import Prepared, load
+from data.records import Records
 from tasks import params
 from tasks.comparison_cells import Cell, Fold
 from tasks.environment import data_mirror, home
@@ -19,32 +19,27 @@ _LARGE_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True)
-class Part:
-    """Records side by side: features float32 [n, *shape], labels int64 [n]."""
-
-    features: NDArray[np.float32]
-    labels: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
 class Sides:
     """What a cell trains on and what it is tested on. public: the facts of just these records."""
 
     public: PublicDescription
-    train: Part
-    test: Part
+    train: Records
+    test: Records
 
 
 def prepared_folder(store: Path, cell: Cell) -> Path:
-    """Where a cell's data set is prepared, below `store`; another card has another folder."""
-    return store / f"{cell.dataset}-{cell.card}"
+    """Where a cell's data set is prepared, below `store`; another card or transform has another folder."""
+    transform = "" if cell.transform == "none" else f"-{cell.transform}"
+    return store / f"{cell.dataset}-{cell.card}{transform}"
 
 
 def make_ready(store: Path, cell: Cell, *, root: Path) -> None:
     """Prepares a cell's data set below `store` unless it is there; raises DataRefused where that is impossible."""
     folder = prepared_folder(store, cell)
     if not folder.exists():
-        wanted = params.parse({"data": {"dataset": cell.dataset}}, reads=("data",))
+        wanted = params.parse(
+            {"data": {"dataset": cell.dataset, "transform": cell.transform}}, reads=("data",)
+        )
         cards = root / "data" / "cards"
         prepare(wanted, mirror=data_mirror(), home=home(), destination=folder, root=root, cards=cards)
 
@@ -75,16 +70,21 @@ def _loaded(folder: Path) -> Prepared:
 def _own_split(folder: Path) -> Sides:
     """The data's own split; arrays that fit are read into memory, large ones stay mapped files."""
     data = _loaded(folder)
-    keep = np.asarray if _is_large(folder) else np.array
-    train = Part(keep(data.train_features), keep(data.train_labels))
-    return Sides(data.public, train, Part(keep(data.test_features), keep(data.test_labels)))
+    train, test = (
+        Records(data.train_features, data.train_labels),
+        Records(data.test_features, data.test_labels),
+    )
+    if _is_large(folder):
+        return Sides(data.public, train, test)
+    train, test = (Records(np.array(side.features), np.array(side.labels)) for side in (train, test))
+    return Sides(data.public, train, test)
 
 
 def _folded(folder: Path, fold: Fold) -> Sides:
     data, found = _loaded(folder), _indices(folder, fold)
     features = np.concatenate([data.train_features, data.test_features])
     labels = np.concatenate([data.train_labels, data.test_labels])
-    train, test = (Part(features[side], labels[side]) for side in (found.train, found.test))
+    train, test = (Records(features[side], labels[side]) for side in (found.train, found.test))
     public = replace(data.public, records=len(found.train), test_records=len(found.test))
     return Sides(public, train, test)
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from data import DataRefused, catalogue, prepared
-from tasks.params import Data, Params
+from tasks.groups import Data
+from tasks.params import Params
 from tasks.prepare import prepare
 
 PROJECT = Path(__file__).parents[2]

@@ -7,8 +7,9 @@ import torch
 from algorithms.models import build
 from algorithms.privacy.trace import Trace
 from data import PublicDescription, catalogue, public_description
+from data.records import Records
 from tasks.cell_curve import Curve, mean_losses, points
-from tasks.comparison_data import Part, Sides
+from tasks.comparison_data import Sides
 
 MODEL = build("logistic_through_origin", input_shape=(3,), classes=2, seed=0)
 
@@ -19,11 +20,11 @@ def public() -> PublicDescription:
 
 def test_it_starts_where_the_algorithm_does_and_ends_where_that_ended() -> None:
     draw = np.random.default_rng(0)
-    part = Part(draw.random((50, 3), dtype=np.float32), draw.integers(0, 2, 50))
-    curve = Curve(MODEL, lambda state: state, 5, start=torch.full((3,), 10.0))
+    part = Records(draw.random((50, 3), dtype=np.float32), draw.integers(0, 2, 50))
+    curve = Curve(lambda state: state, 5, start=torch.full((3,), 10.0))
     for step in (1, 2, 3):  # ends before its last planned step
         curve.observe(step, torch.full((3,), 10.0 - step))
-    frame = curve.frame(Trace(), Sides(public(), part, part), regularisation=0.5)
+    frame = curve.frame(MODEL, Trace(), Sides(public(), part, part), regularisation=0.5)
     points_ = torch.stack([torch.full((3,), value) for value in (10.0, 9.0, 8.0, 7.0)])
     rows = torch.from_numpy(part.features) @ points_.T
     signs = torch.from_numpy(2 * part.labels - 1)[:, None]

@@ -1,0 +1,116 @@
+"""Texts in a tar archive, laid out as the Large Movie Review Dataset of Maas et al. 2011, to tokens.
+
+The words that have a token come from a public list, never from the texts, and every text is taken by itself.
+"""
+
+import lzma
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.errors import DataRefused
+from data.formats import Reviews
+from data.records import PARTS, Block, Part, Records
+
+PADDING, UNKNOWN = 0, 1
+_FIRST_WORD = 2
+_LINE_BREAK = re.compile(r"<br\s*/?>")
+_PUNCTUATION = str.maketrans(dict.fromkeys('!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~', " "))
+"""What Keras' text tokenizer drops by default; the apostrophe stays, as in "don't"."""
+_BROKEN = (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error)
+
+
+def read(files: Mapping[str, Path], declared: Reviews, *, classes: tuple[str, ...]) -> Iterator[Block]:
+    """A block a part: the tokens of each text, int32 [n, length], and the places of its folder among `classes`.
+
+    Records are in the order of class and number, since archives of the same texts differ in theirs; what is kept
+    until all are read is their tokens. Raises DataRefused, naming the file and no text, when the archive is cut
+    short, lacks the list of words, has a text twice or one that is not UTF-8, and when the list is too short.
+    """
+    archive = files["archive"]
+    listed = files["words"].read_bytes() if declared.words is None else _member(archive, declared.words)
+    words = _vocabulary(listed, declared.vocabulary, files.get("words", archive))
+    found: dict[Part, dict[tuple[int, int], NDArray[np.int32]]] = {part: {} for part in PARTS}
+    for part, label, number, text in _texts(archive, classes):
+        if (label, number) in found[part]:
+            raise DataRefused(f"{archive} has a text twice in its {part} folder; fetch it again.")
+        found[part][label, number] = tokens(text, words, length=declared.length)
+    for part in PARTS:
+        yield Block(part, _in_order(found[part], declared.length))
+
+
+def tokens(text: str, words: Mapping[str, int], *, length: int) -> NDArray[np.int32]:
+    """The last `length` tokens of a text, after as many of padding as it is shorter: Keras' defaults.
+
+    words: the token of each word that has one.
+    """
+    last = split(text)[-length:]
+    row = np.full(length, PADDING, np.int32)
+    row[length - len(last) :] = [words.get(word, UNKNOWN) for word in last]
+    return row
+
+
+def split(text: str) -> list[str]:
+    """The words of a text in lower case, without line breaks of HTML and without punctuation."""
+    return _LINE_BREAK.sub(" ", text.lower()).translate(_PUNCTUATION).split()
+
+
+def _vocabulary(listed: bytes, size: int, path: Path) -> dict[str, int]:
+    """Tokens of the first words of a list; one that splitting never yields gets none."""
+    words: dict[str, int] = {}
+    for line in _decoded(listed, path).splitlines():
+        if len(words) < size - _FIRST_WORD and split(line) == [line.strip()]:
+            words.setdefault(line.strip(), _FIRST_WORD + len(words))
+    if len(words) < size - _FIRST_WORD:
+        raise DataRefused(
+            f"The list of words in {path} has {len(words)} words, too few for a vocabulary of {size}; declare a "
+            "smaller one in the data card."
+        )
+    return words
+
+
+def _texts(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[Part, int, int, str]]:
+    """Part, class, number and content of each text of the archive, in its order."""
+    known = "|".join(re.escape(name) for name in classes)
+    place = re.compile(rf"(.*/)?(train|test)/({known})/[0-9]+_[0-9]+\.txt")
+    for name, content in _members(path, place):
+        *_, part, folder, file = name.split("/")
+        number = int(file.split("_")[0])
+        yield "train" if part == "train" else "test", classes.index(folder), number, _decoded(content, path)
+
+
+def _member(path: Path, name: str) -> bytes:
+    for _, content in _members(path, re.compile(re.escape(name))):
+        return content
+    raise DataRefused(f"{path} holds no {name!r}; fetch it again, or correct words in the data card.")
+
+
+def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the files of an archive whose whole name is wanted."""
+    try:
+        with tarfile.open(path, "r|*") as archive:
+            for member in archive:
+                file = archive.extractfile(member) if wanted.fullmatch(member.name) else None
+                if file is not None:
+                    yield member.name, file.read()
+                archive.members = []  # type: ignore[attr-defined] # or it would remember all that it has passed
+    except _BROKEN:
+        raise DataRefused(f"{path} is not a whole tar archive; fetch it again.") from None
+
+
+def _decoded(content: bytes, path: Path) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:  # it quotes the text
+        raise DataRefused(f"{path} has a text that is not UTF-8; correct it.") from None
+
+
+def _in_order(found: Mapping[tuple[int, int], NDArray[np.int32]], length: int) -> Records:
+    keys = sorted(found)
+    rows = np.array([found[key] for key in keys], np.int32).reshape(-1, length)
+    return Records(rows, np.array([label for label, _ in keys], np.int64))

@@ -1,0 +1,173 @@
+"""Reviews to tokens: Keras' defaults, a list of words that is public, and nothing learned from the texts."""
+
+import io
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data import DataRefused, PublicDescription, catalogue, prepared, public_description
+from data.card import DataCard
+from data.fetch import Places, fetch
+from data.formats import Reviews
+from data.readers import reviews
+from data.reading import read
+from data.records import Block, Records
+from tests.data.test_real_sets import MIRROR, needs_mirror
+
+Document = dict[str, Any]
+LISTED = b"the\nand\nfilm\nthe\n!\nwell-made\ngood\nnaive\ncaf\xc3\xa9\n"
+WORDS = {"the": 2, "and": 3, "film": 4, "good": 5}
+TEXTS = {
+    "train/neg/1_2.txt": b"The film.<br /><br />And the END",
+    "train/neg/0_1.txt": b"the",
+    "train/pos/0_9.txt": b"",
+    "train/unsup/0_0.txt": b"good good good",
+    "test/pos/7_10.txt": b"good and good and good and good",
+    "test/neg/3_4.txt": b"(good)",
+    "train/urls_pos.txt": b"http://example.org",
+}
+
+
+def packed(path: Path, members: Mapping[str, bytes]) -> Path:
+    """A tar archive of the data set's layout, packed as its name says."""
+    with tarfile.open(path, f"w:{path.suffix[1:]}") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(f"reviews/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+@pytest.fixture
+def card(images: Document, card_of: Callable[[Document], DataCard]) -> Callable[..., DataCard]:
+    """The card of a small archive, with changes to its reader."""
+    reader = {"kind": "reviews", "words": "reviews/words.txt", "vocabulary": 6, "length": 5}
+    file = {"urls": ["http://127.0.0.1:1/a.tar.gz"], "sha256": "0" * 64}
+    own: Document = {
+        "records": {"train": 3, "test": 2},
+        "classes": ["neg", "pos"],
+        "files": {"archive": file},
+    }
+    del images["shape"]
+    return lambda **changes: card_of(images | own | {"reader": reader | changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", [0, 0, 0, 0, 0]),
+        ("  \t\n ", [0, 0, 0, 0, 0]),
+        ("the", [0, 0, 0, 0, 2]),
+        ("THE Film, and...", [0, 0, 2, 4, 3]),
+        ("film<br />and<br/>the<BR>good", [0, 4, 3, 2, 5]),
+        ("the-film/and (good)", [0, 2, 4, 3, 5]),
+        ("don't and 'the'", [0, 0, 1, 3, 1]),
+        ("the the the the the film and", [2, 2, 2, 4, 3]),
+        ("strange wörds 電影 the\u00a0film", [1, 1, 1, 2, 4]),
+    ],
+    ids=["empty", "blank", "short", "case", "html", "punctuation", "apostrophe", "long", "unicode"],
+)
+def test_the_tokens_of_a_text(text: str, tokens: list[int]) -> None:
+    found = reviews.tokens(text, WORDS, length=5)
+    assert found.tolist() == tokens and found.dtype == np.int32
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tar.xz"])
+def test_an_archive_becomes_records_in_an_order_of_their_own(
+    card: Callable[..., DataCard], tmp_path: Path, name: str
+) -> None:
+    for members in (TEXTS, dict(reversed(TEXTS.items()))):
+        path = packed(tmp_path / name, members | {"words.txt": LISTED})
+        train, test = read(card(), {"archive": path})
+        assert (train.part, train.records.labels.tolist()) == ("train", [0, 0, 1])
+        assert train.records.features.tolist() == [[0, 0, 0, 0, 2], [2, 4, 3, 2, 1], [0] * 5]
+        assert test.records.labels.tolist() == [0, 1]
+        assert test.records.features.tolist() == [[0, 0, 0, 0, 5], [5, 3, 5, 3, 5]]
+
+
+def test_only_the_first_words_that_a_text_can_have_get_a_token(tmp_path: Path) -> None:
+    found = reviews._vocabulary(LISTED, 8, tmp_path)
+    assert found == WORDS | {"naive": 6, "café": 7}
+    assert reviews._vocabulary(LISTED, 6, tmp_path) == WORDS
+
+
+def test_a_list_of_words_may_be_a_file_of_its_own(
+    images: Document, card_of: Callable[[Document], DataCard], card: Callable[..., DataCard], tmp_path: Path
+) -> None:
+    path = packed(tmp_path / "a.tar.gz", TEXTS)
+    (tmp_path / "words").write_bytes(LISTED)
+    declared = Reviews(kind="reviews", vocabulary=6, length=5)
+    files = {"archive": path, "words": tmp_path / "words"}
+    train, _ = reviews.read(files, declared, classes=("neg", "pos"))
+    assert train.records.features[1].tolist() == [2, 4, 3, 2, 1]
+    with pytest.raises(ValueError, match="must be archive, and words"):
+        card(words=None)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        (TEXTS, "holds no 'reviews/words.txt'"),
+        (TEXTS | {"words.txt": b"the\n"}, "has 1 words, too few for a vocabulary of 6"),
+        (TEXTS | {"words.txt": LISTED, "test/neg/9_1.txt": b"secret \xff"}, "has a text that is not UTF-8"),
+        (TEXTS | {"words.txt": LISTED, "test/neg/03_1.txt": b"secret"}, "a text twice in its test folder"),
+        (TEXTS | {"words.txt": LISTED, "test/neg/9_1.txt": b"secret"}, "3 training and 3 test records"),
+    ],
+)
+def test_an_archive_that_does_not_fit_is_refused_and_no_text_is_said(
+    card: Callable[..., DataCard], tmp_path: Path, members: dict[str, bytes], message: str
+) -> None:
+    path = packed(tmp_path / "a.tar.gz", members)
+    with pytest.raises(DataRefused, match=message) as refusal:
+        list(read(card(), {"archive": path}))
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_an_archive_that_is_cut_short_is_refused(
+    card: Callable[..., DataCard], tmp_path: Path, size: int
+) -> None:
+    path = packed(tmp_path / "a.tar.gz", TEXTS | {"words.txt": LISTED})
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DataRefused, match=r"a\.tar\.gz is not a whole tar archive"):
+        list(read(card(), {"archive": path}))
+
+
+def test_tokens_are_described_written_and_mapped_back_as_such(
+    card: Callable[..., DataCard], tmp_path: Path
+) -> None:
+    path = packed(tmp_path / "a.tar.gz", TEXTS | {"words.txt": LISTED})
+    public = public_description(card())
+    assert (public.tokens, public.feature_norms, public.input_shape) == (6, None, (5,))
+    assert PublicDescription.from_json(public.to_json()) == public
+    prepared.write(tmp_path / "p", read(card(), {"archive": path}), public, salt=bytes(32), at_most=None)
+    loaded = prepared.load(tmp_path / "p")
+    assert loaded.train_features.dtype == np.int32 and loaded.train_features[0].tolist() == [0, 0, 0, 0, 2]
+    (tmp_path / "p" / "public.json").write_text(replace(public, tokens=None).to_json())
+    with pytest.raises(DataRefused, match="run the prepare stage"):
+        prepared.load(tmp_path / "p")
+
+
+def test_real_numbers_are_not_written_as_tokens(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    real = Records(np.zeros((1, 5), np.float32), np.zeros(1, np.int64))
+    public = public_description(card())
+    with pytest.raises(ValueError, match="another kind"):
+        prepared.write(tmp_path / "p", [Block("train", real)], public, salt=bytes(32), at_most=None)
+
+
+@needs_mirror
+def test_real_imdb(tmp_path: Path) -> None:
+    card = catalogue.card("imdb")
+    files = fetch(card, Places(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
+    for block in read(card, files):
+        features = block.records.features
+        assert np.bincount(block.records.labels).tolist() == [12500, 12500]
+        assert features.shape == (25000, 80) and features.dtype == np.int32
+        assert (features.min(), features.max()) == (0, 19999)
+        assert 0.03 < (features == reviews.UNKNOWN).mean() < 0.05
+        assert (features[:, -1] != reviews.PADDING).all()
