@@ -1,35 +1,113 @@
 """The models by name."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from algorithms.models.convolutional import tanh_cnn
+from algorithms.models.convolutional import cifar_cnn, cifar_tanh_cnn, conv_fc, relu_cnn, tanh_cnn
+from algorithms.models.dense import DenseSettings, mlp
+from algorithms.models.given import Given, Settings, settings_of
 from algorithms.models.linear import logistic, logistic_through_origin, softmax, svm
 from algorithms.models.model import Model, ModelRefused
+from algorithms.models.recurrent import TextSettings, bilstm
+from algorithms.models.scattered import (
+    GroupSettings,
+    ScatteredSettings,
+    UnitSettings,
+    scatter_cnn,
+    scatter_linear,
+    unit_linear,
+)
+from algorithms.models.start import frozen, started
+from algorithms.models.views import with_views
 
-CATALOGUE: dict[str, Callable[[tuple[int, ...], int], Model]] = {
-    "softmax": softmax,
-    "logistic": logistic,
-    "logistic_through_origin": logistic_through_origin,
-    "svm": svm,
-    "tanh_cnn": tanh_cnn,
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a model is made. settings: those it has. takes_tokens: instead of real numbers."""
+
+    make: Callable[[Given, Any], Model]
+    settings: type[Settings] = Settings
+    takes_tokens: bool = False
+
+
+def _plain(make: Callable[[Given], Model]) -> Architecture:
+    """A model without settings."""
+    return Architecture(lambda given, _: make(given))
+
+
+CATALOGUE: dict[str, Architecture] = {
+    "softmax": _plain(softmax),
+    "logistic": _plain(logistic),
+    "logistic_through_origin": _plain(logistic_through_origin),
+    "svm": _plain(svm),
+    "tanh_cnn": _plain(tanh_cnn),
+    "relu_cnn": _plain(relu_cnn),
+    "cifar_cnn": _plain(cifar_cnn),
+    "cifar_tanh_cnn": _plain(cifar_tanh_cnn),
+    "conv_fc": _plain(conv_fc),
+    "mlp": Architecture(mlp, DenseSettings),
+    "unit_linear": Architecture(unit_linear, UnitSettings),
+    "scatter_linear": Architecture(scatter_linear, ScatteredSettings),
+    "scatter_cnn": Architecture(scatter_cnn, GroupSettings),
+    "bilstm": Architecture(bilstm, TextSettings, takes_tokens=True),
 }
 
 _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def build(
-    name: str, *, input_shape: tuple[int, ...], classes: int, seed: int, precision: str = "float32"
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    precision: str = "float32",
+    tokens: int | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Model:
     """The named model for inputs of a shape and a number of classes; its random start is drawn from `seed`.
 
-    precision: float32 or bfloat16. Raises ModelRefused for an unknown name and for a model that does not fit the data.
+    precision: float32 or bfloat16. tokens: entries of the vocabulary where records are tokens. settings: of the model.
+    Raises ModelRefused for an unknown name or setting and for a model that does not fit the data.
     """
     if name not in CATALOGUE:
         raise ModelRefused(f"there is no model {name!r}; choose one of {', '.join(CATALOGUE)}.")
+    architecture = CATALOGUE[name]
+    chosen = settings_of(architecture.settings, settings or {}, name)
+    if tokens is not None and not architecture.takes_tokens:
+        raise ModelRefused(
+            f"the model {name!r} takes numbers, and the data are tokens of a text; use 'bilstm'."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = CATALOGUE[name](input_shape, classes)
-    return replace(model, precision=_PRECISIONS[precision])
+        model = architecture.make(Given(input_shape, classes, tokens), chosen)
+    return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
+
+
+def adapted(
+    model: Model,
+    *,
+    input_shape: tuple[int, ...],
+    start: Path | None = None,
+    fresh: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+    views: int = 1,
+) -> Model:
+    """A model that was just built, with its start from a file, with layers that are not trained, on several views.
+
+    start: safetensors. fresh: what keeps its random start. freeze: what is not trained. Raises ModelRefused where one
+    of them does not fit the model.
+    """
+    if fresh and start is None:
+        raise ModelRefused(
+            "model.fresh is what model.start leaves as it is; give model.start, or no model.fresh."
+        )
+    if start is not None:
+        model = started(model, start, fresh=fresh)
+    if freeze:
+        model = frozen(model, freeze)
+    return model if views == 1 else with_views(model, views, Given(input_shape, 0))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from algorithms.models.given import Given
 from algorithms.models.model import LossBounds, Model, ModelRefused
 
 CROSS_ENTROPY = LossBounds(slope=math.sqrt(2.0), curvature=0.5, least=0.0)
@@ -18,28 +19,28 @@ LOGISTIC = LossBounds(slope=1.0, curvature=0.25, least=0.0)
 HINGE = LossBounds(slope=1.0, curvature=math.inf, least=0.0)
 
 
-def softmax(input_shape: tuple[int, ...], classes: int) -> Model:
+def softmax(given: Given) -> Model:
     """Softmax regression: cross-entropy of one linear layer with an output for each class."""
-    return Model("softmax", _linear(input_shape, classes), cross_entropy, _as_they_are, bounds=CROSS_ENTROPY)
+    return Model("softmax", _linear(given, given.classes), cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
 
 
-def logistic(input_shape: tuple[int, ...], classes: int) -> Model:
+def logistic(given: Given) -> Model:
     """Logistic regression for two classes; loss log(1 + exp(-y f(x))) with y in {-1, 1}."""
-    _two_classes("logistic", classes)
-    return Model("logistic", _linear(input_shape, 1), _logistic_losses, _two_scores, bounds=LOGISTIC)
+    _two_classes("logistic", given.classes)
+    return Model("logistic", _linear(given, 1), _logistic_losses, _two_scores, bounds=LOGISTIC)
 
 
-def logistic_through_origin(input_shape: tuple[int, ...], classes: int) -> Model:
+def logistic_through_origin(given: Given) -> Model:
     """Logistic regression without a bias."""
-    _two_classes("logistic_through_origin", classes)
-    module = _linear(input_shape, 1, bias=False)
+    _two_classes("logistic_through_origin", given.classes)
+    module = _linear(given, 1, bias=False)
     return Model("logistic_through_origin", module, _logistic_losses, _two_scores, bounds=LOGISTIC)
 
 
-def svm(input_shape: tuple[int, ...], classes: int) -> Model:
+def svm(given: Given) -> Model:
     """Linear support vector machine for two classes; hinge loss max(0, 1 - y f(x)) with y in {-1, 1}."""
-    _two_classes("svm", classes)
-    return Model("svm", _linear(input_shape, 1), _hinge_losses, _two_scores, bounds=HINGE)
+    _two_classes("svm", given.classes)
+    return Model("svm", _linear(given, 1), _hinge_losses, _two_scores, bounds=HINGE)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -47,8 +48,13 @@ def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(outputs, labels, reduction="none")
 
 
-def _linear(input_shape: tuple[int, ...], outputs: int, *, bias: bool = True) -> nn.Module:
-    layer = nn.Linear(torch.Size(input_shape).numel(), outputs, bias=bias)
+def as_they_are(outputs: Tensor) -> Tensor:
+    """Outputs as scores, one for each class."""
+    return outputs
+
+
+def _linear(given: Given, outputs: int, *, bias: bool = True) -> nn.Module:
+    layer = nn.Linear(torch.Size(given.input_shape).numel(), outputs, bias=bias)
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return nn.Sequential(nn.Flatten(), layer)
@@ -69,10 +75,6 @@ def _logistic_losses(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def _hinge_losses(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.relu(1.0 - _signs(labels) * outputs[..., 0])
-
-
-def _as_they_are(outputs: Tensor) -> Tensor:
-    return outputs
 
 
 def _two_scores(outputs: Tensor) -> Tensor:

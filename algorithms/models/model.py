@@ -1,9 +1,10 @@
 """What a model is to the rest: a module, a loss of each record by itself, and parameters as one flat vector."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,8 @@ class Model:
     scores: outputs -> [batch, classes]; the largest is the predicted class.
     precision: in which gradients are computed; bfloat16 wherever autocast holds that safe, sums in 32 bits or more.
     bounds: of the losses, or None where nothing is known.
+    settings: with which the catalogue makes this form again, without a file. notes: public sentences on the start and
+    on what is not trained.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Model:
     scores: Callable[[Tensor], Tensor]
     precision: torch.dtype = torch.float32
     bounds: LossBounds | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
@@ -76,6 +81,16 @@ class Model:
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
         """A flat vector, shape [d], as views by parameter name."""
         return {name: parameters[place].view(self.shapes[name]) for name, place in self.places.items()}
+
+    def published(self, parameters: Tensor) -> dict[str, Tensor]:
+        """All that an evaluation needs, by name: what is trained at a flat vector [d], what is not, and the buffers."""
+        kept = self.module.state_dict()
+        own = [
+            name
+            for name, _ in (*self.module.named_parameters(), *self.module.named_buffers())
+            if name in kept
+        ]
+        return {name: kept[name] for name in own} | self.named(parameters)
 
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """The module's outputs at given parameters, shape [batch, outputs]; what it does to its buffers is dropped."""

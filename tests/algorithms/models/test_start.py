@@ -1,0 +1,126 @@
+"""Starts from files, layers that are not trained, and what is published of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from algorithms.gradients import Engine
+from algorithms.models import Model, ModelRefused, adapted
+from tests.algorithms.models.forms import FORMS, form_of, moved, records
+from tests.gradients import naive
+
+SHAPE = FORMS["conv_fc"].shape
+CONVOLUTIONS = ["conv1", "conv2"]
+
+
+def stored(path: Path, change: Callable[[dict[str, Tensor]], object] = lambda tensors: None) -> Path:
+    """A file with the parameters of another seed, changed."""
+    other = form_of("conv_fc", seed=5)
+    tensors = {name: t.clone() for name, t in other.published(other.initial_parameters()).items()}
+    change(tensors)
+    save_file(tensors, path)
+    return path
+
+
+def test_a_start_is_the_file_s_and_is_stated(tmp_path: Path) -> None:
+    path = stored(tmp_path / "start.safetensors")
+    model = adapted(form_of("conv_fc"), input_shape=SHAPE, start=path)
+    assert torch.equal(model.initial_parameters(), form_of("conv_fc", seed=5).initial_parameters())
+    assert model.notes[0].startswith("The start is the file start.safetensors (SHA-256 ")
+
+
+def test_a_fresh_layer_keeps_its_random_start_whatever_the_file_has(tmp_path: Path) -> None:
+    def other_head(tensors: dict[str, Tensor]) -> None:
+        tensors["fc3.weight"] = torch.zeros(100, 384)  # of 100 classes
+        del tensors["fc3.bias"]
+
+    path = stored(tmp_path / "start.safetensors", other_head)
+    model = adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, fresh=["fc3"])
+    own, other = form_of("conv_fc"), form_of("conv_fc", seed=5)
+    for name, value in model.named(model.initial_parameters()).items():
+        origin = own if name.startswith("fc3") else other
+        assert torch.equal(value, origin.named(origin.initial_parameters())[name])
+
+
+def test_an_embedding_that_is_not_trained_is_in_the_file_too(tmp_path: Path) -> None:
+    first = form_of("bilstm", seed=5)
+    path = tmp_path / "start.safetensors"
+    save_file(first.published(first.initial_parameters()), path)
+    model = adapted(form_of("bilstm"), input_shape=FORMS["bilstm"].shape, start=path)
+    table = "embedding.weight"
+    assert torch.equal(model.module.get_parameter(table), first.module.get_parameter(table))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("fc1.bias"), "lacks fc1.bias"),
+        (lambda tensors: tensors.update(extra=torch.zeros(2)), "has, unlike the model, extra"),
+        (lambda tensors: tensors.update({"fc3.bias": torch.zeros(4)}), r"fc3.bias is numbers of shape \[4\]"),
+        (lambda tensors: tensors.update({"fc3.bias": torch.zeros(3, dtype=torch.int64)}), "whole numbers"),
+        (lambda tensors: tensors["conv2.weight"].view(-1)[7:8].fill_(torch.nan), "conv2.weight .* finite"),
+        (lambda tensors: tensors["conv2.weight"].view(-1)[7:8].fill_(torch.inf), "conv2.weight .* finite"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], object], message: str
+) -> None:
+    path = stored(tmp_path / "start.safetensors", change)
+    with pytest.raises(ModelRefused, match=message) as refusal:
+        adapted(form_of("conv_fc"), input_shape=SHAPE, start=path)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_damaged_file_and_a_missing_one_are_refused(tmp_path: Path) -> None:
+    path = stored(tmp_path / "start.safetensors")
+    path.write_bytes(path.read_bytes()[:-100])
+    for place in (path, tmp_path / "nothing.safetensors"):
+        with pytest.raises(ModelRefused, match="no safetensors file that can be read whole"):
+            adapted(form_of("conv_fc"), input_shape=SHAPE, start=place)
+
+
+def test_fresh_layers_without_a_start_or_without_a_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=r"give model\.start"):
+        adapted(form_of("conv_fc"), input_shape=SHAPE, fresh=["fc3"])
+    path = stored(tmp_path / "start.safetensors")
+    with pytest.raises(ModelRefused, match="'fc4', which the model 'conv_fc' has not; its layers are conv1"):
+        adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, fresh=["fc4"])
+
+
+def test_frozen_layers_are_not_trained_and_the_rest_has_the_same_gradient() -> None:
+    whole, part = form_of("conv_fc"), adapted(form_of("conv_fc"), input_shape=SHAPE, freeze=CONVOLUTIONS)
+    assert list(part.shapes) == [name for name in whole.shapes if name.startswith("fc")]
+    assert part.notes == ("Not trained: conv1, conv2.",)
+    inputs, labels = records(FORMS["conv_fc"])
+    engine = Engine(part, input_shape=SHAPE)
+    found = engine.contributions(part.initial_parameters(), inputs, labels).weighted_sum(torch.ones(5))
+    rows = naive.loop(whole, whole.initial_parameters(), inputs, labels).sum(dim=0)
+    expected = torch.cat([rows[whole.places[name]] for name in part.shapes])
+    assert naive.relative(found, expected) < 1e-5
+
+
+def test_one_parameter_can_be_frozen_and_a_layer_of_a_similar_name_is_not() -> None:
+    model = adapted(form_of("relu_cnn"), input_shape=FORMS["relu_cnn"].shape, freeze=["0.bias"])
+    assert next(iter(model.shapes)) == "0.weight" and "0.bias" not in model.shapes
+    with pytest.raises(ModelRefused, match=r"model.freeze lists 'conv'"):
+        adapted(form_of("conv_fc"), input_shape=SHAPE, freeze=["conv"])
+
+
+def test_freezing_everything_is_refused() -> None:
+    with pytest.raises(ModelRefused, match="leaves nothing to train"):
+        adapted(form_of("mlp"), input_shape=(6,), freeze=["1", "3"])
+
+
+def test_what_is_published_makes_the_same_answers_in_a_model_of_another_seed(tmp_path: Path) -> None:
+    path = stored(tmp_path / "start.safetensors")
+    model = adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, freeze=CONVOLUTIONS)
+    point = moved(model)
+    published = model.published(point)
+    assert published.keys() == form_of("conv_fc").shapes.keys()
+    inputs, _ = records(FORMS["conv_fc"])
+    again: Model = form_of("conv_fc", seed=9)
+    torch.testing.assert_close(again.outputs(published, inputs), model.outputs(model.named(point), inputs))
