@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self, TypeVar
 
+import dp_accounting as dp
 from torch import Tensor
 
 from algorithms.privacy.accounting import ACCOUNTANTS, Accountant, epsilon
@@ -32,12 +33,14 @@ class Target:
     """What a run may cost and how that is counted.
 
     accountant: whose epsilon is held to the budget. count_noise: noise multiplier of the count of records that is
-    released first where the number of records is private.
+    released first where the number of records is private. before: the events of releases that are made before the
+    algorithm's own, which have to fit the budget too.
     """
 
     budget: Budget
     accountant: Accountant = "pld"
     count_noise: float = 100.0
+    before: tuple[tuple[dp.DpEvent, int], ...] = ()
 
     def __post_init__(self) -> None:
         if (self.accountant == "pure") != (self.budget.delta == 0):
@@ -95,6 +98,7 @@ class Plan:
             "target": _finite(asdict(self.target.budget)),
             "accountant": self.target.accountant,
             "count_noise": self.target.count_noise,
+            "before": schedule_to_json(self.target.before),
             "public": _public(self.public),
             "adjacency": self.adjacency,
             "delta": self.target.budget.delta,
@@ -113,7 +117,12 @@ class Plan:
         """The plan that `to_json` wrote; other keys are ignored."""
         budget = Budget(**_infinite(document["target"]))
         return cls(
-            target=Target(budget, document["accountant"], document["count_noise"]),
+            target=Target(
+                budget,
+                document["accountant"],
+                document["count_noise"],
+                before=tuple(schedule_from_json(document["before"])),
+            ),
             public=Public.from_json(document["public"]),
             schedule=schedule_from_json(document["schedule"]),
             epsilon=_infinite(document["epsilon"]),

@@ -1,12 +1,13 @@
 """Checkpoints: an algorithm's state and the trace so far in one safetensors file, written whole or not at all.
 
-One file, because a state with an older trace would give later releases the noise of earlier ones.
+One file, because a state with an older trace would give later releases the noise of earlier ones. What the barrier
+remembers of the records is in it too, apart from the state; the file is the owner's alone and goes with the key.
 """
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,23 +17,28 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from algorithms.privacy.errors import Refused
+from algorithms.privacy.importance import LastNorms
 from algorithms.privacy.trace import Row, Trace
 
 S = TypeVar("S")
 _STATE, _FACTS = "state.safetensors", "checkpoint"
+_LAST_NORMS = "private/last_norms"
 
 
-def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace) -> None:
+def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace, last_norms: LastNorms) -> None:
     """Writes the run's state after `step` steps and its trace so far into `folder`, readable by the owner only."""
     facts = {"run_id": run_id, "step": step, "trace": [asdict(row) for row in trace.rows]}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in flatten(state).items()}
+    kept = last_norms.to_tensor()
+    if kept is not None:
+        tensors[_LAST_NORMS] = kept
     _write(folder / _STATE, lambda path: save_file(tensors, path, metadata={_FACTS: json.dumps(facts)}))
 
 
-def load(folder: Path, start: S, *, run_id: str) -> tuple[S, int, Trace] | None:
+def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple[S, int, Trace] | None:
     """The run's last checkpoint in `folder` as (state, steps taken, trace), or None where there is none.
 
-    start: the state before the first step, which gives the structure and the devices.
+    start: the state before the first step, which gives the structure and the devices. last_norms: takes back its own.
     Raises Refused where the checkpoint is damaged or of another run.
     """
     if not (folder / _STATE).exists():
@@ -46,8 +52,11 @@ def load(folder: Path, start: S, *, run_id: str) -> tuple[S, int, Trace] | None:
         raise Refused(
             f"the checkpoint in {folder} is damaged; forfeit that run and start a new one."
         ) from None
+    kept = tensors.pop(_LAST_NORMS, None)
     if facts["run_id"] != run_id or _layout(tensors) != _layout(expected):
         raise Refused(f"the checkpoint in {folder} is of another run; forfeit that run and start a new one.")
+    if kept is not None:
+        last_norms.restore(kept)
     placed = {name: tensor.to(expected[name].device) for name, tensor in tensors.items()}
     return unflatten(start, placed), facts["step"], Trace([Row(**row) for row in facts["trace"]])
 
@@ -57,21 +66,27 @@ def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.
 
 
 def flatten(state: Any, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of a dataclass of tensors and dataclasses, by dotted name."""
+    """The tensors of a dataclass (or mapping) of tensors and dataclasses, by dotted name."""
     tensors: dict[str, Tensor] = {}
-    for field in fields(state):
-        value, name = getattr(state, field.name), prefix + field.name
-        tensors |= flatten(value, name + ".") if is_dataclass(value) else {name: value}
+    for key, value in _items(state):
+        name = prefix + key
+        tensors |= {name: value} if isinstance(value, Tensor) else flatten(value, name + ".")
     return tensors
 
 
 def unflatten(state: S, tensors: Mapping[str, Tensor], prefix: str = "") -> S:
     """`state` with the tensors that `flatten` named put in place."""
     changes = {}
-    for field in fields(state):  # type: ignore[arg-type]
-        value, name = getattr(state, field.name), prefix + field.name
-        changes[field.name] = unflatten(value, tensors, name + ".") if is_dataclass(value) else tensors[name]
-    return replace(state, **changes)  # type: ignore[type-var]
+    for key, value in _items(state):
+        name = prefix + key
+        changes[key] = tensors[name] if isinstance(value, Tensor) else unflatten(value, tensors, name + ".")
+    return changes if isinstance(state, Mapping) else replace(state, **changes)  # type: ignore
+
+
+def _items(state: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(state, Mapping):
+        return state.items()
+    return ((field.name, getattr(state, field.name)) for field in fields(state))
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:

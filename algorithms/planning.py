@@ -28,7 +28,7 @@ def plan_fixed(
 ) -> Plan:
     """The plan of an algorithm whose releases are fixed before the first one, with the least noise that fits.
 
-    releases: the releases and how often each occurs in a row, at a noise multiplier. own: see Plan.
+    releases: the algorithm's own and how often each occurs in a row, at a noise multiplier. own: see Plan.
     Raises Refused where no noise fits, and for events that are not proven under the adjacency.
     """
 
@@ -36,7 +36,12 @@ def plan_fixed(
         return [(release.event(), count) for release, count in releases(noise_multiplier)]
 
     accountant, relation = target.accountant, named(adjacency)
-    multiplier = calibrate(schedule_at, target.budget, accountant=accountant, adjacency=relation)
+    multiplier = calibrate(
+        lambda noise: [*target.before, *schedule_at(noise)],
+        target.budget,
+        accountant=accountant,
+        adjacency=relation,
+    )
     return plan_given(
         schedule_at(multiplier),
         target=target,
@@ -63,7 +68,7 @@ def plan_given(
     own: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The plan of fixed releases whose noise is set already; raises Refused where they cost more than the target."""
-    relation = named(adjacency)
+    relation, schedule = named(adjacency), [*target.before, *schedule]
     costs = by_accountants(schedule, target.budget.delta, relation)
     if target.accountant not in costs:
         raise Refused(
@@ -94,6 +99,11 @@ def plan_zcdp(
 ) -> Plan:
     """The plan of a run that chooses its releases on the way, under a zCDP filter; steps: the most it may take."""
     _check_adaptive(target)
+    if target.before:
+        raise Refused(
+            "this algorithm spends its budget on the way, and has no part for learned features in it; set"
+            " features.name to none, or choose an algorithm with a fixed schedule."
+        )
     return Plan(
         target=target,
         public=public,

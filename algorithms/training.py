@@ -1,15 +1,21 @@
 """The training loop: start or take up, step, checkpoint, tell. It knows algorithms only as plan, init and step."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from algorithms import checkpoint
 from algorithms.algorithm import Algorithm, Plan, State
+from algorithms.features.features import Features, learned
 from algorithms.models import Model
+from algorithms.models.fronts import buffers, installed
 from algorithms.privacy.barrier import Barrier, Performance, Records
 from algorithms.privacy.filters import Filter
+from algorithms.privacy.importance import LastNorms
 from algorithms.privacy.noise import Generator
 from algorithms.privacy.trace import Trace
 
@@ -17,6 +23,22 @@ Tell = Callable[[int, float], None]
 """Receives the steps taken so far and the epsilon spent so far."""
 Observe = Callable[[int, State], None]
 """Receives the steps taken so far and the state after them, which is made of releases alone."""
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """What a checkpoint holds: the algorithm's state, and the buffers of what was learned before its first step."""
+
+    state: Any
+    buffers: Mapping[str, Tensor]
+
+
+class Trained(NamedTuple):
+    """The last state, the trace, and the model with what was learned about its features."""
+
+    state: State
+    trace: Trace
+    model: Model
 
 
 def train(
@@ -32,16 +54,22 @@ def train(
     checkpoint_seconds: float,
     tell: Tell,
     observe: Observe | None = None,
-) -> tuple[State, Trace]:
-    """Trains to the plan's end, or from the checkpoint in `folder` on, and returns the last state and the trace.
+    features: Features | None = None,
+) -> Trained:
+    """Trains to the plan's end, or from the checkpoint in `folder` on.
 
     generator: the run's own; a run that is taken up must be given the one it began with, and then repeats what it
     drew, bit for bit. open_records: called once, after the plan and the checkpoint were accepted. observe: called after
-    each step, for curves.
+    each step, for curves. features: what is learned before the first step, for a model that they are in front of.
     Raises Refused where the checkpoint is of another run.
     """
-    start = algorithm.init(model.initial_parameters().to(performance.device), plan)
-    state, step, trace = checkpoint.load(folder, start, run_id=run_id) or (start, 0, Trace())
+    state = algorithm.init(model.initial_parameters().to(performance.device), plan)
+    start, last_norms = _Progress(state, buffers(model)), LastNorms()
+    found, step, trace = checkpoint.load(folder, start, run_id=run_id, last_norms=last_norms) or (
+        start,
+        0,
+        Trace(),
+    )
     spend = recharged(plan.open_filter(), trace)
     barrier = Barrier(
         open_records(),
@@ -51,8 +79,15 @@ def train(
         delta=plan.target.budget.delta,
         trace=trace,
         performance=performance,
+        last_norms=last_norms,
     )
-    saved = time.monotonic()
+    if features is not None and not trace.rows:
+        found = replace(
+            found, buffers=learned(features, barrier, plan.public.records, plan.target.count_noise)
+        )
+    if features is not None:
+        barrier = barrier.about(model := installed(model, found.buffers))
+    state, saved = found.state, time.monotonic()
     for trace.step in range(step, plan.steps):
         following = algorithm.step(state, plan, barrier)
         if following is None:
@@ -62,9 +97,12 @@ def train(
         if observe is not None:
             observe(trace.step + 1, state)
         if time.monotonic() - saved >= checkpoint_seconds:
-            checkpoint.save(folder, state, run_id=run_id, step=trace.step + 1, trace=trace)
+            progress = _Progress(state, found.buffers)
+            checkpoint.save(
+                folder, progress, run_id=run_id, step=trace.step + 1, trace=trace, last_norms=last_norms
+            )
             saved = time.monotonic()
-    return state, trace
+    return Trained(state, trace, model)
 
 
 def recharged(spend: Filter, trace: Trace) -> Filter:

@@ -12,34 +12,25 @@ Formal guarantees (under the adjacency of the run's plan, for callers that keep 
   counts as zero.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.gradients import L1, L2, Clipping, Line, PerLayer, clip_and_sum
+from algorithms.gradients import L1, L2, Clipping, Line
 from algorithms.models import Model
-from algorithms.privacy import minimiser
-from algorithms.privacy.errors import Refused
+from algorithms.privacy import minimiser, moments, releases
+from algorithms.privacy.checks import check_layers, check_norms, check_number, check_points
 from algorithms.privacy.filters import Filter
-from algorithms.privacy.full_batch import FullBatchAnswers
+from algorithms.privacy.full_batch import FullBatchAnswers, loss_sums
+from algorithms.privacy.importance import LastNorms, Norms
 from algorithms.privacy.noise import Generator, Stream
-from algorithms.privacy.noised import draws, noise_std, noised
+from algorithms.privacy.noised import chosen, draws, noise_std, noised
 from algorithms.privacy.performance import Performance, Records
-from algorithms.privacy.releases import (
-    FullBatch,
-    Minimum,
-    Noise,
-    Release,
-    Sampling,
-    WithoutReplacement,
-    argmin_release,
-    gradient_release,
-    minimum_release,
-    total_release,
-)
+from algorithms.privacy.releases import FullBatch, Importance, Minimum, Noise, Release, Sampling
+from algorithms.privacy.statistics import Statistic, second_moment_sum, shape_of, statistic_sum
 from algorithms.privacy.trace import Trace
 
 __all__ = ["Barrier", "Performance", "Records"]
@@ -49,7 +40,8 @@ class Barrier:
     """Holds records and answers releases about them.
 
     model: the architecture whose losses are differentiated. spend: the run's filter. generator: the secret source of
-    noise and coins. delta: at which the trace states the cost so far. trace: where releases are recorded.
+    noise and coins. delta: at which the trace states the cost so far. trace: where releases are recorded. last_norms:
+    what importance sampling knows of the records, empty at a run's start.
     Raises Refused, before anything is spent, when the model mixes records or the answers could not be private.
     """
 
@@ -63,6 +55,7 @@ class Barrier:
         delta: float,
         trace: Trace,
         performance: Performance | None = None,
+        last_norms: LastNorms | None = None,
     ) -> None:
         self.__records = records
         self.__generator = generator
@@ -73,6 +66,7 @@ class Barrier:
         self.__performance = performance or Performance()
         self.__engine = self.__performance.engine(model, records)
         self.__whole: FullBatchAnswers | None = None
+        self.__norms = Norms(self.__engine, self.__slices, last_norms or LastNorms())
 
     def gradient(
         self, parameters: Tensor, *, sampling: Sampling, clipping: Clipping, noise: Noise, divisor: float
@@ -83,64 +77,86 @@ class Barrier:
         Returns shape [d], float32. Raises Refused for a combination without a proven event and BudgetRefused when
         the event is not afforded; nothing is touched then.
         """
-        self.__check_points(parameters[None])
-        layers = len(self.__model.layers)
-        if isinstance(clipping, PerLayer) and len(clipping.norms) != layers:
-            raise Refused(
-                f"per-layer clipping has {len(clipping.norms)} bounds, the model has {layers} layers;"
-                " give one for each."
-            )
-        release = gradient_release(sampling, clipping, noise, divisor)
+        check_points(self.__model, parameters[None])
+        check_layers(self.__model, clipping)
+        if isinstance(sampling, Importance):
+            check_norms(self.__model)
+        release = releases.gradient_release(sampling, clipping, noise, divisor)
         stream = self.__charge(release, dimension=len(parameters))
         total = self.__clipped_sum(parameters.to(self.__performance.device), clipping, release, stream)
         answer = noised(total.numpy(), release, stream) / divisor
         return torch.from_numpy(answer).to(torch.float32).to(parameters.device)
 
     def total(
-        self,
-        statistic: Callable[[Tensor, Tensor], Tensor],
-        *,
-        bound: L1 | L2,
-        noise: Noise,
-        sampling: Sampling | None = None,
+        self, statistic: Statistic, *, bound: L1 | L2, noise: Noise, sampling: Sampling | None = None
     ) -> Tensor:
         """A noised sum of a statistic of each record, clipped to `bound`.
 
         statistic: (input [*input_shape], label []) -> [k], of one record alone. Returns shape [k], float64.
         Raises as `gradient` does.
         """
-        release = total_release(bound, noise, sampling)
-        example = torch.zeros(self.__records.features.shape[1:])
-        dimension = statistic(example, torch.tensor(0)).numel()
+        release = releases.total_release(bound, noise, sampling)
+        dimension = shape_of(statistic, self.__records).numel()
         stream = self.__charge(release, dimension=dimension)
-        total = torch.zeros(dimension, dtype=torch.float64)
-        for inputs, labels in self.__slices(self.__sample(release, stream)):
-            rows = torch.func.vmap(statistic)(inputs, labels).reshape(len(labels), dimension).double()
-            total += clip_and_sum(rows, bound).cpu()
+        total = statistic_sum(statistic, self.__drawn(release, stream), bound, dimension)
         return torch.from_numpy(noised(total.numpy(), release, stream))
 
+    def moment(self, statistic: Statistic, *, bound: L2, noise: Noise) -> Tensor:
+        """A noised sum over all records of A^T A for a matrix A of each, clipped to Frobenius norm `bound`.
+
+        statistic: (input [*input_shape], label []) -> A [m, c]. Returns shape [c, c], float64, symmetric.
+        Raises as `gradient` does.
+        """
+        release, columns = releases.total_release(bound, noise), shape_of(statistic, self.__records)[1]
+        stream = self.__charge(release, dimension=moments.dimension(columns))
+        batches = self.__drawn(release, stream)
+        total = second_moment_sum(statistic, batches, bound, moments.dimension(columns))
+        return moments.as_matrix(torch.from_numpy(noised(total.numpy(), release, stream)), columns)
+
+    def norm_total(self, parameters: Tensor, *, bound: L2, noise: Noise) -> float:
+        """A noised sum of the norms of all records' gradients, each cut off at `bound`.
+
+        Later importance samples at any point draw by these norms. Raises as `gradient` does.
+        """
+        check_points(self.__model, parameters[None])
+        check_norms(self.__model)
+        release = releases.norm_total_release(bound, noise)
+        stream = self.__charge(release, dimension=1)
+        point = parameters.to(self.__performance.device)
+        total = self.__norms.total(point, len(self.__records.labels), bound)
+        return float(noised(np.array([total]), release, stream)[0])
+
+    def norm_count(
+        self, parameters: Tensor, *, bound: L2, noise: Noise, sampling: Sampling | None = None
+    ) -> float:
+        """A noised sum over a sample of 1/2 where a gradient's norm is at most `bound`, else -1/2.
+
+        For clipping by quantiles (Andrew et al. 2021, Section 2). Raises as `gradient` does.
+        """
+        check_points(self.__model, parameters[None])
+        check_norms(self.__model)
+        release = releases.norm_count_release(noise, sampling)
+        stream = self.__charge(release, dimension=1)
+        point = parameters.to(self.__performance.device)
+        balance = self.__norms.balance(point, self.__sample(release, stream), bound)
+        return float(noised(np.array([balance]), release, stream)[0])
+
     def argmin(
-        self,
-        candidates: Tensor | Line,
-        *,
-        bound: float,
-        noise: Noise,
-        sampling: Sampling | None = None,
+        self, candidates: Tensor | Line, *, bound: float, noise: Noise, sampling: Sampling | None = None
     ) -> int:
         """The index of the candidate whose total loss is least, by noisy selection.
 
         candidates: parameters, shape [k, d], or a line of them, which is cheaper for a linear model. bound: each
         record's loss is clipped to [0, bound]. Returns 0 .. k - 1. Raises as `gradient` does.
         """
-        release = argmin_release(bound, noise, sampling)
+        release = releases.argmin_release(bound, noise, sampling)
         points = candidates.candidates() if isinstance(candidates, Line) else candidates
-        self.__check_points(points)
+        check_points(self.__model, points)
         count = len(points)
         stream = self.__charge(release, dimension=count)
         losses = self.__clipped_losses(candidates, release, stream).cpu()
-        losses[~torch.isfinite(points).all(dim=1).cpu()] = (
-            torch.inf
-        )  # losses there are no numbers, and count as zero
+        nowhere = ~torch.isfinite(points).all(dim=1).cpu()
+        losses[nowhere] = torch.inf  # losses there are no numbers, and count as zero
         return int(np.argmax(release.noise_scale * draws(release, stream, count) - losses.numpy()))
 
     def minimum(self, problem: Minimum, *, noise: Noise) -> Tensor:
@@ -150,10 +166,28 @@ class Barrier:
         Raises as `gradient` does, and RuntimeError where the tolerance is out of the arithmetic's reach.
         """
         minimiser.check(self.__model, problem, noise)
-        release = minimum_release(problem, noise)
+        release = releases.minimum_release(problem, noise)
         stream = self.__charge(release, dimension=self.__model.parameter_count)
         records = self.__records
         return minimiser.minimised(self.__model, records.features, records.labels, release, stream).float()
+
+    def about(self, model: Model) -> "Barrier":
+        """The same records, budget, noise and trace, asked about another model of them."""
+        return Barrier(
+            self.__records,
+            model,
+            spend=self.__spend,
+            generator=self.__generator,
+            delta=self.__delta,
+            trace=self.__trace,
+            performance=self.__performance,
+            last_norms=self.__norms.last,
+        )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one record's features, which the data card declares."""
+        return tuple(self.__records.features.shape[1:])
 
     def affords(self, release: Release) -> bool:
         """Whether a release could be asked for now."""
@@ -163,26 +197,9 @@ class Barrier:
         """The epsilon spent so far at `delta`, an upper bound."""
         return self.__spend.spent(delta)
 
-    def __check_points(self, points: Tensor) -> None:
-        """Raises Refused for points [k, d] at which no release can be made."""
-        expected = self.__model.parameter_count
-        if points.dim() != 2 or len(points) == 0 or points.shape[1] != expected:
-            raise Refused(
-                f"points of shape {list(points.shape)} do not fit the model; give one or more of {expected}."
-            )
-
-    def __check_number(self, release: Release) -> None:
-        """Raises Refused for a sample of fixed size of another number of records, which such a sample makes public."""
-        sampling = release.sampling
-        if isinstance(sampling, WithoutReplacement) and sampling.records != len(self.__records.labels):
-            raise Refused(
-                f"a sample without replacement of {sampling.records} records was asked for, but there are others;"
-                " it needs their public number."
-            )
-
     def __charge(self, release: Release, *, dimension: int) -> Stream:
         """Charges a release, writes it to the trace and opens its stream of noise and coins."""
-        self.__check_number(release)
+        check_number(release.sampling, self.__records)
         event = release.event()
         self.__spend.charge(event)
         self.__trace.record(
@@ -196,8 +213,11 @@ class Barrier:
         answers = self.__full_batch() if is_whole else None
         if answers is not None:
             return answers.clipped_sum(point, clipping).cpu()
+        if isinstance(release.sampling, Importance):
+            count = len(self.__records.labels)
+            return self.__norms.importance_sum(point, count, release.sampling, clipping, stream)
         total = torch.zeros(len(point), dtype=torch.float64)
-        for inputs, labels in self.__slices(self.__sample(release, stream)):
+        for inputs, labels in self.__drawn(release, stream):
             total += self.__engine.clipped_sum(point, inputs, labels, clipping).cpu()
         return total
 
@@ -207,44 +227,23 @@ class Barrier:
         answers = self.__full_batch() if isinstance(release.sampling, FullBatch) else None
         if answers is not None:
             return answers.clipped_losses(candidates, bound)
-        points = candidates.candidates() if isinstance(candidates, Line) else candidates
-        points = points.to(self.__performance.device)
-        totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
-        for inputs, labels in self.__slices(self.__sample(release, stream)):
-            if FullBatchAnswers.serve(self.__model, inputs.shape, self.__performance.memory_mb):
-                totals += FullBatchAnswers(self.__model, inputs, labels).clipped_losses(candidates, bound)
-                continue
-            for index, point in enumerate(points):
-                totals[index] += self.__engine.clipped_losses(point, inputs, labels, bound)
-        return totals
+        batches = self.__drawn(release, stream)
+        return loss_sums(self.__model, self.__engine, candidates, batches, bound, self.__performance)
 
     def __full_batch(self) -> FullBatchAnswers | None:
         """The closed forms over all records, where the model has them and the records fit the memory."""
-        features, performance = self.__records.features, self.__performance
-        if self.__whole is None and FullBatchAnswers.serve(
-            self.__model, features.shape, performance.memory_mb
-        ):
-            inputs, labels = (torch.from_numpy(np.array(part)) for part in (features, self.__records.labels))
-            self.__whole = FullBatchAnswers(
-                self.__model, inputs.to(performance.device), labels.to(performance.device)
-            )
+        if self.__whole is None:
+            self.__whole = FullBatchAnswers.of(self.__model, self.__records, self.__performance)
         return None if self.__whole is None else self.__whole.at_step(self.__trace.step)
 
     def __sample(self, release: Release, stream: Stream) -> NDArray[np.intp]:
         """The indices of the records that take part, ascending."""
-        count = len(self.__records.labels)
-        if isinstance(release.sampling, FullBatch):
-            return np.arange(count)
-        if isinstance(release.sampling, WithoutReplacement):
-            return stream.subset(count, release.sampling.size)
-        return np.flatnonzero(stream.coins(count, release.sampling.rate))
+        return chosen(release.sampling, len(self.__records.labels), stream)
 
-    def __slices(self, chosen: NDArray[np.intp]) -> Iterator[tuple[Tensor, Tensor]]:
+    def __drawn(self, release: Release, stream: Stream) -> Iterator[tuple[Tensor, Tensor]]:
+        """The records that take part, in physical batches, on the device."""
+        return self.__slices(self.__sample(release, stream))
+
+    def __slices(self, rows: NDArray[np.intp]) -> Iterator[tuple[Tensor, Tensor]]:
         """The chosen records in physical batches, on the device."""
-        device = self.__performance.device
-        size = self.__performance.rows_at_once(self.__records.features, self.__engine.physical_batch)
-        for start in range(0, len(chosen), size):
-            rows = chosen[start : start + size]
-            inputs = torch.from_numpy(self.__records.features[rows]).to(device)
-            yield inputs, torch.from_numpy(self.__records.labels[rows]).to(device)
-            self.__performance.let_go(self.__records.features)
+        return self.__performance.batches(self.__records, rows, self.__engine.physical_batch)

@@ -1,11 +1,15 @@
 """Questions about all records of a linear model, answered by closed forms while the records fit the memory."""
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.gradients import Affine, Box, Clipping, Line, PerLayer
+from algorithms.gradients import Affine, Box, Clipping, Engine, Line, PerLayer
 from algorithms.gradients.linear import LinearRecords, linear_layer
 from algorithms.models import Model
+from algorithms.privacy.performance import Performance, Records
 
 
 class FullBatchAnswers:
@@ -17,6 +21,14 @@ class FullBatchAnswers:
     def __init__(self, model: Model, features: Tensor, labels: Tensor) -> None:
         self._records = LinearRecords(model, features, labels)
         self._step = -1
+
+    @classmethod
+    def of(cls, model: Model, records: Records, performance: Performance) -> "FullBatchAnswers | None":
+        """The answers over all records in a memory of their own, where there are closed forms and room for that."""
+        if not cls.serve(model, records.features.shape, performance.memory_mb):
+            return None
+        features, labels = (torch.from_numpy(np.array(part)) for part in (records.features, records.labels))
+        return cls(model, features.to(performance.device), labels.to(performance.device))
 
     @staticmethod
     def serve(model: Model, shape: tuple[int, ...], memory_mb: int) -> bool:
@@ -50,3 +62,24 @@ class FullBatchAnswers:
         if isinstance(candidates, Line):
             return self._records.losses_on(candidates, bound=bound)
         return self._records.losses_at(candidates, bound=bound)
+
+
+def loss_sums(
+    model: Model,
+    engine: Engine,
+    candidates: Tensor | Line,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    bound: float,
+    performance: Performance,
+) -> Tensor:
+    """The sums over batches of losses, clipped to [0, bound], at each candidate; shape [k], float64."""
+    points = candidates.candidates() if isinstance(candidates, Line) else candidates
+    points = points.to(performance.device)
+    totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
+    for inputs, labels in batches:
+        if FullBatchAnswers.serve(model, inputs.shape, performance.memory_mb):
+            totals += FullBatchAnswers(model, inputs, labels).clipped_losses(candidates, bound)
+            continue
+        for index, point in enumerate(points):
+            totals[index] += engine.clipped_losses(point, inputs, labels, bound)
+    return totals

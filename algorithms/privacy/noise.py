@@ -75,6 +75,10 @@ class Stream:
             return np.ones(count, dtype=np.bool_)
         return self.words(count) < np.uint64(math.floor(rate * 2.0**64))
 
+    def pairs(self, count: int) -> NDArray[np.uint64]:
+        """Two words for each of `count` records, shape [count, 2]; a record's own do not depend on later records."""
+        return self.words(2 * count).reshape(count, 2)
+
     def subset(self, count: int, size: int) -> NDArray[np.intp]:
         """A random subset of `size` of `count` places, ascending, each subset equally likely up to ties of 64 bits."""
         words = self.words(count)
@@ -110,6 +114,14 @@ class Stream:
         """Standard Gumbel draws, shape [count]: minus the logarithm of a standard exponential."""
         exponential = np.maximum(-np.log(self.uniform(count)), 2.0**-54)
         return -np.log(exponential)
+
+
+def is_below(words: NDArray[np.uint64], rates: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Coins with rates of their own, one for each word, each True with its rate rounded down to a multiple of 2^-64."""
+    certain = rates >= 1
+    limits = np.floor(np.where(certain, 0.0, rates) * 2.0**64).astype(np.uint64)
+    found: NDArray[np.bool_] = certain | (words < limits)
+    return found
 
 
 def add_on_grid(total: NDArray[np.float64], noise: NDArray[np.float64], *, std: float) -> NDArray[np.float64]:

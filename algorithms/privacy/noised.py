@@ -1,4 +1,4 @@
-"""The noise of a release: what it says is drawn and added, and nothing else."""
+"""What a release draws: the records that take part, and the noise that is added; and nothing else."""
 
 import math
 
@@ -8,15 +8,31 @@ from numpy.typing import NDArray
 from algorithms.gradients import Box
 from algorithms.privacy.noise import Stream, add_on_grid, scale_on_grid, std_on_grid
 from algorithms.privacy.releases import (
+    FullBatch,
     Gaussian,
     Gumbel,
+    Importance,
     KNorm,
     Laplace,
     NoNoise,
     ObjectiveNoise,
     PureObjectiveNoise,
     Release,
+    Sampling,
+    WithoutReplacement,
 )
+
+
+def chosen(sampling: Sampling, count: int, stream: Stream) -> NDArray[np.intp]:
+    """The indices of those of `count` records that take part, ascending; not for importance sampling."""
+    match sampling:
+        case FullBatch():
+            return np.arange(count)
+        case WithoutReplacement():
+            return stream.subset(count, sampling.size)
+        case Importance():
+            raise TypeError("who takes part in an importance sample depends on gradients")
+    return np.flatnonzero(stream.coins(count, sampling.rate))
 
 
 def noised(total: NDArray[np.float64], release: Release, stream: Stream) -> NDArray[np.float64]:

@@ -1,12 +1,14 @@
 """The records that a barrier holds, and with how much memory and where it works on them."""
 
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from algorithms.gradients import Engine, Unclippable
 from algorithms.models import Model
@@ -43,6 +45,17 @@ class Performance:
         """Gives back what was read of a mapped array that is larger than the memory; the file keeps it."""
         if self._is_streamed(array):
             array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined] # numpy names it nowhere else
+
+    def batches(
+        self, records: Records, rows: NDArray[np.intp], physical_batch: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The records of some indices in their order, in physical batches, on the device."""
+        size = self.rows_at_once(records.features, physical_batch)
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
+            inputs = torch.from_numpy(records.features[some]).to(self.device)
+            yield inputs, torch.from_numpy(records.labels[some]).to(self.device)
+            self.let_go(records.features)
 
     def _is_streamed(self, array: NDArray[Any]) -> bool:
         return getattr(array, "_mmap", None) is not None and array.nbytes > self.memory_mb * 1e6

@@ -19,6 +19,7 @@ from algorithms.privacy.terms import (
     FullBatch,
     Gaussian,
     Gumbel,
+    Importance,
     KNorm,
     Laplace,
     Minimum,
@@ -35,6 +36,7 @@ __all__ = [
     "FullBatch",
     "Gaussian",
     "Gumbel",
+    "Importance",
     "KNorm",
     "Laplace",
     "Minimum",
@@ -49,10 +51,12 @@ __all__ = [
     "argmin_release",
     "gradient_release",
     "minimum_release",
+    "norm_count_release",
+    "norm_total_release",
     "total_release",
 ]
 
-Kind = Literal["gradient", "total", "argmin", "minimum"]
+Kind = Literal["gradient", "total", "argmin", "minimum", "norms", "norm count"]
 
 
 Bound = Clipping | Minimum
@@ -112,6 +116,16 @@ def total_release(bound: L1 | L2, noise: Noise, sampling: Sampling | None = None
     return Release("total", sampling or FullBatch(), bound, noise)
 
 
+def norm_total_release(bound: L2, noise: Noise) -> Release:
+    """A noised sum of the norms of all records' gradients, each cut off at the bound."""
+    return Release("norms", FullBatch(), bound, noise)
+
+
+def norm_count_release(noise: Noise, sampling: Sampling | None = None) -> Release:
+    """A noised sum of 1/2 for each record whose gradient's norm is within a public bound, -1/2 for each other."""
+    return Release("norm count", sampling or FullBatch(), L2(0.5), noise)
+
+
 def argmin_release(bound: float, noise: Noise, sampling: Sampling | None = None) -> Release:
     """A noisy selection of the candidate with the least total loss, each record's loss clipped to [0, bound]."""
     return Release("argmin", sampling or FullBatch(), L1(bound), noise)
@@ -132,6 +146,16 @@ def _laplace(release: Release) -> dp.DpEvent:
 
 def _poisson(inner: Callable[[Release], dp.DpEvent]) -> Callable[[Release], dp.DpEvent]:
     return lambda release: dp.PoissonSampledDpEvent(release.sampling.rate, inner(release))
+
+
+def _importance(release: Release) -> dp.DpEvent:
+    """A contribution has the norm of the bound and a probability of at most the rate (Wei et al. 2022, Lemma 3.1)."""
+    if not isinstance(release.clipping, Normalised) or release.clipping.stability:
+        raise Refused(
+            "importance sampling is proven for contributions that all have one norm;"
+            " take Normalised clipping with stability 0."
+        )
+    return dp.PoissonSampledDpEvent(release.sampling.rate, _gaussian(release))
 
 
 def _without_replacement(inner: Callable[[Release], dp.DpEvent]) -> Callable[[Release], dp.DpEvent]:
@@ -193,6 +217,7 @@ _EVENTS: dict[tuple[Kind, type, type, type], Callable[[Release], dp.DpEvent]] = 
     ("gradient", Affine, Gaussian, FullBatch): _gaussian,
     ("gradient", Normalised, Gaussian, Poisson): _poisson(_gaussian),
     ("gradient", Normalised, Gaussian, FullBatch): _gaussian,
+    ("gradient", Normalised, Gaussian, Importance): _importance,
     ("gradient", L2, KNorm, FullBatch): _pure,
     ("gradient", Box, KNorm, FullBatch): _pure,
     ("gradient", L1, Laplace, Poisson): _poisson(_laplace),
@@ -203,6 +228,9 @@ _EVENTS: dict[tuple[Kind, type, type, type], Callable[[Release], dp.DpEvent]] = 
     ("total", L2, Gaussian, FullBatch): _gaussian,
     ("total", L1, Laplace, Poisson): _poisson(_laplace),
     ("total", L1, Laplace, FullBatch): _laplace,
+    ("norms", L2, Gaussian, FullBatch): _gaussian,
+    ("norm count", L2, Gaussian, Poisson): _poisson(_gaussian),
+    ("norm count", L2, Gaussian, FullBatch): _gaussian,
     ("argmin", L1, Gumbel, FullBatch): _gumbel_selection,
     ("argmin", L1, Laplace, FullBatch): _laplace_selection,
     ("argmin", L1, Gumbel, Poisson): _poisson(_pure_selection),

@@ -46,7 +46,32 @@ class WithoutReplacement:
         return self.size / self.records
 
 
-Sampling = FullBatch | Poisson | WithoutReplacement
+@dataclass(frozen=True)
+class Importance:
+    """A record takes part with probability rate * |g| / C, for its gradient g clipped to the norm C (Wei et al. 2022).
+
+    rate: what the probability is at most, and what is charged. Candidates are drawn before their gradients are known,
+    by their last norms: `oversampling` times more than needed, none as if its norm was below `floor` times C.
+    """
+
+    rate: float
+    oversampling: float = 5.0
+    floor: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1 or not 1 <= self.oversampling < math.inf or not 0 < self.floor <= 1:
+            raise Refused(
+                f"importance sampling needs a rate and a floor in (0, 1] and an oversampling from 1 up, not {self};"
+                " give other numbers."
+            )
+        if self.oversampling * self.rate > 1:
+            raise Refused(
+                f"a rate of {self.rate:g} oversampled {self.oversampling:g} times is above 1, and no coin is;"
+                f" give a rate of at most {1 / self.oversampling:g}."
+            )
+
+
+Sampling = FullBatch | Poisson | WithoutReplacement | Importance
 
 
 @dataclass(frozen=True)

@@ -73,4 +73,9 @@ def read_trace(path: Path) -> Trace:
     return Trace([Row(**{str(key): value for key, value in row.items()}) for row in frame.to_dict("records")])
 
 
-_SAMPLING = {"Poisson": "poisson", "FullBatch": "full batch", "WithoutReplacement": "without replacement"}
+_SAMPLING = {
+    "Poisson": "poisson",
+    "FullBatch": "full batch",
+    "WithoutReplacement": "without replacement",
+    "Importance": "importance",
+}

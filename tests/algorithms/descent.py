@@ -116,7 +116,7 @@ def trained(method: Algorithm[Any], folder: Path, *, stop_after: int | None = No
         if step == stop_after:
             raise Stopped
 
-    state, trace = training.train(
+    state, trace, _ = training.train(
         method,
         planned(method),
         model_of(),

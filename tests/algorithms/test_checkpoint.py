@@ -23,7 +23,7 @@ def trained(
         if step == stop_after:
             raise Stopped
 
-    state, trace = training.train(
+    state, trace, _ = training.train(
         method,
         planned(method, model, records=None) if private else planned(method, model),
         model,

@@ -162,7 +162,7 @@ def test_taken_up_after_a_crash_it_ends_bit_for_bit_the_same(
             if step == stop_after:
                 raise Stopped
 
-        state, _ = training.train(
+        state, *_ = training.train(
             method,
             method.plan(PURE, public()),
             model(),

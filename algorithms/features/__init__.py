@@ -1,0 +1,1 @@
+"""What is learned about the features of all records before training."""

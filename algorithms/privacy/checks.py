@@ -1,0 +1,49 @@
+"""What the barrier refuses before anything is charged, by what is public of the model and of the question."""
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients import Clipping, PerLayer
+from algorithms.models import Model
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.performance import Records
+from algorithms.privacy.terms import Sampling, WithoutReplacement
+
+
+def check_points(model: Model, points: Tensor) -> None:
+    """Raises Refused for points [k, d] at which no release can be made."""
+    expected = model.parameter_count
+    if points.dim() != 2 or len(points) == 0 or points.shape[1] != expected:
+        raise Refused(
+            f"points of shape {list(points.shape)} do not fit the model; give one or more of {expected}."
+        )
+
+
+def check_layers(model: Model, clipping: Clipping) -> None:
+    """Raises Refused for per-layer bounds of another number of layers."""
+    layers = len(model.layers)
+    if isinstance(clipping, PerLayer) and len(clipping.norms) != layers:
+        raise Refused(
+            f"per-layer clipping has {len(clipping.norms)} bounds, the model has {layers} layers; give one for each."
+        )
+
+
+def check_norms(model: Model) -> None:
+    """Raises Refused for a model whose records' norms could depend on each other.
+
+    Products of bfloat16 on some processors spoil the rows beside one that is not finite.
+    """
+    if model.precision == torch.bfloat16:
+        raise Refused(
+            f"the model {model.name} computes in bfloat16, where a record that is not finite can spoil the norms of"
+            " others; use 32 bits for importance sampling and for releases of norms."
+        )
+
+
+def check_number(sampling: Sampling, records: Records) -> None:
+    """Raises Refused for a sample of fixed size of another number of records, which such a sample makes public."""
+    if isinstance(sampling, WithoutReplacement) and sampling.records != len(records.labels):
+        raise Refused(
+            f"a sample without replacement of {sampling.records} records was asked for, but there are others;"
+            " it needs their public number."
+        )

@@ -1,0 +1,141 @@
+"""What importance sampling costs: python -m benchmarks.importance.
+
+A step of DPIS computes the gradients of about `oversampling` times the batch, and an epoch begins with the norms of all
+records. Both are measured through the barrier, beside a step of DP-SGD with the same batch, on made-up records.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from dp_accounting import DpEvent
+from numpy.typing import NDArray
+from rich.console import Console
+from torch import Tensor
+
+from algorithms.gradients import L2, Normalised
+from algorithms.privacy.barrier import Barrier
+from algorithms.privacy.noise import seeded_generator
+from algorithms.privacy.releases import Gaussian, Importance, Poisson
+from algorithms.privacy.trace import Trace
+from benchmarks.measure import Plan, alternate, spread
+from benchmarks.methods import Method
+from benchmarks.workloads import WORKLOADS, Workload
+
+_CLIP_NORM = 0.1
+_NOISE = Gaussian(1.0)
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """Records for a barrier."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+
+class Free:
+    """A filter that affords everything, so that no accounting is measured."""
+
+    def affords(self, event: DpEvent) -> bool:
+        """Always."""
+        return True
+
+    def charge(self, event: DpEvent) -> None:
+        """Nothing."""
+
+    def spent(self, delta: float) -> float:
+        """Nothing."""
+        return 0.0
+
+
+class Asking:
+    """What the three measured methods share: a barrier of their own over the same records, and where they ask."""
+
+    def __init__(self, workload: Workload, records: MadeUp, batch: int) -> None:
+        model = workload.build()
+        self.point, self.batch, self.count = model.initial_parameters(), batch, len(records.labels)
+        self.barrier = Barrier(
+            records, model, spend=Free(), generator=seeded_generator(0), delta=1e-5, trace=Trace()
+        )
+
+    def wait(self) -> None:
+        """Nothing is left running on a CPU."""
+
+    def released(self) -> dict[str, Tensor]:
+        """Where the gradients are taken."""
+        return {"parameters": self.point}
+
+
+class DPSGDStep(Asking):
+    """A noised gradient over a Poisson sample."""
+
+    def step(self) -> None:
+        """One release."""
+        sampling, divisor = Poisson(self.batch / self.count), float(self.batch)
+        self.barrier.gradient(
+            self.point, sampling=sampling, clipping=L2(_CLIP_NORM), noise=_NOISE, divisor=divisor
+        )
+
+
+class DPISStep(Asking):
+    """A noised gradient over an importance sample with the same expected number of records."""
+
+    def __init__(self, workload: Workload, records: MadeUp, batch: int, oversampling: float) -> None:
+        super().__init__(workload, records, batch)
+        total = self.barrier.norm_total(self.point, bound=L2(_CLIP_NORM), noise=_NOISE)
+        rate = min(batch * _CLIP_NORM / total, 1 / oversampling)
+        self.sampling = Importance(rate, oversampling)
+
+    def step(self) -> None:
+        """One release."""
+        self.barrier.gradient(
+            self.point,
+            sampling=self.sampling,
+            clipping=Normalised(_CLIP_NORM),
+            noise=_NOISE,
+            divisor=self.sampling.rate * self.count,
+        )
+
+
+class NormPass(Asking):
+    """The norms of all records, at other parameters each time, since the barrier remembers them at the last."""
+
+    def step(self) -> None:
+        """One release."""
+        self.point = self.point + 1e-6
+        self.barrier.norm_total(self.point, bound=L2(_CLIP_NORM), noise=_NOISE)
+
+
+def main(
+    workload: Annotated[str, typer.Option(help="Whose model and shape.")] = "W3",
+    records: int = 60_000,
+    batch: int = 600,
+    oversampling: float = 5.0,
+    rounds: Annotated[int, typer.Option(min=2)] = 5,
+) -> None:
+    """Measure a step of DPIS and a pass for norms, relative to DP-SGD with the same batch; CPU time, one thread."""
+    torch.set_num_threads(1)
+    chosen = WORKLOADS[workload]
+    inputs, labels = chosen.data(records, torch.device("cpu"))
+    data = MadeUp(inputs.numpy(), labels.numpy())
+    methods: dict[str, Method] = {
+        "DP-SGD step": DPSGDStep(chosen, data, batch),
+        "DPIS step": DPISStep(chosen, data, batch, oversampling),
+        "pass for norms": NormPass(chosen, data, batch),
+    }
+    times = alternate(methods, Plan(rounds=rounds, warmup=1, repeat=True), time.process_time)
+    medians = {name: spread(values)["median"] for name, values in times.items()}
+    step, console = medians["DP-SGD step"], Console()
+    for name, median in medians.items():
+        console.print(f"{name}: {median:.1f} ms")
+    console.print(f"DPIS step / DP-SGD step: {medians['DPIS step'] / step:.2f}")
+    epoch = records / batch * step
+    console.print(f"pass for norms / epoch of DP-SGD steps: {medians['pass for norms'] / epoch:.2f}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,235 @@
+"""Learned features: what they ask, what they make of it, and that training goes on behind them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from algorithms import training
+from algorithms.algorithm import Plan, Target
+from algorithms.features.catalogue import FEATURES, from_settings
+from algorithms.features.features import Features, learned, schedule
+from algorithms.models import Model, build
+from algorithms.models.fronts import buffers, front, in_front, shape_after
+from algorithms.privacy.barrier import Barrier, Performance
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import BudgetRefused, Refused
+from algorithms.privacy.filters import ScheduleFilter
+from algorithms.privacy.noise import seeded_generator
+from algorithms.privacy.trace import Trace
+from algorithms.public import Public
+from tests.algorithms.bench import MadeUp, algorithm
+
+SHAPE, COUNT = (4, 3, 3), 400
+QUIET = 1e-4
+SETTINGS: dict[str, dict[str, Any]] = {
+    "whitened": {
+        "groups": 2,
+        "mean_noise": QUIET,
+        "moment_noise": QUIET,
+        "moment_bound": 50.0,
+        "ridge": 1e-6,
+    },
+    "principal_components": {"components": 5, "noise": QUIET},
+    "standardised": {"noise": QUIET, "mean_bound": 50.0, "square_bound": 500.0},
+}
+
+
+def kind(name: str, **changes: Any) -> Features:
+    return from_settings({"name": name} | SETTINGS[name] | changes)
+
+
+def records(count: int = COUNT, *, seed: int = 0) -> MadeUp:
+    """Maps whose channels are correlated, of different size and off centre."""
+    draw = np.random.default_rng(seed)
+    mixing = draw.normal(size=(4, 4)) * np.array([3.0, 1.0, 0.5, 0.1])[:, None]
+    maps = np.einsum("ij,njhw->nihw", mixing, draw.normal(size=(count, *SHAPE))) + 1.0
+    return MadeUp(maps.astype(np.float32), draw.integers(0, 3, count))
+
+
+def model_behind(features: Features) -> Model:
+    module = features.module(SHAPE)
+    return in_front(module, build("softmax", input_shape=shape_after(module, SHAPE), classes=3, seed=1))
+
+
+def barrier(features: Features, data: MadeUp, *, count: int | None = COUNT) -> Barrier:
+    events = schedule(features, SHAPE, count, QUIET)
+    spend = ScheduleFilter(events, Budget(1e9, 1e-5))
+    model, source = model_behind(features), seeded_generator(1)
+    return Barrier(data, model, spend=spend, generator=source, delta=1e-5, trace=Trace())
+
+
+def mapped(features: Features, tensors: dict[str, Tensor], inputs: NDArray[np.float32]) -> Tensor:
+    module = features.module(SHAPE)
+    module.load_state_dict(tensors)
+    found: Tensor = module(torch.from_numpy(inputs))
+    return found
+
+
+def test_whitened_channels_are_centred_and_have_no_correlation_left() -> None:
+    features, data = kind("whitened"), records()
+    tensors = learned(features, barrier(features, data), COUNT, QUIET)
+    found = mapped(features, tensors, data.features).transpose(0, 1).flatten(1)
+    normal = functional.group_norm(torch.from_numpy(data.features), 2)
+    torch.testing.assert_close(tensors["mean"], normal.mean(dim=0), rtol=0, atol=1e-3)
+    torch.testing.assert_close(found @ found.T / found.shape[1], torch.eye(4), rtol=0, atol=5e-3)
+
+
+def test_principal_components_are_those_of_records_of_norm_1() -> None:
+    features, data = kind("principal_components"), records()
+    tensors = learned(features, barrier(features, data), COUNT, QUIET)
+    unit = functional.normalize(torch.from_numpy(data.features).flatten(1), dim=1).double()
+    first = torch.linalg.eigh(unit.T @ unit).eigenvectors[:, -5:].flip(1)
+    overlap = (tensors["components"].double() * first).sum(dim=0).abs()
+    torch.testing.assert_close(overlap, torch.ones(5, dtype=torch.float64), rtol=0, atol=1e-3)
+    expected = torch.from_numpy(data.features).flatten(1) @ tensors["components"]
+    torch.testing.assert_close(mapped(features, tensors, data.features), expected)
+
+
+def test_standardised_channels_have_mean_0_and_mean_square_1() -> None:
+    features, data = kind("standardised"), records()
+    found = mapped(features, learned(features, barrier(features, data), COUNT, QUIET), data.features)
+    torch.testing.assert_close(found.mean(dim=(0, 2, 3)), torch.zeros(4), rtol=0, atol=5e-3)
+    torch.testing.assert_close(found.square().mean(dim=(0, 2, 3)), torch.ones(4), rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_record_is_mapped_by_itself(name: str) -> None:
+    features, data = kind(name), records(20)
+    tensors = learned(features, barrier(features, data), COUNT, QUIET)
+    together = mapped(features, tensors, data.features)
+    alone = torch.cat([mapped(features, tensors, data.features[i : i + 1]) for i in range(20)])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+    module = features.module(SHAPE)
+    assert together.shape[1:] == shape_after(module, SHAPE)
+    assert front(module.settings, SHAPE).settings == module.settings
+
+
+@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("count", [COUNT, None])
+def test_what_is_asked_is_what_was_planned(name: str, count: int | None) -> None:
+    features = kind(name)
+    asked = barrier(features, records(), count=count)
+    learned(features, asked, count, QUIET)
+    with pytest.raises(BudgetRefused, match="no further release"):
+        learned(features, asked, count, QUIET)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_huge_record_moves_the_sums_by_its_bound_alone(name: str) -> None:
+    features, data = kind(name, **{key: 1.0 for key in SETTINGS[name] if key.endswith("bound")}), records()
+    more = MadeUp(
+        np.concatenate([data.features, np.full((1, *SHAPE), 1e15, np.float32)]), np.append(data.labels, 0)
+    )
+    sums = [answers(features, side) for side in (data, more)]
+    bounds = [release.clipping.sensitivity for release in features.releases(SHAPE)]
+    for before, after, bound in zip(*sums, bounds, strict=True):
+        assert float((after - before).norm()) <= bound * (1 + 1e-6)
+
+
+def answers(features: Features, data: MadeUp) -> list[Tensor]:
+    """What the barrier answers, with the first answer's use in the second question held fixed."""
+    asked, found = barrier(features, data), []
+
+    class Kept:
+        input_shape = SHAPE
+
+        def total(self, *given: Any, **named: Any) -> Tensor:
+            found.append(asked.total(*given, **named))
+            return torch.zeros_like(found[-1])
+
+        def moment(self, *given: Any, **named: Any) -> Tensor:
+            found.append(asked.moment(*given, **named))
+            return torch.eye(len(found[-1]), dtype=torch.float64)
+
+    features.learn(Kept(), SHAPE, COUNT)  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "changes"),
+    [
+        ("whitened", (12,), {}),
+        ("whitened", (4, 3, 3), {"groups": 3}),
+        ("standardised", (12,), {}),
+        ("principal_components", (3,), {}),
+    ],
+)
+def test_records_of_another_shape_are_refused(
+    name: str, shape: tuple[int, ...], changes: dict[str, Any]
+) -> None:
+    with pytest.raises(Refused, match="features"):
+        kind(name, **changes).releases(shape)
+
+
+def test_unknown_features_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(Refused, match="whitened"):
+        from_settings({"name": "fourier"})
+
+
+def plan(features: Features, *, epsilon: float = 3.0) -> Plan:
+    model = model_behind(features)
+    before = tuple(schedule(features, SHAPE, COUNT, 100.0))
+    public = Public(COUNT, model.parameter_count, len(model.layers), 3)
+    target = Target(Budget(epsilon, 1e-4), before=before)
+    return algorithm("dp_sgd", steps=4, batch_size=100).plan(target, public)
+
+
+def loud(name: str) -> Features:
+    return kind(name, **{key: 20.0 for key in SETTINGS[name] if key.endswith("noise")})
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_learning_is_paid_out_of_the_run_s_budget(name: str) -> None:
+    whole, model = plan(loud(name)), model_behind(loud(name))
+    public = replace(whole.public)
+    alone = algorithm("dp_sgd", steps=4, batch_size=100).plan(Target(Budget(3.0, 1e-4)), public)
+    assert whole.noise_multiplier > alone.noise_multiplier
+    assert whole.epsilon["pld"] <= 3.0
+    assert whole.schedule[: len(whole.target.before)] == list(whole.target.before)
+    assert Plan.from_json(whole.to_json()) == whole
+    assert model.parameter_count == public.parameters
+    with pytest.raises(Refused):
+        plan(kind(name))
+
+
+def trained(features: Features, folder: Path, *, stop_after: int | None = None) -> training.Trained:
+    def tell(step: int, _epsilon: float) -> None:
+        if step == stop_after:
+            raise InterruptedError
+
+    return training.train(
+        algorithm("dp_sgd", steps=4, batch_size=100),
+        plan(features),
+        model_behind(features),
+        open_records=records,
+        generator=seeded_generator(3),
+        run_id="one run",
+        folder=folder,
+        performance=Performance(),
+        checkpoint_seconds=0.0,
+        tell=tell,
+        features=features,
+    )
+
+
+def test_a_run_taken_up_has_learned_the_same(tmp_path: Path) -> None:
+    features = loud("whitened")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "broken").mkdir()
+    whole = trained(features, tmp_path / "whole")
+    with pytest.raises(InterruptedError):
+        trained(features, tmp_path / "broken", stop_after=2)
+    again = trained(features, tmp_path / "broken")
+    assert torch.equal(whole.state.parameters, again.state.parameters)
+    assert whole.trace.rows == again.trace.rows
+    assert len(buffers(whole.model)) > 0
+    for kept, found in zip(buffers(whole.model).values(), buffers(again.model).values(), strict=True):
+        assert torch.equal(kept, found)
+    assert [row.kind for row in whole.trace.rows[: len(features.releases(SHAPE))]].count("total") > 0
