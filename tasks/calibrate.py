@@ -3,34 +3,62 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dp_accounting import DpEvent
+
 from algorithms import models
 from algorithms.algorithm import Plan, Target
+from algorithms.features.features import schedule
 from algorithms.gradients import linear_layer
 from algorithms.models import Model
+from algorithms.models.fronts import in_front, shape_after
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.public import Inputs, Public
 from data import PublicDescription
-from tasks import params
+from tasks import groups, params
 from tasks.params import Params
 from tasks.stage import main_of
 
-READS = ("privacy", "algorithm", "model")
+READS = ("privacy", "features", "algorithm", "model")
 _LARGEST_DELTA_UNKNOWN_N = 1e-5
 
 
 def model_for(settings: Params, public: PublicDescription) -> Model:
-    """The model that the parameters name, for this data; raises ModelRefused where it does not fit."""
-    chosen = settings.model
-    return models.build(
+    """The model that the parameters name, for this data, with the learned features in front of it.
+
+    Raises ModelRefused and Refused where it does not fit.
+    """
+    features, shape = settings.features, public.input_shape
+    if features is None:
+        return model_of(settings.model, public)
+    features.releases(shape)  # refuses a shape that does not fit
+    module = features.module(shape)
+    own = replace(public, input_shape=shape_after(module, shape))
+    return in_front(module, model_of(settings.model, own))
+
+
+def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
+    """The model of the group `model` for this data; raises ModelRefused where it does not fit."""
+    model = models.build(
         chosen.name,
         input_shape=public.input_shape,
         classes=len(public.classes),
         seed=chosen.seed,
         precision=chosen.precision,
+        tokens=public.tokens,
+        settings=chosen.settings,
+    )
+    return models.adapted(
+        model,
+        input_shape=public.input_shape,
+        start=None if chosen.start is None else Path(chosen.start),
+        fresh=chosen.fresh,
+        freeze=chosen.freeze,
+        views=chosen.views,
     )
 
 
@@ -48,8 +76,10 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
             f"seeded noise protects nobody, and the records of {public.dataset!r} are private;"
             " set privacy.noise to secure."
         )
+    before = _before(settings, public)
     model = model_for(settings, public)
-    target = Target(Budget(privacy.epsilon, privacy.delta), privacy.accountant, privacy.count_noise)
+    budget = Budget(privacy.epsilon, privacy.delta)
+    target = Target(budget, privacy.accountant, privacy.count_noise, before)
     plan = settings.algorithm.plan(target, _known(model, public))
     if "not_private" in plan.own and privacy.noise != "seeded":
         raise Refused(
@@ -57,6 +87,14 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
             " on public records, set privacy.noise to seeded."
         )
     return plan
+
+
+def _before(settings: Params, public: PublicDescription) -> tuple[tuple[DpEvent, int], ...]:
+    """What learning the features costs before the algorithm's own releases."""
+    if settings.features is None:
+        return ()
+    count_noise = settings.privacy.count_noise
+    return tuple(schedule(settings.features, public.input_shape, public.records, count_noise))
 
 
 def _known(model: Model, public: PublicDescription) -> Public:
@@ -82,14 +120,15 @@ def _inputs(model: Model, public: PublicDescription) -> Inputs | None:
 def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
     """The plan as the document that is written to artifacts/plan.json."""
     plan = plan_for(settings, public)
-    size = {"parameters": plan.public.parameters}
-    return _made_for(settings, public) | {"model": settings.model.model_dump() | size} | plan.to_json()
+    facts = {"parameters": plan.public.parameters, "notes": list(model_for(settings, public).notes)}
+    document = _made_for(settings, public)
+    return document | {"model": document["model"] | facts} | plan.to_json()
 
 
 def check(document: Mapping[str, Any], settings: Params, public: PublicDescription) -> None:
     """Raises Refused where a plan's document was made for other parameters, or states another cost than its events'."""
     expected = _made_for(settings, public)
-    model = {key: value for key, value in document["model"].items() if key != "parameters"}
+    model = {key: value for key, value in document["model"].items() if key not in ("parameters", "notes")}
     found = {key: document.get(key) for key in expected} | {"model": model}
     differing = [key for key in expected if expected[key] != found[key]]
     if differing:
@@ -103,6 +142,13 @@ def check(document: Mapping[str, Any], settings: Params, public: PublicDescripti
     plan.check()
 
 
+def model_files(chosen: groups.Model) -> dict[str, str]:
+    """The SHA-256 of each file that a model is made of, by its key; raises ModelRefused for one that is not there."""
+    named = {key: value for key, value in chosen.settings.items() if key.endswith("_file")}
+    named |= {"start": chosen.start}
+    return {key: models.digest(Path(value)) for key, value in named.items() if isinstance(value, str)}
+
+
 def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
     """What decides a plan, as its document says it."""
     own = {key: value for key, value in settings.algorithm_settings.items() if key != "name"}
@@ -110,7 +156,8 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
     return {
         "algorithm": settings.algorithm_settings["name"],
         "settings": own,
-        "model": settings.model.model_dump(),
+        "features": dict(settings.features_settings) or {"name": "none"},
+        "model": settings.model.model_dump() | {"files": model_files(settings.model)},
         "dataset": public.dataset,
         "target": target,
         "accountant": settings.privacy.accountant,

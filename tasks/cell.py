@@ -4,6 +4,7 @@ The noise is seeded by the cell, so the result can be had again, and is not priv
 leaves no result: the cell runs again from its start, under the reservation that it made.
 """
 
+import json
 import math
 import os
 import time
@@ -17,7 +18,6 @@ from typing import Any
 import pandas as pd
 import torch
 
-from algorithms import models
 from algorithms.models import Model
 from algorithms.privacy.barrier import Performance
 from algorithms.privacy.budget import Budget
@@ -29,6 +29,8 @@ from algorithms.privacy.trace import Trace
 from algorithms.training import train
 from data import PublicDescription
 from data.prepared import Prepared
+from tasks import params
+from tasks.calibrate import model_for
 from tasks.cell_curve import Curve, mean_losses
 from tasks.comparison_cells import FORMAT, Cell
 from tasks.comparison_data import Sides, public_of, sides
@@ -70,7 +72,7 @@ def run_cell(context: Context, cell: Cell, ledger: Ledger) -> None:
     ledger.settle(cell.digest, prepared.plan.cost, events=events)
     results = _results(cell, prepared, trained, data)
     if trained.curve is not None:
-        frame = trained.curve.frame(trained.trace, data, regularisation=_regularisation(cell))
+        frame = trained.curve.frame(trained.model, trained.trace, data, regularisation=_regularisation(cell))
         write_parquet(place.cells / f"{cell.digest}.curve.parquet", frame)
     if cell.is_first:
         rows = pd.DataFrame([asdict(row) for row in trained.trace.rows])
@@ -93,17 +95,22 @@ def build_models(context: Context, cells: Iterable[Cell]) -> None:
     """Draws the starts of all models; a start is drawn from torch's one generator, so not while cells run."""
     for cell in cells:
         public = public_of(context.place.store, cell)
-        _model(cell.model, public.input_shape, len(public.classes), cell.seed)
+        _model(_groups(cell), public)
 
 
 def _own_model(cell: Cell, public: PublicDescription) -> Model:
     """A model of the cell's own: a module is changed while it computes, so threads must not share one."""
-    return deepcopy(_model(cell.model, public.input_shape, len(public.classes), cell.seed))
+    return deepcopy(_model(_groups(cell), public))
+
+
+def _groups(cell: Cell) -> str:
+    """The groups of params.yaml that a model follows from, as JSON."""
+    return json.dumps({"model": cell.model_group, "features": cell.features})
 
 
 @cache
-def _model(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> Model:
-    return models.build(name, input_shape=input_shape, classes=classes, seed=seed)
+def _model(groups: str, public: PublicDescription) -> Model:
+    return model_for(params.parse(json.loads(groups), reads=("model", "features")), public)
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ def _trained(cell: Cell, prepared: Planned, data: Sides) -> _Trained:
     model = _own_model(cell, data.public)
     algorithm, plan = prepared.settings.algorithm, prepared.plan
     start = algorithm.init(model.initial_parameters(), plan)
-    curve = Curve(model, algorithm.released, plan.steps, start=start) if cell.record["curves"] else None
+    curve = Curve(algorithm.released, plan.steps, start=start) if cell.record["curves"] else None
     taken = 0
 
     def tell(step: int, _epsilon: float) -> None:
@@ -139,7 +146,7 @@ def _trained(cell: Cell, prepared: Planned, data: Sides) -> _Trained:
         taken = step
 
     began = time.perf_counter()
-    state, trace = train(
+    state, trace, model = train(
         algorithm,
         plan,
         model,
@@ -151,6 +158,7 @@ def _trained(cell: Cell, prepared: Planned, data: Sides) -> _Trained:
         checkpoint_seconds=math.inf,
         tell=tell,
         observe=curve.observe if curve else None,
+        features=prepared.settings.features,
     )
     seconds = time.perf_counter() - began - (curve.seconds if curve else 0.0)
     return _Trained(model, algorithm.released(state), trace, curve, seconds, taken)
@@ -160,7 +168,7 @@ def _results(cell: Cell, prepared: Planned, trained: _Trained, data: Sides) -> d
     plan, trace = prepared.plan, trained.trace
     train, test = data.train, data.test
     records = Prepared(data.public, train.features, train.labels, test.features, test.labels)
-    evaluation = evaluate(trained.model, trained.model.named(trained.parameters), records)
+    evaluation = evaluate(trained.model, trained.model.published(trained.parameters), records)
     objective = None
     if cell.record["objective"] is not None:
         (loss,) = mean_losses(trained.model, trained.parameters[None], data.train)

@@ -5,13 +5,15 @@ import math
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator
+from pydantic import Field, JsonValue, StringConstraints, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from tasks.params import Group, ParamsRefused
+from data.description import Transform
+from tasks.groups import Group, Model
+from tasks.params import ParamsRefused
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Word = Annotated[str, StringConstraints(pattern=r"\S")]
@@ -28,24 +30,50 @@ class Folds(Group):
 
 
 class Problem(Group):
-    """A data set by the name of its card, and a model of the catalogue."""
+    """A data set by the name of its card, what its records are made into, and a model of the catalogue.
+
+    model_settings: further keys of the group `model` of params.yaml, such as settings, start and freeze; paths are
+    relative to the checkout.
+    """
 
     dataset: Word
     model: Word
+    transform: Transform = "none"
+    model_settings: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_a_possible_model(self) -> Self:
+        keys = Model.model_fields.keys() - {"name", "seed"}
+        unknown = sorted(self.model_settings.keys() - keys)
+        if unknown:
+            raise ValueError(
+                f"unknown key model_settings.{unknown[0]}, the keys are {', '.join(sorted(keys))}"
+            )
+        try:
+            Model.model_validate({"name": self.model} | self.model_settings)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            where = ".".join(map(str, ("model_settings", *problem["loc"])))
+            raise ValueError(f"{where} is {problem['input']!r}, but {problem['msg']}") from None
+        return self
 
 
 class Method(Group):
     """An algorithm with its settings, and how it is accounted.
 
+    features: the group of params.yaml, for what is learned about the records before training.
     private: False for a reference without noise, which runs once instead of by epsilon. vary: settings by dotted key
-    with the values each takes; every combination is a method of its own. epsilons, delta: instead of the file's.
+    with the values each takes; every combination is a method of its own. by_epsilon: settings by dotted key that are
+    other ones at an epsilon, where each is tuned by itself. epsilons, delta: instead of the file's.
     """
 
     algorithm: dict[str, Any]
+    features: dict[str, Any] = Field(default_factory=dict)
     accountant: Literal["pld", "rdp", "pure"] = "pld"
     label: Word | None = None
     private: bool = True
     vary: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    by_epsilon: dict[float, dict[str, Any]] = Field(default_factory=dict)
     epsilons: Epsilons | None = None
     delta: Delta | None = None
 
@@ -91,16 +119,25 @@ class Comparison(Group):
 
 
 class Variant(Group):
-    """A method with one combination of its varied settings. setting: that combination in words, or empty."""
+    """A method with one combination of its varied settings.
+
+    setting: that combination in words, or empty. by_epsilon: settings by dotted key that are other ones at an epsilon.
+    """
 
     method: str
     label: str
     setting: str
     algorithm: dict[str, Any]
+    by_epsilon: dict[float, dict[str, Any]]
+    features: dict[str, Any]
     accountant: Literal["pld", "rdp", "pure"]
     private: bool
     epsilons: tuple[float, ...]
     delta: float
+
+    def at(self, epsilon: float | None) -> dict[str, Any]:
+        """The algorithm's settings at an epsilon, None for a method without noise."""
+        return _changed(self.algorithm, {} if epsilon is None else self.by_epsilon.get(epsilon, {}))
 
 
 def load(path: Path) -> Comparison:
@@ -118,9 +155,12 @@ def load(path: Path) -> Comparison:
         raise ParamsRefused(f"{path.name}: name must be {path.stem!r}, the name of the file; correct it.")
     _check_once("epsilons", comparison.epsilons, path)
     _check_once("problems", comparison.problems, path)
+    # results are told apart by these two
+    _check_once("problems", [(problem.dataset, problem.model) for problem in comparison.problems], path)
     _check_once("variants of methods", [(v.method, v.setting) for v in variants(comparison)], path)
     for key, method in comparison.methods.items():
         _check_delta(key, method, comparison, path)
+        _check_epsilons(key, method, comparison, path)
     return comparison
 
 
@@ -136,6 +176,8 @@ def variants(comparison: Comparison) -> Iterator[Variant]:
                 label=f"{label} ({setting})" if setting else label,
                 setting=setting,
                 algorithm=_changed(method.algorithm, changes),
+                by_epsilon=method.by_epsilon,
+                features=method.features,
                 accountant=method.accountant,
                 private=method.private,
                 epsilons=method.epsilons or comparison.epsilons,
@@ -178,6 +220,15 @@ def _check_delta(key: str, method: Method, comparison: Comparison, path: Path) -
         raise ParamsRefused(
             f"{path.name}: methods.{key}.accountant is {method.accountant}, which needs a delta above 0;"
             " set delta, or the accountant to pure."
+        )
+
+
+def _check_epsilons(key: str, method: Method, comparison: Comparison, path: Path) -> None:
+    unknown = sorted(set(method.by_epsilon) - set(method.epsilons or comparison.epsilons))
+    if unknown:
+        raise ParamsRefused(
+            f"{path.name}: methods.{key}.by_epsilon has settings for epsilon {unknown[0]:g}, which is not compared;"
+            " leave it out, or add it to the epsilons."
         )
 
 

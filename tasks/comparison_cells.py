@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,14 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from algorithms.catalogue import CATALOGUE, from_settings
+from algorithms.features.catalogue import from_settings as features_from_settings
 from algorithms.models import CATALOGUE as MODELS
 from algorithms.privacy.errors import Refused
-from data import DataCard
+from data import DataCard, public_description
+from data.description import Transform
+from tasks.calibrate import model_files
 from tasks.comparison import Comparison, Problem, Record, Variant, variants
+from tasks.groups import Model
 from tasks.params import ParamsRefused
 
 FORMAT = 1
@@ -38,7 +42,9 @@ class Cell:
     """One run of a comparison.
 
     card: digest of the data card. settings: of the algorithm, complete, `name` included. epsilon: None for a method
-    without noise. seed: of the noise and of the model's start. fold: None for the data's own split.
+    without noise. seed: of the noise and of the model's start. fold: None for the data's own split. transform: of the
+    records. model_settings: further keys of the group `model` of params.yaml, and the SHA-256 of their files. features:
+    that group of params.yaml, complete.
     """
 
     dataset: str
@@ -54,6 +60,9 @@ class Cell:
     seed: int
     fold: Fold | None
     record: dict[str, Any]
+    transform: Transform = "none"
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    features: dict[str, Any] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -61,7 +70,19 @@ class Cell:
         inputs = asdict(self) | {"format": FORMAT}
         for name in ("method", "label", "setting"):
             del inputs[name]
+        # Without these it is as it was before there were any, so that finished cells stay valid.
+        if self.transform == "none":
+            del inputs["transform"]
+        for name in ("model_settings", "features"):
+            if not inputs[name]:
+                del inputs[name]
         return digest_of(inputs)
+
+    @property
+    def model_group(self) -> dict[str, Any]:
+        """The group `model` of params.yaml for this cell."""
+        chosen = {key: value for key, value in self.model_settings.items() if key != "files"}
+        return {"name": self.model, "seed": self.seed} | chosen
 
     @property
     def noise_seed(self) -> int:
@@ -86,11 +107,16 @@ def digest_of(document: object) -> str:
 def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> list[Cell]:
     """Every cell, in the order of the file. cards: of each data set. file: its name, for messages.
 
-    Raises ParamsRefused where a data set's records are private, and for an unknown model, algorithm or setting.
+    Raises ParamsRefused where a data set's records are private, and for an unknown model, algorithm or setting;
+    ModelRefused for a model's file that is not there; DataRefused for a transform that the records cannot have.
     """
     for problem in comparison.problems:
         _check_problem(problem, cards[problem.dataset], file)
-    known = [(variant, _resolved(variant, file)) for variant in variants(comparison)]
+    known = [
+        (variant, epsilon, _resolved(variant, epsilon, file))
+        for variant in variants(comparison)
+        for epsilon in (variant.epsilons if variant.private else (None,))
+    ]
     digests = {name: digest_of(card.model_dump_json()) for name, card in cards.items()}
     return [
         Cell(
@@ -107,19 +133,21 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
             seed=seed,
             fold=fold,
             record=_recorded(comparison.record),
+            transform=problem.transform,
+            model_settings=_model_settings(problem),
+            features=_features(variant, file),
         )
         for problem in comparison.problems
-        for variant, settings in known
-        for epsilon in (variant.epsilons if variant.private else (None,))
+        for variant, epsilon, settings in known
         for seed, fold in product(range(comparison.seeds), _folds(comparison))
     ]
 
 
 def groups(wanted: Sequence[Cell]) -> Iterator[Group]:
-    """The cells in groups that share data set, model, method and epsilon, at most 20 in each."""
+    """The cells in groups that share data set, transform, model, method and epsilon, at most 20 in each."""
     together: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in wanted:
-        key = (cell.dataset, cell.model, cell.method, cell.setting, cell.epsilon)
+        key = (cell.dataset, cell.transform, cell.model, cell.method, cell.setting, cell.epsilon)
         together.setdefault(key, []).append(cell)
     for members in together.values():
         for start in range(0, len(members), _MOST_IN_A_GROUP):
@@ -148,30 +176,52 @@ def _folds(comparison: Comparison) -> Sequence[Fold | None]:
     return [Fold(chosen.k, chosen.seed, repeat, fold) for repeat, fold in places]
 
 
+def _model_settings(problem: Problem) -> dict[str, Any]:
+    """The settings with the SHA-256 of the files that they name, so that another file is another cell."""
+    files = model_files(Model.model_validate({"name": problem.model} | problem.model_settings))
+    return {**problem.model_settings, "files": files} if files else dict(problem.model_settings)
+
+
 def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
     if not card.public:
         raise ParamsRefused(
             f"{file}: the records of {problem.dataset!r} are private, and a comparison as a whole is charged to"
             " nobody; compare on public data sets."
         )
+    public_description(card, problem.transform)
     if problem.model not in MODELS:
         raise ParamsRefused(
             f"{file}: there is no model {problem.model!r}; choose one of {', '.join(MODELS)}."
         )
 
 
-def _resolved(variant: Variant, file: str) -> dict[str, Any]:
+def _resolved(variant: Variant, epsilon: float | None, file: str) -> dict[str, Any]:
     """The settings with every default filled in, so that a changed default is a changed cell."""
-    key = f"methods.{variant.method}.algorithm"
+    key, given = f"methods.{variant.method}.algorithm", variant.at(epsilon)
     try:
-        algorithm = from_settings(variant.algorithm)
+        algorithm = from_settings(given)
     except Refused as refusal:
         raise ParamsRefused(f"{file}: {key}.name: {refusal}") from None
     except ValidationError as error:
         raise ParamsRefused(f"{file}: {_problem(key, error)}; correct it.") from None
-    name = variant.algorithm["name"]
+    name = given["name"]
     own: dict[str, Any] = TypeAdapter(CATALOGUE[name]).dump_python(algorithm, mode="json")
     return {"name": name} | own
+
+
+def _features(variant: Variant, file: str) -> dict[str, Any]:
+    """The settings of the features with every default filled in."""
+    key = f"methods.{variant.method}.features"
+    if variant.features in ({}, {"name": "none"}):
+        return {}
+    try:
+        features = features_from_settings(variant.features)
+    except Refused as refusal:
+        raise ParamsRefused(f"{file}: {key}.name: {refusal}") from None
+    except ValidationError as error:
+        raise ParamsRefused(f"{file}: {_problem(key, error)}; correct it.") from None
+    own: dict[str, Any] = TypeAdapter(type(features)).dump_python(features, mode="json")
+    return {"name": variant.features["name"]} | own
 
 
 def _problem(key: str, error: ValidationError) -> str:

@@ -33,6 +33,7 @@ def planned(place: Place, cell: Cell, public: PublicDescription, *, code: str) -
     """
     settings = _params(cell)
     inputs = [cell.settings, cell.model, cell.accountant, cell.epsilon, cell.delta]
+    inputs += [extra for extra in (cell.model_settings, cell.features) if extra]
     path = place.plans / f"{digest_of([*inputs, json.loads(public.to_json()), code])}.json"
     if path.exists():
         return Planned(Plan.from_json(json.loads(path.read_text(encoding="utf-8"))), settings)
@@ -46,8 +47,9 @@ def _params(cell: Cell) -> Params:
     target = {"epsilon": cell.epsilon, "delta": cell.delta, "accountant": cell.accountant}
     document = {
         "privacy": (_WITHOUT_NOISE if cell.epsilon is None else target) | {"noise": "seeded"},
+        "features": cell.features,
         "algorithm": cell.settings,
-        "model": {"name": cell.model, "seed": cell.seed},
+        "model": cell.model_group,
     }
     return params.parse(document, reads=READS, name=f"methods.{cell.method}")
 

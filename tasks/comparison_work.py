@@ -75,7 +75,7 @@ def be_ready(work: Work, wanted: Iterable[Cell]) -> None:
 
 def prepare_data(work: Work) -> None:
     """Prepares each data set that is not there yet; raises DataRefused."""
-    for cell in {cell.dataset: cell for cell in work.cells}.values():
+    for cell in {(cell.dataset, cell.transform): cell for cell in work.cells}.values():
         make_ready(work.place.store, cell, root=work.place.root)
 
 

@@ -14,7 +14,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from algorithms import models
-from algorithms.models import Model
+from algorithms.models import Model, ModelRefused
+from algorithms.models.fronts import front, in_front, shape_after
 from data.prepared import Prepared, load
 from tasks import runs
 from tasks.environment import home
@@ -33,16 +34,36 @@ class Evaluation:
 
 
 def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
-    """The architecture and the parameters by name of a model that the train stage wrote."""
+    """The architecture and the parameters by name of a model that the train stage wrote.
+
+    No other file is read: what a start or an embedding was read from is among the parameters. Raises ModelRefused where
+    some of them are missing.
+    """
     with safe_open(path, framework="pt") as file:
         facts = json.loads(file.metadata()["epsilonflow"])
         parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    shape = tuple(facts["input_shape"])
-    return models.build(facts["model"], input_shape=shape, classes=len(facts["classes"]), seed=0), parameters
+    shape, before = tuple(facts["input_shape"]), facts.get("front")
+    features = None if before is None else front(before, shape)
+    model = models.build(
+        facts["model"],
+        input_shape=shape if features is None else shape_after(features, shape),
+        classes=len(facts["classes"]),
+        seed=0,
+        tokens=facts.get("tokens"),
+        settings=facts.get("model_settings"),
+    )
+    model = model if features is None else in_front(features, model)
+    missing = model.published(model.initial_parameters()).keys() - parameters.keys()
+    if missing:
+        raise ModelRefused(
+            f"{path.name} lacks {min(missing)}; train again, or take the file that was published."
+        )
+    return model, parameters
 
 
 def evaluate(model: Model, parameters: Mapping[str, Tensor], data: Prepared) -> Evaluation:
     """Predictions and mean loss on the held-out records."""
+    model = models.for_evaluation(model)
     predicted, losses = [], []
     with torch.no_grad():
         for start in range(0, len(data.test_labels), _BATCH):

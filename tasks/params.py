@@ -4,110 +4,36 @@ A stage names the groups that it reads; touching another group is an error, so t
 dvc.yaml lists for it can be compared.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from tasks.groups import (
+    GROUPS,
+    MODELS,
+    OPTIONAL,
+    Data,
+    Group,
+    LedgerPlace,
+    Model,
+    Performance,
+    Privacy,
+    Tracking,
+)
+
 if TYPE_CHECKING:
     from algorithms.algorithm import Algorithm
-
-
-_PASSWORD = re.compile(r"://[^/@]*:[^@]*@|[?&](ssl)?password=")
+    from algorithms.features.features import Features
 
 
 class ParamsRefused(ValueError):
     """Parameters that cannot be used; the message names the key, what is wrong and what is allowed."""
 
-
-class Group(BaseModel):
-    """One group of params.yaml."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class Data(Group):
-    """dataset: the name of a data card."""
-
-    dataset: str = Field(min_length=1)
-
-
-class Privacy(Group):
-    """The target of a run.
-
-    count_noise: noise multiplier of the number of records, which is released when it is private.
-    noise: "seeded" is for tests and comparisons, and its results are not private.
-    """
-
-    epsilon: float = Field(gt=0)
-    delta: float = Field(ge=0, lt=1)
-    accountant: Literal["pld", "rdp", "pure"] = "pld"
-    noise: Literal["secure", "seeded"] = "secure"
-    count_noise: float = Field(default=100.0, gt=0)
-
-
-class Model(Group):
-    """name: of the catalogue of models. seed: of its start, which is public. precision: of its gradients."""
-
-    name: str = Field(min_length=1)
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    precision: Literal["float32", "bfloat16"] = "float32"
-
-
-class Performance(Group):
-    """Settings that never change the result, but for its rounding.
-
-    memory_mb: for per-record work; physical_batch, the records taken at once, follows from it unless given.
-    checkpoint_seconds: between two.
-    """
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    memory_mb: int = Field(default=1024, ge=1)
-    physical_batch: int | None = Field(default=None, ge=1)
-    threads: int | None = Field(default=None, ge=1)
-    checkpoint_seconds: float = Field(default=10.0, gt=0)
-
-
-class Tracking(Group):
-    """Where Weights & Biases keeps the runs."""
-
-    project: str = Field(default="epsilonflow", min_length=1)
-    mode: Literal["offline", "online", "disabled"] = "offline"
-    entity: str | None = Field(default=None, min_length=1)
-
-
-class LedgerPlace(Group):
-    """url: of the ledger, without a password. Whose budget is charged is the data card's to say."""
-
-    url: str | None = Field(default=None, min_length=1)
-
-    @field_validator("url")
-    @classmethod
-    def _has_no_password(cls, url: str | None) -> str | None:
-        if url and _PASSWORD.search(url):
-            raise ValueError(
-                "a password does not belong in a file; put the whole URL in EPSILONFLOW_LEDGER_URL"
-            )
-        return url
-
-
-MODELS: Mapping[str, type[Group]] = {
-    "data": Data,
-    "privacy": Privacy,
-    "model": Model,
-    "performance": Performance,
-    "tracking": Tracking,
-    "ledger": LedgerPlace,
-}
-GROUPS = ("data", "privacy", "algorithm", "model", "performance", "tracking", "ledger")
-OPTIONAL = ("performance", "tracking", "ledger")
-WITHOUT_EFFECT = ("performance", "tracking", "ledger")
-"""What never changes a result, so that no stage of dvc.yaml depends on it."""
 
 _Parsed = TypeVar("_Parsed", bound=Group)
 
@@ -138,6 +64,18 @@ class Params:
     def algorithm_settings(self) -> Mapping[str, Any]:
         """The algorithm's group as params.yaml has it, `name` included."""
         settings: Mapping[str, Any] = self._read("algorithm")[0]
+        return settings
+
+    @property
+    def features(self) -> "Features | None":
+        """What is learned about the features before training; None for nothing."""
+        features: Features | None = self._read("features")[1]
+        return features
+
+    @property
+    def features_settings(self) -> Mapping[str, Any]:
+        """The group of the features as params.yaml has it."""
+        settings: Mapping[str, Any] = self._read("features")[0]
         return settings
 
     @property
@@ -211,6 +149,8 @@ def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
     try:
         if group == "algorithm":
             return values, _algorithm(values)
+        if group == "features":
+            return values, _features(values)
         return MODELS[group].model_validate(dict(values))
     except ValidationError as error:
         raise ParamsRefused(f"{name}: {_sentence(group, error)}.") from None
@@ -220,6 +160,14 @@ def _algorithm(values: Mapping[Any, Any]) -> "Algorithm[Any]":
     if not isinstance(values.get("name"), str):
         raise ParamsRefused("params.yaml: algorithm.name is missing; give the name of an algorithm.")
     from algorithms.catalogue import from_settings  # torch, which takes seconds to import
+
+    return from_settings(dict(values))
+
+
+def _features(values: Mapping[Any, Any]) -> "Features | None":
+    if values.get("name", "none") == "none" and set(values) <= {"name"}:
+        return None
+    from algorithms.features.catalogue import from_settings  # torch, as above
 
     return from_settings(dict(values))
 

@@ -20,7 +20,7 @@ import pandas as pd
 from algorithms.privacy.card import PrivacyCard
 from data import PublicDescription
 from tasks.figures import Curve
-from tasks.params import Tracking
+from tasks.groups import Tracking
 from tasks.tracking_places import places as _places
 
 if TYPE_CHECKING:

@@ -13,13 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from algorithms.algorithm import Plan
 from algorithms.checkpoint import by_name
+from algorithms.models.fronts import front_of
 from algorithms.privacy.barrier import Performance
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
@@ -30,6 +29,7 @@ from algorithms.privacy.trace import Trace
 from algorithms.training import train as run_training
 from data import PublicDescription
 from data.prepared import load
+from data.records import Records
 from tasks import params, runs
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for
@@ -40,17 +40,9 @@ from tasks.receipt import account_of, cost_of, noise_source
 from tasks.software import software
 from tasks.stage import main_of
 
-READS = ("privacy", "algorithm", "model", "performance", "ledger")
+READS = ("privacy", "features", "algorithm", "model", "performance", "ledger")
 _ARTIFACTS = ("model.safetensors", "trace.parquet", "receipt.json")
 _SALT_BYTES = 32
-
-
-@dataclass(frozen=True)
-class TrainingRecords:
-    """The private records, for the barrier alone."""
-
-    features: NDArray[np.float32]
-    labels: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -159,7 +151,7 @@ def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
     if performance.threads is not None:
         torch.set_num_threads(performance.threads)
     with progress(job.plan.steps) as tell:
-        state, trace = run_training(
+        state, trace, model = run_training(
             job.settings.algorithm,
             job.plan,
             model,
@@ -172,24 +164,30 @@ def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
             ),
             checkpoint_seconds=performance.checkpoint_seconds,
             tell=tell,
+            features=job.settings.features,
         )
     released = job.settings.algorithm.released(state)
+    front = front_of(model)
     facts = {
         "model": model.name,
+        "model_settings": model.settings,
+        "tokens": job.public.tokens,
         "input_shape": job.public.input_shape,
         "classes": job.public.classes,
         "dataset": job.public.dataset,
         "algorithm": job.document["algorithm"],
+        "front": None if front is None else front.settings,
     }
     described = {"epsilonflow": json.dumps(facts)}  # one key: the file must not depend on an order of keys
-    save_file(by_name(model.named(released)), folder / "model.safetensors", metadata=described)
+    save_file(by_name(model.published(released)), folder / "model.safetensors", metadata=described)
     trace.write(folder / "trace.parquet")
     return trace
 
 
-def _open(prepared: Path) -> TrainingRecords:
+def _open(prepared: Path) -> Records:
+    """The private records, for the barrier alone."""
     data = load(prepared)
-    return TrainingRecords(data.train_features, data.train_labels)
+    return Records(data.train_features, data.train_labels)
 
 
 def _fresh_generator(settings: Params) -> Generator:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 LOG = """
 import logging, sys
 from pathlib import Path
-from tasks.params import Tracking
+from tasks.groups import Tracking
 from tasks.report import report
 from tasks.tracking import Finished, log_run
 logging.basicConfig()

@@ -16,6 +16,8 @@ from tasks.params import ParamsRefused
 from tasks.stage import refusals
 from tests.comparisons import PROJECT, document, small, write
 
+PLAIN = {"dataset": "digits", "model": "softmax"}
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -39,6 +41,9 @@ def root(tmp_path: Path) -> Path:
         ({"folds": {"k": 5, "shuffle": True}}, "unknown key folds.shuffle"),
         ({"problems": []}, "problems"),
         ({"problems": [{"dataset": "digits", "model": "softmax"}] * 2}, "twice"),
+        ({"problems": [PLAIN, PLAIN | {"transform": "scattering"}]}, "twice"),
+        ({"problems": [PLAIN | {"transform": "wavelets"}]}, "problems.0.transform is 'wavelets'"),
+        ({"problems": [PLAIN | {"dataset": "adult", "transform": "scattering"}]}, "Scattering takes images"),
         ({"problems": [{"dataset": "nist", "model": "softmax"}]}, "no data set 'nist'"),
         ({"problems": [{"dataset": "digits", "model": "oracle"}]}, "no model 'oracle'"),
         ({"methods": {"a": {}}}, "methods.a.algorithm is missing"),
@@ -143,6 +148,9 @@ def test_a_digest_is_of_all_that_decides_a_result(cell: Cell, monkeypatch: pytes
         "seed": 1,
         "fold": Fold(5, 1, 0, 0),
         "record": {"objective": None, "curves": True},
+        "transform": "scattering",
+        "model_settings": {"freeze": ["1.bias"]},
+        "features": {"name": "whitened"},
     }
     words = {"method": "other", "label": "other", "setting": "other"}
     assert changes.keys() | words.keys() == asdict(cell).keys()
@@ -192,3 +200,18 @@ def test_every_comparison_of_the_project_is_accepted_and_a_stage_of_dvc() -> Non
 
 def _card(name: str) -> DataCard:
     return catalogue.card(name)
+
+
+def test_settings_may_be_tuned_by_epsilon(root: Path) -> None:
+    changed = document()
+    method = changed["methods"]["dp_sgd"]
+    epsilon = changed["epsilons"][0]
+    method["by_epsilon"] = {epsilon: {"clip_norm": 0.125, "update.momentum": 0.5}}
+    cells = [cell for cell in work_of(write(root, changed), root).cells if cell.method == "dp_sgd"]
+    tuned = [cell.settings for cell in cells if cell.epsilon == epsilon]
+    others = [cell.settings for cell in cells if cell.epsilon != epsilon]
+    assert {(own["clip_norm"], own["update"]["momentum"]) for own in tuned} == {(0.125, 0.5)}
+    assert 0.125 not in {own["clip_norm"] for own in others}
+    method["by_epsilon"] = {77.0: {"clip_norm": 0.125}}
+    with pytest.raises(ParamsRefused, match="epsilon 77"):
+        work_of(write(root, changed), root)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ import pandas as pd
 import pytest
 import torch
 
+from algorithms.models import build
 from algorithms.privacy.ledger import Ledger
 from data.errors import DataRefused
 from data.prepared import load
+from data.records import Records
 from tasks import cell as one_cell
 from tasks import comparison_data
 from tasks.cell_curve import mean_losses, points
 from tasks.comparison_cells import groups
-from tasks.comparison_data import Part, prepared_folder, public_of, sides
+from tasks.comparison_data import prepared_folder, public_of, sides
 from tasks.comparison_files import held
 from tasks.comparison_report import count_runs, report
 from tasks.comparison_results import results
@@ -61,9 +64,9 @@ def test_an_objective_is_the_mean_training_loss_and_the_regularisation(finished:
 
 
 def test_mean_losses_are_those_of_each_point() -> None:
-    model = one_cell.models.build("softmax", input_shape=(3,), classes=4, seed=0)
+    model = build("softmax", input_shape=(3,), classes=4, seed=0)
     draw = np.random.default_rng(0)
-    part = Part(draw.normal(size=(5000, 3)).astype(np.float32), draw.integers(0, 4, 5000))
+    part = Records(draw.normal(size=(5000, 3)).astype(np.float32), draw.integers(0, 4, 5000))
     parameters = torch.from_numpy(draw.normal(size=(40, model.parameter_count)).astype(np.float32))
     inputs, labels = torch.from_numpy(part.features), torch.from_numpy(part.labels)
     expected = [
@@ -132,6 +135,22 @@ def test_folds_are_of_the_union_and_public_numbers_are_theirs(finished: Work, tm
 
 def _sorted(rows: Any) -> Any:
     return rows[np.lexsort(rows.reshape(len(rows), -1).T)]
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_transformed_records_are_prepared_beside_the_others_and_stay_mapped_if_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    root = small(tmp_path / "checkout")
+    monkeypatch.setattr(comparison_data, "_LARGE_BYTES", 0 if is_large else 2**30)
+    plain = work_of(write(root, document()), root).cells[0]
+    cells = [plain, replace(plain, transform="scattering")]
+    for cell, shape in zip(cells, [(1, 8, 8), (81, 2, 2)], strict=True):
+        comparison_data.make_ready(root, cell, root=root)
+        both = sides(root, cell)
+        assert both.train.features.shape[1:] == shape == public_of(root, cell).input_shape
+        assert isinstance(both.train.features, np.memmap) == is_large
+    assert prepared_folder(root, cells[1]).name == f"{prepared_folder(root, cells[0]).name}-scattering"
 
 
 def test_a_fold_of_one_class_is_refused_before_anything_trains(

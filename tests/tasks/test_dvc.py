@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.catalogue import CATALOGUE
-from tasks.params import WITHOUT_EFFECT
+from tasks.groups import WITHOUT_EFFECT
 from tasks.reproduce import STAGES
 from tests.checkout import PROJECT, Checkout
 
@@ -25,6 +25,7 @@ CANNOT_CHANGE_A_RESULT = {
     "data.errors": "texts",
     "tasks.calibrate": "for the stages after it: what it found is in plan.json",
     "tasks.environment": "where things are",
+    "tasks.groups": "checks values that are listed themselves",
     "tasks.params": "checks values that are listed themselves",
     "tasks.progress": "shown while training",
     "tasks.runs": "takes up a run where it was, bit by bit the same",

@@ -8,8 +8,9 @@ from ruamel.yaml import YAML
 
 from algorithms.catalogue import CATALOGUE
 from algorithms.privacy.errors import Refused
-from tasks import params
-from tasks.params import GROUPS, ParamsRefused, load, parse
+from tasks import groups
+from tasks.groups import GROUPS
+from tasks.params import ParamsRefused, load, parse
 from tests.checkout import PROJECT
 
 PARAMS = PROJECT / "params.yaml"
@@ -104,8 +105,8 @@ def test_a_missing_group_is_refused(group: str) -> None:
 
 
 def test_groups_without_effect_on_results_may_be_missing() -> None:
-    rest = {name: values for name, values in document().items() if name not in params.OPTIONAL}
-    assert parse(rest).performance == params.Performance()
+    rest = {name: values for name, values in document().items() if name not in groups.OPTIONAL}
+    assert parse(rest).performance == groups.Performance()
 
 
 def test_only_the_groups_of_a_stage_are_checked() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tasks import tracking
 from tasks.figures import Curve
-from tasks.params import Tracking
+from tasks.groups import Tracking
 from tasks.report import Report, report
 from tasks.tracking import CONFIG, HISTORY, STEP, SUMMARY, Finished, history, log_run
 from tests.offline_run import Logged, listening, logged_run, start
