@@ -6,10 +6,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from algorithms.adaclip import AdaCliP
+from algorithms.adp_sgd import ADPSGD
 from algorithms.algorithm import Algorithm
 from algorithms.dp_agd import DPAGD
 from algorithms.dp_gd import DPGD
 from algorithms.dp_sgd import DPSGD
+from algorithms.dp_sgd_decay import DPSGDDecay
+from algorithms.dpis import DPIS
 from algorithms.heavy_ball import HeavyBall
 from algorithms.lbfgs import LBFGS
 from algorithms.majority import Majority
@@ -20,13 +24,19 @@ from algorithms.objective_perturbation import ObjectivePerturbation
 from algorithms.output_perturbation import OutputPerturbation
 from algorithms.priv_gene import PrivGene
 from algorithms.privacy.errors import Refused
+from algorithms.quantile_clipping import QuantileClipping
 from algorithms.sgd_adv import SGDAdv
 from algorithms.sgd_ma import SGDMA
 
 CATALOGUE: dict[str, type[Algorithm[Any]]] = {
     "dp_sgd": DPSGD,
+    "dp_sgd_decay": DPSGDDecay,
+    "quantile_clipping": QuantileClipping,
+    "adaclip": AdaCliP,
+    "adp_sgd": ADPSGD,
     "dp_gd": DPGD,
     "dp_agd": DPAGD,
+    "dpis": DPIS,
     "heavy_ball": HeavyBall,
     "nesterov": Nesterov,
     "objective_perturbation": ObjectivePerturbation,

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
-from algorithms.gradients import L2, PerLayer
+from algorithms.gradients import L2, Normalised, PerLayer
 from algorithms.planning import plan_fixed
 from algorithms.privacy.barrier import Barrier
 from algorithms.public import Public
@@ -27,14 +27,16 @@ class DPSGD:
     """Settings of DP-SGD.
 
     batch_size: expected records in a batch, where their number is public. sampling_rate: instead, where it is not.
-    clip_norm: the L2 bound C of a record's gradient. clipping: "l2", or "per_layer": layers share C equally.
+    clip_norm: the L2 bound C of a record's gradient. clipping: "l2"; "per_layer": layers share C equally;
+    "normalised": g becomes C g / (|g| + stability), so that C only scales the learning rate (Bu et al. 2023, AUTO-S).
     """
 
     steps: Annotated[int, Field(ge=1)]
     batch_size: Annotated[int, Field(ge=1)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
-    clipping: Literal["l2", "per_layer"] = "l2"
+    clipping: Literal["l2", "per_layer", "normalised"] = "l2"
+    stability: Annotated[float, Field(ge=0, le=1e12)] = 0.01
     update: Update = field(default_factory=Update)
 
     __pydantic_config__ = STRICT
@@ -68,7 +70,11 @@ class DPSGD:
         """The last iterate, or the average the settings ask for."""
         return self.update.published(state.moving)
 
-    def _clipping(self, layers: int) -> L2 | PerLayer:
-        if self.clipping == "l2":
-            return L2(self.clip_norm)
-        return PerLayer((self.clip_norm / math.sqrt(layers),) * layers)
+    def _clipping(self, layers: int) -> L2 | PerLayer | Normalised:
+        match self.clipping:
+            case "l2":
+                return L2(self.clip_norm)
+            case "per_layer":
+                return PerLayer((self.clip_norm / math.sqrt(layers),) * layers)
+            case "normalised":
+                return Normalised(self.clip_norm, self.stability)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,6 +41,14 @@ class State:
     def parameters(self) -> Tensor:
         """Where the next gradient is taken, shape [d]."""
         return self.moving.parameters
+
+
+@dataclass(frozen=True)
+class Answer:
+    """gradient: [d], a noised sum over `divisor`. divisor: the expected batch size, public or released."""
+
+    gradient: Tensor
+    divisor: float
 
 
 def batches(public: Public, *, batch_size: int | None, sampling_rate: float | None) -> Batches:
@@ -83,12 +91,16 @@ def count_release(noise_multiplier: float) -> Release:
     return total_release(L2(1.0), Gaussian(noise_multiplier))
 
 
+def counted(barrier: Barrier, noise_multiplier: float) -> float:
+    """The number of records by the release of `count_release`."""
+    one = torch.ones(1)
+    noise = Gaussian(noise_multiplier)
+    return float(barrier.total(lambda features, label: one, bound=L2(1.0), noise=noise))
+
+
 def expected_batch(barrier: Barrier, plan: Plan) -> float:
     """The expected batch size by a released count, at least 1."""
-    one = torch.ones(1)
-    noise = Gaussian(plan.target.count_noise)
-    count = barrier.total(lambda features, label: one, bound=L2(1.0), noise=noise)
-    return max(1.0, plan.sampling_rate * float(count))
+    return max(1.0, plan.sampling_rate * counted(barrier, plan.target.count_noise))
 
 
 def gradient_steps(
@@ -114,6 +126,30 @@ def start(update: Update, parameters: Tensor, plan: Plan) -> State:
     return State(update.start(parameters), torch.tensor(plan.divisor or 0.0, dtype=torch.float64))
 
 
+def asked(
+    state: State,
+    plan: Plan,
+    barrier: Barrier,
+    *,
+    clipping: Clipping,
+    sampling: FullBatch | None = None,
+    noise_multiplier: float | None = None,
+) -> Answer:
+    """The noised sum of a step; before the first, the count where the number of records is private.
+
+    sampling: without it a fresh Poisson sample at the plan's rate. noise_multiplier: without it the plan's.
+    """
+    divisor = float(state.divisor) or expected_batch(barrier, plan)
+    gradient = barrier.gradient(
+        state.parameters,
+        sampling=sampling or Poisson(plan.sampling_rate),
+        clipping=clipping,
+        noise=Gaussian(noise_multiplier or plan.noise_multiplier),
+        divisor=divisor,
+    )
+    return Answer(gradient, divisor)
+
+
 def descended(
     state: State,
     plan: Plan,
@@ -122,18 +158,11 @@ def descended(
     clipping: Clipping,
     update: Update,
     sampling: FullBatch | None = None,
+    noise_multiplier: float | None = None,
 ) -> State:
-    """One noised gradient, one update; before the first, the count where the number of records is private.
-
-    sampling: without it a fresh Poisson sample at the plan's rate.
-    """
-    divisor = float(state.divisor) or expected_batch(barrier, plan)
-    gradient = barrier.gradient(
-        state.parameters,
-        sampling=sampling or Poisson(plan.sampling_rate),
-        clipping=clipping,
-        noise=Gaussian(plan.noise_multiplier),
-        divisor=divisor,
+    """One noised gradient, one update; what is asked is said in `asked`."""
+    answer = asked(
+        state, plan, barrier, clipping=clipping, sampling=sampling, noise_multiplier=noise_multiplier
     )
-    moving = update.apply(state.moving, gradient, steps=plan.steps)
-    return replace(state, moving=moving, divisor=torch.full_like(state.divisor, divisor))
+    moving = update.apply(state.moving, answer.gradient, steps=plan.steps)
+    return State(moving, torch.full_like(state.divisor, answer.divisor))

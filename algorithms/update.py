@@ -51,10 +51,13 @@ class Update:
         zeros = torch.zeros_like(parameters)
         return Moving(parameters.clone(), zeros, zeros.clone(), parameters.clone(), torch.tensor(0))
 
-    def apply(self, moving: Moving, gradient: Tensor, *, steps: int) -> Moving:
-        """One step along a released gradient, shape [d], of `steps` in all."""
+    def apply(self, moving: Moving, gradient: Tensor, *, steps: int, factor: float = 1.0) -> Moving:
+        """One step along a released gradient, shape [d], of `steps` in all.
+
+        factor: what an algorithm with a schedule of its own multiplies the learning rate by.
+        """
         count = moving.count + 1
-        rate = self.learning_rate * self._decay(int(moving.count) / steps)
+        rate = self.learning_rate * factor * self._decay(int(moving.count) / steps)
         first, second, direction = self._direction(moving, gradient, int(count))
         parameters = moving.parameters * (1 - rate * self.weight_decay) - rate * direction
         average = self._averaged(moving.average, parameters, int(count), steps)

@@ -31,14 +31,22 @@ def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLo
 def in_few_kinds(schedule: Schedule) -> Schedule:
     """A schedule that costs at least as much with fewer kinds of events, so that it is composed quickly.
 
-    Gaussian events are added up exactly. More than 24 kinds of Laplace events, as noise that changes with each step
+    Equal events are counted together, and Gaussian ones added up exactly. More than 24 kinds of Laplace events, as noise that changes with each step
     has them, become 24 whose noise is the least of those that they stand for.
     """
     gaussian = [(event, count) for event, count in schedule if isinstance(event, dp.GaussianDpEvent)]
     laplace = [(event, count) for event, count in schedule if isinstance(event, dp.LaplaceDpEvent)]
     apart = (dp.GaussianDpEvent, dp.LaplaceDpEvent)
     others = [(event, count) for event, count in schedule if not isinstance(event, apart)]
-    return [*_added_up(gaussian), *_grouped(laplace), *others]
+    return [*_added_up(gaussian), *_grouped(laplace), *_counted(others)]
+
+
+def _counted(schedule: Schedule) -> Schedule:
+    """Each event once, with how often it occurs in all."""
+    counts: dict[str, tuple[dp.DpEvent, int]] = {}
+    for event, count in schedule:
+        counts[repr(event)] = (event, counts.get(repr(event), (event, 0))[1] + count)
+    return list(counts.values())
 
 
 def _added_up(schedule: Schedule) -> Schedule:

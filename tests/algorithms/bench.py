@@ -23,8 +23,13 @@ from algorithms.public import Inputs, Public
 SHAPE, CLASSES, RECORDS, DELTA = (1, 4, 4), 3, 40, 1e-3
 SETTINGS: dict[str, dict[str, Any]] = {
     "dp_sgd": {"steps": 5, "batch_size": 10},
+    "dp_sgd_decay": {"steps": 5, "batch_size": 10, "rate": 0.2},
+    "quantile_clipping": {"steps": 2, "batch_size": 10, "count_noise_multiplier": 10.0},
+    "adaclip": {"steps": 5, "batch_size": 10},
+    "adp_sgd": {"steps": 5, "batch_size": 10, "decay": {"form": "constant"}},
     "dp_gd": {"steps": 5},
     "dp_agd": {},
+    "dpis": {"epochs": 3, "batch_size": 10, "clip_norm": 4.0, "oversampling": 1, "norm_noise": 0.5},
     "heavy_ball": {"steps": 5},
     "nesterov": {"steps": 5, "variant": "nag"},
     "norm_bound_sgd": {"steps": 5, "batch_size": 10},
@@ -101,6 +106,12 @@ class Watched(Barrier):
 
     def total(self, *args: Any, **kwargs: Any) -> Tensor:
         return self._kept(super().total(*args, **kwargs))
+
+    def norm_count(self, *args: Any, **kwargs: Any) -> float:
+        return float(self._kept(torch.tensor([super().norm_count(*args, **kwargs)], dtype=torch.float64)))
+
+    def norm_total(self, *args: Any, **kwargs: Any) -> float:
+        return float(self._kept(torch.tensor(super().norm_total(*args, **kwargs))))
 
     def argmin(self, *args: Any, **kwargs: Any) -> int:
         return int(self._kept(torch.tensor(super().argmin(*args, **kwargs))))

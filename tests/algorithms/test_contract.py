@@ -14,6 +14,7 @@ from torch import Tensor
 from algorithms import training
 from algorithms.algorithm import Algorithm, Plan
 from algorithms.catalogue import CATALOGUE
+from algorithms.gradients import Affine
 from algorithms.privacy import accounting
 from algorithms.privacy.accounting import Accountant
 from algorithms.privacy.adjacency import named
@@ -28,6 +29,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "heavy_ball by samples": {"name": "heavy_ball", "batch_size": 10, "noise": "laplace"},
     "nesterov in stages": {"name": "nesterov", "variant": "masg_opt", "steps": 30},
     "nesterov purely": {"name": "nesterov", "noise": "laplace", "accountant": "pure"},
+    "adp_sgd with steps that become shorter": {
+        "name": "adp_sgd",
+        "decay": {"form": "polynomial"},
+        "steps": 2,
+    },
+    "adp_sgd with adaptive steps": {"name": "adp_sgd", "decay": {"form": "adaptive"}, "steps": 2},
     "objective perturbation of 2012": {"name": "objective_perturbation", "analysis": "kst"},
 }
 CASES = {name: {"name": name} for name in CATALOGUE} | VARIANTS
@@ -159,7 +166,7 @@ def trained(case: str, folder: Path, *, stop_after: int | None = None, **setting
         if step == stop_after:
             raise Stopped
 
-    state, trace = training.train(
+    state, trace, _ = training.train(
         method(case, **settings),
         planned(case, **settings),
         MODEL,
@@ -213,15 +220,24 @@ def _crash(*_arguments: Any) -> Tensor:
 
 
 class Exact:
-    """A stand-in for the barrier: the mean gradient over all records, without bound and noise."""
+    """A stand-in for the barrier: the mean gradient over all records, as a shift asks, without bound and noise."""
 
     def __init__(self, records: MadeUp) -> None:
         self.inputs, self.labels = torch.from_numpy(records.features), torch.from_numpy(records.labels)
 
-    def gradient(self, parameters: Tensor, **_settings: Any) -> Tensor:
+    def gradient(self, parameters: Tensor, *, clipping: Any = None, **_settings: Any) -> Tensor:
         values = parameters.clone().requires_grad_()
         losses = MODEL.losses(MODEL.outputs(MODEL.named(values), self.inputs), self.labels)
-        return torch.autograd.grad(losses.mean(), values)[0]
+        gradient = torch.autograd.grad(losses.mean(), values)[0]
+        if isinstance(clipping, Affine):
+            return (gradient - clipping.shift) / clipping.scale
+        return gradient
+
+    def norm_count(self, _parameters: Tensor, **_settings: Any) -> float:
+        return 0.0
+
+    def norm_total(self, _parameters: Tensor, **_settings: Any) -> float:
+        return float(len(self.labels))
 
 
 @pytest.mark.parametrize(

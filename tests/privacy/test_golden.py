@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
+import numpy as np
 import pytest
 
+from algorithms.noise_course import in_levels
 from algorithms.privacy.accounting import calibrate, epsilon, epsilon_of_rdp, rdp
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.events import Schedule
@@ -153,6 +155,28 @@ def test_noise_matched_to_decaying_steps(epsilon_bar: str) -> None:
         rdp(decaying(sigma), orders=ORDERS), 1e-5, ORDERS
     )  # 660 events: all orders take long
     assert spent == expected(f"adp_sched_{epsilon_bar}_rdp")
+
+
+def in_planned_levels(sigma: float) -> Schedule:
+    """The same steps with as few different multipliers as a plan of ADP-SGD has."""
+    values, counts = in_levels((20.0 + np.arange(11700)) ** 0.25)
+    return [
+        (sampled(256 / 50000, 256 * sigma * float(value)), int(count))
+        for value, count in zip(values, counts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("epsilon_bar", ["0.8", "1.6"])
+def test_noise_in_levels_costs_what_noise_matched_to_each_step_costs(epsilon_bar: str) -> None:
+    spent = epsilon(in_planned_levels(GOLDEN[f"adp_sched_{epsilon_bar}_sigma"]["value"]), 1e-5)
+    low, high = GOLDEN[f"adp_sched_{epsilon_bar}_pld_bracket"]["value"]
+    assert low * 0.995 <= spent <= high * 1.005
+
+
+def test_matched_noise_at_the_epsilon_of_constant_noise() -> None:
+    schedule = decaying(GOLDEN["adp_match_1.6"]["value"])
+    spent = epsilon_of_rdp(rdp(schedule, orders=ORDERS), 1e-5, ORDERS)
+    assert spent == pytest.approx(params("adp_match_1.6")["target_eps"], rel=0.02)
 
 
 def test_a_short_schedule_of_growing_noise() -> None:

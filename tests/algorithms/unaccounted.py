@@ -1,0 +1,52 @@
+"""Plans with a noise multiplier given by hand, whose cost nobody computed: for what happens after the barrier."""
+
+from dataclasses import replace
+from typing import Any
+
+import dp_accounting as dp
+
+from algorithms.algorithm import Plan, Target
+from algorithms.noise_course import Array, in_levels
+from algorithms.privacy.budget import Budget
+from algorithms.public import Public
+
+
+def plan_with(
+    noise_multiplier: float,
+    *,
+    steps: int,
+    batch: int = 100,
+    records: int = 1000,
+    parameters: int = 10,
+    weights: Array | None = None,
+    **own: Any,
+) -> Plan:
+    """A plan of `steps` with an expected batch of `records`; weights: of the noise of each step, shape [steps]."""
+    if weights is not None:
+        runs = zip(*in_levels(weights), strict=True)
+        own["noise"] = [{"steps": int(count), "weight": float(weight)} for weight, count in runs]
+    return Plan(
+        target=Target(Budget(1.0, 1e-5)),
+        public=Public(records, parameters, 1, 2),
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        sampling_rate=batch / records,
+        divisor=float(batch),
+        schedule=[],
+        epsilon={"pld": 1.0},
+        own=own,
+    )
+
+
+def with_schedule(plan: Plan) -> Plan:
+    """The plan with the events of its noised gradients, which a barrier's filter wants to see."""
+    schedule = [
+        (
+            dp.PoissonSampledDpEvent(
+                plan.sampling_rate, dp.GaussianDpEvent(plan.noise_multiplier * run["weight"])
+            ),
+            run["steps"],
+        )
+        for run in plan.own["noise"]
+    ]
+    return replace(plan, schedule=schedule)
