@@ -31,8 +31,8 @@ def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLo
 def in_few_kinds(schedule: Schedule) -> Schedule:
     """A schedule that costs at least as much with fewer kinds of events, so that it is composed quickly.
 
-    Equal events are counted together, and Gaussian ones added up exactly. More than 24 kinds of Laplace events, as noise that changes with each step
-    has them, become 24 whose noise is the least of those that they stand for.
+    Equal events are counted together, and Gaussian ones added up exactly. More than 24 kinds of Laplace events, as
+    noise that changes with each step has them, become 24 whose noise is the least of those that they stand for.
     """
     gaussian = [(event, count) for event, count in schedule if isinstance(event, dp.GaussianDpEvent)]
     laplace = [(event, count) for event, count in schedule if isinstance(event, dp.LaplaceDpEvent)]
