@@ -229,10 +229,10 @@ class DPIS:
         """Raises Refused where the settings do not fit each other or the data."""
         adaptive, norms = self.adaptive_clipping, self.public_norms
         least = min(norms or (1.0,))
-        if self.oversampling * rate > least:
+        if self.oversampling * rate >= least:
             raise Refused(
-                f"at K = {least:g} N C a sampling rate of {rate:g}, oversampled {self.oversampling:g} times, gives"
-                " probabilities above 1; set algorithm.oversampling or the batch lower, or public_norms higher."
+                f"at K = {least:g} N C a sampling rate of {rate:g}, oversampled {self.oversampling:g} times, makes every"
+                " record a candidate; set algorithm.oversampling or the batch lower, or public_norms higher."
             )
         if norms is not None and adaptive is not None:
             raise Refused("adaptive_clipping follows released norms; leave algorithm.public_norms empty.")

@@ -41,6 +41,8 @@ def _written() -> dict[str, Any]:
 
 
 def _model_for(card: DataCard) -> str:
+    if card.tokens is not None:
+        return "bilstm"
     if len(card.input_shape) == 3:
         return "tanh_cnn" if min(card.input_shape[1:]) >= _SMALLEST_SIDE else "softmax"
     return "logistic" if len(card.classes) == 2 else "softmax"

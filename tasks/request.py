@@ -17,6 +17,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from data import catalogue
 from tasks import params
+from tasks.groups import Model
 from tasks.params import Params, ParamsRefused
 from tasks.recipes import recipe
 
@@ -116,8 +117,14 @@ def _follow_recipe(document: dict[str, Any], algorithm: str | None, *, cards: Pa
     stands = params.parse(document, reads=("data", "model"))
     name = algorithm or _get(document, "algorithm.name")
     chosen = recipe(catalogue.card(stands.data.dataset, cards), str(name))
-    _become(document["model"], stands.model.model_dump() | {"name": chosen.model})
+    kept = {key: getattr(stands.model, key) for key in ("seed", "precision")}
+    _become(document["model"], Model(name=chosen.model, **kept).model_dump())
     _become(document["algorithm"], {"name": name, **chosen.settings})
+    # A recipe is for the records as they are.
+    if "transform" in document["data"]:
+        _set(document, "data.transform", "none")
+    if "features" in document:
+        _become(document["features"], {"name": "none"})
 
 
 def _become(target: dict[str, Any], values: Mapping[str, Any]) -> None:

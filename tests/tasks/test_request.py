@@ -154,3 +154,12 @@ def test_settings_are_read_as_yaml() -> None:
 def test_settings_of_another_form_are_refused(text: str) -> None:
     with pytest.raises(ParamsRefused):
         settings_of([text])
+
+
+def test_another_data_set_leaves_what_was_for_the_old_one(root: Path) -> None:
+    old = {"data.transform": "scattering", "features.name": "whitened", "features.groups": 9}
+    old |= {"model.name": "unit_linear", "model.settings": {"bias": 0.5}}
+    revise(root, Request(dataset="mnist", settings=old)).write()
+    after = revise(root, Request(dataset="imdb", algorithm="dp_sgd")).params
+    assert (after.data.transform, after.features) == ("none", None)
+    assert (after.model.name, after.model.settings) == ("bilstm", {})
