@@ -132,7 +132,7 @@ def _become(target: dict[str, Any], values: Mapping[str, Any]) -> None:
     for key in [key for key in target if key not in values]:
         del target[key]
     for key, value in values.items():
-        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
+        if isinstance(value, Mapping) and value and isinstance(target.get(key), dict):
             _become(target[key], value)
         elif key not in target or target[key] != value:
             target[key] = value
