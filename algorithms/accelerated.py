@@ -30,6 +30,8 @@ from algorithms.privacy.releases import (
 from algorithms.public import Public
 from algorithms.update import STRICT
 
+WHAT = "a budget divided over a sum of all records"
+
 
 @dataclass(frozen=True)
 class Mechanism:
@@ -112,7 +114,7 @@ class Settings:
 
     def sampling(self, public: Public) -> FullBatch | WithoutReplacement:
         """Which records take part in an iteration."""
-        records = public_number(public)
+        records = public.known_records(WHAT)
         size = self.batch_size or records
         return FullBatch() if size == records else WithoutReplacement(size, records)
 
@@ -123,7 +125,7 @@ class Settings:
 
     def release(self, public: Public, noise_multiplier: float) -> Release:
         """One noised mean of bounded gradients."""
-        size = self.batch_size or public_number(public)
+        size = self.batch_size or public.known_records(WHAT)
         noise = MECHANISMS[self.noise].noise(noise_multiplier)
         return gradient_release(self.sampling(public), self.clipping(public), noise, float(size))
 
@@ -149,19 +151,9 @@ class Settings:
         return state.parameters
 
 
-def public_number(public: Public) -> int:
-    """The number of records; raises Refused where it is private."""
-    if public.records is None:
-        raise Refused(
-            "the number of records is private, and these methods divide their budget by it; use 'dp_sgd', or declare"
-            " the number public."
-        )
-    return public.records
-
-
 def check(settings: Settings, target: Target, public: Public) -> None:
     """Raises Refused, in one sentence, where settings, target and data do not fit each other."""
-    records = public_number(public)
+    records = public.known_records(WHAT)
     size = settings.batch_size or records
     if size > records:
         raise Refused(

@@ -25,7 +25,7 @@ from algorithms.privacy.filters import (
     conversion,
     epsilon_of_zcdp,
 )
-from algorithms.public import Public
+from algorithms.public import Public, from_finite, to_finite
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; an infinite epsilon becomes null."""
         return {
-            "target": _finite(asdict(self.target.budget)),
+            "target": to_finite(asdict(self.target.budget)),
             "accountant": self.target.accountant,
             "count_noise": self.target.count_noise,
             "before": schedule_to_json(self.target.before),
-            "public": _public(self.public),
+            "public": self.public.to_json(),
             "adjacency": self.adjacency,
             "delta": self.target.budget.delta,
-            "epsilon": _finite(self.epsilon),
+            "epsilon": to_finite(self.epsilon),
             "steps": self.steps,
             "noise_multiplier": self.noise_multiplier,
             "sampling_rate": self.sampling_rate,
@@ -115,7 +115,7 @@ class Plan:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """The plan that `to_json` wrote; other keys are ignored."""
-        budget = Budget(**_infinite(document["target"]))
+        budget = Budget(**from_finite(document["target"]))
         return cls(
             target=Target(
                 budget,
@@ -125,7 +125,7 @@ class Plan:
             ),
             public=Public.from_json(document["public"]),
             schedule=schedule_from_json(document["schedule"]),
-            epsilon=_infinite(document["epsilon"]),
+            epsilon=from_finite(document["epsilon"]),
             **{
                 name: document[name]
                 for name in (
@@ -152,7 +152,7 @@ class Plan:
             not math.isclose(costs[name], self.epsilon[name], rel_tol=1e-9) for name in costs
         ):
             raise Refused(
-                f"the plan states epsilon {_finite(self.epsilon)}, its releases cost {_finite(costs)};"
+                f"the plan states epsilon {to_finite(self.epsilon)}, its releases cost {to_finite(costs)};"
                 " run the calibrate stage again."
             )
 
@@ -224,19 +224,3 @@ def by_accountants(
         except Refused:
             continue
     return costs
-
-
-def _public(public: Public) -> dict[str, Any]:
-    document = asdict(public)
-    for name in ("inputs", "loss"):
-        if document[name] is not None:
-            document[name] = _finite(document[name])
-    return document
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {key: value if math.isfinite(value) else None for key, value in values.items()}
-
-
-def _infinite(values: Mapping[str, float | None]) -> dict[str, float]:
-    return {key: math.inf if value is None else value for key, value in values.items()}

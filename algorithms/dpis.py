@@ -231,8 +231,8 @@ class DPIS:
         least = min(norms or (1.0,))
         if self.oversampling * rate >= least:
             raise Refused(
-                f"at K = {least:g} N C a sampling rate of {rate:g}, oversampled {self.oversampling:g} times, makes every"
-                " record a candidate; set algorithm.oversampling or the batch lower, or public_norms higher."
+                f"at K = {least:g} N C a sampling rate of {rate:g}, oversampled {self.oversampling:g} times, makes"
+                " every record a candidate; set algorithm.oversampling or the batch lower, or public_norms higher."
             )
         if norms is not None and adaptive is not None:
             raise Refused("adaptive_clipping follows released norms; leave algorithm.public_norms empty.")

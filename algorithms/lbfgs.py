@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.algorithm import Plan, Target, by_accountants
-from algorithms.one_release import Answered, public_records
+from algorithms.one_release import Answered
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.releases import Minimum, NoNoise
 from algorithms.public import Public
@@ -35,7 +35,7 @@ class LBFGS:
 
     def plan(self, target: Target, public: Public) -> Plan:
         """The schedule at infinite epsilon; raises Refused where the number of records is private."""
-        public_records(public, "'lbfgs'")
+        public.known_records("'lbfgs'")
         schedule = [(dp.NonPrivateDpEvent(), 1)]
         return Plan(
             target=target,
@@ -54,7 +54,7 @@ class LBFGS:
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The minimum."""
-        records = public_records(plan.public, "'lbfgs'")
+        records = plan.public.known_records("'lbfgs'")
         problem = Minimum(
             clip_norm=1.0,
             regularisation=max(self.regularisation, LEAST_REGULARISATION) * records,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.accelerated import Settings, public_number
+from algorithms.accelerated import WHAT, Settings
 from algorithms.algorithm import Plan, Target
 from algorithms.allocation import Array, Curve, Stage, divide_epsilon, error_bounds, grouped, laplace_scale
 from algorithms.planning import plan_fixed, plan_given
@@ -120,7 +120,7 @@ def best_length(
 
     The bound is that of all records: a sample's amplification makes up for its size, to first order.
     """
-    records = public_number(public)
+    records = public.known_records(WHAT)
     if settings.noise != "gaussian":
         sensitivity = settings.bounds_apart * settings.clipping(public).sensitivity
         scale = sensitivity / (records * target.budget.epsilon)
@@ -151,7 +151,7 @@ def _once(settings: Settings, target: Target, public: Public) -> Release:
         public=public,
         steps=1,
         sampling_rate=1.0,
-        divisor=float(public_number(public)),
+        divisor=float(public.known_records(WHAT)),
         adjacency=settings.adjacency,
     )
     return whole.release(public, plan.noise_multiplier)

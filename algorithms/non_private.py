@@ -14,7 +14,6 @@ from torch import Tensor
 from algorithms.algorithm import Plan, Target, by_accountants
 from algorithms.gradients import Unclipped
 from algorithms.privacy.barrier import Barrier
-from algorithms.privacy.errors import Refused
 from algorithms.privacy.releases import NoNoise, Poisson
 from algorithms.public import Public
 from algorithms.sampled import State, batches
@@ -33,8 +32,7 @@ class NonPrivate:
 
     def plan(self, target: Target, public: Public) -> Plan:
         """The schedule at infinite epsilon; raises Refused where the number of records is private."""
-        if public.records is None:
-            raise Refused("a run without privacy needs data whose number of records is public; use 'dp_sgd'.")
+        public.known_records("a run without privacy")
         sampled = batches(public, batch_size=self.batch_size, sampling_rate=None)
         schedule = [(dp.NonPrivateDpEvent(), self.steps)]
         return Plan(

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
-from algorithms.one_release import Answered, private_minimum, public_records
+from algorithms.one_release import Answered, private_minimum
 from algorithms.planning import plan_fixed, plan_given
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.budget import Budget
@@ -122,7 +122,7 @@ class ObjectivePerturbation:
         """The regularisation of the settings, of the sum of losses."""
         if self.regularisation is None:
             return 0.0
-        return self.regularisation * public_records(public, WHAT)
+        return self.regularisation * public.known_records(WHAT)
 
     def _check(self, target: Target, public: Public) -> None:
         """Raises Refused where analysis and accountant do not fit, or the regularisation costs the whole budget."""
@@ -133,7 +133,7 @@ class ObjectivePerturbation:
             )
         if self.analysis == "kst" or self.regularisation is None:
             return
-        least = public.smoothness() / math.expm1(budget.epsilon) / public_records(public, WHAT)
+        least = public.smoothness() / math.expm1(budget.epsilon) / public.known_records(WHAT)
         if self.regularisation <= least:
             raise Refused(
                 f"a regularisation of {self.regularisation:g} costs more than epsilon {budget.epsilon:g} by itself;"

@@ -19,15 +19,6 @@ class Answered:
     parameters: Tensor
 
 
-def public_records(public: Public, what: str) -> int:
-    """The number of records; raises Refused where it is private, since `what` needs it."""
-    if public.records is None:
-        raise Refused(
-            f"{what} needs data whose number of records is public; leave it out, or use 'dp_gd' or 'dp_sgd'."
-        )
-    return public.records
-
-
 def private_minimum(public: Public, *, clip_norm: float, regularisation: float) -> Minimum:
     """The minimum of the clipped losses of a linear model with public bounds, ready for noise.
 

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
-from algorithms.one_release import Answered, private_minimum, public_records
+from algorithms.one_release import Answered, private_minimum
 from algorithms.planning import plan_fixed
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.releases import Gaussian, Minimum, Release, minimum_release
@@ -63,7 +63,7 @@ class OutputPerturbation:
         return state.parameters
 
     def _problem(self, public: Public, noise_multiplier: float) -> Minimum:
-        records = public_records(public, "'output_perturbation'")
+        records = public.known_records("'output_perturbation'")
         clip_norm = self.clip_norm or public.gradient_norm(2)
         noise = noise_multiplier * clip_norm / records
         balanced = BALANCE * (public.parameters * noise**2) ** (1 / 3)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
 from algorithms.models import LossBounds
@@ -37,6 +37,14 @@ class Public:
     inputs: Inputs | None = None
     loss: LossBounds | None = None
 
+    def known_records(self, what: str) -> int:
+        """The number of records; raises Refused where it is private, since `what` needs it."""
+        if self.records is None:
+            raise Refused(
+                f"the number of records is private, and {what} needs it; declare it public, or use 'dp_gd' or 'dp_sgd'."
+            )
+        return self.records
+
     def gradient_norm(self, order: Literal[1, 2, "box"]) -> float:
         """The largest norm of a record's gradient, by `L1`, `L2` or `Box`, of a linear model with one output.
 
@@ -63,17 +71,31 @@ class Public:
             )
         return self.inputs, self.loss
 
+    def to_json(self) -> dict[str, Any]:
+        """The facts as JSON values; an infinite number becomes null."""
+        document = asdict(self)
+        for name in ("inputs", "loss"):
+            if document[name] is not None:
+                document[name] = to_finite(document[name])
+        return document
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The facts that `dataclasses.asdict` turned into JSON values; null stands for an infinite number."""
+        """The facts that `to_json` wrote."""
         inputs, loss = document.get("inputs"), document.get("loss")
         own = {key: value for key, value in document.items() if key not in ("inputs", "loss")}
         return cls(
             **own,
-            inputs=None if inputs is None else Inputs(**_infinite(inputs)),
-            loss=None if loss is None else LossBounds(**_infinite(loss)),
+            inputs=None if inputs is None else Inputs(**from_finite(inputs)),
+            loss=None if loss is None else LossBounds(**from_finite(loss)),
         )
 
 
-def _infinite(values: Mapping[str, float | None]) -> dict[str, float]:
+def to_finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers as JSON has them: an infinite one becomes None."""
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}
+
+
+def from_finite(values: Mapping[str, float | None]) -> dict[str, float]:
+    """The numbers that `to_finite` wrote."""
     return {key: math.inf if value is None else value for key, value in values.items()}

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
 from algorithms.gradients import L2, Clipping
-from algorithms.one_release import public_records
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.releases import FullBatch, Gaussian, Poisson, Release, gradient_release, total_release
@@ -79,7 +78,7 @@ def classic_batches(target: Target, public: Public, *, name: str, batch_size: in
 
     Raises Refused where the number of records is private, for delta = 0 and where a batch is larger than the data.
     """
-    records = public_records(public, f"'{name}'")
+    records = public.known_records(f"'{name}'")
     if target.budget.delta == 0:
         raise Refused(f"the analysis of '{name}' has no pure epsilon; set privacy.delta above 0.")
     size = batch_size or min(records, math.isqrt(records) + 10)

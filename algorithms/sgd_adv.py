@@ -19,7 +19,6 @@ from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
 from algorithms.gradients import L2
-from algorithms.one_release import public_records
 from algorithms.planning import plan_given
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.budget import Budget
@@ -46,7 +45,7 @@ class SGDAdv:
     def plan(self, target: Target, public: Public) -> Plan:
         """The noise by advanced composition, at what it costs; raises Refused where that is above the target."""
         sampled = classic_batches(target, public, name="sgd_adv", batch_size=self.batch_size)
-        records = public_records(public, "'sgd_adv'")
+        records = public.known_records("'sgd_adv'")
         steps = self.steps or max(1, round(records * target.budget.epsilon / 500))
         multiplier = noise_multiplier_by_advanced_composition(
             target.budget, steps=steps, sampling_rate=sampled.rate

@@ -137,7 +137,7 @@ def test_dp_gd_divides_by_a_released_count_where_the_number_is_private(tmp_path:
     method = DPGD(steps=4)
     plan = method.plan(Target(Budget(2.0, 1e-3), count_noise=3.0), public(None))
     assert plan.divisor is None
-    state, trace = trained(method, plan, tmp_path)
+    state, trace, _ = trained(method, plan, tmp_path)
     assert [row.kind for row in trace.rows] == ["total"] + ["gradient"] * 4
     assert trace.rows[0].noise_multiplier == 3.0
     assert {row.divisor for row in trace.rows[1:]} == {float(state.divisor)}

@@ -215,7 +215,7 @@ def test_objective_perturbation_serves_a_private_number_of_records() -> None:
     plan = ObjectivePerturbation().plan(TARGET, public(None))
     assert plan.noise_multiplier == ObjectivePerturbation().plan(TARGET, public(300)).noise_multiplier
     assert released(ObjectivePerturbation(), plan, some(300)).shape == (WIDTH,)
-    with pytest.raises(Refused, match="a regularisation of the mean loss needs data whose number"):
+    with pytest.raises(Refused, match="private, and a regularisation of the mean loss needs it"):
         ObjectivePerturbation(regularisation=0.1).plan(TARGET, public(None))
 
 
