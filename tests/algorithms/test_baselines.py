@@ -145,7 +145,7 @@ def test_dp_gd_divides_by_a_released_count_where_the_number_is_private(tmp_path:
     (tmp_path / "broken").mkdir()
     with pytest.raises(InterruptedError):
         trained(method, plan, tmp_path / "broken", stop_after=2)
-    taken_up, rows = trained(method, plan, tmp_path / "broken")
+    taken_up, rows, _ = trained(method, plan, tmp_path / "broken")
     assert torch.equal(taken_up.parameters, state.parameters)
     assert rows.rows == trace.rows
 
