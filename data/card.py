@@ -71,6 +71,19 @@ class Cap(Strict):
     delta: Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
+class Composition(Strict):
+    """How the runs on the population add up: basic sums, zCDP, or Rényi at an order that never changes."""
+
+    kind: Literal["basic", "zcdp", "renyi"]
+    order: Annotated[FiniteFloat, Field(gt=1)] | None = None
+
+    @model_validator(mode="after")
+    def _order_of_renyi_alone(self) -> "Composition":
+        if (self.kind == "renyi") != (self.order is not None):
+            raise ValueError("composition.order is needed for renyi, and only then")
+        return self
+
+
 class Split(Strict):
     """The per-record rule that sets a test set apart: a public salt and the expected test share."""
 
@@ -82,6 +95,8 @@ class DataCard(Strict):
     """A data set as its owner declares it; raises pydantic.ValidationError when parts do not fit together.
 
     folder: of its files in a mirror and among the downloads, if not its name; data sets may share one.
+    composition: of the population's runs, fixed when it is first seen. blocks_per_person: in how many blocks of the
+    population a person may have records; with 1, the unit of privacy is one record in one block.
     """
 
     name: Name
@@ -94,6 +109,8 @@ class DataCard(Strict):
     unit: Word
     population: Word
     cap: Cap
+    composition: Composition = Composition(kind="basic")
+    blocks_per_person: PositiveInt = 1
     holdout: Literal["public"]
     records: Records
     classes: tuple[Word, ...] = Field(min_length=2)

@@ -20,6 +20,8 @@ class PublicDescription:
     records, test_records: how many to train and to test on, or None when the number is private.
     input_shape: of one record's features.
     holdout: whom the test metrics protect; "public" means that the test records are declared public.
+    composition, composition_order: how the population's runs add up; see DataCard. blocks_per_person: in how many
+    blocks a person may have records.
     feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds them.
     """
 
@@ -38,6 +40,9 @@ class PublicDescription:
     test_records: int | None
     holdout: Literal["public"]
     feature_norms: tuple[float, float] | None = None
+    composition: Literal["basic", "zcdp", "renyi"] = "basic"
+    composition_order: float | None = None
+    blocks_per_person: int = 1
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card alone."""
@@ -75,6 +80,9 @@ def public_description(card: DataCard) -> PublicDescription:
         test_records=card.records.test,
         holdout=card.holdout,
         feature_norms=_feature_norms(card),
+        composition=card.composition.kind,
+        composition_order=card.composition.order,
+        blocks_per_person=card.blocks_per_person,
     )
 
 

@@ -14,17 +14,11 @@ kept elsewhere shows these, through `verify(containing=...)`. No clock decides a
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from algorithms.privacy import ledger_balance as balances
 from algorithms.privacy import ledger_rules as rules
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import LedgerBroken, Refused
-from algorithms.privacy.ledger_balance import (
-    Balance,
-    affordable,
-    balance_of,
-    in_words,
-    most_charged,
-    standing,
-)
+from algorithms.privacy.ledger_balance import Balance, in_words, most_charged
 from algorithms.privacy.ledger_books import Books, Status, Terms
 from algorithms.privacy.ledger_composition import BASIC, Composition, Events
 from algorithms.privacy.ledger_drafts import Blocks, Memory, reservation, settlement
@@ -80,10 +74,10 @@ class Ledger:
         self._append(lambda books: [] if population in books.terms else [draft])
 
     def declare_block(self, population: str, block: str, cap: Budget | None = None) -> None:
-        """Enters a block of a population at first sight; does nothing when the ledger has it already.
+        """Enters a block at first sight; does nothing when the ledger has it already.
 
-        cap: of this block; the population's, as it is now, when None. What was charged to the whole population
-        before it had blocks counts in each of them. Raises Refused for an unknown population.
+        cap: the population's, as it is now, when None. What was charged to the whole population before it had blocks
+        counts in each of them. Raises Refused for an unknown population.
         """
         rules.check_block_name(block)
 
@@ -192,29 +186,28 @@ class Ledger:
         self._append(decide)
 
     def balance(self, population: str, block: str | None = None) -> Balance:
-        """Cap, spent, reserved and remaining of a block; raises Refused for an unknown population or block.
+        """Where a block stands; when None, the whole population, or of its blocks the one that is charged most.
 
-        block: when None, the whole population, or of a population that has blocks the one that is charged most.
+        Raises Refused for an unknown population or block.
         """
         books = self._books()
-        return balance_of(books, population, most_charged(books, population) if block is None else block)
+        return balances.balance_of(
+            books, population, most_charged(books, population) if block is None else block
+        )
 
     def blocks(self, population: str) -> list[Block]:
-        """Where each block stands, for the policies; the whole population where it has none.
-
-        Raises Refused for an unknown population.
-        """
-        return standing(self._books(), population)
+        """The blocks as the policies take them, the whole population where it has none; Refused for an unknown one."""
+        return balances.standing(self._books(), population)
 
     def affordable(
         self, population: str, cost: Budget, *, events: Events = (), blocks: Sequence[str] = ()
     ) -> int | None:
-        """How many more runs of this cost the caps allow; None when they set no limit.
+        """How many more runs of this cost the caps allow; None for no limit.
 
         events: the run's, which zCDP and Rényi count. blocks: those that each run reads, all living ones when none
         are named. Raises Refused for an unknown population or block, and for events without a bound.
         """
-        return affordable(self._books(), population, cost, events, blocks)
+        return balances.affordable(self._books(), population, cost, events, blocks)
 
     def status(self, run_id: str) -> Status | None:
         """What became of a run; None when the ledger does not know it."""
@@ -242,7 +235,7 @@ class Ledger:
         containing: a head() kept elsewhere; LedgerBroken when the chain does not contain it, which means
         that rows were cut off or that an older copy was put back.
         """
-        hashes = {GENESIS, *(row.hash for row in self._store.read())}
+        hashes = {GENESIS, *(row.hash for row in self._store.read(afresh=True))}
         if containing is not None and containing not in hashes:
             raise LedgerBroken(
                 f"the ledger has no row with the hash {containing[:16]}...: rows were cut off or an older"

@@ -53,8 +53,11 @@ class Terms:
         """What a run counts for in a block; nothing for one without noise, which is recorded and not added up."""
         if math.isinf(budget.epsilon):
             return self.composition.nothing()
-        amount = self.composition.amount_of(budget) if price is None else (exact(price),)
-        return times(amount, self.blocks_per_person)
+        if self.composition.kind == "basic":
+            return times(self.composition.amount_of(budget), self.blocks_per_person)
+        if price is None:
+            raise Refused(f"a run under {self.composition} has no price; it was written by other software.")
+        return times((exact(price),), self.blocks_per_person)
 
 
 @dataclass(frozen=True)

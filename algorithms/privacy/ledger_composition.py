@@ -75,6 +75,10 @@ class Composition:
             raise Refused(
                 f"{self} counts a run by its events, and this one names none; reserve it with its events."
             )
+        return self.events_price(events, adjacency)
+
+    def events_price(self, events: Events, adjacency: str) -> float:
+        """The rho of events, or their divergence at the order; raises Refused where one has no bound."""
         from algorithms.privacy.ledger_price import price_of
 
         return price_of(self.order, events, adjacency)

@@ -4,9 +4,11 @@ import json
 import os
 from pathlib import Path
 
-from algorithms.privacy.errors import Refused
+from algorithms.privacy.errors import LedgerBroken, Refused
 from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger_books import replay
 from algorithms.privacy.ledger_entry import Entry, verify
+from algorithms.privacy.ledger_rules import adjacency_of
 from algorithms.privacy.ledger_store import open_store
 
 
@@ -44,7 +46,9 @@ def read(path: Path) -> list[Entry]:
     try:
         return [Entry(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        raise Refused(f"the copy {path} cannot be read ({error.strerror}); give the file of an export.") from None
+        raise Refused(
+            f"the copy {path} cannot be read ({error.strerror}); give the file of an export."
+        ) from None
     except (ValueError, TypeError):
         raise Refused(f"{path} is no copy of a ledger; give the file of an export.") from None
 
@@ -53,3 +57,25 @@ def identity(ledger: Ledger) -> str | None:
     """The hash of the first row, by which a ledger and its copies are known; None for an empty ledger."""
     rows = ledger.history()
     return rows[0].hash if rows else None
+
+
+def check_prices(ledger: Ledger) -> int:
+    """Recomputes the price of every row that has one from its events; returns how many these are.
+
+    A run that was settled at its full cost keeps the price of its reservation, so its settlement may cost less.
+    Raises LedgerBroken where a price is less than its events cost.
+    """
+    rows = [row.to_json() for row in ledger.history()]
+    terms = replay(ledger.history()).terms
+    adjacencies = {row["run_id"]: adjacency_of(row["about"]) for row in rows if row["kind"] == "reserve"}
+    priced = [row for row in rows if row["kind"] in ("reserve", "settle") and "price" in row["about"]]
+    priced = [row for row in priced if row["events"] and terms[row["population"]].composition.kind != "basic"]
+    for row in priced:
+        composition, run_id = terms[row["population"]].composition, row["run_id"]
+        cost = composition.events_price(row["events"], adjacencies[run_id])
+        if row["about"]["price"] < cost * (1 - 1e-9):
+            raise LedgerBroken(
+                f"row {row['seq']} charges run {run_id!r} {row['about']['price']:g}, its events cost {cost:g}; find out"
+                " which software wrote it."
+            )
+    return len(priced)

@@ -45,7 +45,7 @@ def reservation(terms: Terms, run: Draft, blocks: Blocks) -> list[Draft]:
     drafts = []
     for block, events in _by_block(blocks, run.events).items():
         price = terms.composition.price(run.budget, events, rules.adjacency_of(run.about))
-        about = {name: note for name, note in run.about.items() if name != "price"} | _priced(price)
+        about = dict(run.about) | _priced(price)
         drafts.append(Draft("reserve", run.population, run.budget, run.run_id, events, about, block))
     return drafts
 

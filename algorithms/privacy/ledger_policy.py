@@ -79,7 +79,8 @@ class Spread:
             raise Refused(
                 f"the spread {self.policy!r} needs {'a fraction' if for_ever else 'planned'} alone."
             )
-        if (self.planned or 1) < 1 or not 0 < (self.fraction or 0.5) < 1:
+        is_share = self.fraction is not None and 0 < self.fraction < 1
+        if not (is_share if for_ever else (self.planned or 0) >= 1):
             raise Refused("planned retrainings are at least 1, and a fraction lies above 0 and below 1.")
 
     def price(self, left: Price, *, done: int) -> Price:
@@ -104,14 +105,30 @@ def choose_blocks(choice: Choice, blocks: Sequence[Block], price: Price) -> tupl
     return _chosen(choice, blocks, lambda block: block.affords(price))
 
 
-def next_price(choice: Choice, spread: Spread, blocks: Sequence[Block], *, smallest: Price) -> Price:
-    """The price of the next retraining: the least that one of the blocks which it uses has planned for it.
+def next_retraining(
+    choice: Choice, spread: Spread, blocks: Sequence[Block], *, smallest: Price
+) -> tuple[tuple[str, ...], Price]:
+    """The blocks that the next retraining uses, and its price: the least that one of them has planned for it.
 
-    A block whose own price is below `smallest` takes no part. Raises Refused where too few blocks are left.
+    A block whose own share is below `smallest` takes no part. Raises Refused where too few blocks are left.
     """
     shares = {block.name: spread.price(block.left, done=block.runs) for block in blocks}
     used = _chosen(choice, blocks, lambda block: _covers(shares[block.name], smallest))
-    return tuple(map(min, zip(*(shares[name] for name in used), strict=True)))
+    return used, tuple(map(min, zip(*(shares[name] for name in used), strict=True)))
+
+
+def exhausted(blocks: Sequence[Block], smallest: Price, spread: Spread | None = None) -> tuple[str, ...]:
+    """The blocks to retire: those that cannot pay the smallest price that is of use.
+
+    spread: where prices are shares of what is left, a block retires when its next share is below the smallest.
+    """
+
+    def can_pay(block: Block) -> bool:
+        if spread is None:
+            return block.affords(smallest)
+        return _covers(spread.price(block.left, done=block.runs), smallest)
+
+    return tuple(block.name for block in blocks if not block.retired and not can_pay(block))
 
 
 def _chosen(choice: Choice, blocks: Sequence[Block], pays: Callable[[Block], bool]) -> tuple[str, ...]:
@@ -124,11 +141,6 @@ def _chosen(choice: Choice, blocks: Sequence[Block], pays: Callable[[Block], boo
             " is skipped and the model of the last one stays; wait for new blocks or plan a cheaper retraining."
         )
     return tuple(able[-choice.at_least :] if choice.policy == "newest" else able)
-
-
-def exhausted(blocks: Sequence[Block], smallest: Price) -> tuple[str, ...]:
-    """The blocks to retire: those that cannot pay the smallest price that is of use."""
-    return tuple(block.name for block in blocks if not block.retired and not block.affords(smallest))
 
 
 def _covers(share: Price, smallest: Price) -> bool:

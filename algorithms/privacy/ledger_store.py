@@ -1,13 +1,15 @@
 """Where the ledger's rows live: one append-only table in SQLite or PostgreSQL.
 
 A write is one transaction that reads every row, verifies the chain, asks what to append and appends it. Rows that
-this thread has verified before are compared with what they were then instead of hashed again.
+this thread verified before are compared with what they were then instead of hashed again. Beyond a thousand rows that
+happens once a minute, and in between the last known row stands for those before it; opening reads all in any case.
 SQLite runs these one after the other (BEGIN IMMEDIATE); PostgreSQL lets only those through that might have
 run so (SERIALIZABLE), and the others are tried again. Unique constraints (one row a place, one successor a
 row, one row a run, kind and block) stand behind that. Triggers refuse UPDATE and DELETE: they stop accidents, while
 the hash chain shows what was done around them.
 """
 
+import math
 import random
 import sqlite3
 import threading
@@ -49,7 +51,8 @@ _TABLE = sa.Table(
     sa.UniqueConstraint("run_id", "kind", "block"),
     sa.CheckConstraint("(run_id IS NULL) = (kind IN ('population', 'cap'))"),
 )
-_ALL_ROWS = sa.select(_TABLE).order_by(_TABLE.c.seq)
+_ROWS = sa.select(_TABLE).order_by(_TABLE.c.seq)
+_ALWAYS_COMPARED, _TRUST_SECONDS = 1000, 60.0
 _NEVER = "the rows of the ledger are never changed or removed"
 _LAST = "(SELECT max(seq) FROM epsilonflow_ledger)"
 _SQLITE_TRIGGERS = tuple(
@@ -75,6 +78,13 @@ class _Memory(threading.local):
     def __init__(self) -> None:
         self.rows: list[Any] = []
         self.entries: list[Entry] = []
+        self.compared = -math.inf
+
+    @property
+    def trusted(self) -> int:
+        """How many rows need not be read again now."""
+        is_fresh = time.monotonic() - self.compared < _TRUST_SECONDS
+        return len(self.rows) - 1 if is_fresh and len(self.rows) > _ALWAYS_COMPARED else 0
 
 
 @dataclass(frozen=True)
@@ -84,11 +94,13 @@ class Store:
     place: Place = field(repr=False)
     _memory: _Memory = field(default_factory=_Memory, repr=False, compare=False)
 
-    def read(self) -> list[Entry]:
-        """Every row in order.
+    def read(self, *, afresh: bool = False) -> list[Entry]:
+        """Every row in order; afresh: whatever was verified before is read and hashed again.
 
         Raises LedgerBroken when the chain does not hold, Refused when the database cannot be read.
         """
+        if afresh:
+            self._memory.rows, self._memory.entries = [], []
         return self._transaction(self._verified)
 
     def append(self, decide: Decision) -> None:
@@ -124,11 +136,16 @@ class Store:
 
     def _verified(self, connection: Connection) -> list[Entry]:
         """The rows in order, in a list of the caller's own."""
-        memory, rows = self._memory, connection.execute(_ALL_ROWS).all()
-        known = len(memory.rows) if rows[: len(memory.rows)] == memory.rows else 0
-        entries = memory.entries[:known] + [Entry(*row) for row in rows[known:]]
+        memory, start = self._memory, self._memory.trusted
+        rows = connection.execute(_ROWS.where(_TABLE.c.seq > start)).all()
+        if rows[: len(memory.rows) - start] != memory.rows[start:]:
+            start, memory.rows = 0, []
+            rows = connection.execute(_ROWS).all()
+        known = len(memory.rows)
+        entries = memory.entries[:known] + [Entry(*row) for row in rows[known - start :]]
         verify(entries, name=self.place.name, known=known)
-        memory.rows, memory.entries = list(rows), entries
+        memory.rows, memory.entries = memory.rows + list(rows[known - start :]), entries
+        memory.compared = memory.compared if start else time.monotonic()
         return [*entries]
 
     def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:
