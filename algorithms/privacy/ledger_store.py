@@ -165,8 +165,8 @@ class Store:
 
 
 def _insert(connection: Connection, entries: Sequence[Entry]) -> None:
-    if entries:
-        connection.execute(_TABLE.insert(), [vars(entry) for entry in entries])
+    for entry in entries:  # one by one: psycopg's pipeline of many complains aloud where a transaction is tried again
+        connection.execute(_TABLE.insert().values(vars(entry)))
 
 
 def open_store(url: str) -> Store:
