@@ -136,6 +136,7 @@ class Ledger:
         under the population's composition, for another adjacency than the one a private population was charged
         under, and for a run_id that is taken: by another reservation, or by a run that has ended.
         """
+        rules.check_name(run_id, "run_id")
         run = Draft("reserve", population, cost, run_id, events, about)
         # Priced before the database is locked: accountants take their time.
         drafts = reservation(self._books().term(population), run, blocks)
