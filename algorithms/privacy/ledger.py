@@ -2,9 +2,10 @@
 
 Guaranteed: the runs charged to a population, or to one of its disjoint blocks, compose to at most the cap at every
 moment, also when a run is chosen after the results of earlier ones were seen (see `ledger_composition`). A record
-lies in one block, so blocks compose in parallel; where a person may have records in k blocks, every charge counts k
-times. Charged are what each settled run really spent, and the whole reservation of each forfeited and each open run.
-A killed run's reservation stays charged until the run is resumed and settled; forfeited, it is charged for ever.
+lies in one block, so blocks compose in parallel; where a person may have a record in each of k blocks, every charge
+counts k times, and a run on several blocks is priced for all of a person's records in it. Charged are what each
+settled run really spent, and the whole reservation of each forfeited and each open run. A killed run's reservation
+stays charged until the run is resumed and settled; forfeited, it is charged for ever.
 
 A row changed, removed or inserted outside the ledger breaks its hash chain, and every further use is refused.
 Rows cut off at the end, an old copy put back and a deleted file leave a chain that holds: only a `head()`
@@ -17,12 +18,12 @@ from dataclasses import dataclass, field
 from algorithms.privacy import ledger_balance as balances
 from algorithms.privacy import ledger_rules as rules
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import LedgerBroken, Refused
-from algorithms.privacy.ledger_balance import Balance, in_words, most_charged
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.ledger_balance import Balance, in_words
 from algorithms.privacy.ledger_books import Books, Status, Terms
 from algorithms.privacy.ledger_composition import BASIC, Composition, Events
 from algorithms.privacy.ledger_drafts import Blocks, Memory, reservation, settlement
-from algorithms.privacy.ledger_entry import GENESIS, WHOLE_POPULATION, Draft, Entry, head
+from algorithms.privacy.ledger_entry import WHOLE_POPULATION, Draft, Entry, head
 from algorithms.privacy.ledger_policy import Block
 from algorithms.privacy.ledger_store import Store, open_store
 
@@ -84,10 +85,8 @@ class Ledger:
         def decide(books: Books) -> list[Draft]:
             limit = cap or books.cap(population)
             rules.check_cap(books.term(population).composition, limit)
-            is_known = block in books.blocks(population)
-            return (
-                [] if is_known else [Draft("cap", population, limit, about={"declared": True}, block=block)]
-            )
+            draft = Draft("cap", population, limit, about={"declared": True}, block=block)
+            return [] if block in books.blocks(population) else [draft]
 
         self._append(decide)
 
@@ -96,9 +95,8 @@ class Ledger:
         rules.check_block_name(block)
 
         def decide(books: Books) -> list[Draft]:
-            draft = Draft(
-                "cap", population, books.cap(population, block), about={"retired": True}, block=block
-            )
+            cap = books.cap(population, block)
+            draft = Draft("cap", population, cap, about={"retired": True}, block=block)
             return [] if (population, block) in books.retired else [draft]
 
         self._append(decide)
@@ -107,7 +105,7 @@ class Ledger:
         """The owner of the data changes a cap; below what is charged it is allowed, and nothing more fits.
 
         The cap of a population that has blocks is the one that its next blocks begin with.
-        Raises Refused for an unknown population or block and for an infinite cap.
+        Raises Refused for an unknown population or block, and for an infinite cap.
         """
 
         def decide(books: Books) -> list[Draft]:
@@ -157,17 +155,16 @@ class Ledger:
         """Ends a run at what it really spent; does nothing when it is settled so already.
 
         events: the releases that happened. blocks: the same for each block, where these differ.
-        Raises BudgetRefused when it spent more than it reserved; Refused for an unknown or forfeited run, and
-        for one settled at another spend.
+        Raises BudgetRefused when it spent more than it reserved, Refused for a run that is unknown or ended otherwise.
         """
+        drafts = settlement(self._books(), run_id, spent, events, blocks or {})
 
         def decide(books: Books) -> list[Draft]:
             run = rules.find(books, run_id)
             if run.status == "settled" and run.charged == spent:
                 return []
             rules.check_settles(run_id, run, spent)
-            by_block = {block: (blocks or {}).get(block, events) for block in run.amounts}
-            return settlement(books.term(run.population), run_id, run, spent, by_block)
+            return drafts
 
         self._append(decide)
 
@@ -192,23 +189,27 @@ class Ledger:
         Raises Refused for an unknown population or block.
         """
         books = self._books()
-        return balances.balance_of(
-            books, population, most_charged(books, population) if block is None else block
-        )
+        name = balances.most_charged(books, population) if block is None else block
+        return balances.balance_of(books, population, name)
 
     def blocks(self, population: str) -> list[Block]:
         """The blocks as the policies take them, the whole population where it has none; Refused for an unknown one."""
         return balances.standing(self._books(), population)
 
     def affordable(
-        self, population: str, cost: Budget, *, events: Events = (), blocks: Sequence[str] = ()
+        self,
+        population: str,
+        cost: Budget,
+        *,
+        events: Events = (),
+        adjacency: str = rules.ADJACENCY,
+        blocks: Sequence[str] = (),
     ) -> int | None:
-        """How many more runs of this cost the caps allow; None for no limit.
+        """How many more runs like this the caps allow, on these blocks or all living ones; None for no limit.
 
-        events: the run's, which zCDP and Rényi count. blocks: those that each run reads, all living ones when none
-        are named. Raises Refused for an unknown population or block, and for events without a bound.
+        Raises Refused for an unknown population or block, and for events without a bound.
         """
-        return balances.affordable(self._books(), population, cost, events, blocks)
+        return balances.affordable(self._books(), population, cost, events, adjacency, blocks)
 
     def status(self, run_id: str) -> Status | None:
         """What became of a run; None when the ledger does not know it."""
@@ -236,12 +237,9 @@ class Ledger:
         containing: a head() kept elsewhere; LedgerBroken when the chain does not contain it, which means
         that rows were cut off or that an older copy was put back.
         """
-        hashes = {GENESIS, *(row.hash for row in self._store.read(afresh=True))}
-        if containing is not None and containing not in hashes:
-            raise LedgerBroken(
-                f"the ledger has no row with the hash {containing[:16]}...: rows were cut off or an older"
-                " copy was put back; restore the newest copy."
-            )
+        rows = self._store.read(afresh=True)
+        if containing is not None:
+            rules.check_contains(rows, containing)
 
     def _books(self) -> Books:
         return self._memory.books(self._store.read())

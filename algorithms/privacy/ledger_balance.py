@@ -10,7 +10,7 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused
 from algorithms.privacy.ledger_books import ROUNDING, Books, Status, blocks_in_words
 from algorithms.privacy.ledger_composition import BASIC, Amount, Composition, Events, plus, times
-from algorithms.privacy.ledger_entry import WHOLE_POPULATION
+from algorithms.privacy.ledger_entry import WHOLE_POPULATION, Draft
 from algorithms.privacy.ledger_policy import Block
 
 _ALL: tuple[Status, ...] = ("open", "settled", "forfeited")
@@ -83,7 +83,7 @@ def standing(books: Books, population: str) -> list[Block]:
 
 
 def affordable(
-    books: Books, population: str, cost: Budget, events: Events, blocks: Sequence[str]
+    books: Books, population: str, cost: Budget, events: Events, adjacency: str, blocks: Sequence[str]
 ) -> int | None:
     """How many more runs of this cost fit into all of the blocks, every living one when none are named.
 
@@ -92,16 +92,17 @@ def affordable(
     terms = books.term(population)
     if math.isinf(cost.epsilon) and not terms.public:
         return 0
-    charge = terms.charge(cost, terms.composition.price(cost, events, "ADD_OR_REMOVE_ONE"))
     named = blocks or [block.name for block in standing(books, population) if not block.retired]
+    together = terms.together(named)
+    price = terms.composition.price(cost, events, adjacency, together)
+    charge = terms.charge(cost, {"price": price, "together": together})
     counts = [books.how_many(population, block, charge) for block in named]
     return min((count for count in counts if count is not None), default=None if counts else 0)
 
 
-def refusal(
-    books: Books, account: tuple[str, str], *, run_id: str, cost: Budget, charge: Amount
-) -> BudgetRefused:
+def refusal(books: Books, account: tuple[str, str], draft: Draft, charge: Amount) -> BudgetRefused:
     """Why a run does not fit a block: requested, remaining, and what would fit."""
+    run_id, cost = draft.run_id, draft.budget
     population, block = account
     where = f"population {population!r}"
     where = where if block == WHOLE_POPULATION else f"block {block!r} of {where}"
@@ -115,15 +116,16 @@ def refusal(
             f"run {run_id!r} asks for {where}, which is retired for ever; choose other blocks."
         )
     words = _basic if books.term(population).composition.kind == "basic" else _by_events
-    return BudgetRefused(words(books, account, f"run {run_id!r}", where, cost, charge))
+    return BudgetRefused(words(books, account, f"run {run_id!r}", where, draft, charge))
 
 
-def _basic(books: Books, account: tuple[str, str], run: str, where: str, cost: Budget, charge: Amount) -> str:
-    balance, count = balance_of(books, *account), books.term(account[0]).blocks_per_person
+def _basic(books: Books, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount) -> str:
+    balance, terms, cost = balance_of(books, *account), books.term(account[0]), draft.budget
+    count = terms.blocks_per_person
     left = Budget(_floor(balance.remaining.epsilon), _floor(balance.remaining.delta))
     each = Budget(_floor(left.epsilon / count), _floor(left.delta / count)) if count > 1 else left
-    fitting = Budget(min(cost.epsilon, each.epsilon), min(cost.delta, each.delta))
-    fits = left.epsilon > 0 and books.how_many(*account, books.term(account[0]).charge(fitting, None)) != 0
+    fitting = Budget(min(cost.epsilon, each.epsilon), _share(min(cost.delta, each.delta), draft))
+    fits = left.epsilon > 0 and books.how_many(*account, terms.charge(fitting, draft.about)) != 0
     return (
         f"{run} asks for {in_words(cost)}{_counted(count)}, but {where} has {in_words(left)} left"
         f" of its cap {in_words(balance.cap)}, with {in_words(balance.spent)} spent and"
@@ -134,17 +136,26 @@ def _basic(books: Books, account: tuple[str, str], run: str, where: str, cost: B
 
 
 def _by_events(
-    books: Books, account: tuple[str, str], run: str, where: str, cost: Budget, charge: Amount
+    books: Books, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount
 ) -> str:
     terms, limit = books.term(account[0]), books.limit(*account)
     say, balance = terms.composition.in_words, balance_of(books, *account)
     rest = _rest(limit, books.charged(*account, *_ALL))
     asked = times(charge, Fraction(1, terms.blocks_per_person))
     return (
-        f"{run} of {in_words(cost)} asks for {say(asked)}{_counted(terms.blocks_per_person)}, but {where} has"
+        f"{run} of {in_words(draft.budget)} asks for {say(asked)}{_counted(terms.blocks_per_person)}, but {where} has"
         f" {say(rest)} left of the {say(limit)} of its cap {in_words(balance.cap)}, with {in_words(balance.spent)}"
         f" spent and {in_words(balance.reserved)} reserved{_held(books, account)}; ask for less, {_RAISED}"
     )
+
+
+def _share(delta: float, draft: Draft) -> float:
+    """Of a delta that fits, what a run may state that reads several records of a person."""
+    together = draft.about.get("together", 1)
+    if not isinstance(together, int) or together == 1:
+        return delta
+    grows = math.fsum(math.exp(min(700.0, i * draft.budget.epsilon)) for i in range(together)) / together
+    return _floor(delta / grows)
 
 
 def in_words(budget: Budget) -> str:

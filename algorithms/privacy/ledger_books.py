@@ -9,7 +9,7 @@ charge counts k times, so that what a block's balance says holds for a person wh
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -49,15 +49,23 @@ class Terms:
             notes["blocks_per_person"] = self.blocks_per_person
         return notes
 
-    def charge(self, budget: Budget, price: float | None) -> Amount:
-        """What a run counts for in a block; nothing for one without noise, which is recorded and not added up."""
+    def together(self, blocks: Collection[str]) -> int:
+        """How many records a person may have in a run on these blocks: one in each, and one for each possible block."""
+        return (
+            self.blocks_per_person if WHOLE_POPULATION in blocks else min(self.blocks_per_person, len(blocks))
+        )
+
+    def charge(self, budget: Budget, about: Mapping[str, Any]) -> Amount:
+        """What a run counts for in a block; nothing for one without noise, which is recorded and not added up.
+
+        about: the notes of its row, in which the ledger keeps its price and how many records of a person it may read.
+        """
         if math.isinf(budget.epsilon):
             return self.composition.nothing()
         if self.composition.kind == "basic":
-            return times(self.composition.amount_of(budget), self.blocks_per_person)
-        if price is None:
-            raise Refused(f"a run under {self.composition} has no price; it was written by other software.")
-        return times((exact(price),), self.blocks_per_person)
+            together = about["together"] if self.blocks_per_person > 1 else 1
+            return times(self.composition.cost(budget, together), self.blocks_per_person)
+        return times((exact(about["price"]),), self.blocks_per_person)
 
 
 @dataclass(frozen=True)
@@ -172,7 +180,7 @@ class Books:
         about, run_id = json.loads(entry.about), entry.run_id or ""
         adjacency = about.get("adjacency", "ADD_OR_REMOVE_ONE")
         self.adjacencies.setdefault(entry.population, adjacency)
-        amount = self.terms[entry.population].charge(entry.budget, about.get("price"))
+        amount = self.terms[entry.population].charge(entry.budget, about)
         run = self.runs.get(run_id) or Run(
             entry.population, entry.budget, entry.budget, "open", {}, adjacency
         )
@@ -186,7 +194,7 @@ class Books:
         amount = before = run.amounts[entry.block]
         if status == "settled" and any(before):
             about = json.loads(entry.about)
-            amount = self.terms[entry.population].charge(entry.budget, about.get("price"))
+            amount = self.terms[entry.population].charge(entry.budget, about)
         charged = entry.budget if status == "settled" else run.charged
         amounts = {**run.amounts, entry.block: amount}
         self.runs[entry.run_id or ""] = replace(run, charged=charged, status=status, amounts=amounts)

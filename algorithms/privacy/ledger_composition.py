@@ -64,9 +64,10 @@ class Composition:
             )
         return (exact(_largest(self, budget)),)
 
-    def price(self, cost: Budget, events: Events, adjacency: str) -> float | None:
+    def price(self, cost: Budget, events: Events, adjacency: str, together: int = 1) -> float | None:
         """The price of a run from its events, in rho or divergence; None under basic sums, which count its cost.
 
+        together: how many records a person may have in it; the price is then the share of each of their blocks.
         Raises Refused for a run without events and where an event has no bound.
         """
         if self.kind == "basic" or math.isinf(cost.epsilon):
@@ -75,13 +76,20 @@ class Composition:
             raise Refused(
                 f"{self} counts a run by its events, and this one names none; reserve it with its events."
             )
-        return self.events_price(events, adjacency)
+        return self.events_price(events, adjacency, together)
 
-    def events_price(self, events: Events, adjacency: str) -> float:
+    def events_price(self, events: Events, adjacency: str, together: int = 1) -> float:
         """The rho of events, or their divergence at the order; raises Refused where one has no bound."""
         from algorithms.privacy.ledger_price import price_of
 
-        return price_of(self.order, events, adjacency)
+        return price_of(self.order, events, adjacency, together)
+
+    def cost(self, budget: Budget, together: int) -> Amount:
+        """What a run counts for under basic sums in each block of a person who has so many records in it."""
+        delta = budget.delta
+        if together > 1:
+            delta = min(1.0, _group_delta(budget, together) / together)
+        return exact(budget.epsilon), exact(delta)
 
     def shown(self, amount: Amount, delta: float) -> Budget:
         """An amount as (epsilon, delta); delta: of the cap, where the amount has none of its own."""
@@ -123,6 +131,13 @@ def times(amount: Amount, count: int | Fraction) -> Amount:
 def plus(first: Amount, second: Amount, sign: int = 1) -> Amount:
     """The sum of two amounts, or with the sign -1 their difference."""
     return tuple(a + sign * b for a, b in zip(first, second, strict=True))
+
+
+def _group_delta(budget: Budget, count: int) -> float:
+    """The delta of `count` records together, at `count` times their epsilon: Dwork and Roth 2014, Theorem 2.2."""
+    if (count - 1) * budget.epsilon > 700:  # beyond what a float holds
+        return float(count) if budget.delta else 0.0
+    return budget.delta * math.fsum(math.exp(i * budget.epsilon) for i in range(count))
 
 
 @lru_cache(maxsize=4096)

@@ -72,7 +72,7 @@ def check_prices(ledger: Ledger) -> int:
     priced = [row for row in priced if row["events"] and terms[row["population"]].composition.kind != "basic"]
     for row in priced:
         composition, run_id = terms[row["population"]].composition, row["run_id"]
-        cost = composition.events_price(row["events"], adjacencies[run_id])
+        cost = composition.events_price(row["events"], adjacencies[run_id], row["about"].get("together", 1))
         if row["about"]["price"] < cost * (1 - 1e-9):
             raise LedgerBroken(
                 f"row {row['seq']} charges run {run_id!r} {row['about']['price']:g}, its events cost {cost:g}; find out"

@@ -42,32 +42,48 @@ def reservation(terms: Terms, run: Draft, blocks: Blocks) -> list[Draft]:
 
     run: the row of a run on the whole population. Each price is computed here and never taken from `about`.
     """
-    drafts = []
-    for block, events in _by_block(blocks, run.events).items():
-        price = terms.composition.price(run.budget, events, rules.adjacency_of(run.about))
-        about = dict(run.about) | _priced(price)
+    drafts, by_block = [], _by_block(blocks, run.events)
+    together = terms.together(by_block)
+    for block, events in by_block.items():
+        price = terms.composition.price(run.budget, events, rules.adjacency_of(run.about), together)
+        about = dict(run.about) | _notes(terms, price, together)
         drafts.append(Draft("reserve", run.population, run.budget, run.run_id, events, about, block))
     return drafts
 
 
 def settlement(
-    terms: Terms, run_id: str, run: Run, spent: Budget, by_block: Mapping[str, Events]
+    books: Books, run_id: str, spent: Budget, events: Events, blocks: Mapping[str, Events]
 ) -> list[Draft]:
-    """The rows that settle a run; by_block: the events that happened in each of its blocks.
+    """The rows that settle an open run, none for another; blocks: the events of those where they are not `events`.
 
     A run settled at its full cost keeps its full price: when to end may have been chosen on the way, under a filter
     of its own. One settled at less is priced by what happened.
     Raises BudgetRefused where that costs more than was reserved, Refused where it has no bound.
     """
-    drafts = []
+    run = rules.find(books, run_id)
+    if run.status != "open":
+        return []
+    rules.check_settles(run_id, run, spent)
+    by_block = {block: blocks.get(block, events) for block in run.amounts}
+    return _settled(books.term(run.population), run_id, run, spent, by_block)
+
+
+def _settled(
+    terms: Terms, run_id: str, run: Run, spent: Budget, by_block: Mapping[str, Events]
+) -> list[Draft]:
+    drafts, together = [], terms.together(by_block)
     for block, events in by_block.items():
         reserved = float(run.amounts[block][0] / Fraction(terms.blocks_per_person))
         in_full = spent == run.reserved
-        price = None if in_full and not events else terms.composition.price(spent, events, run.adjacency)
+        price = (
+            None
+            if in_full and not events
+            else terms.composition.price(spent, events, run.adjacency, together)
+        )
         if price is not None:
             rules.check_price(run_id, block, reserved=reserved, happened=price)
         is_priced = terms.composition.kind != "basic" and any(run.amounts[block])
-        about = _priced((reserved if in_full else price) if is_priced else None)
+        about = _notes(terms, (reserved if in_full else price) if is_priced else None, together)
         drafts.append(Draft("settle", run.population, spent, run_id, events, about, block))
     return drafts
 
@@ -76,5 +92,7 @@ def _by_block(blocks: Blocks, events: Events) -> dict[str, Events]:
     return dict(blocks) if isinstance(blocks, Mapping) else dict.fromkeys(blocks, events)
 
 
-def _priced(price: float | None) -> dict[str, float]:
-    return {} if price is None else {"price": price}
+def _notes(terms: Terms, price: float | None, together: int) -> dict[str, float]:
+    """What the ledger itself keeps in a row, whatever the caller's notes say."""
+    notes: dict[str, float] = {} if price is None else {"price": price}
+    return notes | ({"together": together} if terms.blocks_per_person > 1 else {})

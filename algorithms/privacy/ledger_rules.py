@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, Refused
+from algorithms.privacy.errors import BudgetRefused, LedgerBroken, Refused
 from algorithms.privacy.ledger_balance import in_words, refusal
 from algorithms.privacy.ledger_books import Books, Run, blocks_in_words
 from algorithms.privacy.ledger_composition import Composition
-from algorithms.privacy.ledger_entry import WHOLE_POPULATION, Draft
+from algorithms.privacy.ledger_entry import GENESIS, WHOLE_POPULATION, Draft, Entry
 
 ADJACENCY = "ADD_OR_REMOVE_ONE"
 
@@ -35,13 +35,12 @@ def check_blocks(books: Books, population: str, blocks: Sequence[str]) -> None:
 def check_fits(books: Books, drafts: Sequence[Draft]) -> None:
     """Raises BudgetRefused where a block's cap does not allow its draft, Refused for another adjacency."""
     for draft in drafts:
-        population, cost, run_id = draft.population, draft.budget, draft.run_id or ""
+        population, cost = draft.population, draft.budget
         terms = books.term(population)
-        price = draft.about.get("price")
-        charge = terms.charge(cost, float(price) if isinstance(price, float) else None)
+        charge = terms.charge(cost, draft.about)
         forbidden = math.isinf(cost.epsilon) and not terms.public
         if forbidden or books.how_many(population, draft.block, charge) == 0:
-            raise refusal(books, (population, draft.block), run_id=run_id, cost=cost, charge=charge)
+            raise refusal(books, (population, draft.block), draft, charge)
         if not terms.public:
             _check_adjacency(books, draft)
 
@@ -110,6 +109,15 @@ def check_new(composition: Composition, cap: Budget, blocks_per_person: int) -> 
     if blocks_per_person < 1:
         raise Refused(
             f"a person is in at least 1 block, not in {blocks_per_person}; declare how many at most."
+        )
+
+
+def check_contains(rows: Sequence[Entry], kept: str) -> None:
+    """Raises LedgerBroken where a head that was kept elsewhere is of none of the rows."""
+    if kept not in {GENESIS, *(row.hash for row in rows)}:
+        raise LedgerBroken(
+            f"the ledger has no row with the hash {kept[:16]}...: rows were cut off or an older"
+            " copy was put back; restore the newest copy."
         )
 
 

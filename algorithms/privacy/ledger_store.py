@@ -165,7 +165,9 @@ class Store:
 
 
 def _insert(connection: Connection, entries: Sequence[Entry]) -> None:
-    for entry in entries:  # one by one: psycopg's pipeline of many complains aloud where a transaction is tried again
+    for (
+        entry
+    ) in entries:  # one by one: psycopg's pipeline of many complains aloud where a transaction is tried again
         connection.execute(_TABLE.insert().values(vars(entry)))
 
 

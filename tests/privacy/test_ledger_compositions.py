@@ -1,16 +1,15 @@
-"""Populations under zCDP and Rényi: priced by events, never above the cap, whatever is done in between."""
+"""Populations under zCDP and Rényi: priced by their events, for one record or for all of a person."""
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import dp_accounting as dp
+import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from scipy.stats import norm
 
 from algorithms.privacy.accounting import epsilon, rdp
 from algorithms.privacy.adjacency import REPLACE_ONE
@@ -22,10 +21,10 @@ from algorithms.privacy.events import (
     RenyiDpEvent,
     event_from_json,
     event_to_json,
-    schedule_from_json,
     schedule_to_json,
 )
 from algorithms.privacy.filters import conversion, epsilon_of_zcdp, rho_under
+from algorithms.privacy.group import grouped
 from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.ledger_copy import check_prices
 
@@ -35,7 +34,7 @@ GAUSSIAN = dp.GaussianDpEvent(4.0)
 SGD = dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(1.0))
 
 
-def _ledger(folder: Path | str, composition: Composition, *blocks: str, **terms: Any) -> Ledger:
+def _ledger(folder: Path, composition: Composition, *blocks: str, **terms: Any) -> Ledger:
     ledger = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
     ledger.declare("patients", CAP, public=False, composition=composition, **terms)
     for block in blocks:
@@ -138,6 +137,62 @@ def test_a_run_is_settled_at_the_price_of_what_happened_and_never_above_its_rese
     assert check_prices(ledger) == 4
 
 
+def test_a_person_with_a_record_in_each_block_of_a_run_is_priced_for_all_of_them(tmp_path: Path) -> None:
+    """Two of three records move a sum by twice the bound: four times the rho, which two blocks share."""
+    ledger = _ledger(tmp_path, ZCDP, *"xyz", blocks_per_person=3)
+    _reserve(ledger, "a", GAUSSIAN, blocks=tuple("xy"))
+    _reserve(ledger, "b", GAUSSIAN, blocks=tuple("z"))
+    charged = [block.limit[0] - block.left[0] for block in ledger.blocks("patients")]
+    assert charged == pytest.approx([3 * 2 / 32, 3 * 2 / 32, 3 / 32])
+    assert check_prices(ledger) == 3
+
+
+@pytest.mark.parametrize("event", [SGD, dp.GaussianDpEvent(3.0), PureDpEvent(0.2), dp.LaplaceDpEvent(9.0)])
+def test_what_the_blocks_of_a_person_pay_covers_every_number_of_records(event: dp.DpEvent) -> None:
+    events = schedule_to_json([(event, 10)])
+    price = RENYI.events_price(events, "ADD_OR_REMOVE_ONE", together=3)
+    for count in (1, 2, 3):
+        assert rdp([(grouped(event, count), 10)], orders=(8.0,))[0] <= count * price * (1 + 1e-12)
+
+
+def test_a_sample_of_a_group_bounds_the_exact_mixture_of_its_members() -> None:
+    """Three records, each sampled with rate 0.1, move a sum by 0 to 3 bounds: integrated without any accountant."""
+    rate, sigma, order, count = 0.1, 2.0, 4.0, 3
+    x = np.linspace(-60.0, 60.0, 200_001)
+    weights = [math.comb(count, i) * rate**i * (1 - rate) ** (count - i) for i in range(count + 1)]
+    with_group = sum(w * norm.pdf(x, i, sigma) for i, w in enumerate(weights))
+    without = norm.pdf(x, 0.0, sigma)
+    event = grouped(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sigma)), count)
+    bound = rdp([(event, 1)], orders=(order,))[0]
+    for p, q in ((with_group, without), (without, with_group)):
+        log_terms = order * np.log(np.maximum(p, 1e-300)) - (order - 1) * np.log(np.maximum(q, 1e-300))
+        exactly = math.log(np.trapezoid(np.exp(log_terms), x)) / (order - 1)
+        assert 0.0 < exactly <= bound
+
+
+def test_a_group_of_which_nothing_is_known_may_be_read_in_one_block_only(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, RENYI, *"xy", blocks_per_person=2)
+    _reserve(ledger, "a", RenyiDpEvent(8.0, 0.1), blocks=("x",))
+    with pytest.raises(Refused, match="no bound for 2 records of one person; let the run read one block"):
+        _reserve(ledger, "b", RenyiDpEvent(8.0, 0.1), blocks=("x", "y"))
+
+
+def test_under_basic_sums_a_groups_delta_grows_faster_than_its_size(tmp_path: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    ledger.declare("patients", Budget(9.0, 1e-4), public=False, blocks_per_person=2)
+    ledger.declare_block("patients", "x")
+    ledger.declare_block("patients", "y")
+    ledger.reserve("a", "patients", Budget(1.0, 1e-5), events=[], about={"together": "1"}, blocks=("x", "y"))
+    reserved = ledger.balance("patients", "x").reserved
+    assert (reserved.epsilon, reserved.delta) == (2.0, pytest.approx((1 + math.e) * 1e-5))
+    with pytest.raises(BudgetRefused) as refused:
+        ledger.reserve("b", "patients", Budget(2.0, 5e-5), events=[], about={}, blocks=("x", "y"))
+    offer = re.search(r"at most epsilon=(\S+), delta=(\S+) would fit", str(refused.value))
+    assert offer
+    fits = Budget(float(offer[1]), float(offer[2]))
+    ledger.reserve("b", "patients", fits, events=[], about={}, blocks=("x", "y"))
+
+
 def test_what_has_no_price_is_refused_in_one_sentence(tmp_path: Path) -> None:
     ledger = _ledger(tmp_path, ZCDP)
     before = ledger.history()
@@ -174,70 +229,3 @@ def test_a_price_below_that_of_its_events_is_found(tmp_path: Path, monkeypatch: 
         _reserve(ledger, "a", GAUSSIAN)
     with pytest.raises(LedgerBroken, match=r"row 2 charges run 'a' 0\.001, its events cost 0\.03125"):
         check_prices(ledger)
-
-
-_KINDS = st.sampled_from(["reserve", "settle", "settle less", "forfeit", "cap", "retire"])
-_STEPS = st.lists(
-    st.tuples(_KINDS, st.integers(0, 3), st.sets(st.sampled_from("xyz"), min_size=1), st.integers(1, 12)),
-    max_size=14,
-)
-_EVENTS = [dp.GaussianDpEvent(1.5), SGD, PureDpEvent(0.5), dp.LaplaceDpEvent(2.0)]
-
-
-def _recomputed(ledger: Ledger, composition: Composition, block: str, count: int) -> float:
-    """The epsilon of a block's whole history from the event lists in its rows alone, with nothing of the ledger's."""
-    last: dict[str, tuple[bool, Mapping[str, Any]]] = {}
-    for row in (row.to_json() for row in ledger.history()):
-        if row["run_id"] and row["block"] == block and row["kind"] != "forfeit":
-            last[row["run_id"]] = (row["kind"] == "settle", row)
-    total = 0.0
-    for _, row in last.values():
-        schedule = schedule_from_json(row["events"])
-        if composition.order is not None:
-            total += count * float(rdp(schedule, orders=(composition.order,))[0])
-        else:
-            total += count * sum(
-                times * rho_under(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, event)
-                for event, times in schedule
-            )
-    if total == 0 or composition.order is None:
-        return epsilon_of_zcdp(total, CAP.delta)
-    return total + conversion(composition.order, CAP.delta)
-
-
-def _do(ledger: Ledger, step: tuple[str, int, set[str], int], number: int) -> None:
-    kind, run, blocks, size = step
-    event, run_id = _EVENTS[run % len(_EVENTS)], f"run-{run}-{number // 5}"
-    match kind:
-        case "reserve":
-            _reserve(ledger, run_id, event, size, blocks=tuple(sorted(blocks)))
-        case "settle":
-            ledger.settle(run_id, ONE, events=schedule_to_json([(event, 1)]))
-        case "settle less":
-            ledger.settle(run_id, Budget(0.5, 0.0), events=schedule_to_json([(event, size)]))
-        case "forfeit":
-            ledger.forfeit(run_id)
-        case "retire":
-            ledger.retire_block("patients", min(blocks))
-        case "cap":
-            ledger.set_cap("patients", Budget(CAP.epsilon * size / 12, CAP.delta), block=min(blocks))
-
-
-@settings(max_examples=25, deadline=None)
-@given(_STEPS, st.sampled_from([RENYI, ZCDP]), st.sampled_from([1, 2]))
-def test_no_history_takes_a_block_above_its_cap(
-    steps: list[tuple[str, int, set[str], int]], composition: Composition, count: int
-) -> None:
-    with TemporaryDirectory() as folder:
-        ledger = _ledger(folder, composition, *"xyz", blocks_per_person=count)
-        for number, step in enumerate(steps):
-            before = {block: ledger.balance("patients", block) for block in "xyz"}
-            rows = len(ledger.history())
-            try:
-                _do(ledger, step, number)
-            except Refused:
-                assert len(ledger.history()) == rows
-            touched = {row.block for row in ledger.history()[rows:]}
-            for block in "xyz":
-                assert _recomputed(ledger, composition, block, count) <= CAP.epsilon * (1 + 1e-9)
-                assert block in touched or ledger.balance("patients", block) == before[block]

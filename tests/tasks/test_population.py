@@ -12,6 +12,7 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import RenyiDpEvent, schedule_from_json
 from algorithms.privacy.filters import RenyiFilter
+from algorithms.privacy.group import grouped
 from algorithms.privacy.ledger import Composition
 from algorithms.public import Public
 from tasks import calibrate, params, prepare, runs, train
@@ -44,8 +45,8 @@ def test_a_population_under_renyi_is_charged_by_the_events_of_its_runs(workspace
     balance = workspace.ledger.balance("digits")
     assert (balance.composition, balance.blocks_per_person) == (Composition("renyi", 8.0), 2)
     (block,) = workspace.ledger.blocks("digits")
-    price = rdp(schedule_from_json(receipt["events"]), orders=(8.0,))[0]
-    assert block.limit[0] - block.left[0] == pytest.approx(2 * price)
+    of_two = [(grouped(event, 2), count) for event, count in schedule_from_json(receipt["events"])]
+    assert block.limit[0] - block.left[0] == pytest.approx(rdp(of_two, orders=(8.0,))[0])
     assert receipt["ledger"]["first"] == workspace.ledger.history()[0].hash
     workspace.declare(composition="zcdp", composition_order=None)
     runs.discard(workspace.home, receipt["run_id"])
