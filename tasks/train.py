@@ -23,8 +23,7 @@ from algorithms.checkpoint import by_name
 from algorithms.privacy.barrier import Performance
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import run_lengths, schedule_to_json
-from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger_entry import WHOLE_POPULATION
+from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.noise import Generator, secure_generator, seeded_generator
 from algorithms.privacy.trace import Trace
 from algorithms.training import train as run_training

@@ -27,7 +27,7 @@ from algorithms.privacy.ledger_entry import WHOLE_POPULATION, Draft, Entry, head
 from algorithms.privacy.ledger_policy import Block
 from algorithms.privacy.ledger_store import Store, open_store
 
-__all__ = ["Balance", "Block", "Composition", "Entry", "Ledger", "Status"]
+__all__ = ["WHOLE_POPULATION", "Balance", "Block", "Composition", "Entry", "Ledger", "Status"]
 
 _Decision = Callable[[Books], Sequence[Draft]]
 
