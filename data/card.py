@@ -82,6 +82,19 @@ class Cap(Strict):
     delta: Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
+class Composition(Strict):
+    """How the runs on the population add up: basic sums, zCDP, or Rényi at an order that never changes."""
+
+    kind: Literal["basic", "zcdp", "renyi"]
+    order: Annotated[FiniteFloat, Field(gt=1)] | None = None
+
+    @model_validator(mode="after")
+    def _order_of_renyi_alone(self) -> "Composition":
+        if (self.kind == "renyi") != (self.order is not None):
+            raise ValueError("composition.order is needed for renyi, and only then")
+        return self
+
+
 class Split(Strict):
     """The per-record rule that sets a test set apart: a public salt and the expected test share."""
 
@@ -94,6 +107,8 @@ class DataCard(Strict):
 
     folder: of its files in a mirror and among the downloads, if not its name; data sets may share one.
     alternatives: other sets of files with the same records, for who has those; each is whole, and `files` is the first.
+    composition: of the population's runs, fixed when it is first seen. blocks_per_person: in how many blocks of the
+    population a person may have records; with 1, the unit of privacy is one record in one block.
     """
 
     name: Name
@@ -106,6 +121,10 @@ class DataCard(Strict):
     unit: Word
     population: Word
     cap: Cap
+    composition: Composition = Field(
+        default=Composition(kind="basic"), exclude_if=lambda given: given == Composition(kind="basic")
+    )
+    blocks_per_person: PositiveInt = Field(default=1, exclude_if=lambda given: given == 1)
     holdout: Literal["public"]
     records: Records
     classes: tuple[Word, ...] = Field(min_length=2)

@@ -23,6 +23,8 @@ class PublicDescription:
     records, test_records: how many to train and to test on, or None when the number is private.
     input_shape: of one record's features.
     holdout: whom the test metrics protect; "public" means that the test records are declared public.
+    composition, composition_order: how the population's runs add up; see DataCard. blocks_per_person: in how many
+    blocks a person may have records.
     feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds them.
     tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them; None
     for real features, float32.
@@ -46,6 +48,9 @@ class PublicDescription:
     feature_norms: tuple[float, float] | None = None
     tokens: int | None = None
     transform: Transform = "none"
+    composition: Literal["basic", "zcdp", "renyi"] = "basic"
+    composition_order: float | None = None
+    blocks_per_person: int = 1
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card and the transform alone."""
@@ -86,6 +91,9 @@ def public_description(card: DataCard, transform: Transform = "none") -> PublicD
         feature_norms=_feature_norms(card) if is_as_read and card.tokens is None else None,
         tokens=card.tokens,
         transform=transform,
+        composition=card.composition.kind,
+        composition_order=card.composition.order,
+        blocks_per_person=card.blocks_per_person,
     )
 
 

@@ -11,6 +11,7 @@ from data import PublicDescription, catalogue, public_description
 from tasks.calibrate import plan_for
 from tasks.closing import open_ledger
 from tasks.params import Params
+from tasks.receipt import reserved_events
 
 
 def cost_table(root: Path, settings: Params) -> Table:
@@ -45,7 +46,9 @@ def _ledger_rows(root: Path, plan: Plan, public: PublicDescription) -> list[tupl
         cap = Budget(public.cap_epsilon, public.cap_delta)
         return [(f"cap of population {population}, not charged so far", _pair(cap))]
     balance = ledger.balance(population)
-    how_many = ledger.affordable(population, plan.cost)
+    how_many = ledger.affordable(
+        population, plan.cost, events=reserved_events(plan), adjacency=plan.adjacency
+    )
     return [
         (f"spent by population {population}", _pair(balance.spent)),
         ("reserved by open runs", _pair(balance.reserved)),

@@ -1,11 +1,13 @@
 """The command `epsilonflow ledger`: what each population may spend, has spent, and by which runs."""
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
+from flows.ledger_forecast_command import forecast
 from flows.terminal import SETTINGS, say, sentences, show, show_json
 
 if TYPE_CHECKING:
@@ -14,15 +16,20 @@ if TYPE_CHECKING:
 
 app = typer.Typer(**SETTINGS, help="The durable budget of each population.")
 
+app.command("forecast")(forecast)
+
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
 @app.command("show")
 def show_balances(as_json: AsJson = False) -> None:
-    """Cap, spent, reserved and remaining of every population."""
+    """Cap, spent, reserved and remaining of every population, block by block where it has blocks."""
     with sentences():
         ledger = _ledger()
-        balances = [ledger.balance(population) for population in ledger.populations()]
+        names = [
+            (population, row.name) for population in ledger.populations() for row in ledger.blocks(population)
+        ]
+        balances = [ledger.balance(*name) for name in names]
     _show_balances(balances, as_json=as_json)
 
 
@@ -31,15 +38,17 @@ def cap(
     population: Annotated[str, typer.Argument(help="Whose cap.")],
     epsilon: Annotated[float, typer.Option(help="What all its runs together may spend.")],
     delta: Annotated[float, typer.Option(help="The same for delta.")],
+    block: Annotated[str | None, typer.Option(help="Of this block alone.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change the cap of a population, as the owner of its data; the change is a row of the ledger."""
+    """Change the cap of a population or block, as the owner of its data; the change is a row of the ledger."""
     with sentences():
         from algorithms.privacy.budget import Budget
 
         ledger = _ledger()
-        ledger.set_cap(population, Budget(epsilon, delta))
-        balance = ledger.balance(population)
+        block = block or "all"
+        ledger.set_cap(population, Budget(epsilon, delta), block=block)
+        balance = ledger.balance(population, block)
     _show_balances([balance], as_json=as_json)
 
 
@@ -54,10 +63,10 @@ def history(
     if as_json:
         show_json([row.to_json() for row in rows])
         return
-    table = Table("row", "when", "what", "population", "run", "epsilon", "delta")
+    table = Table("row", "when", "what", "population", "block", "run", "epsilon", "delta")
     for row in rows:
         budget = row.budget
-        cells = (row.written_at, row.kind, row.population, row.run_id or "", _text(budget.epsilon))
+        cells = (row.written_at, row.kind, row.population, row.block, row.run_id or "", _text(budget.epsilon))
         table.add_row(str(row.seq), *cells, _text(budget.delta))
     show(table)
 
@@ -68,6 +77,89 @@ def forfeit(run_id: Annotated[str, typer.Argument(help="A run that will not be r
     with sentences():
         _ledger().forfeit(run_id)
     say(f"The whole reservation of {run_id} counts as spent for ever.")
+
+
+@app.command()
+def block(
+    population: Annotated[str, typer.Argument(help="Whose data.")],
+    name: Annotated[str, typer.Argument(help="A part of them that shares no record with another block.")],
+    epsilon: Annotated[float | None, typer.Option(help="The block's own cap.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The same for delta.")] = None,
+) -> None:
+    """Declare a block; its cap is the population's unless it is given one."""
+    with sentences():
+        from algorithms.privacy.budget import Budget
+
+        ledger = _ledger()
+        usual = ledger.balance(population, "all").cap
+        own = (usual.epsilon if epsilon is None else epsilon, usual.delta if delta is None else delta)
+        ledger.declare_block(population, name, Budget(*own))
+        balance = ledger.balance(population, name)
+    _show_balances([balance], as_json=False)
+
+
+@app.command()
+def retire(
+    population: Annotated[str, typer.Argument(help="Whose data.")],
+    name: Annotated[str, typer.Argument(help="A block that no run may use again.")],
+) -> None:
+    """Retire a block for ever."""
+    with sentences():
+        _ledger().retire_block(population, name)
+    say(f"No run will use block {name} of population {population} again.")
+
+
+@app.command()
+def verify(
+    head: Annotated[str | None, typer.Option(help="A head of the chain that was kept elsewhere.")] = None,
+    card: Annotated[Path | None, typer.Option(help="A privacy_card.json, whose ledger_head it is.")] = None,
+) -> None:
+    """Recompute the hash chain and the prices of the runs; exit status 2 if one does not hold."""
+    with sentences():
+        from algorithms.privacy.ledger_copy import check_prices
+
+        ledger = _ledger()
+        kept = [_head_in(card)] if card else []
+        for containing in [head, *kept]:
+            ledger.verify(containing=containing)
+        priced = check_prices(ledger)
+    rows = len(ledger.history())
+    say(
+        f"The chain holds, {rows} rows; {priced} prices are what their events cost. Its head is {ledger.head()}"
+    )
+
+
+@app.command()
+def export(file: Annotated[Path, typer.Argument(help="A new file.")]) -> None:
+    """Write every row with its hashes into a file that you alone can read."""
+    with sentences():
+        from algorithms.privacy.ledger_copy import export as write
+
+        rows = write(_ledger(), file)
+    say(f"{rows} rows are in {file}.")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="The file of an export.")],
+    to: Annotated[str, typer.Option(help="URL of an empty ledger.")],
+) -> None:
+    """Write the rows of an export into an empty ledger, hash for hash."""
+    with sentences():
+        from algorithms.privacy.ledger_copy import restore as write
+
+        rows = write(file, to)
+    say(f"{rows} rows are restored, and the chain holds.")
+
+
+def _head_in(card: Path) -> str:
+    from algorithms.privacy.card import read
+    from algorithms.privacy.errors import Refused
+
+    head = read(card).get("evidence", {}).get("ledger_head")
+    if head is None:
+        raise Refused(f"{card} names no ledger_head; give the path of a privacy_card.json.")
+    return str(head)
 
 
 def _ledger() -> "Ledger":
@@ -81,11 +173,11 @@ def _show_balances(balances: "list[Balance]", *, as_json: bool) -> None:
     if as_json:
         show_json([_document(balance) for balance in balances])
         return
-    table = Table("population", "", "epsilon", "delta")
+    table = Table("population", "", "epsilon", "delta", caption=_units(balances))
     for balance in balances:
         for kind in ("cap", "spent", "reserved", "remaining"):
             budget: Budget = getattr(balance, kind)
-            name = balance.population if kind == "cap" else ""
+            name = _name(balance) if kind == "cap" else ""
             table.add_row(name, kind, _text(budget.epsilon), _text(budget.delta))
         table.add_section()
     show(table)
@@ -93,7 +185,26 @@ def _show_balances(balances: "list[Balance]", *, as_json: bool) -> None:
 
 def _document(balance: "Balance") -> dict[str, Any]:
     budgets = {kind: _pair(getattr(balance, kind)) for kind in ("cap", "spent", "reserved", "remaining")}
-    return {"population": balance.population, "public": balance.public, **budgets}
+    terms = {"composition": balance.composition.to_json(), "blocks_per_person": balance.blocks_per_person}
+    block = {"block": balance.block, "retired": balance.retired}
+    return {"population": balance.population, "public": balance.public, **block, **terms, **budgets}
+
+
+def _name(balance: "Balance") -> str:
+    block = "" if balance.block == "all" else f", block {balance.block}"
+    return f"{balance.population}{block}{' (retired)' if balance.retired else ''}"
+
+
+def _units(balances: "list[Balance]") -> str:
+    """Whom the numbers protect and how they were added up, where that is not one record and plain sums."""
+    notes = {}
+    for balance in balances:
+        count, composition = balance.blocks_per_person, balance.composition
+        unit = "one record in one block" if count == 1 else f"one person in at most {count} blocks"
+        sums = "" if composition.kind == "basic" else f", by {composition}, whose epsilons do not add up"
+        if count > 1 or sums or balance.block != "all":
+            notes[balance.population] = f"{balance.population}: for {unit}{sums}"
+    return "; ".join(notes.values())
 
 
 def _pair(budget: "Budget") -> dict[str, float | None]:

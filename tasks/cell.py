@@ -37,6 +37,7 @@ from tasks.comparison_data import Sides, public_of, sides
 from tasks.comparison_files import Place, write_json, write_parquet
 from tasks.comparison_plans import Planned, planned
 from tasks.evaluate import evaluate
+from tasks.receipt import reserved_events
 
 _CAP = Budget(1e9, 1.0)
 """Of a comparison's own ledger: its runs are recorded there, and none is refused."""
@@ -129,8 +130,7 @@ def _reserve(ledger: Ledger, cell: Cell, prepared: Planned, data: Sides) -> None
     ledger.declare(population, _CAP, public=True)
     if ledger.status(cell.digest) != "settled":
         about = {"algorithm": cell.settings["name"], "dataset": cell.dataset, "what": "a run of a comparison"}
-        events = schedule_to_json(plan.schedule)
-        ledger.reserve(cell.digest, population, plan.cost, events=events, about=about)
+        ledger.reserve(cell.digest, population, plan.cost, events=reserved_events(plan), about=about)
 
 
 def _trained(cell: Cell, prepared: Planned, data: Sides) -> _Trained:

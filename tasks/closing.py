@@ -9,7 +9,8 @@ from rich.table import Table
 
 from algorithms.privacy.ledger import Ledger
 from tasks import params
-from tasks.environment import ledger_url
+from tasks.environment import home, ledger_url
+from tasks.ledger_heads import open_newest, remember
 
 REPORT = Path("artifacts/report.html")
 
@@ -73,9 +74,12 @@ def closing(root: Path) -> Closing:
 
 
 def open_ledger(root: Path) -> Ledger:
-    """The ledger that the checkout at `root` charges."""
+    """The ledger that the checkout at `root` charges; raises LedgerBroken where an older copy was put back."""
     settings = params.load(root / "params.yaml", reads=("ledger",))
-    return Ledger.open(ledger_url(settings.ledger.url))
+    url = ledger_url(settings.ledger.url)
+    ledger = open_newest(url, home=home(), root=root)
+    remember(ledger, url, home=home())
+    return ledger
 
 
 def _balance(root: Path, population: str) -> tuple[float | None, float | None]:

@@ -6,7 +6,16 @@ from dataclasses import asdict
 from typing import Any
 
 from algorithms.algorithm import Plan
+from algorithms.privacy.events import RenyiDpEvent, schedule_to_json
 from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger_copy import identity
+
+
+def reserved_events(plan: Plan) -> list[dict[str, Any]]:
+    """The events that a run reserves: its schedule, or what the Rényi filter of a run without one lets through."""
+    if plan.filter["kind"] == "renyi":
+        return schedule_to_json([(RenyiDpEvent(plan.filter["order"], plan.filter["limit"]), 1)])
+    return schedule_to_json(plan.schedule)
 
 
 def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -25,10 +34,10 @@ def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def account_of(ledger: Ledger, population: str) -> dict[str, Any]:
-    """How the population stands after the run, and the head of the ledger's chain."""
+    """How the population stands after the run, and the first and the last hash of the ledger's chain."""
     balance = ledger.balance(population)
     sums = {name: asdict(getattr(balance, name)) for name in ("cap", "spent", "remaining")}
-    return {"ledger": {"head": ledger.head()} | sums}
+    return {"ledger": {"first": identity(ledger), "head": ledger.head()} | sums}
 
 
 def noise_source(*, private: bool) -> str:

@@ -20,10 +20,9 @@ from algorithms.algorithm import Plan
 from algorithms.checkpoint import by_name
 from algorithms.models.fronts import front_of
 from algorithms.privacy.barrier import Performance
-from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import run_lengths, schedule_to_json
-from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.noise import Generator, secure_generator, seeded_generator
 from algorithms.privacy.trace import Trace
 from algorithms.training import train as run_training
@@ -34,9 +33,11 @@ from tasks import params, runs
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for
 from tasks.environment import home, ledger_url
+from tasks.ledger_heads import open_newest, remember
 from tasks.params import Params
+from tasks.population import declare
 from tasks.progress import progress
-from tasks.receipt import account_of, cost_of, noise_source
+from tasks.receipt import account_of, cost_of, noise_source, reserved_events
 from tasks.software import software
 from tasks.stage import main_of
 
@@ -47,12 +48,16 @@ _SALT_BYTES = 32
 
 @dataclass(frozen=True)
 class Job:
-    """What the stage was asked to do: its parameters, the plan as written, the data's folder and description."""
+    """What the stage was asked to do: its parameters, the plan as written, the data's folder and description.
+
+    blocks: those of the population that the prepared data are of.
+    """
 
     settings: Params
     plan_file: bytes
     prepared: Path
     public: PublicDescription
+    blocks: tuple[str, ...] = (WHOLE_POPULATION,)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -70,7 +75,7 @@ class Job:
         with (self.prepared / "salt").open("rb") as file:
             salt = file.read(_SALT_BYTES)
         decides = [str(root.resolve()), self.document, asdict(self.public), self.settings.model.model_dump()]
-        decides += [self.settings.privacy.noise]
+        decides += [self.settings.privacy.noise, self.blocks]
         return hashlib.sha256(salt + json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
 
@@ -98,13 +103,15 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
 def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
     """Reserves, trains, settles; returns the folder with the result."""
     plan = job.plan
-    _declare(ledger, job.public)
+    declare(ledger, job.public)
     about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency")}
     # A settled run without a result was killed in between: it is repeated, not charged again.
     if ledger.status(run.run_id) != "settled":
-        events = schedule_to_json(plan.schedule)
+        events = reserved_events(plan)
         with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
-            ledger.reserve(run.run_id, job.public.population, plan.cost, events=events, about=about)
+            ledger.reserve(
+                run.run_id, job.public.population, plan.cost, events=events, about=about, blocks=job.blocks
+            )
     written = _fresh_folder(run.folder / "written")
     trace = _train_into(written, job, run)
     events = schedule_to_json(run_lengths(trace.events()))
@@ -114,17 +121,6 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
     receipt |= {"software": software(root, recorded="training"), "sha256": _checksums(written, job)}
     (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
     return run.finish(written)
-
-
-def _declare(ledger: Ledger, public: PublicDescription) -> None:
-    """Enters the population at first sight; refuses one of the same name that is not of the same kind."""
-    ledger.declare(public.population, Budget(public.cap_epsilon, public.cap_delta), public=public.public)
-    if ledger.balance(public.population).public != public.public:
-        kinds = ("private", "public")
-        raise Refused(
-            f"the population {public.population!r} is {kinds[not public.public]} in the ledger, but the card of"
-            f" {public.dataset!r} says {kinds[public.public]}; give the card a population of its own."
-        )
 
 
 def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
@@ -225,8 +221,10 @@ def main() -> None:
         prepared=prepared,
         public=PublicDescription.from_json((prepared / "public.json").read_text(encoding="utf-8")),
     )
-    ledger = Ledger.open(ledger_url(settings.ledger.url))
+    url = ledger_url(settings.ledger.url)
+    ledger = open_newest(url, home=home(), root=Path())
     train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))
+    remember(ledger, url, home=home())
 
 
 if __name__ == "__main__":

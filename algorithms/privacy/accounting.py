@@ -24,7 +24,7 @@ from scipy.special import log_ndtr
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, parts, pure_epsilon, under
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent, Schedule
+from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent, RenyiDpEvent, Schedule
 from algorithms.privacy.losses import composed, in_few_kinds
 
 Accountant = Literal["pld", "rdp", "pure"]
@@ -109,6 +109,8 @@ def _plain_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacenc
             return _rdp_of_pure(epsilon, np.array(orders))
         case ObjectivePerturbationDpEvent():
             return _rdp_of_objective(event, np.array(orders))
+        case RenyiDpEvent(order=order, bound=bound):  # which never falls as the order grows
+            return np.where(np.array(orders) <= order, bound, math.inf)
         case dp.PoissonSampledDpEvent(event=dp.LaplaceDpEvent()):
             return _rdp_of_pure(pure_epsilon(event), np.array(orders))
         case dp.ComposedDpEvent(events=inners):

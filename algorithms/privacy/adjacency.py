@@ -12,7 +12,7 @@ import dp_accounting as dp
 import numpy as np
 
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent
+from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent, RenyiDpEvent
 
 Adjacency: TypeAlias = dp.NeighboringRelation
 ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -83,6 +83,8 @@ def _is_possible(event: dp.DpEvent) -> bool:
             return 0 < multiplier < math.inf and 0 <= ratio < math.inf
         case PureDpEvent(epsilon=epsilon):
             return epsilon >= 0
+        case RenyiDpEvent(order=order, bound=bound):
+            return 1 < order < math.inf and bound >= 0
         case dp.dp_event.ZCDpEvent(rho=rho, xi=xi):
             return bool(rho >= 0 and xi >= 0)
         case dp.PoissonSampledDpEvent(sampling_probability=rate):

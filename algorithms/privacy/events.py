@@ -1,4 +1,4 @@
-"""Privacy events as JSON: dp_accounting's own class and field names, nested as the events are, and two more events."""
+"""Privacy events as JSON: dp_accounting's own class and field names, nested as the events are, and three more."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +31,17 @@ class ObjectivePerturbationDpEvent(dp.DpEvent):  # type: ignore[misc]
     curvature_ratio: float
 
 
+@attrs.frozen
+class RenyiDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """A mechanism of which nothing but its Rényi divergence at one order is known, under add-or-remove-one.
+
+    order: above 1. bound: the divergence there. The releases of a run under a Rényi filter are one such event.
+    """
+
+    order: float
+    bound: float
+
+
 _TYPES: dict[str, type[dp.DpEvent]] = {
     kind.__name__: kind
     for kind in (
@@ -47,6 +58,7 @@ _TYPES: dict[str, type[dp.DpEvent]] = {
         dp.dp_event.TruncatedSubsampledGaussianDpEvent,
         PureDpEvent,
         ObjectivePerturbationDpEvent,
+        RenyiDpEvent,
     )
 }
 

@@ -13,10 +13,10 @@ import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
 from algorithms.privacy.accounting import ORDERS, epsilon_of_rdp, rdp
-from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency
+from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, Adjacency, under
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
-from algorithms.privacy.events import Schedule, schedule_to_json
+from algorithms.privacy.events import PureDpEvent, Schedule, schedule_to_json
 
 
 class Filter(Protocol):
@@ -165,7 +165,7 @@ def rho_of_budget(budget: Budget) -> float:
 def rho_of(event: dp.DpEvent) -> float:
     """The rho of an event under zCDP; raises Refused where none is proven.
 
-    Gaussian: 1 / (2 z^2). Laplace of pure epsilon 1/z: epsilon^2 / 2 (Bun and Steinke 2016, Props. 1.6 and 1.4).
+    Gaussian: 1 / (2 z^2). Pure epsilon, as of Laplace noise 1/z: epsilon^2 / 2 (Bun and Steinke 2016, Props. 1.6, 1.4).
     """
     match event:
         case dp.NoOpDpEvent():
@@ -176,8 +176,33 @@ def rho_of(event: dp.DpEvent) -> float:
             return float(0.5 / z**2)
         case dp.dp_event.ZCDpEvent(rho=rho, xi=0.0):
             return float(rho)
+        case PureDpEvent(epsilon=epsilon):
+            return float(0.5 * epsilon**2)
         case dp.SelfComposedDpEvent(event=inner, count=count):
             return float(count * rho_of(inner))
         case dp.ComposedDpEvent(events=inners):
             return math.fsum(rho_of(inner) for inner in inners)
     raise Refused(f"{event} has no proven zCDP bound; use a Rényi filter for it.")
+
+
+def rho_under(adjacency: Adjacency, event: dp.DpEvent) -> float:
+    """The rho of an event under an adjacency; raises Refused where none is proven.
+
+    A sample is charged as if it had been taken of all records: with the same coins on both sides it is a mixture of
+    pairs that differ in one record or not at all, and no worse than the worst pair. It gains nothing from sampling.
+    """
+    under(adjacency, event)  # what is refused as a sample is refused before it is taken for all records
+    return rho_of(under(adjacency, _unsampled(event, adjacency)))
+
+
+def _unsampled(event: dp.DpEvent, adjacency: Adjacency) -> dp.DpEvent:
+    match event:
+        case dp.PoissonSampledDpEvent(event=inner):
+            return _unsampled(inner, adjacency)
+        case dp.SampledWithoutReplacementDpEvent(event=inner) if adjacency is REPLACE_ONE:
+            return _unsampled(inner, adjacency)
+        case dp.SelfComposedDpEvent(event=inner, count=count):
+            return dp.SelfComposedDpEvent(_unsampled(inner, adjacency), count)
+        case dp.ComposedDpEvent(events=inners):
+            return dp.ComposedDpEvent([_unsampled(inner, adjacency) for inner in inners])
+    return event

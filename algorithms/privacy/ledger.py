@@ -1,29 +1,35 @@
 """The durable privacy budget of each population: reserve before the records are opened, settle after.
 
-Guaranteed: the runs charged to a population compose to at most its cap (basic composition, which holds for
-runs chosen adaptively: Dwork and Roth 2014, Theorem 3.16 and Appendix B; Rogers et al. 2016). Charged are
-what each settled run really spent, and the whole reservation of each forfeited and each open run. A killed
-run's reservation stays charged until the run is resumed and settled; forfeited, it is charged for ever.
+Guaranteed: the runs charged to a population, or to one of its disjoint blocks, compose to at most the cap at every
+moment, also when a run is chosen after the results of earlier ones were seen (see `ledger_composition`). A record
+lies in one block, so blocks compose in parallel; where a person may have a record in each of k blocks, every charge
+counts k times, and a run on several blocks is priced for all of a person's records in it. Charged are what each
+settled run really spent, and the whole reservation of each forfeited and each open run. A killed run's reservation
+stays charged until the run is resumed and settled; forfeited, it is charged for ever.
 
 A row changed, removed or inserted outside the ledger breaks its hash chain, and every further use is refused.
 Rows cut off at the end, an old copy put back and a deleted file leave a chain that holds: only a `head()`
-kept elsewhere shows these, through `verify(containing=...)`.
+kept elsewhere shows these, through `verify(containing=...)`. No clock decides anything: `written_at` is for people.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from algorithms.privacy import ledger_balance as balances
+from algorithms.privacy import ledger_rules as rules
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, LedgerBroken, Refused
-from algorithms.privacy.ledger_books import Balance, Books, Run, Status, in_words, refusal, replay
-from algorithms.privacy.ledger_entry import GENESIS, Draft, Entry, head
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.ledger_balance import Balance, in_words
+from algorithms.privacy.ledger_books import Books, Status, Terms
+from algorithms.privacy.ledger_composition import BASIC, Composition, Events
+from algorithms.privacy.ledger_drafts import Blocks, Memory, reservation, settlement
+from algorithms.privacy.ledger_entry import WHOLE_POPULATION, Draft, Entry, head
+from algorithms.privacy.ledger_policy import Block
 from algorithms.privacy.ledger_store import Store, open_store
 
-__all__ = ["Balance", "Entry", "Ledger", "Status"]
+__all__ = ["WHOLE_POPULATION", "Balance", "Block", "Composition", "Entry", "Ledger", "Status"]
 
-Events = Sequence[Mapping[str, Any]]
+_Decision = Callable[[Books], Sequence[Draft]]
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Ledger:
     """
 
     _store: Store = field(repr=False)
+    _memory: Memory = field(default_factory=Memory, repr=False, compare=False)
 
     @classmethod
     def open(cls, url: str) -> "Ledger":
@@ -46,73 +53,120 @@ class Ledger:
         ledger.verify()
         return ledger
 
-    def declare(self, population: str, cap: Budget, *, public: bool) -> None:
+    def declare(
+        self,
+        population: str,
+        cap: Budget,
+        *,
+        public: bool,
+        composition: Composition = BASIC,
+        blocks_per_person: int = 1,
+    ) -> None:
         """Enters a population with its cap at first sight; does nothing when the ledger has it already.
 
-        public: the records themselves are public, so that runs without noise are allowed.
-        Raises Refused for an infinite cap.
+        public: the records are public, so that runs without noise are allowed. composition: how its runs add up.
+        blocks_per_person: in how many blocks a person may have records; 1 where a record is the unit.
+        Raises Refused for an infinite cap, and for one of which the composition leaves nothing.
         """
-        _check_name(population, "population")
-        draft = Draft("population", population, _finite(cap), about={"public": bool(public)})
-        self._store.append(lambda rows: None if population in replay(rows).caps else draft)
+        rules.check_name(population, "population")
+        rules.check_new(composition, cap, blocks_per_person)
+        about = Terms(bool(public), composition, blocks_per_person).to_json()
+        draft = Draft("population", population, cap, about=about)
+        self._append(lambda books: [] if population in books.terms else [draft])
 
-    def set_cap(self, population: str, cap: Budget) -> None:
+    def declare_block(self, population: str, block: str, cap: Budget | None = None) -> None:
+        """Enters a block at first sight; does nothing when the ledger has it already.
+
+        cap: the population's, as it is now, when None. What was charged to the whole population before it had blocks
+        counts in each of them. Raises Refused for an unknown population.
+        """
+        rules.check_block_name(block)
+
+        def decide(books: Books) -> list[Draft]:
+            limit = cap or books.cap(population)
+            rules.check_cap(books.term(population).composition, limit)
+            draft = Draft("cap", population, limit, about={"declared": True}, block=block)
+            return [] if block in books.blocks(population) else [draft]
+
+        self._append(decide)
+
+    def retire_block(self, population: str, block: str) -> None:
+        """Lets no run use a block ever again; does nothing the second time. Raises Refused for an unknown block."""
+        rules.check_block_name(block)
+
+        def decide(books: Books) -> list[Draft]:
+            cap = books.cap(population, block)
+            draft = Draft("cap", population, cap, about={"retired": True}, block=block)
+            return [] if (population, block) in books.retired else [draft]
+
+        self._append(decide)
+
+    def set_cap(self, population: str, cap: Budget, *, block: str = WHOLE_POPULATION) -> None:
         """The owner of the data changes a cap; below what is charged it is allowed, and nothing more fits.
 
-        Raises Refused for an unknown population and for an infinite cap.
+        The cap of a population that has blocks is the one that its next blocks begin with.
+        Raises Refused for an unknown population or block, and for an infinite cap.
         """
-        draft = Draft("cap", population, _finite(cap))
 
-        def decide(rows: list[Entry]) -> Draft:
-            replay(rows).cap(population)
-            return draft
+        def decide(books: Books) -> list[Draft]:
+            books.cap(population, block)
+            rules.check_cap(books.term(population).composition, cap)
+            return [Draft("cap", population, cap, block=block)]
 
-        self._store.append(decide)
+        self._append(decide)
 
     def reserve(
-        self, run_id: str, population: str, cost: Budget, *, events: Events, about: Mapping[str, str]
+        self,
+        run_id: str,
+        population: str,
+        cost: Budget,
+        *,
+        events: Events,
+        about: Mapping[str, str],
+        blocks: Blocks = (WHOLE_POPULATION,),
     ) -> None:
         """Charges a run before it sees a record; does nothing when the same run is open already (it resumes).
 
         cost: the most that the run can spend; infinite epsilon for a run without noise.
         events: the planned releases. about: notes for people, and "adjacency" where it is not add-or-remove-one.
-        Raises Refused where a private population was charged under another adjacency: their epsilons do not add up.
-        Raises BudgetRefused when the cap does not allow it; Refused for an unknown population, and for a
-        run_id that is taken: by another cost or population, or by a run that is settled or forfeited.
+        blocks: those that the run reads, all charged or none; a mapping gives each block events of its own.
+        Raises BudgetRefused when a cap does not allow it; Refused for what is unknown, for events without a bound
+        under the population's composition, for another adjacency than the one a private population was charged
+        under, and for a run_id that is taken: by another reservation, or by a run that has ended.
         """
-        _check_name(run_id, "run_id")
-        draft = Draft("reserve", population, cost, run_id, events, about)
+        rules.check_name(run_id, "run_id")
+        run = Draft("reserve", population, cost, run_id, events, about)
+        # Priced before the database is locked: accountants take their time.
+        drafts = reservation(self._books().term(population), run, blocks)
 
-        def decide(rows: list[Entry]) -> Draft | None:
-            books = replay(rows)
-            books.cap(population)
+        def decide(books: Books) -> list[Draft]:
+            rules.check_blocks(books, population, [draft.block for draft in drafts])
             if run_id in books.runs:
-                _check_resumes(books.runs[run_id], draft)
-                return None
-            if books.how_many(population, cost) == 0:
-                raise refusal(books, population, run_id=run_id, cost=cost)
-            if not books.public[population]:
-                _check_adjacency(rows, draft)
-            return draft
+                rules.check_resumes(books.runs[run_id], drafts)
+                return []
+            rules.check_fits(books, drafts)
+            return drafts
 
-        self._store.append(decide)
+        self._append(decide)
 
-    def settle(self, run_id: str, spent: Budget, *, events: Events) -> None:
+    def settle(
+        self, run_id: str, spent: Budget, *, events: Events, blocks: Mapping[str, Events] | None = None
+    ) -> None:
         """Ends a run at what it really spent; does nothing when it is settled so already.
 
-        events: the releases that happened.
-        Raises BudgetRefused when it spent more than it reserved; Refused for an unknown or forfeited run, and
-        for one settled at another spend.
+        events: the releases that happened. blocks: the same for each block, where these differ.
+        Raises BudgetRefused when it spent more than it reserved, Refused for a run that is unknown or ended otherwise.
         """
+        drafts = settlement(self._books(), run_id, spent, events, blocks or {})
 
-        def decide(rows: list[Entry]) -> Draft | None:
-            run = _find(replay(rows), run_id)
+        def decide(books: Books) -> list[Draft]:
+            run = rules.find(books, run_id)
             if run.status == "settled" and run.charged == spent:
-                return None
-            _check_settles(run_id, run, spent)
-            return Draft("settle", run.population, spent, run_id, events)
+                return []
+            rules.check_settles(run_id, run, spent)
+            return drafts
 
-        self._store.append(decide)
+        self._append(decide)
 
     def forfeit(self, run_id: str) -> None:
         """Gives a run up: its whole reservation counts as spent for ever; does nothing the second time.
@@ -120,26 +174,42 @@ class Ledger:
         Raises Refused for an unknown and for a settled run.
         """
 
-        def decide(rows: list[Entry]) -> Draft | None:
-            run = _find(replay(rows), run_id)
-            if run.status == "forfeited":
-                return None
+        def decide(books: Books) -> list[Draft]:
+            run = rules.find(books, run_id)
             if run.status == "settled":
                 raise Refused(f"run {run_id!r} is settled at {in_words(run.charged)}; leave it at that.")
-            return Draft("forfeit", run.population, run.reserved, run_id)
+            blocks = run.amounts if run.status == "open" else ()
+            return [Draft("forfeit", run.population, run.reserved, run_id, block=block) for block in blocks]
 
-        self._store.append(decide)
+        self._append(decide)
 
-    def balance(self, population: str) -> Balance:
-        """Cap, spent, reserved and remaining of a population; raises Refused for an unknown one."""
-        return self._books().balance(population)
+    def balance(self, population: str, block: str | None = None) -> Balance:
+        """Where a block stands; when None, the whole population, or of its blocks the one that is charged most.
 
-    def affordable(self, population: str, cost: Budget) -> int | None:
-        """How many more runs of this cost the cap allows; None when it sets no limit.
-
-        Raises Refused for an unknown population.
+        Raises Refused for an unknown population or block.
         """
-        return self._books().how_many(population, cost)
+        books = self._books()
+        name = balances.most_charged(books, population) if block is None else block
+        return balances.balance_of(books, population, name)
+
+    def blocks(self, population: str) -> list[Block]:
+        """The blocks as the policies take them, the whole population where it has none; Refused for an unknown one."""
+        return balances.standing(self._books(), population)
+
+    def affordable(
+        self,
+        population: str,
+        cost: Budget,
+        *,
+        events: Events = (),
+        adjacency: str = rules.ADJACENCY,
+        blocks: Sequence[str] = (),
+    ) -> int | None:
+        """How many more runs like this the caps allow, on these blocks or all living ones; None for no limit.
+
+        Raises Refused for an unknown population or block, and for events without a bound.
+        """
+        return balances.affordable(self._books(), population, cost, events, adjacency, blocks)
 
     def status(self, run_id: str) -> Status | None:
         """What became of a run; None when the ledger does not know it."""
@@ -148,13 +218,13 @@ class Ledger:
 
     def populations(self) -> list[str]:
         """The populations, in the order of their declaration."""
-        return list(self._books().caps)
+        return list(self._books().terms)
 
     def history(self, population: str | None = None) -> list[Entry]:
         """The rows of a population, or all of them, in order; raises Refused for an unknown population."""
         rows = self._store.read()
         if population is not None:
-            replay(rows).cap(population)
+            self._memory.books(rows).term(population)
         return [row for row in rows if population in (None, row.population)]
 
     def head(self) -> str:
@@ -167,76 +237,12 @@ class Ledger:
         containing: a head() kept elsewhere; LedgerBroken when the chain does not contain it, which means
         that rows were cut off or that an older copy was put back.
         """
-        hashes = {GENESIS, *(row.hash for row in self._store.read())}
-        if containing is not None and containing not in hashes:
-            raise LedgerBroken(
-                f"the ledger has no row with the hash {containing[:16]}...: rows were cut off or an older"
-                " copy was put back; restore the newest copy."
-            )
+        rows = self._store.read(afresh=True)
+        if containing is not None:
+            rules.check_contains(rows, containing)
 
     def _books(self) -> Books:
-        return replay(self._store.read())
+        return self._memory.books(self._store.read())
 
-
-def _find(books: Books, run_id: str) -> Run:
-    if run_id not in books.runs:
-        raise Refused(f"the ledger has no reservation of run {run_id!r}; reserve its budget first.")
-    return books.runs[run_id]
-
-
-def _check_resumes(run: Run, again: Draft) -> None:
-    if (run.population, run.reserved) != (again.population, again.budget):
-        raise Refused(
-            f"run {again.run_id!r} has reserved {in_words(run.reserved)} of population {run.population!r},"
-            f" not {in_words(again.budget)} of {again.population!r}; resume it so or use a new run_id."
-        )
-    if run.status != "open":
-        raise Refused(f"run {again.run_id!r} is {run.status} already; to train again, use a new run_id.")
-
-
-def _check_adjacency(rows: list[Entry], draft: Draft) -> None:
-    asked = _adjacency(draft.about)
-    for row in rows:
-        if row.kind != "reserve" or row.population != draft.population:
-            continue
-        found = _adjacency(row.to_json()["about"])
-        if found != asked:
-            raise Refused(
-                f"population {draft.population!r} was charged under {found}, this run is accounted under {asked}, and"
-                " the two do not add up; take a method of the same adjacency."
-            )
-
-
-def _adjacency(about: Mapping[str, object]) -> str:
-    return str(about.get("adjacency", "ADD_OR_REMOVE_ONE"))
-
-
-def _check_settles(run_id: str, run: Run, spent: Budget) -> None:
-    if run.status == "forfeited":
-        raise Refused(
-            f"run {run_id!r} is forfeited, so its {in_words(run.reserved)} count as spent for ever;"
-            " it cannot be settled any more."
-        )
-    if run.status == "settled":
-        raise Refused(
-            f"run {run_id!r} is settled at {in_words(run.charged)} already, not at {in_words(spent)};"
-            " a run settles once."
-        )
-    if spent.epsilon > run.reserved.epsilon or spent.delta > run.reserved.delta:
-        raise BudgetRefused(
-            f"run {run_id!r} cannot settle at {in_words(spent)}, more than the {in_words(run.reserved)} it"
-            " reserved; find out why it spent more than it planned."
-        )
-    if math.isinf(run.reserved.epsilon) and math.isfinite(spent.epsilon):
-        raise Refused(f"run {run_id!r} was reserved without noise; settle it at an infinite epsilon.")
-
-
-def _finite(cap: Budget) -> Budget:
-    if math.isinf(cap.epsilon):
-        raise Refused("the cap of a population must be finite, not epsilon=inf; give a number.")
-    return cap
-
-
-def _check_name(name: str, what: str) -> None:
-    if not name.strip() or not name.isprintable():
-        raise Refused(f"a {what} must be printable text, not empty, unlike {name!r}; choose another.")
+    def _append(self, decide: _Decision) -> None:
+        self._store.append(lambda entries: decide(self._memory.books(entries)))

@@ -1,180 +1,222 @@
-"""What the rows of a ledger add up to: who has which cap, and what is charged against it.
+"""What the rows of a ledger add up to: who has which cap, and what is charged against it, block by block.
 
 Sums are exact: every number counts as the decimal that a person reads (three times 0.1 is 0.3). A sum fits
 when it exceeds the cap by at most one part in 10^12, so that rounding refuses no run exactly at the cap.
+
+A charge of the whole population counts in each of its blocks. Where a person may have records in k blocks, every
+charge counts k times, so that what a block's balance says holds for a person who is in k of them.
 """
 
+import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from decimal import ROUND_FLOOR, Context
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, Refused
-from algorithms.privacy.ledger_entry import Entry
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.ledger_composition import BASIC, Amount, Composition, exact, plus, times
+from algorithms.privacy.ledger_entry import WHOLE_POPULATION, Entry
 
 Status = Literal["open", "settled", "forfeited"]
+Account = tuple[str, str]
+"""A population and one of its blocks."""
 
 ROUNDING = Fraction(1, 10**12)
 
 
 @dataclass(frozen=True)
-class Balance:
-    """Where a population stands.
+class Terms:
+    """What was declared with a population, for ever."""
 
-    spent: settled and forfeited runs. reserved: open runs. remaining: what the cap leaves, at least 0.
-    Runs without noise on public records are in none of these.
-    """
-
-    population: str
-    cap: Budget
     public: bool
-    spent: Budget
-    reserved: Budget
-    remaining: Budget
+    composition: Composition
+    blocks_per_person: int
+
+    @classmethod
+    def from_json(cls, about: Mapping[str, Any]) -> "Terms":
+        """The terms in the notes of a population's row."""
+        composition = Composition.from_json(about.get("composition"))
+        return cls(about["public"], composition, about.get("blocks_per_person", 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """The terms as notes; what is as it always was is left out."""
+        notes: dict[str, Any] = {"public": self.public}
+        if self.composition != BASIC:
+            notes["composition"] = self.composition.to_json()
+        if self.blocks_per_person != 1:
+            notes["blocks_per_person"] = self.blocks_per_person
+        return notes
+
+    def together(self, blocks: Collection[str]) -> int:
+        """How many records a person may have in a run on these blocks: one in each, and one for each possible block."""
+        return (
+            self.blocks_per_person if WHOLE_POPULATION in blocks else min(self.blocks_per_person, len(blocks))
+        )
+
+    def charge(self, budget: Budget, about: Mapping[str, Any]) -> Amount:
+        """What a run counts for in a block; nothing for one without noise, which is recorded and not added up.
+
+        about: the notes of its row, in which the ledger keeps its price and how many records of a person it may read.
+        """
+        if math.isinf(budget.epsilon):
+            return self.composition.nothing()
+        if self.composition.kind == "basic":
+            together = about["together"] if self.blocks_per_person > 1 else 1
+            return times(self.composition.cost(budget, together), self.blocks_per_person)
+        return times((exact(about["price"]),), self.blocks_per_person)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A reservation and what became of it; `charged` is what it counts for now."""
+    """A reservation and what became of it.
+
+    charged: the cost that it counts for now. amounts: what it counts for in each of its blocks.
+    adjacency: of its events.
+    """
 
     population: str
     reserved: Budget
     charged: Budget
     status: Status
-
-    @property
-    def counts(self) -> bool:
-        """False for a run without noise: its infinite epsilon is recorded and not added up."""
-        return math.isfinite(self.reserved.epsilon)
+    amounts: Mapping[str, Amount]
+    adjacency: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Books:
-    """The ledger replayed: caps and publicness by population, runs by run_id, in the order of the rows."""
+    """The ledger replayed, row by row; a cap belongs to an account, a population and a block."""
 
-    caps: Mapping[str, Budget]
-    public: Mapping[str, bool]
-    runs: Mapping[str, Run]
+    terms: dict[str, Terms] = field(default_factory=dict)
+    caps: dict[Account, Budget] = field(default_factory=dict)
+    retired: set[Account] = field(default_factory=set)
+    adjacencies: dict[str, str] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
+    _sums: dict[Account, dict[Status, Amount]] = field(default_factory=dict)
+    _charges: dict[Account, int] = field(default_factory=dict)
 
-    def cap(self, population: str) -> Budget:
-        """The cap in force; raises Refused for a population that nobody declared."""
-        if population not in self.caps:
-            known = ", ".join(map(repr, self.caps)) or "none yet"
+    def add(self, entry: Entry) -> None:
+        """Enters a verified row; the rows come in their order."""
+        match entry.kind:
+            case "population":
+                self.terms[entry.population] = Terms.from_json(json.loads(entry.about))
+                self.caps[entry.population, entry.block] = entry.budget
+            case "cap" if json.loads(entry.about).get("retired"):
+                self.retired.add((entry.population, entry.block))
+            case "cap":
+                self.caps[entry.population, entry.block] = entry.budget
+            case "reserve":
+                self._reserve(entry)
+            case "settle":
+                self._end(entry, "settled")
+            case "forfeit":
+                self._end(entry, "forfeited")
+
+    def term(self, population: str) -> Terms:
+        """The terms of a population; raises Refused for one that nobody declared."""
+        if population not in self.terms:
+            known = ", ".join(map(repr, self.terms)) or "none yet"
             raise Refused(f"the ledger has no population {population!r} (it has {known}); declare it first.")
-        return self.caps[population]
+        return self.terms[population]
 
-    def balance(self, population: str) -> Balance:
-        """Cap, charges and rest of a population; raises Refused for one that nobody declared."""
-        cap, runs = self.cap(population), self._charged(population)
-        epsilon, delta = _total(run.charged for run in runs)
-        return Balance(
-            population=population,
-            cap=cap,
-            public=self.public[population],
-            spent=_budget(*_total(run.charged for run in runs if run.status != "open")),
-            reserved=_budget(*_total(run.charged for run in runs if run.status == "open")),
-            remaining=_budget(_left(cap.epsilon, epsilon), _left(cap.delta, delta)),
-        )
+    def blocks(self, population: str) -> list[str]:
+        """The declared blocks, in order, retired ones included; raises Refused for an unknown population."""
+        self.term(population)
+        return [block for name, block in self.caps if name == population and block != WHOLE_POPULATION]
 
-    def how_many(self, population: str, cost: Budget) -> int | None:
-        """How many runs of this cost fit one after the other; None when there is no limit.
+    def cap(self, population: str, block: str = WHOLE_POPULATION) -> Budget:
+        """The cap in force; raises Refused for an unknown population or block."""
+        self.term(population)
+        if (population, block) not in self.caps:
+            known = ", ".join(map(repr, self.blocks(population))) or "none yet"
+            raise Refused(
+                f"population {population!r} has no block {block!r} (it has {known}); declare it first."
+            )
+        return self.caps[population, block]
+
+    def limit(self, population: str, block: str) -> Amount:
+        """What the cap allows."""
+        return self.term(population).composition.amount_of(self.cap(population, block))
+
+    def charged(self, population: str, block: str, *states: Status) -> Amount:
+        """What the runs of these states count for in a block, those on the whole population included."""
+        total = self.term(population).composition.nothing()
+        for name in {block, WHOLE_POPULATION}:
+            for status, amount in self._sums.get((population, name), {}).items():
+                total = plus(total, amount) if status in states else total
+        return total
+
+    def left(self, population: str, block: str) -> Amount:
+        """What more may be charged, less than nothing where a cap was lowered."""
+        charged = self.charged(population, block, "open", "settled", "forfeited")
+        rounded = times(self.limit(population, block), 1 + ROUNDING)
+        return plus(rounded, charged, sign=-1)
+
+    def how_many(self, population: str, block: str, charge: Amount) -> int | None:
+        """How many such charges fit one after the other; None for one of nothing, which always fits.
 
         No number of runs costs less than nothing: 0 too when the charges already exceed the cap.
         """
-        cap = self.cap(population)
-        epsilon, delta = _total(run.charged for run in self._charged(population))
-        room = (_limit(cap.epsilon) - epsilon, _limit(cap.delta) - delta)
-        if min(room) < 0 or (math.isinf(cost.epsilon) and not self.public[population]):
+        room = self.left(population, block)
+        if min(room) < 0 or (population, block) in self.retired:
             return 0
-        if math.isinf(cost.epsilon):
-            return None
-        prices = (_exact(cost.epsilon), _exact(cost.delta))
-        return min((left // price for left, price in zip(room, prices, strict=True) if price), default=None)
+        return min((left // part for left, part in zip(room, charge, strict=True) if part), default=None)
 
-    def open_runs(self, population: str) -> list[str]:
-        """The runs that hold a reservation."""
-        runs = self.runs.items()
-        return [name for name, run in runs if run.population == population and run.status == "open"]
+    def charges(self, population: str, block: str) -> int:
+        """How many runs were ever reserved in a block."""
+        return self._charges.get((population, block), 0)
 
-    def _charged(self, population: str) -> list[Run]:
-        return [run for run in self.runs.values() if run.population == population and run.counts]
+    def open_runs(self, population: str, block: str) -> list[str]:
+        """The runs that hold a reservation in a block, or on the whole population."""
+        places = {block, WHOLE_POPULATION}
+        return [
+            name
+            for name, run in self.runs.items()
+            if run.status == "open" and run.population == population and places & set(run.amounts)
+        ]
 
-
-def replay(entries: Iterable[Entry]) -> Books:
-    """The books that verified rows add up to."""
-    caps: dict[str, Budget] = {}
-    public: dict[str, bool] = {}
-    runs: dict[str, Run] = {}
-    for entry in entries:
-        if entry.kind in ("population", "cap"):
-            caps[entry.population] = entry.budget
-        if entry.kind == "population":
-            public[entry.population] = entry.to_json()["about"]["public"]
-        run_id = entry.run_id or ""
-        if entry.kind == "reserve":
-            runs[run_id] = Run(entry.population, entry.budget, entry.budget, "open")
-        elif entry.kind == "settle":
-            runs[run_id] = replace(runs[run_id], charged=entry.budget, status="settled")
-        elif entry.kind == "forfeit":
-            runs[run_id] = replace(runs[run_id], status="forfeited")
-    return Books(caps, public, runs)
-
-
-def refusal(books: Books, population: str, *, run_id: str, cost: Budget) -> BudgetRefused:
-    """Why a run does not fit: requested, remaining, and what would fit."""
-    if math.isinf(cost.epsilon):
-        return BudgetRefused(
-            f"run {run_id!r} adds no noise (infinite epsilon), which the private population {population!r}"
-            " never allows; choose a private algorithm or public records."
+    def _reserve(self, entry: Entry) -> None:
+        about, run_id = json.loads(entry.about), entry.run_id or ""
+        adjacency = about.get("adjacency", "ADD_OR_REMOVE_ONE")
+        self.adjacencies.setdefault(entry.population, adjacency)
+        amount = self.terms[entry.population].charge(entry.budget, about)
+        run = self.runs.get(run_id) or Run(
+            entry.population, entry.budget, entry.budget, "open", {}, adjacency
         )
-    balance, holders = books.balance(population), books.open_runs(population)
-    left = Budget(_floor(balance.remaining.epsilon), _floor(balance.remaining.delta))
-    fitting = Budget(min(cost.epsilon, left.epsilon), min(cost.delta, left.delta))
-    fits = left.epsilon > 0 and books.how_many(population, fitting) != 0
-    shown = ", ".join(map(repr, holders[:3])) + (f" and {len(holders) - 3} more" if holders[3:] else "")
-    held = f" by open runs ({shown})" if holders else ""
-    return BudgetRefused(
-        f"run {run_id!r} asks for {in_words(cost)}, but population {population!r} has {in_words(left)} left"
-        f" of its cap {in_words(balance.cap)}, with {in_words(balance.spent)} spent and"
-        f" {in_words(balance.reserved)} reserved{held}; "
-        + (f"at most {in_words(fitting)} would fit" if fits else "nothing more fits")
-        + ", unless the owner of the data raises the cap."
-    )
+        self.runs[run_id] = replace(run, amounts={**run.amounts, entry.block: amount})
+        account = entry.population, entry.block
+        self._charges[account] = self._charges.get(account, 0) + 1
+        self._move(account, amount, "open")
+
+    def _end(self, entry: Entry, status: Status) -> None:
+        run = self.runs[entry.run_id or ""]
+        amount = before = run.amounts[entry.block]
+        if status == "settled" and any(before):
+            about = json.loads(entry.about)
+            amount = self.terms[entry.population].charge(entry.budget, about)
+        charged = entry.budget if status == "settled" else run.charged
+        amounts = {**run.amounts, entry.block: amount}
+        self.runs[entry.run_id or ""] = replace(run, charged=charged, status=status, amounts=amounts)
+        account = entry.population, entry.block
+        self._move(account, before, "open", sign=-1)
+        self._move(account, amount, status)
+
+    def _move(self, account: Account, amount: Amount, status: Status, sign: int = 1) -> None:
+        sums = self._sums.setdefault(account, {})
+        nothing = self.terms[account[0]].composition.nothing()
+        sums[status] = plus(sums.get(status, nothing), amount, sign)
 
 
-def in_words(budget: Budget) -> str:
-    """A budget as messages write it, to 12 digits."""
-    return f"epsilon={budget.epsilon:.12g}, delta={budget.delta:.12g}"
+def replay(entries: Iterable[Entry], *, books: Books | None = None) -> Books:
+    """The books that verified rows add up to, on top of books of the rows before them, which are changed."""
+    books = Books() if books is None else books
+    for entry in entries:
+        books.add(entry)
+    return books
 
 
-def _total(budgets: Iterable[Budget]) -> tuple[Fraction, Fraction]:
-    epsilon = delta = Fraction(0)
-    for budget in budgets:
-        epsilon, delta = epsilon + _exact(budget.epsilon), delta + _exact(budget.delta)
-    return epsilon, delta
-
-
-def _exact(number: float) -> Fraction:
-    return Fraction(repr(float(number)))
-
-
-def _limit(cap: float) -> Fraction:
-    return _exact(cap) * (1 + ROUNDING)
-
-
-def _left(cap: float, charged: Fraction) -> Fraction:
-    """What a cap leaves; less than the rounding of the cap is nothing."""
-    left = _exact(cap) - charged
-    return left if left > _exact(cap) * ROUNDING else Fraction(0)
-
-
-def _budget(epsilon: Fraction, delta: Fraction) -> Budget:
-    return Budget(float(epsilon), min(1.0, float(delta)))
-
-
-def _floor(number: float) -> float:
-    """The number to 6 digits, never above it."""
-    return float(Context(prec=6, rounding=ROUND_FLOOR).create_decimal(repr(number)))
+def blocks_in_words(blocks: Sequence[str]) -> str:
+    """Some blocks as messages name them: the first three."""
+    shown = ", ".join(map(repr, blocks[:3])) + (f" and {len(blocks) - 3} more" if blocks[3:] else "")
+    return shown or "none"

@@ -31,6 +31,7 @@ class Draft:
     run_id: str | None = None
     events: Sequence[Mapping[str, Any]] = ()
     about: Mapping[str, object] = field(default_factory=dict)
+    block: str = WHOLE_POPULATION
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def seal(draft: Draft, *, entries: Sequence[Entry], written_at: str) -> Entry:
         "seq": len(entries) + 1,
         "kind": draft.kind,
         "population": draft.population,
-        "block": WHOLE_POPULATION,
+        "block": draft.block,
         "run_id": draft.run_id,
         "epsilon": epsilon + 0.0 if math.isfinite(epsilon) else None,  # + 0.0: SQLite keeps no negative zero
         "delta": float(draft.budget.delta) + 0.0,
@@ -88,13 +89,13 @@ def head(entries: Sequence[Entry]) -> str:
     return entries[-1].hash if entries else GENESIS
 
 
-def verify(entries: Sequence[Entry], *, name: str) -> None:
-    """Recomputes the whole chain; `name` is how the message calls the ledger.
+def verify(entries: Sequence[Entry], *, name: str, known: int = 0) -> None:
+    """Recomputes the chain, but for the first `known` rows; `name` is how the message calls the ledger.
 
     Raises LedgerBroken at the first row whose place, content or predecessor is not what its hash says.
     """
-    previous = GENESIS
-    for place, entry in enumerate(entries, start=1):
+    previous = entries[known - 1].hash if known else GENESIS
+    for place, entry in enumerate(entries[known:], start=known + 1):
         row = {key: value for key, value in vars(entry).items() if key != "hash"}
         if entry.seq != place or entry.previous_hash != previous or entry.hash != _digest(row):
             raise LedgerBroken(

@@ -1,19 +1,23 @@
 """Where the ledger's rows live: one append-only table in SQLite or PostgreSQL.
 
-A write is one transaction that reads every row, verifies the chain, asks what to append and appends it.
+A write is one transaction that reads every row, verifies the chain, asks what to append and appends it. Rows that
+this thread verified before are compared with what they were then instead of hashed again. Beyond a thousand rows that
+happens once a minute, and in between the last known row stands for those before it; opening reads all in any case.
 SQLite runs these one after the other (BEGIN IMMEDIATE); PostgreSQL lets only those through that might have
 run so (SERIALIZABLE), and the others are tried again. Unique constraints (one row a place, one successor a
-row, one row a run and kind) stand behind that. Triggers refuse UPDATE and DELETE: they stop accidents, while
+row, one row a run, kind and block) stand behind that. Triggers refuse UPDATE and DELETE: they stop accidents, while
 the hash chain shows what was done around them.
 """
 
+import math
 import random
 import sqlite3
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -24,7 +28,7 @@ from algorithms.privacy.ledger_engine import PATIENCE_SECONDS, Place, place_of
 from algorithms.privacy.ledger_entry import KINDS, WHOLE_POPULATION, Draft, Entry, seal, verify
 
 T = TypeVar("T")
-Decision = Callable[[list[Entry]], Draft | None]
+Decision = Callable[[list[Entry]], Sequence[Draft]]
 
 _SERIALIZATION_FAILURE, _DEADLOCK, _UNIQUE_VIOLATION, _TABLE_EXISTS = "40001", "40P01", "23505", "42P07"
 _LOST_A_RACE = {_SERIALIZATION_FAILURE, _DEADLOCK, _UNIQUE_VIOLATION, _TABLE_EXISTS}
@@ -47,6 +51,8 @@ _TABLE = sa.Table(
     sa.UniqueConstraint("run_id", "kind", "block"),
     sa.CheckConstraint("(run_id IS NULL) = (kind IN ('population', 'cap'))"),
 )
+_ROWS = sa.select(_TABLE).order_by(_TABLE.c.seq)
+_ALWAYS_COMPARED, _TRUST_SECONDS = 1000, 60.0
 _NEVER = "the rows of the ledger are never changed or removed"
 _LAST = "(SELECT max(seq) FROM epsilonflow_ledger)"
 _SQLITE_TRIGGERS = tuple(
@@ -66,21 +72,39 @@ _POSTGRESQL_TRIGGERS = (
 )
 
 
+class _Memory(threading.local):
+    """The rows that this thread verified last, as the database gave them and as entries."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.entries: list[Entry] = []
+        self.compared = -math.inf
+
+    @property
+    def trusted(self) -> int:
+        """How many rows need not be read again now."""
+        is_fresh = time.monotonic() - self.compared < _TRUST_SECONDS
+        return len(self.rows) - 1 if is_fresh and len(self.rows) > _ALWAYS_COMPARED else 0
+
+
 @dataclass(frozen=True)
 class Store:
     """A table of entries at a place."""
 
     place: Place = field(repr=False)
+    _memory: _Memory = field(default_factory=_Memory, repr=False, compare=False)
 
-    def read(self) -> list[Entry]:
-        """Every row in order.
+    def read(self, *, afresh: bool = False) -> list[Entry]:
+        """Every row in order; afresh: whatever was verified before is read and hashed again.
 
         Raises LedgerBroken when the chain does not hold, Refused when the database cannot be read.
         """
+        if afresh:
+            self._memory.rows, self._memory.entries = [], []
         return self._transaction(self._verified)
 
     def append(self, decide: Decision) -> None:
-        """Appends what `decide` makes of the verified rows, or nothing when it answers None.
+        """Appends what `decide` makes of the verified rows: all of its drafts, or nothing when there are none.
 
         No other write comes between the reading and the appending. `decide` may be called again after a lost
         race, and may raise: then nothing is written.
@@ -89,11 +113,20 @@ class Store:
 
         def work(connection: Connection) -> None:
             entries = self._verified(connection)
-            draft = decide(entries)
-            if draft is not None:
-                now = datetime.now(UTC).isoformat(timespec="microseconds")
-                row = vars(seal(draft, entries=entries, written_at=now))
-                connection.execute(_TABLE.insert().values(row))
+            before, now = len(entries), datetime.now(UTC).isoformat(timespec="microseconds")
+            for draft in decide(entries):
+                entries.append(seal(draft, entries=entries, written_at=now))
+            _insert(connection, entries[before:])
+
+        self._transaction(work, writes=True)
+
+    def fill(self, entries: Sequence[Entry]) -> None:
+        """Writes verified rows into an empty ledger as they are; raises Refused where it holds rows already."""
+
+        def work(connection: Connection) -> None:
+            if self._verified(connection):
+                raise Refused(f"the ledger {self.place.name} holds rows already; restore into a new one.")
+            _insert(connection, entries)
 
         self._transaction(work, writes=True)
 
@@ -102,10 +135,18 @@ class Store:
         self._transaction(_create, writes=True)
 
     def _verified(self, connection: Connection) -> list[Entry]:
-        rows = connection.execute(sa.select(_TABLE).order_by(_TABLE.c.seq))
-        entries = [Entry(**row) for row in rows.mappings()]
-        verify(entries, name=self.place.name)
-        return entries
+        """The rows in order, in a list of the caller's own."""
+        memory, start = self._memory, self._memory.trusted
+        rows = connection.execute(_ROWS.where(_TABLE.c.seq > start)).all()
+        if rows[: len(memory.rows) - start] != memory.rows[start:]:
+            start, memory.rows = 0, []
+            rows = connection.execute(_ROWS).all()
+        known = len(memory.rows)
+        entries = memory.entries[:known] + [Entry(*row) for row in rows[known - start :]]
+        verify(entries, name=self.place.name, known=known)
+        memory.rows, memory.entries = memory.rows + list(rows[known - start :]), entries
+        memory.compared = memory.compared if start else time.monotonic()
+        return [*entries]
 
     def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -121,6 +162,13 @@ class Store:
                     raise Refused(self.place.complaint(error)) from None
             time.sleep(random.uniform(0.0, pause))
             pause = min(2 * pause, 0.5)
+
+
+def _insert(connection: Connection, entries: Sequence[Entry]) -> None:
+    for (
+        entry
+    ) in entries:  # one by one: psycopg's pipeline of many complains aloud where a transaction is tried again
+        connection.execute(_TABLE.insert().values(vars(entry)))
 
 
 def open_store(url: str) -> Store:

@@ -1,0 +1,151 @@
+"""What the ledger refuses before a row is written, one sentence each."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import BudgetRefused, LedgerBroken, Refused
+from algorithms.privacy.ledger_balance import in_words, refusal
+from algorithms.privacy.ledger_books import Books, Run, blocks_in_words
+from algorithms.privacy.ledger_composition import Composition
+from algorithms.privacy.ledger_entry import GENESIS, WHOLE_POPULATION, Draft, Entry
+
+ADJACENCY = "ADD_OR_REMOVE_ONE"
+
+
+def find(books: Books, run_id: str) -> Run:
+    """A reserved run; raises Refused for an unknown one."""
+    if run_id not in books.runs:
+        raise Refused(f"the ledger has no reservation of run {run_id!r}; reserve its budget first.")
+    return books.runs[run_id]
+
+
+def check_blocks(books: Books, population: str, blocks: Sequence[str]) -> None:
+    """Raises Refused for an unknown block, for none at all, and for the whole of a population that has blocks."""
+    for block in blocks:
+        books.cap(population, block)
+    declared = books.blocks(population)
+    if not blocks or (declared and WHOLE_POPULATION in blocks):
+        raise Refused(
+            f"population {population!r} is charged by blocks ({blocks_in_words(declared)}); name those that the run"
+            " reads."
+        )
+
+
+def check_fits(books: Books, drafts: Sequence[Draft]) -> None:
+    """Raises BudgetRefused where a block's cap does not allow its draft, Refused for another adjacency."""
+    for draft in drafts:
+        population, cost = draft.population, draft.budget
+        terms = books.term(population)
+        charge = terms.charge(cost, draft.about)
+        forbidden = math.isinf(cost.epsilon) and not terms.public
+        if forbidden or books.how_many(population, draft.block, charge) == 0:
+            raise refusal(books, (population, draft.block), draft, charge)
+        if not terms.public:
+            _check_adjacency(books, draft)
+
+
+def check_resumes(run: Run, drafts: Sequence[Draft]) -> None:
+    """Raises Refused where a run that is reserved again is not the same one, or has ended."""
+    again = drafts[0]
+    if (run.population, run.reserved) != (again.population, again.budget):
+        raise Refused(
+            f"run {again.run_id!r} has reserved {in_words(run.reserved)} of population {run.population!r},"
+            f" not {in_words(again.budget)} of {again.population!r}; resume it so or use a new run_id."
+        )
+    if set(run.amounts) != {draft.block for draft in drafts}:
+        raise Refused(
+            f"run {again.run_id!r} has reserved the blocks {blocks_in_words([*run.amounts])}, not"
+            f" {blocks_in_words([draft.block for draft in drafts])}; resume it so or use a new run_id."
+        )
+    if run.status != "open":
+        raise Refused(f"run {again.run_id!r} is {run.status} already; to train again, use a new run_id.")
+
+
+def check_settles(run_id: str, run: Run, spent: Budget) -> None:
+    """Raises Refused for a run that has ended, BudgetRefused for one that spent more than it reserved."""
+    if run.status == "forfeited":
+        raise Refused(
+            f"run {run_id!r} is forfeited, so its {in_words(run.reserved)} count as spent for ever;"
+            " it cannot be settled any more."
+        )
+    if run.status == "settled":
+        raise Refused(
+            f"run {run_id!r} is settled at {in_words(run.charged)} already, not at {in_words(spent)};"
+            " a run settles once."
+        )
+    if spent.epsilon > run.reserved.epsilon or spent.delta > run.reserved.delta:
+        raise BudgetRefused(
+            f"run {run_id!r} cannot settle at {in_words(spent)}, more than the {in_words(run.reserved)} it"
+            " reserved; find out why it spent more than it planned."
+        )
+    if math.isinf(run.reserved.epsilon) and math.isfinite(spent.epsilon):
+        raise Refused(f"run {run_id!r} was reserved without noise; settle it at an infinite epsilon.")
+
+
+def check_price(run_id: str, block: str, *, reserved: float, happened: float) -> None:
+    """Raises BudgetRefused where the events that happened cost more than those that were reserved."""
+    if happened > reserved * (1 + 1e-9):
+        raise BudgetRefused(
+            f"run {run_id!r} cannot settle: its events in block {block!r} cost {happened:g}, more than the"
+            f" {reserved:g} it reserved; find out why it did more than it planned."
+        )
+
+
+def check_cap(composition: Composition, cap: Budget) -> None:
+    """Raises Refused for an infinite cap, and for one without a delta where the composition needs one."""
+    if math.isinf(cap.epsilon):
+        raise Refused("the cap of a population must be finite, not epsilon=inf; give a number.")
+    composition.amount_of(cap)
+
+
+def check_new(composition: Composition, cap: Budget, blocks_per_person: int) -> None:
+    """Raises Refused where a new population's cap leaves nothing, and where a person is in no block."""
+    check_cap(composition, cap)
+    if cap.epsilon > 0 and not any(composition.amount_of(cap)):
+        raise Refused(
+            f"a cap of {in_words(cap)} leaves nothing to {composition}; choose another order or a larger cap."
+        )
+    if blocks_per_person < 1:
+        raise Refused(
+            f"a person is in at least 1 block, not in {blocks_per_person}; declare how many at most."
+        )
+
+
+def check_contains(rows: Sequence[Entry], kept: str) -> None:
+    """Raises LedgerBroken where a head that was kept elsewhere is of none of the rows."""
+    if kept not in {GENESIS, *(row.hash for row in rows)}:
+        raise LedgerBroken(
+            f"the ledger has no row with the hash {kept[:16]}...: rows were cut off or an older"
+            " copy was put back; restore the newest copy."
+        )
+
+
+def check_name(name: str, what: str) -> None:
+    """Raises Refused for a name that no message could show."""
+    if not name.strip() or not name.isprintable():
+        raise Refused(f"a {what} must be printable text, not empty, unlike {name!r}; choose another.")
+
+
+def check_block_name(block: str) -> None:
+    """Raises Refused for a name that no block can have."""
+    check_name(block, "block")
+    if block == WHOLE_POPULATION:
+        raise Refused(
+            f"{block!r} stands for a whole population without blocks; choose another name for the block."
+        )
+
+
+def adjacency_of(about: Mapping[str, object]) -> str:
+    """The adjacency in the notes of a run."""
+    return str(about.get("adjacency", ADJACENCY))
+
+
+def _check_adjacency(books: Books, draft: Draft) -> None:
+    asked = adjacency_of(draft.about)
+    found = books.adjacencies.get(draft.population, asked)
+    if found != asked:
+        raise Refused(
+            f"population {draft.population!r} was charged under {found}, this run is accounted under {asked}, and"
+            " the two do not add up; take a method of the same adjacency."
+        )

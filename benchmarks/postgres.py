@@ -1,0 +1,76 @@
+"""A PostgreSQL server of our own for as long as a measurement takes, where its binaries are installed."""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+_START_SECONDS = 60
+
+
+@contextmanager
+def server() -> Iterator[str | None]:
+    """The URL of a fresh server that waits for the disk as a real one does; None where there is no PostgreSQL."""
+    initdb, postgres = _binary("initdb"), _binary("postgres")
+    if initdb is None or postgres is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="ledger-", dir="/tmp") as folder:
+        user = _user(folder)
+        _start([initdb, "-D", f"{folder}/data", "--username=owner", "--auth=trust"], folder, user).wait()
+        port = _free_port()
+        listen = ["-h", "127.0.0.1", "-p", str(port), "-k", folder]
+        process = _start([postgres, "-D", f"{folder}/data", *listen], folder, user)
+        try:
+            yield _once_ready(f"postgresql+psycopg://owner@127.0.0.1:{port}/postgres")
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=30)
+
+
+def _binary(name: str) -> str | None:
+    versions = sorted(map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{name}")))
+    return versions[-1] if versions else shutil.which(name)
+
+
+def _user(folder: str) -> int | None:
+    """PostgreSQL refuses to run as root, so root hands the folder to the user postgres."""
+    if os.geteuid() != 0:
+        return None
+    user = pwd.getpwnam("postgres").pw_uid
+    os.chown(folder, user, -1)
+    return user
+
+
+def _start(command: list[str], folder: str, user: int | None) -> "subprocess.Popen[bytes]":
+    quiet = subprocess.DEVNULL
+    groups: list[int] | None = None if user is None else []
+    return subprocess.Popen(command, user=user, extra_groups=groups, cwd=folder, stdout=quiet, stderr=quiet)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _once_ready(url: str) -> str:
+    deadline, engine = time.monotonic() + _START_SECONDS, sa.create_engine(url, poolclass=sa.NullPool)
+    while True:
+        try:
+            engine.connect().close()
+            return url
+        except DBAPIError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

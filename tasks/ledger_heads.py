@@ -1,0 +1,62 @@
+"""Heads of the ledger kept outside of it: they show an older copy that was put back, whose own chain holds.
+
+Two are known: the head in the receipt of the checkout's last run, and the one that this user's home saw last at the
+same URL. A receipt of another ledger, as in a checkout that was made on another machine, says nothing about this one;
+the hash of the first row tells them apart.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from algorithms.privacy.errors import LedgerBroken
+from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger_copy import identity
+
+
+def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
+    """The ledger at a URL, compared with the heads that are known of it.
+
+    home: where heads are kept. root: the checkout. Raises LedgerBroken where the ledger lacks a row that it once had,
+    and Refused where it cannot be opened.
+    """
+    ledger = Ledger.open(url)
+    head = head_of(root / "artifacts" / "receipt.json", ledger)
+    if head is not None:
+        ledger.verify(containing=head)
+    seen = _file(url, home)
+    try:
+        ledger.verify(containing=seen.read_text(encoding="utf-8").strip() if seen.exists() else None)
+    except LedgerBroken as error:
+        raise LedgerBroken(
+            f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
+        ) from None
+    return ledger
+
+
+def remember(ledger: Ledger, url: str, *, home: Path) -> None:
+    """Keeps the ledger's head in `home`; a head of a moment ago does no harm, so processes need not take turns."""
+    file = _file(url, home)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=file.parent)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+        written.write(ledger.head() + "\n")
+    os.replace(name, file)
+
+
+def head_of(path: Path, ledger: Ledger) -> str | None:
+    """The head in a receipt where it is of this ledger; None for another one's, for an old receipt and for none."""
+    if not path.is_file():
+        return None
+    kept = json.loads(path.read_text(encoding="utf-8")).get("ledger", {})
+    is_ours = kept.get("first") is not None and kept["first"] == identity(ledger)
+    return str(kept["head"]) if is_ours else None
+
+
+def _file(url: str, home: Path) -> Path:
+    place = sa.make_url(url).set(password=None).render_as_string()
+    return home / "ledger_heads" / hashlib.sha256(place.encode()).hexdigest()[:16]

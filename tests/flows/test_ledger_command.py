@@ -1,0 +1,130 @@
+"""The command `epsilonflow ledger` on a ledger with blocks, and older copies of it that are put back."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.ledger import Composition, Ledger
+from algorithms.privacy.ledger_copy import identity
+from flows.command import app
+
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 4.0}, "count": 1}]
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["ledger", *arguments], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
+    """In a folder that looks like a checkout: two blocks under zCDP, one of them charged."""
+    (tmp_path / "dvc.yaml").touch()
+    (tmp_path / ".dvc").mkdir()
+    shutil.copy(PARAMS, tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+    zcdp = Composition("zcdp")
+    ledger.declare("patients", Budget(8.0, 1e-5), public=False, composition=zcdp, blocks_per_person=2)
+    for block in ("january", "february"):
+        assert call("block", "patients", block).exit_code == 0
+    ledger.reserve("a", "patients", Budget(1.0, 1e-6), events=EVENTS, about={}, blocks=("january",))
+    return ledger
+
+
+def test_blocks_are_shown_one_by_one_with_their_unit(ledger: Ledger) -> None:
+    shown = json.loads(call("show", "--json").stdout)
+    assert [(row["block"], row["reserved"]["epsilon"] > 0) for row in shown] == [
+        ("january", True),
+        ("february", False),
+    ]
+    assert shown[0]["composition"] == {"kind": "zcdp"}
+    assert shown[0]["blocks_per_person"] == 2
+    text = " ".join(call("show").stdout.split())
+    assert "patients: for one person in at most 2 blocks, by zCDP, whose epsilons do not add up" in text
+    assert "february" in call("history").stdout
+
+
+def test_a_block_has_a_cap_of_its_own_and_retires(ledger: Ledger) -> None:
+    assert call("cap", "patients", "--epsilon", "2", "--delta", "1e-6", "--block", "january").exit_code == 0
+    assert call("block", "patients", "march", "--epsilon", "3").exit_code == 0
+    assert call("retire", "patients", "february").exit_code == 0
+    assert ledger.balance("patients", "january").cap == Budget(2.0, 1e-6)
+    assert ledger.balance("patients", "march").cap == Budget(3.0, 1e-5)
+    assert "february (retired)" in call("show").stdout
+    assert call("retire", "patients", "june").exit_code == 2
+
+
+def test_a_forecast_says_how_many_more_fit_and_when_blocks_retire(ledger: Ledger) -> None:
+    result = call("forecast", "patients", "--planned", "4", "--every", "30", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["fit"] == 4  # february has 4, january 3 since one is reserved
+    retired = {name: row["day"] for row in found["retrainings"] for name in row["retires"]}
+    assert retired == {"january": 90.0, "february": 120.0}
+    assert found["composition"] == "zCDP"
+    text = call(
+        "forecast", "patients", "--planned", "4", "--new-blocks", "--policy", "last", "--window", "4"
+    ).stdout
+    assert "The caps allow at least 1000 more retrainings of population patients." in text
+    each = json.loads(call("forecast", "patients", "--epsilon", "8", "--policy", "newest", "--json").stdout)
+    assert each["fit"] == 0  # every charge counts twice
+    assert "0 of 2 blocks can pay for this retraining" in each["end"]
+    before = ledger.head()
+    assert call("forecast", "patients").exit_code == 2
+    assert call("forecast", "nobody", "--planned", "3").exit_code == 2
+    assert ledger.head() == before
+
+
+def test_a_chain_is_verified_exported_and_restored(ledger: Ledger, tmp_path: Path, own_home: Path) -> None:
+    result = call("verify", "--head", ledger.head())
+    assert result.exit_code == 0
+    assert "The chain holds, 4 rows; 1 prices are what their events cost" in result.stdout
+    assert call("export", "copy.jsonl").exit_code == 0
+    assert call("restore", "copy.jsonl", "--to", f"sqlite:///{tmp_path}/new.sqlite").exit_code == 0
+    assert Ledger.open(f"sqlite:///{tmp_path}/new.sqlite").head() == ledger.head()
+    assert call("restore", "copy.jsonl", "--to", f"sqlite:///{own_home}/ledger.sqlite").exit_code == 2
+    (tmp_path / "card.json").write_text(json.dumps({"evidence": {"ledger_head": "f" * 64}}))
+    for arguments in (("--head", "f" * 64), ("--card", "card.json")):
+        refused = call("verify", *arguments)
+        assert refused.exit_code == 2
+        assert "rows were cut off or an older copy was put back" in refused.stderr
+    (tmp_path / "card.json").write_text("{}")
+    assert "names no ledger_head" in call("verify", "--card", "card.json").stderr
+
+
+def test_an_older_copy_that_is_put_back_is_refused_by_what_the_home_saw(
+    ledger: Ledger, own_home: Path
+) -> None:
+    call("export", "old.jsonl")
+    ledger.settle("a", Budget(1.0, 1e-6), events=EVENTS)
+    assert call("show").exit_code == 0
+    (own_home / "ledger.sqlite").unlink()
+    assert call("restore", "old.jsonl", "--to", f"sqlite:///{own_home}/ledger.sqlite").exit_code == 0
+    refused = call("show")
+    assert refused.exit_code == 2
+    assert "an older copy was put back; restore the newest copy, or remove" in refused.stderr
+    shutil.rmtree(own_home / "ledger_heads")
+    assert call("show").exit_code == 0
+
+
+def test_an_older_copy_that_is_put_back_is_refused_by_the_receipt_of_a_run(
+    ledger: Ledger, tmp_path: Path, own_home: Path
+) -> None:
+    artifacts = tmp_path / "artifacts"
+    artifacts.mkdir()
+    call("export", "old.jsonl")
+    ledger.forfeit("a")
+    kept = {"ledger": {"first": identity(ledger), "head": ledger.head()}}
+    shutil.rmtree(own_home)
+    call("restore", "old.jsonl", "--to", f"sqlite:///{own_home}/ledger.sqlite")
+    (artifacts / "receipt.json").write_text(json.dumps(kept))
+    assert f"no row with the hash {kept['ledger']['head'][:16]}" in call("show").stderr
+    for other in ({}, {"ledger": {"head": "f" * 64}}, {"ledger": {"first": "e" * 64, "head": "f" * 64}}):
+        (artifacts / "receipt.json").write_text(json.dumps(other))
+        assert call("show").exit_code == 0

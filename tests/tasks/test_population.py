@@ -1,0 +1,80 @@
+"""What the train stage reserves: blocks, and the bound of a run that is held by a Rényi filter of its own."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from algorithms.algorithm import Target
+from algorithms.planning import plan_renyi
+from algorithms.privacy.accounting import rdp
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import BudgetRefused, Refused
+from algorithms.privacy.events import RenyiDpEvent, schedule_from_json
+from algorithms.privacy.filters import RenyiFilter
+from algorithms.privacy.group import grouped
+from algorithms.privacy.ledger import Composition
+from algorithms.public import Public
+from tasks import calibrate, params, prepare, runs, train
+from tasks.receipt import reserved_events
+from tests.tasks.test_train import Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, own_home: Path) -> Workspace:
+    settings = params.parse({"data": {"dataset": "digits"}}, reads=prepare.READS)
+    prepared = tmp_path / "data/prepared"
+    prepare.prepare(settings, mirror=None, home=own_home, destination=prepared, root=tmp_path)
+    place = Workspace(tmp_path, own_home)
+    place.set("privacy")
+    return place
+
+
+def test_a_run_that_chooses_on_the_way_reserves_the_bound_of_its_filter() -> None:
+    budget = Budget(3.0, 1e-5)
+    public = Public(records=1000, parameters=10, layers=1, classes=2)
+    plan = plan_renyi(16.0, target=Target(budget), public=public, steps=5, sampling_rate=0.1)
+    event = RenyiDpEvent(16.0, RenyiFilter(16.0, budget).limit)
+    assert schedule_from_json(reserved_events(plan)) == [(event, 1)]
+    assert rdp([(event, 1)], orders=(8.0,))[0] == event.bound
+
+
+def test_a_population_under_renyi_is_charged_by_the_events_of_its_runs(workspace: Workspace) -> None:
+    workspace.declare(composition="renyi", composition_order=8.0, blocks_per_person=2, cap_delta=1e-3)
+    receipt = workspace.train()
+    balance = workspace.ledger.balance("digits")
+    assert (balance.composition, balance.blocks_per_person) == (Composition("renyi", 8.0), 2)
+    (block,) = workspace.ledger.blocks("digits")
+    of_two = [(grouped(event, 2), count) for event, count in schedule_from_json(receipt["events"])]
+    assert block.limit[0] - block.left[0] == pytest.approx(rdp(of_two, orders=(8.0,))[0])
+    assert receipt["ledger"]["first"] == workspace.ledger.history()[0].hash
+    workspace.declare(composition="zcdp", composition_order=None)
+    runs.discard(workspace.home, receipt["run_id"])
+    with pytest.raises(
+        Refused, match=r"declared under Rényi at order 8\.0 with a person in at most 2 blocks, but the"
+    ):
+        workspace.train()
+
+
+def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspace: Workspace) -> None:
+    ledger = workspace.ledger
+    ledger.declare("digits", Budget(10.0, 1e-3), public=True)
+    ledger.declare_block("digits", "january", Budget(4.0, 1e-3))
+    ledger.declare_block("digits", "february")
+    settings = params.load(workspace.root / "params.yaml", reads=train.READS)
+    artifacts, prepared = workspace.root / "artifacts", workspace.root / "data/prepared"
+    plan = (artifacts / "plan.json").read_bytes()
+    job = train.Job(settings, plan, prepared, workspace.public, blocks=("january", "february"))
+
+    def run() -> None:
+        train.train(job, ledger=ledger, home=workspace.home, root=workspace.root, artifacts=artifacts)
+
+    run()
+    spent = [ledger.balance("digits", block).spent.epsilon for block in ("january", "february")]
+    assert spent == [job.plan.cost.epsilon] * 2
+    assert calibrate.plan_for(settings, workspace.public).cost == job.plan.cost
+    runs.discard(workspace.home, workspace.receipt["run_id"])
+    shutil.rmtree(workspace.home / "runs")
+    with pytest.raises(BudgetRefused, match="block 'january' of population 'digits'"):
+        run()
+    assert ledger.balance("digits", "february").spent.epsilon == job.plan.cost.epsilon
