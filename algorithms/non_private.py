@@ -36,7 +36,7 @@ class NonPrivate:
         if public.records is None:
             raise Refused("a run without privacy needs data whose number of records is public; use 'dp_sgd'.")
         sampled = batches(public, batch_size=self.batch_size, sampling_rate=None)
-        schedule = [(dp.NonPrivateDpEvent(), self.steps)]
+        schedule = [*target.before, (dp.NonPrivateDpEvent(), self.steps)]
         return Plan(
             target=target,
             public=public,

@@ -233,3 +233,24 @@ def test_a_run_taken_up_has_learned_the_same(tmp_path: Path) -> None:
     for kept, found in zip(buffers(whole.model).values(), buffers(again.model).values(), strict=True):
         assert torch.equal(kept, found)
     assert [row.kind for row in whole.trace.rows[: len(features.releases(SHAPE))]].count("total") > 0
+
+
+def test_a_run_without_privacy_learns_them_too(tmp_path: Path) -> None:
+    features = loud("standardised")
+    model, before = model_behind(features), tuple(schedule(features, SHAPE, COUNT, 100.0))
+    target = Target(Budget(3.0, 1e-4), before=before)
+    method = algorithm("non_private", steps=2, batch_size=100)
+    found = training.train(
+        method,
+        method.plan(target, Public(COUNT, model.parameter_count, len(model.layers), 3)),
+        model,
+        open_records=records,
+        generator=seeded_generator(3),
+        run_id="one run",
+        folder=tmp_path,
+        performance=Performance(),
+        checkpoint_seconds=60.0,
+        tell=lambda step, epsilon: None,
+        features=features,
+    )
+    assert [row.kind for row in found.trace.rows] == ["total", "total", "gradient", "gradient"]
