@@ -134,7 +134,7 @@ class Barrier:
         For clipping by quantiles (Andrew et al. 2021, Section 2). Raises as `gradient` does.
         """
         check_points(self.__model, parameters[None])
-        check_norms(self.__model)
+        check_norms(self.__model, bound)
         release = releases.norm_count_release(noise, sampling)
         stream = self.__charge(release, dimension=1)
         point = parameters.to(self.__performance.device)

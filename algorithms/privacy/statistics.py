@@ -57,7 +57,10 @@ def _answers(statistic: Statistic, batches: Batches) -> Iterator[Tensor]:
         if found is not None:
             yield found
             continue
-        alone = (_taken(statistic, *one) for one in zip(inputs.split(1), labels.split(1), strict=True))
+        alone = (
+            _taken(statistic, *one)
+            for one in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
+        )
         yield from (one for one in alone if one is not None)
 
 
