@@ -370,6 +370,7 @@ def test_a_private_number_of_records_is_released_first_and_charged(workspace: Wo
         ({"public": {"records": 9, "parameters": 650, "layers": 1, "classes": 10}}, "other public facts"),
         ({"target": {"epsilon": 0.5, "delta": 1e-5}}, "made for another target"),
         ({"algorithm": "non_private"}, "made for another algorithm"),
+        ({"features": {"name": "whitened"}}, "made for another features"),
         ({"model": {"name": "svm", "seed": 0, "parameters": 650}}, "made for another model"),
     ],
 )
