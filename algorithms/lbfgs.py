@@ -36,7 +36,7 @@ class LBFGS:
     def plan(self, target: Target, public: Public) -> Plan:
         """The schedule at infinite epsilon; raises Refused where the number of records is private."""
         public.known_records("'lbfgs'")
-        schedule = [(dp.NonPrivateDpEvent(), 1)]
+        schedule = [*target.before, (dp.NonPrivateDpEvent(), 1)]
         return Plan(
             target=target,
             public=public,

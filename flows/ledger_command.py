@@ -73,9 +73,13 @@ def history(
 
 @app.command()
 def forfeit(run_id: Annotated[str, typer.Argument(help="A run that will not be resumed.")]) -> None:
-    """Give up an open run: its whole reservation counts as spent for ever."""
+    """Give up an open run: its whole reservation counts as spent for ever, and its folder is deleted."""
     with sentences():
+        from tasks import runs
+        from tasks.environment import home
+
         _ledger().forfeit(run_id)
+        runs.abandon(home(), run_id)
     say(f"The whole reservation of {run_id} counts as spent for ever.")
 
 

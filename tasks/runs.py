@@ -89,6 +89,15 @@ def discard(home: Path, run_id: str) -> None:
         shutil.rmtree(folder)
 
 
+def abandon(home: Path, run_id: str) -> None:
+    """Deletes the folder of a forfeited run, with what it knew of records; not while a process holds it."""
+    folder = home / "runs" / run_id
+    lock = _try_lock(folder / _LOCK) if folder.is_dir() else None
+    if lock is not None:
+        shutil.rmtree(folder)
+        os.close(lock)
+
+
 def _take_up(runs: Path, inputs: str, is_forfeited: Callable[[str], bool]) -> tuple[Run, int] | None:
     for meta in sorted(runs.glob(f"[0-9]*/{_META}")):
         described = json.loads(meta.read_text(encoding="utf-8"))

@@ -89,8 +89,10 @@ def _check_tensor(path: Path, name: str, tensor: Tensor, own: Tensor) -> None:
             f"{name} is {_form(tensor)} in {path.name}, but {_form(own)} in the model; give a file of the same model,"
             " or list it in model.fresh."
         )
-    if not bool(torch.isfinite(tensor).all()):
-        raise ModelRefused(f"{name} in {path.name} is not finite everywhere; give the file of a sound model.")
+    if not bool(torch.isfinite(tensor.to(own.dtype)).all()):
+        raise ModelRefused(
+            f"{name} in {path.name} is not finite everywhere as {own.dtype}; give the file of a sound model."
+        )
 
 
 def _form(tensor: Tensor) -> str:

@@ -30,7 +30,7 @@ from algorithms.privacy.noise import Generator, Stream
 from algorithms.privacy.noised import chosen, draws, noise_std, noised
 from algorithms.privacy.performance import Performance, Records
 from algorithms.privacy.releases import FullBatch, Importance, Minimum, Noise, Release, Sampling
-from algorithms.privacy.statistics import Statistic, second_moment_sum, shape_of, statistic_sum
+from algorithms.privacy.statistics import Statistic, columns_of, second_moment_sum, shape_of, statistic_sum
 from algorithms.privacy.trace import Trace
 
 __all__ = ["Barrier", "Performance", "Records"]
@@ -107,7 +107,7 @@ class Barrier:
         statistic: (input [*input_shape], label []) -> A [m, c]. Returns shape [c, c], float64, symmetric.
         Raises as `gradient` does.
         """
-        release, columns = releases.total_release(bound, noise), shape_of(statistic, self.__records)[1]
+        release, columns = releases.total_release(bound, noise), columns_of(statistic, self.__records)
         stream = self.__charge(release, dimension=moments.dimension(columns))
         batches = self.__drawn(release, stream)
         total = second_moment_sum(statistic, batches, bound, moments.dimension(columns))
@@ -134,7 +134,7 @@ class Barrier:
         For clipping by quantiles (Andrew et al. 2021, Section 2). Raises as `gradient` does.
         """
         check_points(self.__model, parameters[None])
-        check_norms(self.__model)
+        check_norms(self.__model, bound)
         release = releases.norm_count_release(noise, sampling)
         stream = self.__charge(release, dimension=1)
         point = parameters.to(self.__performance.device)

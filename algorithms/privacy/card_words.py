@@ -90,7 +90,7 @@ def scope(guarantee: Guarantee, public: Mapping[str, Any], *, adjacency: str = "
         ),
         side_channels=(
             "Out of scope: how long training took, its memory and power use, and access to the machine that held the"
-            " records. Losses, gradient norms and batch sizes without noise were neither logged nor stored."
+            " records. Losses, gradient norms and batch sizes without noise were neither logged nor kept after the run."
         ),
     )
 

@@ -1,9 +1,13 @@
-"""What the barrier refuses before anything is charged, by what is public of the model and of the question."""
+"""What the barrier refuses before anything is charged, by what is public of the model and of the question.
+
+A question that is impossible has to be refused here: an error from the arithmetic would come after the charge, and only
+where there is a record to compute with.
+"""
 
 import torch
 from torch import Tensor
 
-from algorithms.gradients import Clipping, PerLayer
+from algorithms.gradients import L2, Affine, Clipping, PerLayer
 from algorithms.models import Model
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.performance import Records
@@ -17,19 +21,26 @@ def check_points(model: Model, points: Tensor) -> None:
         raise Refused(
             f"points of shape {list(points.shape)} do not fit the model; give one or more of {expected}."
         )
+    if points.dtype != torch.float32:
+        raise Refused(f"points of type {points.dtype} do not fit the model; give them as torch.float32.")
 
 
 def check_layers(model: Model, clipping: Clipping) -> None:
-    """Raises Refused for per-layer bounds of another number of layers."""
+    """Raises Refused for per-layer bounds of another number of layers, or a shift of another length."""
     layers = len(model.layers)
     if isinstance(clipping, PerLayer) and len(clipping.norms) != layers:
         raise Refused(
             f"per-layer clipping has {len(clipping.norms)} bounds, the model has {layers} layers; give one for each."
         )
+    parameters = model.parameter_count
+    if isinstance(clipping, Affine) and clipping.shift.shape != (parameters,):
+        raise Refused(
+            f"a shift of shape {list(clipping.shift.shape)} does not fit the model; give one of {parameters}."
+        )
 
 
-def check_norms(model: Model) -> None:
-    """Raises Refused for a model whose records' norms could depend on each other.
+def check_norms(model: Model, bound: object = None) -> None:
+    """Raises Refused for a model whose records' norms could depend on each other, and for a bound of another norm.
 
     Products of bfloat16 on some processors spoil the rows beside one that is not finite.
     """
@@ -38,6 +49,8 @@ def check_norms(model: Model) -> None:
             f"the model {model.name} computes in bfloat16, where a record that is not finite can spoil the norms of"
             " others; use 32 bits for importance sampling and for releases of norms."
         )
+    if bound is not None and not isinstance(bound, L2):
+        raise Refused(f"a norm was asked for within {type(bound).__name__}; it is the L2 norm, so give L2.")
 
 
 def check_number(sampling: Sampling, records: Records) -> None:

@@ -32,15 +32,21 @@ class LastNorms:
     def __init__(self) -> None:
         self._norms: NDArray[np.float64] | None = None
         self._point: Tensor | None = None
+        self._of: Engine | None = None
 
-    def at(self, point: Tensor, measured: Callable[[], NDArray[np.float64]]) -> NDArray[np.float64]:
+    def at(
+        self, point: Tensor, of: Engine, measured: Callable[[], NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
         """The norms of all records at a point, [n], infinite where not finite.
 
-        measured: computes them in a pass over the records; not called where the last pass was at the same point.
+        of: whose gradients. measured: computes them in a pass over the records; not called where the last pass was of
+        the same engine at the same point.
         """
-        if self._norms is None or self._point is None or not torch.equal(point, self._point):
+        is_here = self._of is of and self._point is not None and torch.equal(point, self._point)
+        if self._norms is None or not is_here:
             norms = measured()
-            self._norms, self._point = np.where(np.isfinite(norms), norms, np.inf), point.clone()
+            self._norms = np.where(np.isfinite(norms), norms, np.inf)
+            self._point, self._of = point.clone(), of
         return self._norms
 
     def bounds(self, count: int, sampling: Importance, clip_norm: float) -> NDArray[np.float64]:
@@ -76,7 +82,7 @@ class Norms:
 
     def total(self, point: Tensor, count: int, bound: L2) -> float:
         """The sum of the norms of all `count` records, each cut off at the bound; one not finite counts as zero."""
-        norms = self.last.at(point, lambda: self._measured(point, np.arange(count), bound))
+        norms = self.last.at(point, self._engine, lambda: self._measured(point, np.arange(count), bound))
         return float(np.where(np.isfinite(norms), np.minimum(norms, bound.norm), 0.0).sum())
 
     def balance(self, point: Tensor, rows: NDArray[np.intp], bound: L2) -> float:

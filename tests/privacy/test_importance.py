@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from algorithms.gradients import L1, L2, Engine, Normalised
+from algorithms.gradients import L1, L2, Affine, Engine, Normalised
 from algorithms.models import Model, build
 from algorithms.privacy.accounting import rdp
 from algorithms.privacy.barrier import Barrier, Performance
@@ -20,6 +20,7 @@ from algorithms.privacy.noise import is_below, seeded_generator
 from algorithms.privacy.releases import (
     FullBatch,
     Gaussian,
+    Gumbel,
     Importance,
     Laplace,
     NoNoise,
@@ -193,6 +194,15 @@ def test_a_second_total_at_the_same_parameters_makes_no_second_pass(monkeypatch:
     assert len(passes) == 3
 
 
+def test_norms_of_another_model_at_the_same_parameters_are_its_own() -> None:
+    model, point = axes_model(), torch.zeros(COUNT)
+    steeper = replace(model, losses=lambda outputs, labels: 100 * model.losses(outputs, labels))
+    asked = barrier(axes(), model)
+    for about, factor in ((asked, 1), (asked.about(steeper), 100), (asked, 1)):
+        total = about.norm_total(point, bound=L2(1e3), noise=NO_NOISE)
+        assert total == pytest.approx(factor * SCALES.sum(), rel=1e-3)
+
+
 def test_a_total_of_norms_tells_later_samples_whom_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
     compute = Engine.contributions
@@ -360,4 +370,27 @@ def test_norms_in_bfloat16_are_refused_before_the_charge() -> None:
     ):
         with pytest.raises(Refused, match="bfloat16"):
             ask()
+    assert spend.events == []
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_question_that_is_impossible_is_refused_whether_there_are_records_or_not(count: int) -> None:
+    """An error of the arithmetic would tell that somebody was drawn."""
+    spend = Free()
+    asked, point = barrier(made_up(count), spend=spend), small_model().initial_parameters()
+    wrong = Affine(1.0, torch.zeros(7), torch.ones(7))
+    questions: list[Any] = [lambda: step(asked, point, Poisson(1.0), clipping=wrong)]  # type: ignore[arg-type]
+    questions += [lambda: asked.norm_count(point, bound=wrong, noise=Gaussian(1.0))]  # type: ignore[arg-type]
+    for dtype in (torch.float64, torch.float16, torch.int64):
+        other = point.to(dtype)
+        questions += [
+            lambda other=other: step(asked, other),
+            lambda other=other: step(asked, other, Poisson(1.0), clipping=L2(1.0)),  # type: ignore[arg-type]
+            lambda other=other: asked.norm_total(other, bound=L2(1.0), noise=Gaussian(1.0)),
+            lambda other=other: asked.norm_count(other, bound=L2(1.0), noise=Gaussian(1.0)),
+            lambda other=other: asked.argmin(other[None], bound=1.0, noise=Gumbel(1.0)),
+        ]
+    for question in questions:
+        with pytest.raises(Refused, match="give"):
+            question()
     assert spend.events == []

@@ -1,11 +1,17 @@
 """Second moments: the right sum, and never more of a record than its bound."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
+from algorithms.gradients import L2
+from algorithms.privacy.errors import Refused
 from algorithms.privacy.moments import as_matrix, as_vector, dimension, moment_sum
+from algorithms.privacy.releases import Gaussian
+from tests.algorithms.bench import made_up, with_record
+from tests.privacy.test_barrier import Free, barrier
 
 
 def records(count: int = 6, *, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
@@ -40,3 +46,32 @@ def test_a_record_that_is_not_finite_counts_as_zero() -> None:
     given = records()
     spoilt = torch.cat([given, torch.full((1, 4, 3), math.nan), torch.full((1, 4, 3), math.inf)])
     torch.testing.assert_close(moment_sum(spoilt, 2.0), moment_sum(given, 2.0), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("statistic", [lambda f, y: f.sum(), lambda f, y: f, lambda f, y: f[0, :, :, None]])
+def test_moments_of_what_is_no_matrix_are_refused_before_the_charge(statistic: Any) -> None:
+    spend = Free()
+    with pytest.raises(Refused, match="matrix of each record"):
+        barrier(made_up(), spend=spend).moment(statistic, bound=L2(1.0), noise=Gaussian(1.0))
+    assert spend.events == []
+
+
+def test_a_statistic_that_cannot_be_taken_of_records_at_once_fails_before_the_charge() -> None:
+    """Else only an empty sample would get an answer."""
+    spend = Free()
+    with pytest.raises(RuntimeError):
+        barrier(made_up(), spend=spend).total(
+            lambda f, y: f.sum() if f.sum() > 0 else -f.sum(), bound=L2(1.0), noise=Gaussian(1.0)
+        )
+    assert spend.events == []
+
+
+def test_a_record_of_which_a_statistic_cannot_be_taken_counts_as_zero() -> None:
+    table, quiet = torch.eye(3), Gaussian(1e-6)
+    usual = made_up(5)
+    odd = with_record(usual, usual.features[0], 7)
+    for ask in (
+        lambda asked: asked.total(lambda f, y: table[y], bound=L2(1.0), noise=quiet),
+        lambda asked: asked.moment(lambda f, y: table[y][None], bound=L2(1.0), noise=quiet),
+    ):
+        torch.testing.assert_close(ask(barrier(odd)), ask(barrier(usual)), rtol=0, atol=1e-4)

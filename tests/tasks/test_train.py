@@ -229,6 +229,8 @@ def test_a_killed_run_stays_charged_until_it_is_forfeited_and_then_for_ever(
     workspace.ledger.forfeit(killed)
     balance = workspace.ledger.balance("digits")
     assert (balance.reserved.epsilon, balance.spent.epsilon) == (0.0, pytest.approx(3.0, rel=1e-3))
+    runs.abandon(workspace.home, killed)
+    assert not workspace.run_folders
     monkeypatch.undo()
     assert workspace.train()["run_id"] != killed
     assert workspace.ledger.balance("digits").spent.epsilon == pytest.approx(6.0, rel=1e-3)
@@ -368,6 +370,7 @@ def test_a_private_number_of_records_is_released_first_and_charged(workspace: Wo
         ({"public": {"records": 9, "parameters": 650, "layers": 1, "classes": 10}}, "other public facts"),
         ({"target": {"epsilon": 0.5, "delta": 1e-5}}, "made for another target"),
         ({"algorithm": "non_private"}, "made for another algorithm"),
+        ({"features": {"name": "whitened"}}, "made for another features"),
         ({"model": {"name": "svm", "seed": 0, "parameters": 650}}, "made for another model"),
     ],
 )

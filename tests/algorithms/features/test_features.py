@@ -233,3 +233,62 @@ def test_a_run_taken_up_has_learned_the_same(tmp_path: Path) -> None:
     for kept, found in zip(buffers(whole.model).values(), buffers(again.model).values(), strict=True):
         assert torch.equal(kept, found)
     assert [row.kind for row in whole.trace.rows[: len(features.releases(SHAPE))]].count("total") > 0
+
+
+def test_a_run_without_privacy_learns_them_too(tmp_path: Path) -> None:
+    features = loud("standardised")
+    model, before = model_behind(features), tuple(schedule(features, SHAPE, COUNT, 100.0))
+    target = Target(Budget(3.0, 1e-4), before=before)
+    method = algorithm("non_private", steps=2, batch_size=100)
+    found = training.train(
+        method,
+        method.plan(target, Public(COUNT, model.parameter_count, len(model.layers), 3)),
+        model,
+        open_records=records,
+        generator=seeded_generator(3),
+        run_id="one run",
+        folder=tmp_path,
+        performance=Performance(),
+        checkpoint_seconds=60.0,
+        tell=lambda step, epsilon: None,
+        features=features,
+    )
+    assert [row.kind for row in found.trace.rows] == ["total", "total", "gradient", "gradient"]
+
+
+def test_importance_sampling_goes_on_behind_them_with_what_they_left(tmp_path: Path) -> None:
+    """A budget spent on the way pays for them, and a run taken up draws by the norms that it had."""
+    features, method = loud("standardised"), algorithm("dpis", epochs=2, batch_size=100, floor=0.001)
+    model, before = model_behind(features), tuple(schedule(features, SHAPE, COUNT, 100.0))
+    planned = method.plan(
+        Target(Budget(3.0, 1e-4), before=before),
+        Public(COUNT, model.parameter_count, len(model.layers), 3),
+    )
+
+    def run(folder: Path, *, stop_after: int | None = None) -> training.Trained:
+        def tell(step: int, _epsilon: float) -> None:
+            if step == stop_after:
+                raise InterruptedError
+
+        folder.mkdir(exist_ok=True)
+        return training.train(
+            method,
+            planned,
+            model_behind(features),
+            open_records=records,
+            generator=seeded_generator(3),
+            run_id="one run",
+            folder=folder,
+            performance=Performance(),
+            checkpoint_seconds=0.0,
+            tell=tell,
+            features=features,
+        )
+
+    whole = run(tmp_path / "whole")
+    assert [row.kind for row in whole.trace.rows].count("gradient") == planned.steps
+    with pytest.raises(InterruptedError):
+        run(tmp_path / "broken", stop_after=3)
+    again = run(tmp_path / "broken")
+    assert torch.equal(whole.state.parameters, again.state.parameters)
+    assert whole.trace.rows == again.trace.rows

@@ -124,3 +124,12 @@ def test_what_is_published_makes_the_same_answers_in_a_model_of_another_seed(tmp
     inputs, _ = records(FORMS["conv_fc"])
     again: Model = form_of("conv_fc", seed=9)
     torch.testing.assert_close(again.outputs(published, inputs), model.outputs(model.named(point), inputs))
+
+
+def test_a_start_that_is_finite_in_64_bits_alone_is_refused(tmp_path: Path) -> None:
+    def too_large(tensors: dict[str, Tensor]) -> None:
+        tensors["fc3.bias"] = torch.full_like(tensors["fc3.bias"], 1e300, dtype=torch.float64)
+
+    path = stored(tmp_path / "start.safetensors", too_large)
+    with pytest.raises(ModelRefused, match="not finite"):
+        adapted(form_of("conv_fc"), input_shape=SHAPE, start=path)
