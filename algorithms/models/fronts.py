@@ -35,7 +35,8 @@ class Whitening(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """[batch, c, h, w] -> [batch, c, h, w]."""
-        return functional.conv2d(self.normalised(maps) - self.mean, self.matrix[:, :, None, None])
+        centred = (self.normalised(maps) - self.mean).flatten(2)
+        return (self.matrix @ centred).view_as(maps)
 
 
 class Projection(nn.Module):

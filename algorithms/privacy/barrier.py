@@ -22,6 +22,7 @@ from torch import Tensor
 from algorithms.gradients import L1, L2, Clipping, Line
 from algorithms.models import Model
 from algorithms.privacy import minimiser, moments, releases
+from algorithms.privacy.ahead import taken_ahead
 from algorithms.privacy.checks import check_layers, check_norms, check_number, check_points
 from algorithms.privacy.filters import Filter
 from algorithms.privacy.full_batch import FullBatchAnswers, loss_sums
@@ -84,8 +85,8 @@ class Barrier:
         release = releases.gradient_release(sampling, clipping, noise, divisor)
         stream = self.__charge(release, dimension=len(parameters))
         total = self.__clipped_sum(parameters.to(self.__performance.device), clipping, release, stream)
-        answer = noised(total.numpy(), release, stream) / divisor
-        return torch.from_numpy(answer).to(torch.float32).to(parameters.device)
+        answer = torch.from_numpy(noised(total.numpy(), release, stream) / divisor)
+        return answer.to(torch.float32).to(parameters.device)
 
     def total(
         self, statistic: Statistic, *, bound: L1 | L2, noise: Noise, sampling: Sampling | None = None
@@ -116,7 +117,7 @@ class Barrier:
     def norm_total(self, parameters: Tensor, *, bound: L2, noise: Noise) -> float:
         """A noised sum of the norms of all records' gradients, each cut off at `bound`.
 
-        Later importance samples at any point draw by these norms. Raises as `gradient` does.
+        Later importance samples draw by these norms. Raises as `gradient` does.
         """
         check_points(self.__model, parameters[None])
         check_norms(self.__model)
@@ -173,9 +174,10 @@ class Barrier:
 
     def about(self, model: Model) -> "Barrier":
         """The same records, budget, noise and trace, asked about another model of them."""
+        head, records = taken_ahead(model, self.__records, self.__performance)
         return Barrier(
-            self.__records,
-            model,
+            records,
+            head,
             spend=self.__spend,
             generator=self.__generator,
             delta=self.__delta,

@@ -15,13 +15,16 @@ from algorithms import training
 from algorithms.algorithm import Plan, Target
 from algorithms.features.catalogue import FEATURES, from_settings
 from algorithms.features.features import Features, learned, schedule
+from algorithms.gradients import L2
 from algorithms.models import Model, build
-from algorithms.models.fronts import buffers, front, in_front, shape_after
+from algorithms.models.fronts import buffers, front, in_front, installed, shape_after
+from algorithms.privacy.ahead import taken_ahead
 from algorithms.privacy.barrier import Barrier, Performance
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.filters import ScheduleFilter
 from algorithms.privacy.noise import seeded_generator
+from algorithms.privacy.releases import FullBatch, Gaussian, gradient_release
 from algorithms.privacy.trace import Trace
 from algorithms.public import Public
 from tests.algorithms.bench import MadeUp, algorithm
@@ -292,3 +295,24 @@ def test_importance_sampling_goes_on_behind_them_with_what_they_left(tmp_path: P
     again = run(tmp_path / "broken")
     assert torch.equal(whole.state.parameters, again.state.parameters)
     assert whole.trace.rows == again.trace.rows
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_is_taken_ahead_of_the_steps_gives_the_same_gradients(name: str) -> None:
+    features, data = kind(name), records()
+    model = installed(model_behind(features), learned(features, barrier(features, data), COUNT, QUIET))
+    head, seen = taken_ahead(model, data, Performance())
+    assert head is not model
+    assert len(seen.features) == COUNT
+    answers = [gradient(model, data), gradient(head, seen)]
+    torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-4)
+    assert taken_ahead(model, data, Performance(memory_mb=0)) == (model, data)
+
+
+def gradient(model: Model, data: Any) -> Tensor:
+    noise, bound = Gaussian(1e-3), L2(1.0)
+    event = gradient_release(FullBatch(), bound, noise, 1.0).event()
+    spend = ScheduleFilter([(event, 1)], Budget(1e9, 1e-5))
+    asked = Barrier(data, model, spend=spend, generator=seeded_generator(1), delta=1e-5, trace=Trace())
+    point = model.initial_parameters() + 0.1
+    return asked.gradient(point, sampling=FullBatch(), clipping=bound, noise=noise, divisor=COUNT)
