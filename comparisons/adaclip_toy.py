@@ -122,7 +122,8 @@ def start_of(name: str, dimension: int, *, seed: int) -> Tensor:
     if name == "optimum":
         return torch.zeros(dimension)
     drawn = torch.randn(dimension, generator=torch.Generator().manual_seed(seed))
-    return drawn / drawn.norm()
+    unit: Tensor = drawn / drawn.norm()
+    return unit
 
 
 def plan_of(dimension: int, *, steps: int, count: int = RECORDS) -> Plan:

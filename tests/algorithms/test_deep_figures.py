@@ -13,7 +13,7 @@ from comparisons.deep_figures import error_ratio, relative_noise, runs, sampled_
 from tasks.comparison_work import Work
 from tests.comparisons import run_here, small
 
-BATCH, STEPS = 720, 5  # two steps an epoch of the 1,437 training records
+BATCH, STEPS = 720, 3  # two steps an epoch of the 1,437 training records
 
 
 def comparison() -> dict[str, Any]:
@@ -48,7 +48,7 @@ def test_the_noise_of_importance_samples_is_that_of_the_mean(finished: Work) -> 
     table, missing = sampled_noise(finished.place.folder)
     noise = table.set_index(["label", "epoch"])["noise"]
     results = {run.algorithm: run for run in runs(finished.place.folder, "trace")}
-    assert list(noise["dp_sgd"].index) == [1, 2, 3]
+    assert list(noise["dp_sgd"].index) == [1, 2]
     assert list(noise["dpis"].index) == [1, 2]
     assert np.allclose(noise["dp_sgd"], results["dp_sgd"].results["noise_multiplier"])
     assert (np.diff(noise["dp_sgd_decay"]) < 0).all()
