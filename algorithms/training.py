@@ -14,6 +14,7 @@ from algorithms.features.features import Features, learned
 from algorithms.models import Model
 from algorithms.models.fronts import buffers, installed
 from algorithms.privacy.barrier import Barrier, Performance, Records
+from algorithms.privacy.diagnostics import Diagnostics
 from algorithms.privacy.filters import Filter
 from algorithms.privacy.importance import LastNorms
 from algorithms.privacy.noise import Generator
@@ -55,12 +56,15 @@ def train(
     tell: Tell,
     observe: Observe | None = None,
     features: Features | None = None,
+    diagnostics: Diagnostics | None = None,
 ) -> Trained:
     """Trains to the plan's end, or from the checkpoint in `folder` on.
 
     generator: the run's own; a run that is taken up must be given the one it began with, and then repeats what it
     drew, bit for bit. open_records: called once, after the plan and the checkpoint were accepted. observe: called after
     each step, for curves. features: what is learned before the first step, for a model that they are in front of.
+    diagnostics: where what is not private is recorded of public records; a run that is taken up goes on without what
+    was recorded before.
     Raises Refused where the checkpoint is of another run.
     """
     state = algorithm.init(model.initial_parameters().to(performance.device), plan)
@@ -80,6 +84,7 @@ def train(
         trace=trace,
         performance=performance,
         last_norms=last_norms,
+        diagnostics=diagnostics,
     )
     if features is not None and not trace.rows:
         found = replace(

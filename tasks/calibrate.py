@@ -65,9 +65,9 @@ def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
 def plan_for(settings: Params, public: PublicDescription) -> Plan:
     """The plan of the run that the parameters describe; nothing is spent and no record is read.
 
-    Raises Refused where delta is above 1/n, where noise is seeded though the records are private, where it is not
-    though the plan says that the run is not private, and where the algorithm's settings do not fit; ModelRefused for
-    the model.
+    Raises Refused where delta is above 1/n, where noise is seeded or diagnostics are asked for though the records are
+    private, where it is not seeded though the plan says that the run is not private, and where the algorithm's settings
+    do not fit; ModelRefused for the model.
     """
     privacy = settings.privacy
     _check_delta(privacy.delta, public.records)
@@ -75,6 +75,11 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
         raise Refused(
             f"seeded noise protects nobody, and the records of {public.dataset!r} are private;"
             " set privacy.noise to secure."
+        )
+    if privacy.diagnostics and not public.public:
+        raise Refused(
+            f"diagnostics are computed from the records and shown without noise, and those of {public.dataset!r} are"
+            " private; set privacy.diagnostics to false."
         )
     before = _before(settings, public)
     model = model_for(settings, public)
@@ -162,6 +167,7 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
         "target": target,
         "accountant": settings.privacy.accountant,
         "count_noise": settings.privacy.count_noise,
+        "diagnostics": settings.privacy.diagnostics,
     }
 
 

@@ -21,7 +21,7 @@ import torch
 from algorithms.models import Model
 from algorithms.privacy.barrier import Performance
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.card_words import Guarantee, statement
+from algorithms.privacy.diagnostics import Diagnostics
 from algorithms.privacy.events import run_lengths, schedule_to_json
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.noise import seeded_generator
@@ -31,8 +31,9 @@ from data import PublicDescription
 from data.prepared import Prepared
 from tasks import params
 from tasks.calibrate import model_for
+from tasks.cell_card import card_of
 from tasks.cell_curve import Curve, mean_losses
-from tasks.comparison_cells import FORMAT, Cell
+from tasks.comparison_cells import FILE_FORMAT, Cell
 from tasks.comparison_data import Sides, public_of, sides
 from tasks.comparison_files import Place, write_json, write_parquet
 from tasks.comparison_plans import Planned, planned
@@ -78,16 +79,20 @@ def run_cell(context: Context, cell: Cell, ledger: Ledger) -> None:
     if cell.is_first:
         rows = pd.DataFrame([asdict(row) for row in trained.trace.rows])
         write_parquet(place.cells / f"{cell.digest}.trace.parquet", rows)
+    if trained.diagnostics is not None:
+        write_parquet(place.cells / f"{cell.digest}.diagnostics.parquet", trained.diagnostics.frame())
     write_json(
         place.cells / f"{cell.digest}.json",
         {
-            "format": FORMAT,
+            "format": FILE_FORMAT,
             "digest": cell.digest,
             "cell": asdict(cell),
             "code": context.code,
             "results": results,
             "releases": _releases(trained.trace),
-            "card": card_of(context, cell, prepared, data),
+            "card": card_of(
+                cell, prepared.plan, data.public, trained.model, name=place.name, runs=context.runs
+            ),
         },
     )
 
@@ -120,6 +125,7 @@ class _Trained:
     parameters: torch.Tensor
     trace: Trace
     curve: Curve | None
+    diagnostics: Diagnostics | None
     seconds: float
     steps: int
 
@@ -139,7 +145,7 @@ def _trained(cell: Cell, prepared: Planned, data: Sides) -> _Trained:
     algorithm, plan = prepared.settings.algorithm, prepared.plan
     start = algorithm.init(model.initial_parameters(), plan)
     curve = Curve(algorithm.released, plan.steps, start=start) if cell.record["curves"] else None
-    taken = 0
+    diagnostics, taken = Diagnostics() if cell.is_diagnosed else None, 0
 
     def tell(step: int, _epsilon: float) -> None:
         nonlocal taken
@@ -159,9 +165,10 @@ def _trained(cell: Cell, prepared: Planned, data: Sides) -> _Trained:
         tell=tell,
         observe=curve.observe if curve else None,
         features=prepared.settings.features,
+        diagnostics=diagnostics,
     )
     seconds = time.perf_counter() - began - (curve.seconds if curve else 0.0)
-    return _Trained(model, algorithm.released(state), trace, curve, seconds, taken)
+    return _Trained(model, algorithm.released(state), trace, curve, diagnostics, seconds, taken)
 
 
 def _results(cell: Cell, prepared: Planned, trained: _Trained, data: Sides) -> dict[str, Any]:
@@ -208,43 +215,6 @@ def _releases(trace: Trace) -> list[dict[str, Any]]:
         }
         summary.append({"kind": kind, "noise": noise, "sampling": sampling, "count": len(of_kind)} | spread)
     return summary
-
-
-def card_of(context: Context, cell: Cell, prepared: Planned, data: Sides) -> dict[str, Any]:
-    """What the run promises, and what it does not."""
-    plan, public = prepared.plan, data.public
-    epsilon = _finite(plan.cost.epsilon)
-    guarantee: Guarantee = "none" if epsilon is None else "seeded"
-    return {
-        "private": False,
-        "statement": statement(
-            guarantee,
-            epsilon=epsilon,
-            delta=plan.cost.delta,
-            unit=public.unit,
-            adjacency=plan.adjacency,
-            caveat=plan.own.get("not_private"),
-        ),
-        "sweep": sweep(context.place.name, context.runs),
-        "runs": context.runs,
-        "adjacency": plan.adjacency,
-        "accountant": plan.accountant,
-        "filter": dict(plan.filter),
-        "unit": public.unit,
-        "dataset": public.dataset,
-        "population": public.population,
-        "source": public.source,
-        "licence": public.licence,
-    }
-
-
-def sweep(name: str, runs: int) -> str:
-    """What a card says about the comparison that its run belongs to."""
-    return (
-        f"This is one of {runs:,} runs of the comparison {name!r} on public records. The comparison as a whole is not"
-        " charged to anybody: its ledger records each run by itself, and choosing a method or a setting by these"
-        " results is in no epsilon."
-    )
 
 
 def _finite(number: float | None) -> float | None:

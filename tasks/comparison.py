@@ -92,10 +92,15 @@ class Objective(Group):
 
 
 class Record(Group):
-    """What is computed of each run beside its accuracy. curves: the objective by step, at most about 200 points."""
+    """What is computed of each run beside its accuracy.
+
+    curves: the objective by step, at most about 200 points. diagnostics: what clipping and noise did to each gradient,
+    of the first seed or fold alone.
+    """
 
     objective: Objective | None = None
     curves: bool = False
+    diagnostics: bool = False
 
 
 class Comparison(Group):

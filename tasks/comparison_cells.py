@@ -22,7 +22,9 @@ from tasks.groups import Model
 from tasks.params import ParamsRefused
 
 FORMAT = 1
-"""Of a cell's result. A change of what is computed or written raises it, and every cell runs again."""
+"""Of a cell's result. A change of what is computed raises it, and every cell runs again."""
+FILE_FORMAT = 2
+"""Of the file with it. A change of what is written beside the result raises it; 2: notes on the card."""
 _MOST_IN_A_GROUP = 20
 _DIGITS = 24
 
@@ -88,6 +90,11 @@ class Cell:
     def noise_seed(self) -> int:
         """The seed of the noise, different for different cells."""
         return int(self.digest, 16)
+
+    @property
+    def is_diagnosed(self) -> bool:
+        """Whether diagnostics are recorded of it."""
+        return self.is_first and bool(self.record.get("diagnostics"))
 
     @property
     def is_first(self) -> bool:
@@ -165,6 +172,8 @@ def code_digest() -> str:
 
 def _recorded(record: Record) -> dict[str, Any]:
     document: dict[str, Any] = record.model_dump()
+    if not record.diagnostics:
+        del document["diagnostics"]  # as it was before there were any, so that finished cells stay valid
     return document
 
 

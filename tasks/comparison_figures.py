@@ -49,7 +49,7 @@ def convergence(curves: pd.DataFrame, *, theme: Theme) -> Figure:
     curves: columns dataset, model, label, epsilon, step and gap; the mean over cells is drawn. A method that asks once
     is a dashed line.
     """
-    return _over_steps(curves, x="step", y="gap", words="objective - least known", theme=theme)
+    return over_steps(curves, x="step", y="gap", words="objective - least known", theme=theme)
 
 
 def noise(traces: pd.DataFrame, *, theme: Theme) -> Figure:
@@ -57,7 +57,7 @@ def noise(traces: pd.DataFrame, *, theme: Theme) -> Figure:
 
     traces: columns dataset, model, label, epsilon, release and noise_std; label names the kind of release too.
     """
-    return _over_steps(traces, x="release", y="noise_std", words="noise (std)", theme=theme)
+    return over_steps(traces, x="release", y="noise_std", words="noise (std)", theme=theme)
 
 
 def gaps(curves: pd.DataFrame) -> pd.DataFrame:
@@ -66,7 +66,11 @@ def gaps(curves: pd.DataFrame) -> pd.DataFrame:
     return curves.assign(gap=curves["objective"] - least)
 
 
-def _over_steps(table: pd.DataFrame, *, x: str, y: str, words: str, theme: Theme) -> Figure:
+def over_steps(table: pd.DataFrame, *, x: str, y: str, words: str, theme: Theme) -> Figure:
+    """The mean of column y over column x; a row a problem, a column an epsilon, a line a label.
+
+    table: columns dataset, model, label, epsilon, x and y. words: what y is called.
+    """
     labels = list(dict.fromkeys(table["label"]))
     private = table.dropna(subset=["epsilon"])
     epsilons = sorted(private["epsilon"].unique()) or [None]

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from algorithms.privacy.ledger import Ledger
 from tasks import comparison_figures as figures
-from tasks.cell import sweep
+from tasks.cell_card import sweep
 from tasks.comparison_cells import Cell
 from tasks.comparison_files import Place, write, write_json
 from tasks.comparison_page import WORDS, Content, html, markdown, published_table, result_tables

@@ -31,7 +31,8 @@ class Privacy(Group):
     """The target of a run.
 
     count_noise: noise multiplier of the number of records, which is released when it is private.
-    noise: "seeded" is for tests and comparisons, and its results are not private.
+    noise: "seeded" is for tests and comparisons, and its results are not private. diagnostics: records what clipping
+    and noise did to each gradient, of public records alone; the run is then not private either.
     """
 
     epsilon: float = Field(gt=0)
@@ -39,6 +40,7 @@ class Privacy(Group):
     accountant: Literal["pld", "rdp", "pure"] = "pld"
     noise: Literal["secure", "seeded"] = "secure"
     count_noise: float = Field(default=100.0, gt=0)
+    diagnostics: bool = False
 
 
 class Model(Group):

@@ -20,6 +20,7 @@ from algorithms.algorithm import Plan
 from algorithms.checkpoint import by_name
 from algorithms.models.fronts import front_of
 from algorithms.privacy.barrier import Performance
+from algorithms.privacy.diagnostics import Diagnostics
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import run_lengths, schedule_to_json
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
@@ -42,7 +43,7 @@ from tasks.software import software
 from tasks.stage import main_of
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "ledger")
-_ARTIFACTS = ("model.safetensors", "trace.parquet", "receipt.json")
+_ARTIFACTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
 _SALT_BYTES = 32
 
 
@@ -80,7 +81,9 @@ class Job:
 
 
 def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) -> None:
-    """Trains as planned and writes the model, the noise trace and the receipt into `artifacts`.
+    """Trains as planned and writes the model, the noise trace, the diagnostics and the receipt into `artifacts`.
+
+    The table of diagnostics is empty where none were asked for; after a crash it lacks what came before.
 
     home: where run folders are kept. root: the checkout. Raises BudgetRefused where the population cannot pay and
     Refused or ModelRefused where the plan, the model or a checkpoint does not fit; nothing is spent then.
@@ -131,6 +134,7 @@ def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
         "population": job.public.population,
         "noise_source": noise_source(private=run.private_noise),
         "private_noise": run.private_noise,
+        "diagnostics": job.settings.privacy.diagnostics,
         "device": _device(job.settings.performance.device).type,
     }
 
@@ -144,6 +148,7 @@ def _checksums(written: Path, job: Job) -> dict[str, str]:
 def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
     """Trains and writes the released model and the trace into `folder`."""
     model, performance = model_for(job.settings, job.public), job.settings.performance
+    diagnostics = Diagnostics()
     if performance.threads is not None:
         torch.set_num_threads(performance.threads)
     with progress(job.plan.steps) as tell:
@@ -161,6 +166,7 @@ def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
             checkpoint_seconds=performance.checkpoint_seconds,
             tell=tell,
             features=job.settings.features,
+            diagnostics=diagnostics if job.settings.privacy.diagnostics else None,
         )
     released = job.settings.algorithm.released(state)
     front = front_of(model)
@@ -177,6 +183,7 @@ def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
     described = {"epsilonflow": json.dumps(facts)}  # one key: the file must not depend on an order of keys
     save_file(by_name(model.published(released)), folder / "model.safetensors", metadata=described)
     trace.write(folder / "trace.parquet")
+    diagnostics.write(folder / "diagnostics.parquet")
     return trace
 
 

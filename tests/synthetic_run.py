@@ -122,7 +122,8 @@ def _plan(
             "batch_size": 40,
             "update": {"learning_rate": 0.5, "schedule": "constant"},
         },
-        "model": {"name": "softmax", "seed": 0, "parameters": 15},
+        "features": {"name": "none"},
+        "model": {"name": "softmax", "seed": 0, "parameters": 15, "notes": []},
         "dataset": "animals",
         "target": {"epsilon": 5.0, "delta": DELTA},
         "accountant": "pld",
@@ -159,6 +160,7 @@ def _receipt(
         "events": events,
         "noise_source": "AES-256 in counter mode, key from the operating system",
         "private_noise": kind != "seeded",
+        "diagnostics": False,
         "device": "cpu",
         "ledger": {
             "head": "f" * 64,

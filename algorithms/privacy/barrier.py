@@ -23,12 +23,13 @@ from algorithms.gradients import L1, L2, Clipping, Line
 from algorithms.models import Model
 from algorithms.privacy import minimiser, moments, releases
 from algorithms.privacy.ahead import taken_ahead
-from algorithms.privacy.checks import check_layers, check_norms, check_number, check_points
+from algorithms.privacy.checks import check_gradient, check_norms, check_number, check_points
+from algorithms.privacy.diagnostics import Answered, Diagnostics
 from algorithms.privacy.filters import Filter
-from algorithms.privacy.full_batch import FullBatchAnswers, loss_sums
+from algorithms.privacy.full_batch import FullBatchAnswers, WholeRecords, loss_sums
 from algorithms.privacy.importance import LastNorms, Norms
 from algorithms.privacy.noise import Generator, Stream
-from algorithms.privacy.noised import chosen, draws, noise_std, noised
+from algorithms.privacy.noised import chosen, least, noise_std, noised
 from algorithms.privacy.performance import Performance, Records
 from algorithms.privacy.releases import FullBatch, Importance, Minimum, Noise, Release, Sampling
 from algorithms.privacy.statistics import Statistic, columns_of, second_moment_sum, shape_of, statistic_sum
@@ -42,7 +43,8 @@ class Barrier:
 
     model: the architecture whose losses are differentiated. spend: the run's filter. generator: the secret source of
     noise and coins. delta: at which the trace states the cost so far. trace: where releases are recorded. last_norms:
-    what importance sampling knows of the records, empty at a run's start.
+    what importance sampling knows of the records, empty at a run's start. diagnostics: on public records alone, what
+    is recorded of each gradient without noise.
     Raises Refused, before anything is spent, when the model mixes records or the answers could not be private.
     """
 
@@ -57,6 +59,7 @@ class Barrier:
         trace: Trace,
         performance: Performance | None = None,
         last_norms: LastNorms | None = None,
+        diagnostics: Diagnostics | None = None,
     ) -> None:
         self.__records = records
         self.__generator = generator
@@ -64,9 +67,10 @@ class Barrier:
         self.__model = model
         self.__delta = delta
         self.__trace = trace
+        self.__diagnostics = diagnostics
         self.__performance = performance or Performance()
         self.__engine = self.__performance.engine(model, records)
-        self.__whole: FullBatchAnswers | None = None
+        self.__whole = WholeRecords(model, records, self.__performance)
         self.__norms = Norms(self.__engine, self.__slices, last_norms or LastNorms())
 
     def gradient(
@@ -78,15 +82,14 @@ class Barrier:
         Returns shape [d], float32. Raises Refused for a combination without a proven event and BudgetRefused when
         the event is not afforded; nothing is touched then.
         """
-        check_points(self.__model, parameters[None])
-        check_layers(self.__model, clipping)
-        if isinstance(sampling, Importance):
-            check_norms(self.__model)
+        check_gradient(self.__model, parameters, sampling, clipping)
         release = releases.gradient_release(sampling, clipping, noise, divisor)
         stream = self.__charge(release, dimension=len(parameters))
-        total = self.__clipped_sum(parameters.to(self.__performance.device), clipping, release, stream)
-        answer = torch.from_numpy(noised(total.numpy(), release, stream) / divisor)
-        return answer.to(torch.float32).to(parameters.device)
+        point = parameters.to(self.__performance.device)
+        total = self.__clipped_sum(point, clipping, release, stream).numpy()
+        noisy = noised(total, release, stream)
+        self.__measure(Answered(point, clipping, divisor, total, noisy), release)
+        return torch.from_numpy(noisy / divisor).to(torch.float32).to(parameters.device)
 
     def total(
         self, statistic: Statistic, *, bound: L1 | L2, noise: Noise, sampling: Sampling | None = None
@@ -105,8 +108,7 @@ class Barrier:
     def moment(self, statistic: Statistic, *, bound: L2, noise: Noise) -> Tensor:
         """A noised sum over all records of A^T A for a matrix A of each, clipped to Frobenius norm `bound`.
 
-        statistic: (input [*input_shape], label []) -> A [m, c]. Returns shape [c, c], float64, symmetric.
-        Raises as `gradient` does.
+        statistic: (input [*input_shape], label []) -> A [m, c]. Returns [c, c], float64. Raises as `gradient` does.
         """
         release, columns = releases.total_release(bound, noise), columns_of(statistic, self.__records)
         stream = self.__charge(release, dimension=moments.dimension(columns))
@@ -119,8 +121,7 @@ class Barrier:
 
         Later importance samples draw by these norms. Raises as `gradient` does.
         """
-        check_points(self.__model, parameters[None])
-        check_norms(self.__model)
+        check_norms(self.__model, parameters)
         release = releases.norm_total_release(bound, noise)
         stream = self.__charge(release, dimension=1)
         point = parameters.to(self.__performance.device)
@@ -134,8 +135,7 @@ class Barrier:
 
         For clipping by quantiles (Andrew et al. 2021, Section 2). Raises as `gradient` does.
         """
-        check_points(self.__model, parameters[None])
-        check_norms(self.__model, bound)
+        check_norms(self.__model, parameters, bound)
         release = releases.norm_count_release(noise, sampling)
         stream = self.__charge(release, dimension=1)
         point = parameters.to(self.__performance.device)
@@ -153,12 +153,8 @@ class Barrier:
         release = releases.argmin_release(bound, noise, sampling)
         points = candidates.candidates() if isinstance(candidates, Line) else candidates
         check_points(self.__model, points)
-        count = len(points)
-        stream = self.__charge(release, dimension=count)
-        losses = self.__clipped_losses(candidates, release, stream).cpu()
-        nowhere = ~torch.isfinite(points).all(dim=1).cpu()
-        losses[nowhere] = torch.inf  # losses there are no numbers, and count as zero
-        return int(np.argmax(release.noise_scale * draws(release, stream, count) - losses.numpy()))
+        stream = self.__charge(release, dimension=len(points))
+        return least(self.__clipped_losses(candidates, release, stream).cpu(), points.cpu(), release, stream)
 
     def minimum(self, problem: Minimum, *, noise: Noise) -> Tensor:
         """The minimum of a regularised sum of all records' losses, with noise in the objective or on the result.
@@ -174,16 +170,17 @@ class Barrier:
 
     def about(self, model: Model) -> "Barrier":
         """The same records, budget, noise and trace, asked about another model of them."""
-        head, records = taken_ahead(model, self.__records, self.__performance)
+        model, records = taken_ahead(model, self.__records, self.__performance)
         return Barrier(
             records,
-            head,
+            model,
             spend=self.__spend,
             generator=self.__generator,
             delta=self.__delta,
             trace=self.__trace,
             performance=self.__performance,
             last_norms=self.__norms.last,
+            diagnostics=self.__diagnostics,
         )
 
     @property
@@ -209,10 +206,18 @@ class Barrier:
         )
         return self.__generator.stream(len(self.__trace.rows) - 1)
 
+    def __measure(self, answered: Answered, release: Release) -> None:
+        """Hands a gradient's sample, drawn once more with the same coins, to the diagnostics if there are any."""
+        if self.__diagnostics is None or isinstance(release.sampling, Importance):
+            return
+        place = len(self.__trace.rows) - 1, self.__trace.step
+        batches = self.__drawn(release, self.__generator.stream(place[0]))
+        self.__diagnostics.measure(answered, self.__engine, batches, place=place)
+
     def __clipped_sum(self, point: Tensor, clipping: Clipping, release: Release, stream: Stream) -> Tensor:
         """The exact sum of the sample's clipped gradients, shape [d], float64."""
         is_whole = isinstance(release.sampling, FullBatch) and FullBatchAnswers.clip(clipping)
-        answers = self.__full_batch() if is_whole else None
+        answers = self.__whole.at_step(self.__trace.step) if is_whole else None
         if answers is not None:
             return answers.clipped_sum(point, clipping).cpu()
         if isinstance(release.sampling, Importance):
@@ -226,17 +231,11 @@ class Barrier:
     def __clipped_losses(self, candidates: Tensor | Line, release: Release, stream: Stream) -> Tensor:
         """The exact sums of the sample's clipped losses at each candidate, shape [k], float64."""
         bound = release.clipping.sensitivity
-        answers = self.__full_batch() if isinstance(release.sampling, FullBatch) else None
+        answers = self.__whole.at_step(self.__trace.step) if isinstance(release.sampling, FullBatch) else None
         if answers is not None:
             return answers.clipped_losses(candidates, bound)
         batches = self.__drawn(release, stream)
         return loss_sums(self.__model, self.__engine, candidates, batches, bound, self.__performance)
-
-    def __full_batch(self) -> FullBatchAnswers | None:
-        """The closed forms over all records, where the model has them and the records fit the memory."""
-        if self.__whole is None:
-            self.__whole = FullBatchAnswers.of(self.__model, self.__records, self.__performance)
-        return None if self.__whole is None else self.__whole.at_step(self.__trace.step)
 
     def __sample(self, release: Release, stream: Stream) -> NDArray[np.intp]:
         """The indices of the records that take part, ascending."""

@@ -107,7 +107,9 @@ def _document(run: RunRecord) -> dict[str, Any]:
     receipt, public, guarantee = run.receipt, run.public, _guarantee(run.receipt)
     return {
         "setting": _setting(run, guarantee),
-        "scope": card_words.scope(guarantee, public, adjacency=run.plan["adjacency"]).model_dump(),
+        "scope": card_words.scope(
+            guarantee, public, adjacency=run.plan["adjacency"], diagnosed=receipt["diagnostics"]
+        ).model_dump(),
         "mechanism": _mechanism(run),
         "accounting": _accounting(run),
         "events": receipt["events"],
@@ -124,7 +126,9 @@ def _document(run: RunRecord) -> dict[str, Any]:
 def _guarantee(receipt: Mapping[str, Any]) -> card_words.Guarantee:
     if receipt["epsilon"][receipt["accountant"]] is None:
         return "none"
-    return "private" if receipt["private_noise"] is True else "seeded"
+    if receipt["private_noise"] is not True:
+        return "seeded"
+    return "private" if receipt["diagnostics"] is False else "diagnosed"
 
 
 def _setting(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:
@@ -139,6 +143,7 @@ def _setting(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:
             unit=public["unit"],
             adjacency=run.plan["adjacency"],
             caveat=run.plan["own"].get("not_private"),
+            diagnosed=receipt["diagnostics"],
         ),
         "private": guarantee == "private",
         "epsilon": cost if guarantee == "private" else None,
@@ -154,7 +159,13 @@ def _mechanism(run: RunRecord) -> dict[str, Any]:
     copied = ("algorithm", "settings", "steps", "noise_multiplier", "sampling_rate", "divisor")
     return {
         **{name: run.plan[name] for name in copied},
-        "model": {name: run.plan["model"][name] for name in ("name", "seed", "parameters")},
+        "transform": card_words.TRANSFORMS[run.public["transform"]],
+        "features": card_words.features(run.plan["features"]),
+        "diagnostics": run.receipt["diagnostics"],
+        "model": {
+            **{name: run.plan["model"][name] for name in ("name", "seed", "parameters")},
+            "notes": card_words.notes(run.plan["model"]["notes"]),
+        },
         "releases": run.receipt["releases"],
         "queries": list(_queries(run.trace)),
     }

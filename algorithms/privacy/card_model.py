@@ -50,11 +50,12 @@ class Scope(Section):
 
 
 class Model(Section):
-    """The trained model. parameters: how many numbers it has."""
+    """The trained model. parameters: how many numbers it has. notes: what is public of its start and its parts."""
 
     name: Text
     seed: int
     parameters: Annotated[int, Field(ge=1)]
+    notes: Text
 
 
 class Span(Section):
@@ -80,8 +81,15 @@ class Query(Section):
 
 
 class Mechanism(Section):
-    """What was asked of the records."""
+    """What was asked of the records.
 
+    transform, features: what each record was made into by itself, and what was learned from all, in words.
+    diagnostics: whether anything was computed from the records and shown without noise.
+    """
+
+    transform: Text
+    features: Text
+    diagnostics: bool
     algorithm: Text
     settings: Annotated[dict[str, JsonValue], Field(min_length=1)]
     model: Model

@@ -1,13 +1,23 @@
 """The sentences of a privacy card: for private runs, for runs with reproducible noise and for runs without noise."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Context
 from typing import Any, Literal
 
 from algorithms.privacy.card_model import Responsibility, Scope, Text
 
-Guarantee = Literal["private", "seeded", "none"]
-"""Private; noise that anyone can reproduce; no noise."""
+Guarantee = Literal["private", "seeded", "diagnosed", "none"]
+"""Private; noise that anyone can reproduce; secret noise, but diagnostics beside it; no noise."""
+
+DIAGNOSED: Text = (
+    "Diagnostics were computed from the records and are shown without noise; no such run is private."
+)
+TRANSFORMS: Mapping[str, Text] = {
+    "none": "None: the records are used as they were read.",
+    "scattering": "Scattering coefficients of each image, a fixed transform of each record by itself, which is free.",
+}
+NOTHING_LEARNED: Text = "None: nothing was learned from the records before training."
+NO_NOTES: Text = "None: the model starts as its name and seed have it, and every parameter is trained."
 
 FLOATING_POINT = (
     "A noised sum is rounded to a grid whose step is a power of two at most 2^-24 of the noise, and the noise is a"
@@ -38,6 +48,9 @@ _RELEASED = {
     "trace": "the noise trace: what was asked of the records and with how much noise, never an answer without it",
     "plan": "the plan, this card and the report: computed from public values, the above and the held-out records",
 }
+_DIAGNOSTICS = "the diagnostics: norms of exact gradients and the share of clipped records, without noise"
+_HIDDEN = "Losses, gradient norms and batch sizes without noise were neither logged nor kept after the run."
+_SHOWN = "Norms of gradients without noise were stored, as diagnostics."
 _HOLDOUT = {
     "public": (
         "Accuracy was measured on held-out records that the data card declares public. They were not trained on, and"
@@ -59,16 +72,25 @@ def statement(
     unit: str,
     adjacency: str = "ADD_OR_REMOVE_ONE",
     caveat: str | None = None,
+    diagnosed: bool = False,
 ) -> str:
     """The promise in a sentence. epsilon: of the recorded events, also where noise was not secret.
 
     caveat: why the plan itself says that this epsilon does not hold; such a run is seeded, and never private.
+    diagnosed: whether diagnostics were computed from the records, which is said in any case.
     """
+    if diagnosed and guarantee != "diagnosed":
+        said = statement(
+            guarantee, epsilon=epsilon, delta=delta, unit=unit, adjacency=adjacency, caveat=caveat
+        )
+        return f"{said} {DIAGNOSED}"
     if caveat is not None:
         return f"NOT PRIVATE: {caveat}"
     if guarantee == "none" or epsilon is None:
         return "NOT PRIVATE: the model was trained without noise and may give away the records it was trained on."
     numbers = f"epsilon = {rounded_up(epsilon)} and delta = {delta:g}"
+    if guarantee == "diagnosed":
+        return f"NOT PRIVATE: {DIAGNOSED} Without them the same releases would have had {numbers}."
     if guarantee == "seeded":
         return (
             "NOT PRIVATE: the noise came from a seeded generator, so that anyone can compute it and take it away;"
@@ -77,12 +99,32 @@ def statement(
     return f"Differential privacy with {numbers}, when one record ({unit}) is {_CHANGE[adjacency]}."
 
 
-def scope(guarantee: Guarantee, public: Mapping[str, Any], *, adjacency: str = "ADD_OR_REMOVE_ONE") -> Scope:
+def features(chosen: Mapping[str, Any]) -> Text:
+    """What was learned before training, in words. chosen: that group of params.yaml, with the name of the features."""
+    if chosen["name"] == "none":
+        return NOTHING_LEARNED
+    settings = ", ".join(f"{key}: {value}" for key, value in chosen.items() if key != "name")
+    described = f"{chosen['name']} ({settings})" if settings else chosen["name"]
+    return f"{described}: learned from the records by noised releases, which are charged with the others."
+
+
+def notes(of_model: Sequence[str]) -> Text:
+    """What is public of a model, in words."""
+    return " ".join(of_model) or NO_NOTES
+
+
+def scope(
+    guarantee: Guarantee,
+    public: Mapping[str, Any],
+    *,
+    adjacency: str = "ADD_OR_REMOVE_ONE",
+    diagnosed: bool = False,
+) -> Scope:
     """Who is protected, who is not, and from what. public: the description of the data set."""
     return Scope(
         protected=_protected(guarantee, public["unit"], adjacency),
         not_protected=_not_protected(public),
-        released=tuple(_RELEASED.values()),
+        released=(*_RELEASED.values(), *([_DIAGNOSTICS] if diagnosed else [])),
         holdout=_HOLDOUT[public["holdout"]],
         hyper_parameter_search=(
             "Not part of this run's epsilon. Every run that was tried on this population is charged to its ledger on"
@@ -90,7 +132,7 @@ def scope(guarantee: Guarantee, public: Mapping[str, Any], *, adjacency: str = "
         ),
         side_channels=(
             "Out of scope: how long training took, its memory and power use, and access to the machine that held the"
-            " records. Losses, gradient norms and batch sizes without noise were neither logged nor kept after the run."
+            f" records. {_SHOWN if diagnosed else _HIDDEN}"
         ),
     )
 

@@ -11,7 +11,7 @@ from algorithms.gradients import L2, Affine, Clipping, PerLayer
 from algorithms.models import Model
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.performance import Records
-from algorithms.privacy.terms import Sampling, WithoutReplacement
+from algorithms.privacy.terms import Importance, Sampling, WithoutReplacement
 
 
 def check_points(model: Model, points: Tensor) -> None:
@@ -39,11 +39,20 @@ def check_layers(model: Model, clipping: Clipping) -> None:
         )
 
 
-def check_norms(model: Model, bound: object = None) -> None:
-    """Raises Refused for a model whose records' norms could depend on each other, and for a bound of another norm.
+def check_gradient(model: Model, point: Tensor, sampling: Sampling, clipping: Clipping) -> None:
+    """Raises Refused for a gradient at a point [d] that cannot be released of the model."""
+    check_points(model, point[None])
+    check_layers(model, clipping)
+    if isinstance(sampling, Importance):
+        check_norms(model, point)
+
+
+def check_norms(model: Model, point: Tensor, bound: object = None) -> None:
+    """Raises Refused for norms at a point [d] of a model whose norms could depend on each other, and for another bound.
 
     Products of bfloat16 on some processors spoil the rows beside one that is not finite.
     """
+    check_points(model, point[None])
     if model.precision == torch.bfloat16:
         raise Refused(
             f"the model {model.name} computes in bfloat16, where a record that is not finite can spoil the norms of"

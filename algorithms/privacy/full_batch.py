@@ -64,6 +64,20 @@ class FullBatchAnswers:
         return self._records.losses_at(candidates, bound=bound)
 
 
+class WholeRecords:
+    """The closed forms over all records, made when they are first asked for."""
+
+    def __init__(self, model: Model, records: Records, performance: Performance) -> None:
+        self._of = (model, records, performance)
+        self._answers: FullBatchAnswers | None = None
+
+    def at_step(self, step: int) -> FullBatchAnswers | None:
+        """The answers in a training step, where the model has them and the records fit the memory."""
+        if self._answers is None:
+            self._answers = FullBatchAnswers.of(*self._of)
+        return None if self._answers is None else self._answers.at_step(step)
+
+
 def loss_sums(
     model: Model,
     engine: Engine,

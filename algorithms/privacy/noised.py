@@ -3,7 +3,9 @@
 import math
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from algorithms.gradients import Box
 from algorithms.privacy.noise import Stream, add_on_grid, scale_on_grid, std_on_grid
@@ -41,6 +43,12 @@ def noised(total: NDArray[np.float64], release: Release, stream: Stream) -> NDAr
         return total
     noise = _noise_on_grid(release, len(total)) * draws(release, stream, len(total))
     return add_on_grid(total, noise, std=release.noise_scale)
+
+
+def least(losses: Tensor, points: Tensor, release: Release, stream: Stream) -> int:
+    """The index of the least of noised losses [k] at points [k, d], of those that are finite points where any is."""
+    losses[~torch.isfinite(points).all(dim=1)] = torch.inf  # losses there are no numbers, and count as zero
+    return int(np.argmax(release.noise_scale * draws(release, stream, len(points)) - losses.numpy()))
 
 
 def _noise_on_grid(release: Release, dimension: int) -> float:

@@ -4,8 +4,9 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import dp_accounting as dp
 import pytest
@@ -15,9 +16,11 @@ from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.adjacency import REPLACE_ONE
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, read, recompute, verify
 from algorithms.privacy.card_model import Composition
+from algorithms.privacy.card_words import DIAGNOSED, NO_NOTES, NOTHING_LEARNED, TRANSFORMS
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_to_json
 from algorithms.privacy.filters import conversion, epsilon_of_zcdp
+from data.description import Transform
 from tests.synthetic_run import (
     DELTA,
     Folders,
@@ -79,6 +82,48 @@ def test_every_run_has_a_card_that_holds_and_says_whether_it_is_private(
     assert made.setting.statement.startswith("NOT PRIVATE") is not private
     assert made.scope.protected.startswith(protected)
     assert (made.accounting.epsilon.pld is None) is (kind == "none")
+
+
+def test_a_run_with_diagnostics_is_never_private(tmp_path: Path) -> None:
+    run = record(write_run(tmp_path))
+    made = build(replace(run, receipt={**run.receipt, "diagnostics": True}))
+    assert verify(made).passed
+    assert (made.setting.private, made.setting.epsilon) == (False, None)
+    assert made.setting.statement.startswith("NOT PRIVATE: Diagnostics were computed from the records")
+    assert made.scope.protected == "Nobody."
+    assert "neither logged nor stored" not in made.scope.side_channels
+    assert made.scope.released[-1].startswith("the diagnostics")
+
+
+@pytest.mark.parametrize("kind", ["seeded", "none"])
+def test_diagnostics_are_stated_where_a_run_is_not_private_anyway(tmp_path: Path, kind: Kind) -> None:
+    run = record(write_run(tmp_path, kind=kind))
+    made = build(replace(run, receipt={**run.receipt, "diagnostics": True}))
+    assert made.setting.statement.startswith("NOT PRIVATE: the")
+    assert made.setting.statement.endswith(DIAGNOSED)
+
+
+def test_hidden_diagnostics_do_not_make_a_run_private(document: dict[str, Any]) -> None:
+    document["mechanism"]["diagnostics"] = True
+    assert "promise" in {check.name for check in verify(document).failures}
+
+
+def test_the_card_says_what_records_and_model_were_made_of(tmp_path: Path) -> None:
+    run = record(write_run(tmp_path))
+    plain = build(run).mechanism
+    assert (plain.transform, plain.features) == (TRANSFORMS["none"], NOTHING_LEARNED)
+    assert plain.model.notes == NO_NOTES
+    notes = ["The embedding is random.", "Not trained: embedding."]
+    features = {"name": "whitened", "noise_multiplier": 8.0}
+    plan = {**run.plan, "features": features, "model": {**run.plan["model"], "notes": notes}}
+    made = build(replace(run, plan=plan, public={**run.public, "transform": "scattering"})).mechanism
+    assert made.transform == TRANSFORMS["scattering"]
+    assert made.features.startswith("whitened (noise_multiplier: 8.0): learned from the records")
+    assert made.model.notes == "The embedding is random. Not trained: embedding."
+
+
+def test_every_transform_has_words() -> None:
+    assert set(TRANSFORMS) == set(get_args(Transform))
 
 
 def test_a_card_says_what_the_plan_knows_against_its_epsilon(tmp_path: Path) -> None:

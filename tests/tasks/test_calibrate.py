@@ -47,3 +47,13 @@ def test_an_epsilon_that_would_not_hold_is_planned_only_with_seeded_noise(worksp
     with pytest.raises(Refused, match=r"privacy\.noise to seeded"):
         plan_of(public, privacy=privacy, **changes)
     assert "not_private" in plan_of(public, privacy=privacy | {"noise": "seeded"}, **changes).own
+
+
+def test_diagnostics_of_private_records_are_refused(workspace: Workspace) -> None:
+    asked = {"epsilon": 3.0, "delta": 1e-5, "diagnostics": True}
+    assert plan_of(workspace.public, privacy=asked).steps == 6
+    private = replace(workspace.public, public=False)
+    with pytest.raises(
+        Refused, match=r"diagnostics are .* those of 'digits' are private; set .* to false\.$"
+    ):
+        plan_of(private, privacy=asked)

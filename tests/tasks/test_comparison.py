@@ -215,3 +215,12 @@ def test_settings_may_be_tuned_by_epsilon(root: Path) -> None:
     method["by_epsilon"] = {77.0: {"clip_norm": 0.125}}
     with pytest.raises(ParamsRefused, match="epsilon 77"):
         work_of(write(root, changed), root)
+
+
+def test_diagnostics_leave_other_cells_as_they_were(root: Path) -> None:
+    content = document() | {"record": {"curves": True}}
+    before = work_of(write(root, content), root).cells[0]
+    off = work_of(write(root, content | {"record": {"curves": True, "diagnostics": False}}), root).cells[0]
+    on = work_of(write(root, content | {"record": {"curves": True, "diagnostics": True}}), root).cells[0]
+    assert before.digest == off.digest != on.digest
+    assert "diagnostics" not in before.record

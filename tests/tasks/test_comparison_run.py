@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from algorithms.models import build
+from algorithms.privacy.card_words import DIAGNOSED, NO_NOTES, NOTHING_LEARNED, TRANSFORMS
 from algorithms.privacy.ledger import Ledger
 from data.errors import DataRefused
 from data.prepared import load
@@ -92,6 +93,24 @@ def test_a_card_says_that_it_is_not_private_and_how_many_runs_there_were(finishe
         assert "one of 3 runs" in card["sweep"]
         assert "not charged" in card["sweep"]
         assert card["runs"] == 3
+
+
+def test_diagnostics_are_recorded_of_the_first_seed_alone(tmp_path: Path) -> None:
+    content = document() | {"seeds": 2, "record": {"diagnostics": True}}
+    del content["methods"]["plain"]
+    work = run_here(small(tmp_path / "checkout"), content | {"epsilons": [1.0]})
+    first, second = work.cells
+    table = pd.read_parquet(work.place.cells / f"{first.digest}.diagnostics.parquet")
+    assert list(table["step"]) == list(range(5))
+    assert not (work.place.cells / f"{second.digest}.diagnostics.parquet").exists()
+    statements = [work.place.result(cell.digest)["card"]["statement"] for cell in work.cells]
+    assert [DIAGNOSED in statement for statement in statements] == [True, False]
+
+
+def test_a_card_says_what_records_and_model_were_made_of(finished: Work) -> None:
+    card = finished.place.result(finished.cells[0].digest)["card"]
+    assert (card["transform"], card["features"]) == (TRANSFORMS["none"], NOTHING_LEARNED)
+    assert card["notes"] == NO_NOTES
 
 
 def test_the_number_of_runs_counts_those_that_the_file_no_longer_has(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from scipy.stats import norm
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.card import read, verify
 from algorithms.privacy.card_check import trace_schedule
-from algorithms.privacy.card_words import rounded_up
+from algorithms.privacy.card_words import NO_NOTES, NOTHING_LEARNED, TRANSFORMS, rounded_up
 from algorithms.privacy.errors import Refused
 from tasks.figures import LIGHT, Curve, class_figure, confusion_figure, epsilon_figure, noise_figure, png
 from tasks.page import best_guess, best_true_positive_rate, score
@@ -98,6 +98,17 @@ def test_the_page_says_what_was_spent_and_what_it_means(page: str, finished: Rep
 def test_words_of_the_data_card_stay_words(page: str) -> None:
     assert "Animals &amp; friends &lt;drawn&gt;" in page
     assert "<drawn>" not in page
+
+
+def test_the_page_of_a_run_with_diagnostics_says_so_and_what_the_model_is_made_of(tmp_path: Path) -> None:
+    folders = write_run(tmp_path)
+    path = folders.artifacts / "receipt.json"
+    write_json(path, read_json(path) | {"diagnostics": True})
+    assert make(folders).card.setting.private is False
+    text = Links((folders.artifacts / "report.html").read_text(encoding="utf-8")).text
+    assert "This run is not private. Diagnostics were computed" in " ".join(text.split())
+    assert "as if it had recorded no diagnostics" in text
+    assert all(words in text for words in (TRANSFORMS["none"], NOTHING_LEARNED, NO_NOTES))
 
 
 @pytest.mark.parametrize(("kind", "words"), [("none", "No noise was added"), ("seeded", "seeded generator")])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
@@ -115,7 +116,21 @@ def workspace(tmp_path: Path, own_home: Path, prepared_digits: Path) -> Workspac
     return place
 
 
-def test_a_run_reserves_settles_and_leaves_its_three_files(workspace: Workspace) -> None:
+def test_diagnostics_change_no_result_and_end_the_promise(workspace: Workspace) -> None:
+    workspace.set("privacy", noise="seeded")
+    receipt, model = workspace.train(), workspace.model()
+    table = pd.read_parquet(workspace.root / "artifacts/diagnostics.parquet")
+    assert (receipt["diagnostics"], table.empty) == (False, True)
+    workspace.set("privacy", diagnostics=True)
+    receipt = workspace.train()
+    table = pd.read_parquet(workspace.root / "artifacts/diagnostics.parquet")
+    assert receipt["diagnostics"] is True
+    assert workspace.model() == model
+    assert list(table["step"]) == list(range(6))
+    assert (table["error"] > 0).all()
+
+
+def test_a_run_reserves_settles_and_leaves_its_files(workspace: Workspace) -> None:
     receipt = workspace.train()
     assert receipt["epsilon"]["pld"] <= 3.0 < receipt["epsilon"]["rdp"]
     assert receipt["private_noise"] is True

@@ -1,0 +1,210 @@
+"""Figures of the deep learning papers, from what the runs of a comparison recorded:
+
+`python -m comparisons.deep_figures FIGURE COMPARISON FOLDER`, where COMPARISON is the folder of a finished comparison.
+
+dpis-noise: Figure 1 of Wei, Bao, Xiao and Yang 2022 (DPIS): the noise on the mean gradient by epoch, times the batch
+size, in units of the clip norm: sigma_G. For DPIS it is the noise multiplier times K / (N C), else the multiplier.
+adp-sgd-noise: Figure 1 of Wu et al. 2021 (ADP-SGD): the noise of each step, relative to constant noise for the same
+batches and steps at the same epsilon.
+adaclip-error: Figure 3 of Pichapati et al. 2019 (AdaCliP): how far released mean gradients are from the exact ones of
+their samples, as a ratio to DP-SGD; from runs with `record: {diagnostics: true}`.
+
+Each writes a CSV and a PNG file of its name. What a comparison lacks is said in a sentence, and left out.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import typer
+from matplotlib.figure import Figure
+
+from tasks.comparison_figures import by_epsilon, over_steps
+from tasks.figures import LIGHT, png
+
+SAMPLED = ("dpis", "dp_sgd", "dp_sgd_decay")
+EPSILONS = (4.0, 1.0, 0.5)
+"""Those of Figure 1 of DPIS."""
+BASELINE = "dp_sgd"
+"""The method that AdaCliP is compared with, by its key in the comparison's file."""
+
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run of which a table was kept. cell: what it was. results: its numbers. table: a row a release."""
+
+    cell: Mapping[str, Any]
+    results: Mapping[str, Any]
+    table: pd.DataFrame
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """What its curve is called and where it belongs."""
+        return {name: self.cell[name] for name in ("dataset", "model", "label", "epsilon")}
+
+    @property
+    def problem(self) -> tuple[str, str, float | None]:
+        """What runs that are compared have in common."""
+        return self.cell["dataset"], self.cell["model"], self.cell["epsilon"]
+
+    @property
+    def algorithm(self) -> str:
+        """The name of its algorithm."""
+        return str(self.cell["settings"]["name"])
+
+    def in_words(self) -> str:
+        """What it was, for a sentence."""
+        return f"{self.cell['label']} on {self.cell['dataset']} at epsilon {self.cell['epsilon']:g}"
+
+
+class Found(NamedTuple):
+    """What a figure is drawn from, and a sentence for each thing that is not there."""
+
+    table: pd.DataFrame
+    missing: list[str]
+
+
+def runs(comparison: Path, kind: Literal["trace", "diagnostics"]) -> Iterator[Run]:
+    """The private runs of a comparison of which such a table was kept."""
+    for path in sorted((comparison / "cells").glob(f"*.{kind}.parquet")):
+        document = json.loads(
+            (path.parent / f"{path.name.partition('.')[0]}.json").read_text(encoding="utf-8")
+        )
+        if document["cell"]["epsilon"] is not None:
+            yield Run(document["cell"], document["results"], pd.read_parquet(path))
+
+
+def sampled_noise(comparison: Path, *, epsilons: tuple[float, ...] = EPSILONS) -> Found:
+    """sigma_G by epoch of DPIS, DP-SGD and DP-SGD with decaying noise."""
+    chosen = [run for run in runs(comparison, "trace") if run.algorithm in SAMPLED]
+    chosen = [run for run in chosen if run.cell["epsilon"] in epsilons]
+    there = {(run.algorithm, run.cell["epsilon"]) for run in chosen}
+    missing = [
+        f"There is no trace of {name} at epsilon {epsilon:g}; its curve is left out."
+        for name in SAMPLED
+        for epsilon in epsilons
+        if (name, epsilon) not in there
+    ]
+    tables = [pd.DataFrame({**run.place, **_by_epoch(run)}) for run in chosen]
+    return Found(_together(tables, ["dataset", "model", "label", "epsilon", "epoch", "noise"]), missing)
+
+
+def _by_epoch(run: Run) -> dict[str, Any]:
+    """Epochs from 1, and the mean of sigma_G in each."""
+    batch, gradients = run.cell["settings"]["batch_size"], run.table[run.table["kind"] == "gradient"]
+    steps_per_epoch = math.ceil(run.results["records"] / batch - _SLACK)
+    noise = gradients["noise_multiplier"] * batch / gradients["divisor"]
+    means = noise.groupby(gradients["step"] // steps_per_epoch + 1).mean()
+    return {"epoch": means.index, "noise": means.to_numpy()}
+
+
+def relative_noise(comparison: Path) -> Found:
+    """The noise multiplier of each step of ADP-SGD by that of constant noise for as many steps of such batches."""
+    tables, missing, all_runs = [], [], list(runs(comparison, "trace"))
+    constant = {_course(run): run for run in all_runs if _is_constant(run)}
+    for run in all_runs:
+        if run.algorithm != "adp_sgd" or _is_constant(run):
+            continue
+        if _course(run) not in constant:
+            missing.append(
+                f"There is no run with constant noise to compare {run.in_words()} with; its curve is left out."
+            )
+            continue
+        base = _multipliers(constant[_course(run)])[0]
+        noise = _multipliers(run) / base
+        tables.append(pd.DataFrame({**run.place, "step": np.arange(1, len(noise) + 1), "noise": noise}))
+    if not tables:
+        missing.append("There is no curve of ADP-SGD in this comparison.")
+    return Found(_together(tables, ["dataset", "model", "label", "epsilon", "step", "noise"]), missing)
+
+
+def _multipliers(run: Run) -> Any:
+    return run.table.loc[run.table["kind"] == "gradient", "noise_multiplier"].to_numpy()
+
+
+def _is_constant(run: Run) -> bool:
+    """Whether it is a run of gradient steps alone with equal noise, over Poisson samples."""
+    is_plain = bool((run.table["kind"] == "gradient").all() and (run.table["sampling"] == "poisson").all())
+    return is_plain and run.table["noise_multiplier"].nunique() == 1
+
+
+def _course(run: Run) -> tuple[Any, ...]:
+    """What constant noise depends on: the data's size, epsilon, the sampling rate and the number of steps."""
+    return (*run.problem, run.results["sampling_rate"], run.results["steps"])
+
+
+def error_ratio(comparison: Path) -> Found:
+    """The mean error of AdaCliP's gradients by that of DP-SGD's, by epsilon."""
+    measured = list(runs(comparison, "diagnostics"))
+    base = {run.problem: run for run in measured if run.cell["method"] == BASELINE}
+    rows, missing = [], []
+    for run in measured:
+        if run.algorithm != "adaclip":
+            continue
+        if run.problem not in base:
+            missing.append(
+                f"There are no diagnostics of {BASELINE} to compare {run.in_words()} with; it is left out."
+            )
+            continue
+        error, other = (float(one.table["error"].mean()) for one in (run, base[run.problem]))
+        rows.append({**run.place, "error": error, "baseline_error": other, "ratio": error / other})
+    if not rows:
+        missing.append("There are no diagnostics of AdaCliP; record them with `record: {diagnostics: true}`.")
+    columns = ["dataset", "model", "label", "epsilon", "error", "baseline_error", "ratio"]
+    return Found(pd.DataFrame(rows, columns=columns), missing)
+
+
+def _together(tables: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+
+
+def _draw_noise(table: pd.DataFrame) -> Figure:
+    return over_steps(table, x="epoch", y="noise", words="noise $\\sigma_G$", theme=LIGHT)
+
+
+def _draw_relative(table: pd.DataFrame) -> Figure:
+    return over_steps(table, x="step", y="noise", words="noise, relative to constant", theme=LIGHT)
+
+
+def _draw_ratio(table: pd.DataFrame) -> Figure:
+    totals = table.assign(ratio_mean=table["ratio"], ratio_stderr=0.0)
+    return by_epsilon(totals, "ratio", words="error, relative to DP-SGD", theme=LIGHT)
+
+
+FIGURES: dict[str, tuple[Callable[[Path], Found], Callable[[pd.DataFrame], Figure]]] = {
+    "dpis-noise": (sampled_noise, _draw_noise),
+    "adp-sgd-noise": (relative_noise, _draw_relative),
+    "adaclip-error": (error_ratio, _draw_ratio),
+}
+
+
+def main(
+    figure: Annotated[str, typer.Argument(help=f"One of {', '.join(FIGURES)}.")],
+    comparison: Annotated[Path, typer.Argument(help="The folder of a comparison, artifacts/compare/NAME.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Where the CSV and the PNG file go; made if it is not there.")
+    ],
+) -> None:
+    """Draw a figure of a paper from the runs of a comparison."""
+    if figure not in FIGURES:
+        raise typer.BadParameter(f"there is no figure {figure!r}; choose one of {', '.join(FIGURES)}")
+    measure, draw = FIGURES[figure]
+    table, missing = measure(comparison)
+    for sentence in missing:
+        typer.echo(sentence, err=True)
+    if table.empty:
+        raise typer.Exit(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    table.to_csv(folder / f"{figure}.csv", index=False)
+    (folder / f"{figure}.png").write_bytes(png(draw(table)))
+
+
+if __name__ == "__main__":
+    typer.run(main)
