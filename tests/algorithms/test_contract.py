@@ -62,6 +62,11 @@ def outcome(case: str, records: MadeUp, **settings: Any) -> Outcome:
     return run(method(case, **settings), planned(case, **settings), records, MODEL)
 
 
+def most(case: str) -> int:
+    """The largest batch: of all records, but where that leaves importance sampling nothing to choose."""
+    return RECORDS - 1 if case == "dpis" else RECORDS
+
+
 def is_adaptive(plan: Plan) -> bool:
     return plan.filter["kind"] != "schedule"
 
@@ -141,7 +146,7 @@ def test_a_record_without_a_finite_gradient_changes_nothing(case: str) -> None:
         )
         for value in (np.inf, np.nan)
     )
-    settings = {"batch_size": RECORDS}
+    settings = {"batch_size": most(case)}
     assert torch.equal(outcome(case, far, **settings).released, outcome(case, nan, **settings).released)
 
 
