@@ -111,7 +111,7 @@ def test_neighbours_have_the_same_trace(case: str) -> None:
 
 def moved_by_one_record(case: str) -> tuple[float, Outcome]:
     """How far the first sum moves when an extreme record replaces one, in units of a record's bound."""
-    settings = {"batch_size": RECORDS, "sampling_rate": None, "steps": 1}
+    settings = {"batch_size": most(case), "sampling_rate": None, "steps": 1}
     records = made_up()
     kept = MadeUp(records.features[:-1], records.labels[:-1])
     near = with_record(kept, np.zeros(SHAPE, dtype=np.float32), 1 - int(kept.labels[0]))
