@@ -1,8 +1,10 @@
 """A small bench for algorithms: made-up records, a barrier over them, and runs of a few steps."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algorithms import training
 from algorithms.algorithm import Algorithm, Plan, Target
 from algorithms.catalogue import from_settings
+from algorithms.features.features import Features
 from algorithms.models import Model, build
 from algorithms.privacy.accounting import Accountant
 from algorithms.privacy.barrier import Barrier, Performance
@@ -21,6 +25,7 @@ from algorithms.privacy.trace import Trace
 from algorithms.public import Inputs, Public
 
 SHAPE, CLASSES, RECORDS, DELTA = (1, 4, 4), 3, 40, 1e-3
+PLAIN = Performance()
 SETTINGS: dict[str, dict[str, Any]] = {
     "dp_sgd": {"steps": 5, "batch_size": 10},
     "dp_sgd_decay": {"steps": 5, "batch_size": 10, "rate": 0.2},
@@ -122,6 +127,43 @@ class Watched(Barrier):
     def _kept(self, answer: Tensor) -> Tensor:
         self.answers.append(answer)
         return answer
+
+
+class Stopped(Exception):
+    """Stands for a crash."""
+
+
+def trained(
+    method: Algorithm[Any],
+    plan: Plan,
+    model: Model,
+    folder: Path,
+    *,
+    records: Callable[[], Any] = made_up,
+    features: Features | None = None,
+    performance: Performance = PLAIN,
+    stop_after: int | None = None,
+) -> training.Trained:
+    """A run in the training loop with a checkpoint in a folder after each step; it crashes after `stop_after`."""
+
+    def tell(step: int, _epsilon: float) -> None:
+        if step == stop_after:
+            raise Stopped
+
+    folder.mkdir(exist_ok=True)
+    return training.train(
+        method,
+        plan,
+        model,
+        open_records=records,
+        generator=seeded_generator(3),
+        run_id="one run",
+        folder=folder,
+        performance=performance,
+        checkpoint_seconds=0.0,
+        tell=tell,
+        features=features,
+    )
 
 
 @dataclass(frozen=True)

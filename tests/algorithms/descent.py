@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms import training
 from algorithms.algorithm import Algorithm, Plan, Target
 from algorithms.dp_agd import DPAGD, State
 from algorithms.gradients import Line
@@ -21,6 +20,7 @@ from algorithms.privacy.noise import seeded_generator
 from algorithms.privacy.releases import Release, argmin_release
 from algorithms.privacy.trace import Trace
 from algorithms.public import Public
+from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp
 from tests.algorithms.test_contract import Stopped
 
@@ -111,22 +111,15 @@ def stepped(method: DPAGD, state: State, plan: Plan, barrier: Scripted) -> State
 
 def trained(method: Algorithm[Any], folder: Path, *, stop_after: int | None = None) -> tuple[Tensor, Any]:
     """What a run in the training loop releases, and the rows of its trace; it crashes after `stop_after` steps."""
-
-    def tell(step: int, _epsilon: float) -> None:
-        if step == stop_after:
-            raise Stopped
-
-    state, trace, _ = training.train(
+    performance = Performance(memory_mb=8)
+    state, trace, _ = bench.trained(
         method,
         planned(method),
         model_of(),
-        open_records=made_up,
-        generator=seeded_generator(3),
-        run_id="one run",
-        folder=folder,
-        performance=Performance(memory_mb=8),
-        checkpoint_seconds=0.0,
-        tell=tell,
+        folder,
+        records=made_up,
+        performance=performance,
+        stop_after=stop_after,
     )
     return method.released(state), trace.rows
 

@@ -14,18 +14,16 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor
 
-from algorithms import training
 from algorithms.algorithm import Algorithm, Plan, Target
 from algorithms.dp_gd import DPGD, steps_for
 from algorithms.dp_sgd import DPSGD
 from algorithms.models import Model
 from algorithms.norm_bound_sgd import NormBoundSGD
-from algorithms.privacy.barrier import Performance
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.noise import seeded_generator
 from algorithms.public import Inputs, Public
 from algorithms.update import Update
+from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp, made_up, run, small_model
 
 LOGISTIC = small_model("logistic", classes=2)
@@ -115,22 +113,10 @@ def test_dp_gd_is_descent_on_all_clipped_gradients_with_momentum() -> None:
 
 
 def trained(method: Algorithm[Any], plan: Plan, folder: Path, *, stop_after: int | None = None) -> Any:
-    def tell(step: int, _epsilon: float) -> None:
-        if step == stop_after:
-            raise InterruptedError
+    def records() -> MadeUp:
+        return made_up(50, classes=2)
 
-    return training.train(
-        method,
-        plan,
-        LOGISTIC,
-        open_records=lambda: made_up(50, classes=2),
-        generator=seeded_generator(3),
-        run_id="one run",
-        folder=folder,
-        performance=Performance(),
-        checkpoint_seconds=0.0,
-        tell=tell,
-    )
+    return bench.trained(method, plan, LOGISTIC, folder, records=records, stop_after=stop_after)
 
 
 def test_dp_gd_divides_by_a_released_count_where_the_number_is_private(tmp_path: Path) -> None:
@@ -143,7 +129,7 @@ def test_dp_gd_divides_by_a_released_count_where_the_number_is_private(tmp_path:
     assert {row.divisor for row in trace.rows[1:]} == {float(state.divisor)}
     assert 0 < abs(float(state.divisor) - 50) < 6 * 3.0
     (tmp_path / "broken").mkdir()
-    with pytest.raises(InterruptedError):
+    with pytest.raises(bench.Stopped):
         trained(method, plan, tmp_path / "broken", stop_after=2)
     taken_up, rows, _ = trained(method, plan, tmp_path / "broken")
     assert torch.equal(taken_up.parameters, state.parameters)

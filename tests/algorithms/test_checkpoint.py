@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms import checkpoint, training
-from algorithms.privacy.barrier import Performance
-from algorithms.privacy.noise import seeded_generator
-from tests.algorithms.bench import algorithm, made_up, planned, small_model
-from tests.algorithms.test_contract import Stopped
+from algorithms import checkpoint
+from tests.algorithms import bench
+from tests.algorithms.bench import Stopped, algorithm, planned, small_model
 
 
 def trained(
@@ -19,22 +17,8 @@ def trained(
     sampling = {"batch_size": None, "sampling_rate": 0.25} if private else {}
     method, model = algorithm("dp_sgd", **sampling), small_model()
 
-    def tell(step: int, _epsilon: float) -> None:
-        if step == stop_after:
-            raise Stopped
-
-    state, trace, _ = training.train(
-        method,
-        planned(method, model, records=None) if private else planned(method, model),
-        model,
-        open_records=made_up,
-        generator=seeded_generator(3),
-        run_id="one run",
-        folder=folder,
-        performance=Performance(),
-        checkpoint_seconds=0.0,
-        tell=tell,
-    )
+    plan = planned(method, model, records=None) if private else planned(method, model)
+    state, trace, _ = bench.trained(method, plan, model, folder, stop_after=stop_after)
     return method.released(state), trace.rows
 
 

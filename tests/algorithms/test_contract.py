@@ -11,19 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms import training
 from algorithms.algorithm import Algorithm, Plan
 from algorithms.catalogue import CATALOGUE
 from algorithms.gradients import Affine
 from algorithms.privacy import accounting
 from algorithms.privacy.accounting import Accountant
 from algorithms.privacy.adjacency import named
-from algorithms.privacy.barrier import Performance
 from algorithms.privacy.errors import BudgetRefused
 from algorithms.privacy.events import run_lengths
-from algorithms.privacy.noise import Generator, seeded_generator
+from algorithms.privacy.noise import Generator
 from tests.algorithms import bench
-from tests.algorithms.bench import RECORDS, SHAPE, MadeUp, Outcome, run, with_record
+from tests.algorithms.bench import RECORDS, SHAPE, MadeUp, Outcome, Stopped, run, with_record
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "heavy_ball by samples": {"name": "heavy_ball", "batch_size": 10, "noise": "laplace"},
@@ -162,28 +160,10 @@ def test_answers_without_records_are_noise_of_the_declared_scale(case: str) -> N
         assert float(answer.abs().max()) * row.divisor <= 8 * row.noise_std
 
 
-class Stopped(Exception):
-    """Stands for a crash."""
-
-
 def trained(case: str, folder: Path, *, stop_after: int | None = None, **settings: Any) -> tuple[Tensor, Any]:
-    def tell(step: int, _epsilon: float) -> None:
-        if step == stop_after:
-            raise Stopped
-
-    state, trace, _ = training.train(
-        method(case, **settings),
-        planned(case, **settings),
-        MODEL,
-        open_records=made_up,
-        generator=seeded_generator(3),
-        run_id="one run",
-        folder=folder,
-        performance=Performance(),
-        checkpoint_seconds=0.0,
-        tell=tell,
-    )
-    return method(case, **settings).released(state), trace.rows
+    asked, plan = method(case, **settings), planned(case, **settings)
+    state, trace, _ = bench.trained(asked, plan, MODEL, folder, records=made_up, stop_after=stop_after)
+    return asked.released(state), trace.rows
 
 
 @every_algorithm

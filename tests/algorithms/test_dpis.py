@@ -13,18 +13,15 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from torch import Tensor
 
-from algorithms import training
 from algorithms.algorithm import Plan, Target
 from algorithms.catalogue import from_settings
 from algorithms.dpis import DPIS, State
 from algorithms.gradients import L2, Clipping
 from algorithms.importance_budget import precommitted
 from algorithms.privacy.accounting import calibrate
-from algorithms.privacy.barrier import Performance
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.filters import conversion
-from algorithms.privacy.noise import seeded_generator
 from algorithms.privacy.releases import (
     Gaussian,
     Importance,
@@ -34,7 +31,8 @@ from algorithms.privacy.releases import (
 )
 from algorithms.privacy.trace import Row
 from algorithms.public import Public
-from tests.algorithms.bench import RECORDS, made_up, small_model
+from tests.algorithms import bench
+from tests.algorithms.bench import RECORDS, small_model
 from tests.algorithms.test_contract import Stopped
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "privacy" / "golden.json").read_text())
@@ -244,22 +242,7 @@ def test_settings_that_do_not_fit_are_refused(settings: Any, records: int | None
 def trained(
     made: DPIS, plan: Plan, folder: Path, *, stop_after: int | None = None
 ) -> tuple[Tensor, list[Row]]:
-    def tell(step: int, _epsilon: float) -> None:
-        if step == stop_after:
-            raise Stopped
-
-    state, trace, *_ = training.train(
-        made,
-        plan,
-        small_model(),
-        open_records=made_up,
-        generator=seeded_generator(3),
-        run_id="one run",
-        folder=folder,
-        performance=Performance(),
-        checkpoint_seconds=0.0,
-        tell=tell,
-    )
+    state, trace, *_ = bench.trained(made, plan, small_model(), folder, stop_after=stop_after)
     return made.released(state), trace.rows
 
 

@@ -10,15 +10,13 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from algorithms import training
 from algorithms.algorithm import Plan, Target
 from algorithms.heavy_ball import HeavyBall
 from algorithms.nesterov import Nesterov
-from algorithms.privacy.barrier import Performance
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import run_lengths
-from algorithms.privacy.noise import seeded_generator
+from tests.algorithms import bench
 from tests.algorithms.box import (
     APPROXIMATE,
     FEATURES,
@@ -147,10 +145,6 @@ def test_the_noise_that_is_drawn_has_the_scale_of_the_plan(batch_size: int | Non
     assert abs(float(drawn.abs().sum()) / scale - count) < 5 * math.sqrt(count)
 
 
-class Stopped(Exception):
-    """Stands for a crash."""
-
-
 @pytest.mark.parametrize(
     "method", [HeavyBall(9, noise="laplace", start=2.0), Nesterov(9, variant="masg", noise="laplace")]
 )
@@ -158,28 +152,14 @@ def test_taken_up_after_a_crash_it_ends_bit_for_bit_the_same(
     method: HeavyBall | Nesterov, tmp_path: Path
 ) -> None:
     def trained(folder: Path, stop_after: int | None = None) -> Tensor:
-        def tell(step: int, _epsilon: float) -> None:
-            if step == stop_after:
-                raise Stopped
-
-        state, *_ = training.train(
-            method,
-            method.plan(PURE, public()),
-            model(),
-            open_records=box,
-            generator=seeded_generator(3),
-            run_id="one run",
-            folder=folder,
-            performance=Performance(),
-            checkpoint_seconds=0.0,
-            tell=tell,
-        )
+        plan = method.plan(PURE, public())
+        state, *_ = bench.trained(method, plan, model(), folder, records=box, stop_after=stop_after)
         return method.released(state)
 
     (tmp_path / "whole").mkdir()
     (tmp_path / "broken").mkdir()
     for stop_after in (2, 5):
-        with pytest.raises(Stopped):
+        with pytest.raises(bench.Stopped):
             trained(tmp_path / "broken", stop_after)
     assert torch.equal(trained(tmp_path / "broken"), trained(tmp_path / "whole"))
 

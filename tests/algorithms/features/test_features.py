@@ -27,6 +27,7 @@ from algorithms.privacy.noise import seeded_generator
 from algorithms.privacy.releases import FullBatch, Gaussian, gradient_release
 from algorithms.privacy.trace import Trace
 from algorithms.public import Public
+from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp, algorithm
 
 SHAPE, COUNT = (4, 3, 3), 400
@@ -176,12 +177,17 @@ def test_unknown_features_are_refused_with_the_known_ones() -> None:
         from_settings({"name": "fourier"})
 
 
-def plan(features: Features, *, epsilon: float = 3.0) -> Plan:
-    model = model_behind(features)
-    before = tuple(schedule(features, SHAPE, COUNT, 100.0))
-    public = Public(COUNT, model.parameter_count, len(model.layers), 3)
-    target = Target(Budget(epsilon, 1e-4), before=before)
-    return algorithm("dp_sgd", steps=4, batch_size=100).plan(target, public)
+def facts(model: Model) -> Public:
+    return Public(COUNT, model.parameter_count, len(model.layers), 3)
+
+
+def target(features: Features) -> Target:
+    return Target(Budget(3.0, 1e-4), before=tuple(schedule(features, SHAPE, COUNT, 100.0)))
+
+
+def plan(features: Features) -> Plan:
+    method = algorithm("dp_sgd", steps=4, batch_size=100)
+    return method.plan(target(features), facts(model_behind(features)))
 
 
 def loud(name: str) -> Features:
@@ -202,32 +208,26 @@ def test_learning_is_paid_out_of_the_run_s_budget(name: str) -> None:
         plan(kind(name))
 
 
-def trained(features: Features, folder: Path, *, stop_after: int | None = None) -> training.Trained:
-    def tell(step: int, _epsilon: float) -> None:
-        if step == stop_after:
-            raise InterruptedError
-
-    return training.train(
-        algorithm("dp_sgd", steps=4, batch_size=100),
-        plan(features),
-        model_behind(features),
-        open_records=records,
-        generator=seeded_generator(3),
-        run_id="one run",
-        folder=folder,
-        performance=Performance(),
-        checkpoint_seconds=0.0,
-        tell=tell,
+def trained(
+    features: Features, folder: Path, *, by: str = "dp_sgd", stop_after: int | None = None, **settings: Any
+) -> training.Trained:
+    wanted = {"batch_size": 100} | (settings or {"steps": 4})
+    method, model = algorithm(by, **wanted), model_behind(features)
+    return bench.trained(
+        method,
+        method.plan(target(features), facts(model)),
+        model,
+        folder,
+        records=records,
         features=features,
+        stop_after=stop_after,
     )
 
 
 def test_a_run_taken_up_has_learned_the_same(tmp_path: Path) -> None:
     features = loud("whitened")
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "broken").mkdir()
     whole = trained(features, tmp_path / "whole")
-    with pytest.raises(InterruptedError):
+    with pytest.raises(bench.Stopped):
         trained(features, tmp_path / "broken", stop_after=2)
     again = trained(features, tmp_path / "broken")
     assert torch.equal(whole.state.parameters, again.state.parameters)
@@ -239,60 +239,22 @@ def test_a_run_taken_up_has_learned_the_same(tmp_path: Path) -> None:
 
 
 def test_a_run_without_privacy_learns_them_too(tmp_path: Path) -> None:
-    features = loud("standardised")
-    model, before = model_behind(features), tuple(schedule(features, SHAPE, COUNT, 100.0))
-    target = Target(Budget(3.0, 1e-4), before=before)
-    method = algorithm("non_private", steps=2, batch_size=100)
-    found = training.train(
-        method,
-        method.plan(target, Public(COUNT, model.parameter_count, len(model.layers), 3)),
-        model,
-        open_records=records,
-        generator=seeded_generator(3),
-        run_id="one run",
-        folder=tmp_path,
-        performance=Performance(),
-        checkpoint_seconds=60.0,
-        tell=lambda step, epsilon: None,
-        features=features,
-    )
+    found = trained(loud("standardised"), tmp_path, by="non_private", steps=2)
     assert [row.kind for row in found.trace.rows] == ["total", "total", "gradient", "gradient"]
 
 
 def test_importance_sampling_goes_on_behind_them_with_what_they_left(tmp_path: Path) -> None:
     """A budget spent on the way pays for them, and a run taken up draws by the norms that it had."""
-    features, method = loud("standardised"), algorithm("dpis", epochs=2, batch_size=100, floor=0.001)
-    model, before = model_behind(features), tuple(schedule(features, SHAPE, COUNT, 100.0))
-    planned = method.plan(
-        Target(Budget(3.0, 1e-4), before=before),
-        Public(COUNT, model.parameter_count, len(model.layers), 3),
-    )
 
-    def run(folder: Path, *, stop_after: int | None = None) -> training.Trained:
-        def tell(step: int, _epsilon: float) -> None:
-            if step == stop_after:
-                raise InterruptedError
+    def run(folder: str, *, stop_after: int | None = None) -> training.Trained:
+        own = {"epochs": 2, "batch_size": 100, "floor": 0.001, "oversampling": 2.0}
+        return trained(loud("standardised"), tmp_path / folder, by="dpis", stop_after=stop_after, **own)
 
-        folder.mkdir(exist_ok=True)
-        return training.train(
-            method,
-            planned,
-            model_behind(features),
-            open_records=records,
-            generator=seeded_generator(3),
-            run_id="one run",
-            folder=folder,
-            performance=Performance(),
-            checkpoint_seconds=0.0,
-            tell=tell,
-            features=features,
-        )
-
-    whole = run(tmp_path / "whole")
-    assert [row.kind for row in whole.trace.rows].count("gradient") == planned.steps
-    with pytest.raises(InterruptedError):
-        run(tmp_path / "broken", stop_after=3)
-    again = run(tmp_path / "broken")
+    whole = run("whole")
+    assert [row.kind for row in whole.trace.rows].count("gradient") == 8
+    with pytest.raises(bench.Stopped):
+        run("broken", stop_after=3)
+    again = run("broken")
     assert torch.equal(whole.state.parameters, again.state.parameters)
     assert whole.trace.rows == again.trace.rows
 
