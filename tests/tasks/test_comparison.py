@@ -9,8 +9,9 @@ from ruamel.yaml import YAML
 
 from data import DataCard, catalogue
 from tasks import comparison_cells
-from tasks.comparison import load, variants
+from tasks.comparison import variants
 from tasks.comparison_cells import Cell, Fold, cells, groups
+from tasks.comparison_reading import load
 from tasks.comparison_work import work_of
 from tasks.params import ParamsRefused
 from tasks.stage import refusals
