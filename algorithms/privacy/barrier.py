@@ -13,6 +13,7 @@ Formal guarantees (under the adjacency of the run's plan, for callers that keep 
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -71,6 +72,8 @@ class Barrier:
         self.__performance = performance or Performance()
         self.__engine = self.__performance.engine(model, records)
         self.__whole = WholeRecords(model, records, self.__performance)
+        size = self.__engine.physical_batch
+        self.__slices = partial(self.__performance.batches, records, physical_batch=size)
         self.__norms = Norms(self.__engine, self.__slices, last_norms or LastNorms())
 
     def gradient(
@@ -244,7 +247,3 @@ class Barrier:
     def __drawn(self, release: Release, stream: Stream) -> Iterator[tuple[Tensor, Tensor]]:
         """The records that take part, in physical batches, on the device."""
         return self.__slices(self.__sample(release, stream))
-
-    def __slices(self, rows: NDArray[np.intp]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The chosen records in physical batches, on the device."""
-        return self.__performance.batches(self.__records, rows, self.__engine.physical_batch)

@@ -1,5 +1,7 @@
 """Learned features: what they ask, what they make of it, and that training goes on behind them."""
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -278,3 +280,17 @@ def gradient(model: Model, data: Any) -> Tensor:
     asked = Barrier(data, model, spend=spend, generator=seeded_generator(1), delta=1e-5, trace=Trace())
     point = model.initial_parameters() + 0.1
     return asked.gradient(point, sampling=FullBatch(), clipping=bound, noise=noise, divisor=COUNT)
+
+
+def test_mapped_records_go_with_the_barrier_that_held_them() -> None:
+    features, data = kind("whitened"), records()
+    first = barrier(features, data)
+    model = installed(model_behind(features), learned(features, first, COUNT, QUIET))
+    gc.disable()  # nothing but the last reference may have to go
+    try:
+        second = first.about(model)
+        gone = weakref.ref(second)
+        del second
+        assert gone() is None
+    finally:
+        gc.enable()
