@@ -6,8 +6,10 @@ from pathlib import Path
 
 import platformdirs
 
+from data.sources import Query, Source
 from tasks.params import ParamsRefused
 
+RETRAINING = "EPSILONFLOW_RETRAINING"
 _RELATIVE_SQLITE = re.compile(r"sqlite(\+\w+)?:///(?!/)")
 
 
@@ -40,3 +42,13 @@ def data_mirror() -> Path | None:
     """The folder that is tried first for data files: EPSILONFLOW_DATA_MIRROR."""
     mirror = os.environ.get("EPSILONFLOW_DATA_MIRROR")
     return Path(mirror).expanduser().absolute() if mirror else None
+
+
+def database_url(source: Source | None) -> str | None:
+    """The URL of the database that a card's blocks are in, from the variable that the card names; None for files."""
+    return os.environ.get(source.url_from) if isinstance(source, Query) else None
+
+
+def retraining() -> str | None:
+    """The scheduled retraining that this process trains for, its name and its period: EPSILONFLOW_RETRAINING."""
+    return os.environ.get(RETRAINING) or None
