@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
@@ -10,6 +12,7 @@ from data.sources import Query, Source
 from tasks.params import ParamsRefused
 
 RETRAINING = "EPSILONFLOW_RETRAINING"
+SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"
 _RELATIVE_SQLITE = re.compile(r"sqlite(\+\w+)?:///(?!/)")
 
 
@@ -49,6 +52,21 @@ def database_url(source: Source | None) -> str | None:
     return os.environ.get(source.url_from) if isinstance(source, Query) else None
 
 
+def may_spend_again() -> bool:
+    """Whether a person agreed beforehand that finished runs on private records are done again."""
+    return os.environ.get(SPEND_AGAIN, "").lower() in ("y", "yes", "1", "true")
+
+
 def retraining() -> str | None:
     """The scheduled retraining that this process trains for, its name and its period: EPSILONFLOW_RETRAINING."""
     return os.environ.get(RETRAINING) or None
+
+
+@contextmanager
+def retraining_for(name: str) -> Iterator[None]:
+    """What is trained until the end of the block, here and in processes started here, is for this retraining."""
+    os.environ[RETRAINING] = name
+    try:
+        yield
+    finally:
+        del os.environ[RETRAINING]

@@ -30,7 +30,7 @@ from algorithms.training import train as run_training
 from data import PublicDescription
 from data.prepared import load
 from data.records import Records
-from tasks import params, runs
+from tasks import again, params, runs
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for
 from tasks.environment import home, ledger_url, retraining
@@ -235,6 +235,8 @@ def main() -> None:
         blocks=public.blocks or (WHOLE_POPULATION,),
         retraining=retraining(),
     )
+    if not public.public:
+        again.ask(home(), job.digest(Path()), cost=f"epsilon {settings.privacy.epsilon:g}")
     url = ledger_url(settings.ledger.url)
     ledger = open_newest(url, home=home(), root=Path())
     train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))
