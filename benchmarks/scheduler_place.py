@@ -44,3 +44,8 @@ def retraining_file(root: Path, name: str) -> None:
 def set_steps(root: Path, steps: int) -> None:
     """How long training takes from now on."""
     revise(root, Request(settings={"algorithm.steps": steps})).write()
+
+
+def set_seed(root: Path, seed: int) -> None:
+    """Another start of the model, so another training."""
+    revise(root, Request(seed=seed)).write()

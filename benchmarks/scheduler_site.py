@@ -21,7 +21,7 @@ from benchmarks.scheduler_place import clone
 
 _PREFECT = str(Path(sys.executable).parent / "prefect")
 _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "CRASHED"}
-_WAIT_SECONDS, _POLL_SECONDS = 240.0, 0.5
+_WAIT_SECONDS, _POLL_SECONDS, _TRIES = 240.0, 0.5, 60
 
 
 @dataclass
@@ -95,11 +95,21 @@ class Site:
 
     def get(self, path: str) -> Any:
         """What the server answers."""
-        return httpx.get(self.url + path, timeout=30).raise_for_status().json()
+        return self._asked("GET", path)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """What the server answers."""
-        return httpx.post(self.url + path, json=body, timeout=30).raise_for_status().json()
+        return self._asked("POST", path, json=body)
+
+    def _asked(self, method: str, path: str, **content: Any) -> Any:
+        """The answer; a server that is busy, or that is starting, is asked again."""
+        for _ in range(_TRIES):
+            with suppress(httpx.TransportError):
+                answer = httpx.request(method, self.url + path, timeout=30, **content)
+                if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                    return answer.raise_for_status().json()
+            time.sleep(_POLL_SECONDS)
+        raise TimeoutError("the server does not answer")
 
     def ended(self, *runs: str) -> list[str]:
         """Waits for the end of runs; the names of their states, with the message of the last."""
