@@ -21,7 +21,7 @@ import typer
 from benchmarks.scheduler_place import retraining_file, set_seed, set_steps
 from benchmarks.scheduler_site import Site, site_of
 
-_LATE_RUNS, _LONG, _SHORT = 12, 20_000, 20
+_LATE_RUNS, _LONG, _SHORT = 12, 3_000, 20
 
 
 def twelve_late_runs(site: Site) -> list[str]:

@@ -21,7 +21,7 @@ from benchmarks.scheduler_place import clone
 
 _PREFECT = str(Path(sys.executable).parent / "prefect")
 _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "CRASHED"}
-_WAIT_SECONDS, _POLL_SECONDS, _TRIES = 240.0, 0.5, 60
+_WAIT_SECONDS, _POLL_SECONDS, _TRIES = 400.0, 0.5, 60
 
 
 @dataclass

@@ -69,7 +69,9 @@ def log_group(group: str, members: Sequence[Member], settings: Tracking, *, root
     mode = settings.mode
     if mode == "disabled":
         return False
-    return safely(lambda: _log_members(group, members, settings, mode), "this group", root)
+    return safely(
+        lambda: [_log_member(group, member, settings, mode) for member in members], "this group", root
+    )
 
 
 def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -> bool:
@@ -83,7 +85,7 @@ def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -
     return safely(lambda: _log_run(run, settings, mode, artifacts), "this run", root)
 
 
-def safely(log: Callable[[], None], what: str, root: Path) -> bool:
+def safely(log: Callable[[], object], what: str, root: Path) -> bool:
     """Whether W&B logged; a failure costs one line of the log. what: in words; root: the checkout."""
     try:
         with _places(root):
@@ -115,11 +117,6 @@ def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> 
             _use(logged, artifact)
         for artifact in _outputs(run, artifacts):
             logged.log_artifact(artifact)
-
-
-def _log_members(group: str, members: Sequence[Member], settings: Tracking, mode: Mode) -> None:
-    for member in members:
-        _log_member(group, member, settings, mode)
 
 
 def _log_member(group: str, member: Member, settings: Tracking, mode: Mode) -> None:
