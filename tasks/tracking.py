@@ -66,12 +66,7 @@ class Member:
 
 def log_group(group: str, members: Sequence[Member], settings: Tracking, *, root: Path) -> bool:
     """Logs finished runs as one group; returns whether it was logged. See `log_run`."""
-    mode = settings.mode
-    if mode == "disabled":
-        return False
-    return safely(
-        lambda: [_log_member(group, member, settings, mode) for member in members], "this group", root
-    )
+    return safely(lambda mode: _log_members(group, members, settings, mode), settings, "this group", root)
 
 
 def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -> bool:
@@ -79,17 +74,17 @@ def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -
 
     artifacts: folder of the run's files. root: the checkout, below which W&B's own files go.
     """
+    return safely(lambda mode: _log_run(run, settings, mode, artifacts), settings, "this run", root)
+
+
+def safely(log: Callable[[Mode], None], settings: Tracking, what: str, root: Path) -> bool:
+    """Whether W&B logged, unless it is not wanted; a failure costs one line of the log. what: in words."""
     mode = settings.mode
     if mode == "disabled":
         return False
-    return safely(lambda: _log_run(run, settings, mode, artifacts), "this run", root)
-
-
-def safely(log: Callable[[], object], what: str, root: Path) -> bool:
-    """Whether W&B logged; a failure costs one line of the log. what: in words; root: the checkout."""
     try:
         with _places(root):
-            log()
+            log(mode)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         _log.warning("W&B did not log %s, which is complete without it: %s", what, reason)
@@ -117,6 +112,11 @@ def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> 
             _use(logged, artifact)
         for artifact in _outputs(run, artifacts):
             logged.log_artifact(artifact)
+
+
+def _log_members(group: str, members: Sequence[Member], settings: Tracking, mode: Mode) -> None:
+    for member in members:
+        _log_member(group, member, settings, mode)
 
 
 def _log_member(group: str, member: Member, settings: Tracking, mode: Mode) -> None:

@@ -14,10 +14,7 @@ def log_promotion(name: str, entry: Path, settings: Tracking, *, root: Path) -> 
 
     name: of the models. entry: the model's folder. root: the checkout.
     """
-    mode = settings.mode
-    if mode == "disabled":
-        return False
-    return safely(lambda: _log(name, entry, settings, mode), "this promotion", root)
+    return safely(lambda mode: _log(name, entry, settings, mode), settings, "this promotion", root)
 
 
 def _log(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:
