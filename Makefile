@@ -1,7 +1,7 @@
 # make run     the pipeline on params.yaml; ARGS="--dataset adult --epsilon 1" changes it
 # make test    everything that is checked
 # make benchmarks    clipped gradients against other libraries; ARGS="--workloads W2,W3" chooses
-# make server, make worker    a Prefect server, and a worker with the deployment `pipeline/train`
+# make server, make stop    a Prefect server and a worker in the background with what prefect.yaml deploys; their end
 # It needs git and Python 3.11; everything else goes into .venv.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -23,7 +23,7 @@ export WANDB_CONFIG_DIR ?= $(CURDIR)/.wandb/config
 export WANDB_ARTIFACT_DIR ?= $(CURDIR)/.wandb/artifacts
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test lint format benchmarks server worker clean
+.PHONY: run test lint format benchmarks server stop clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed
@@ -47,14 +47,10 @@ benchmarks: $(VENV)/installed-dev
 	python -m benchmarks $(ARGS)
 
 server: $(VENV)/installed
-	PREFECT_API_URL=http://127.0.0.1:$(PORT)/api prefect server start --host 127.0.0.1 --port $(PORT)
+	@python -m flows.server start --port $(PORT)
 
-worker: export PREFECT_API_URL ?= http://127.0.0.1:$(PORT)/api
-worker: $(VENV)/installed
-	prefect work-pool create local-pool --type process --overwrite
-	prefect --no-prompt deploy --all
-	@echo "in another shell: PREFECT_API_URL=$$PREFECT_API_URL prefect deployment run pipeline/train --param epsilon=1.5"
-	prefect worker start --pool local-pool --type process
+stop: $(VENV)/installed
+	@python -m flows.server stop
 
 clean:
 	rm -rf $(VENV) .prefect .mypy_cache .pytest_cache .ruff_cache .import_linter_cache *.egg-info

@@ -6,6 +6,7 @@ from pydantic import Field, FiniteFloat, PositiveInt, StringConstraints, model_v
 
 from data.columns import Strict, Word
 from data.formats import Cifar, Csv, Digits, Format, Idx, Md5, Reviews, Sha256, Synthetic, Table
+from data.sources import Source
 
 Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^?#\s]+/[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -109,6 +110,8 @@ class DataCard(Strict):
     alternatives: other sets of files with the same records, for who has those; each is whole, and `files` is the first.
     composition: of the population's runs, fixed when it is first seen. blocks_per_person: in how many blocks of the
     population a person may have records; with 1, the unit of privacy is one record in one block.
+    blocks: where the training records are, for a population that grows block by block; `files` then has a test file
+    or nothing.
     """
 
     name: Name
@@ -133,6 +136,7 @@ class DataCard(Strict):
     files: dict[str, File] = Field(default_factory=dict)
     alternatives: tuple[dict[str, File], ...] = Field(default=(), exclude_if=lambda given: not given)
     split: Split | None = None
+    blocks: Source | None = Field(default=None, exclude_if=lambda given: given is None)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -151,7 +155,10 @@ class DataCard(Strict):
     @model_validator(mode="after")
     def _files_fit_the_reader(self) -> "DataCard":
         for files in (self.files, *self.alternatives):
-            _check_roles(self.reader, set(files))
+            if self.blocks is None:
+                _check_roles(self.reader, set(files))
+            else:
+                _check_roles_beside_blocks(self.reader, set(files), self.records)
         return self
 
     @model_validator(mode="after")
@@ -192,6 +199,15 @@ def _check_roles(reader: Format, roles: set[str]) -> None:
         raise ValueError(
             "files of a reviews reader must be archive, and words where reader.words names no member"
         )
+
+
+def _check_roles_beside_blocks(reader: Format, roles: set[str], records: Records) -> None:
+    if not isinstance(reader, Table) or not roles <= {"test"}:
+        raise ValueError("blocks are of a table, and files beside them are a test file or none")
+    if records.at_most is None:
+        raise ValueError("blocks need records.at_most: how many records a run reads depends on its blocks")
+    if isinstance(reader, Csv) and reader.skip_lines.test and "test" not in roles:
+        raise ValueError("reader.skip_lines.test needs a test file")
 
 
 def _check_synthetic(shape: tuple[int, ...] | None, classes: tuple[str, ...], records: Records) -> None:

@@ -24,7 +24,8 @@ class PublicDescription:
     input_shape: of one record's features.
     holdout: whom the test metrics protect; "public" means that the test records are declared public.
     composition, composition_order: how the population's runs add up; see DataCard. blocks_per_person: in how many
-    blocks a person may have records.
+    blocks a person may have records. blocks: those that the prepared records are of; none for a population that has
+    none.
     feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds them.
     tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them; None
     for real features, float32.
@@ -51,9 +52,10 @@ class PublicDescription:
     composition: Literal["basic", "zcdp", "renyi"] = "basic"
     composition_order: float | None = None
     blocks_per_person: int = 1
+    blocks: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """The description as JSON text; a function of the card and the transform alone."""
+        """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
         return _ADAPTER.dump_json(self, indent=2).decode() + "\n"
 
     @staticmethod

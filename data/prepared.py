@@ -2,13 +2,13 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib import format as npy
@@ -18,6 +18,7 @@ from data.description import PublicDescription
 from data.errors import DataRefused
 from data.records import PARTS, Block, Features, Part
 
+Salt: TypeAlias = bytes | Callable[[], bytes]
 _REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
@@ -37,11 +38,12 @@ class Prepared:
 
 
 def write(
-    folder: Path, blocks: Iterable[Block], public: PublicDescription, *, salt: bytes, at_most: int | None
+    folder: Path, blocks: Iterable[Block], public: PublicDescription, *, salt: Salt, at_most: int | None
 ) -> None:
     """Put the records into `folder` as their blocks come, whole or not at all.
 
-    salt: secret bytes that keep a checksum of the folder from being guessed. at_most: bound on the number of
+    salt: secret bytes that keep a checksum of the folder from being guessed, or what gives them once the records are
+    written. at_most: bound on the number of
     records when that is private; the file `salt` then grows so that the folder's size depends on it alone.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,8 @@ def write(
         written = _fill(content, blocks, public)
         (content / "public.json").write_text(public.to_json(), encoding="utf-8")
         padding = 0 if at_most is None else (at_most - sum(written.values())) * _bytes_a_record(public)
-        _write_salt(content / "salt", salt, padding=padding)
+        secret = salt if isinstance(salt, bytes) else salt()
+        _write_salt(content / "salt", secret, padding=padding)
         if folder.exists():
             folder.rename(fresh / "replaced")
         content.rename(folder)

@@ -136,6 +136,22 @@ def compare(
             raise typer.Exit(2 if refused else 1)
 
 
+@app.command()
+def retrain(
+    file: Annotated[Path, typer.Argument(help="The settings of the retraining.")] = Path("retrain.yaml"),
+) -> None:
+    """Train again on new blocks if a retraining is due; a second time in the same period costs nothing."""
+    with sentences():
+        from flows.pipeline import REFUSED
+        from flows.retrain import retrain as retraining
+
+        state = retraining(str(file), return_state=True)
+        refused = state.name == REFUSED
+        say(f"{'refused: ' if refused else ''}{state.message}", error=not state.is_completed())
+        if not state.is_completed():
+            raise typer.Exit(2 if refused else 1)
+
+
 @card_app.command()
 def verify(file: Annotated[Path, typer.Argument(help="A privacy_card.json, its files beside it.")]) -> None:
     """Recompute a card's epsilon from its recorded events and check its hashes; exit status 1 if it does not hold."""

@@ -22,7 +22,7 @@ def cost_table(root: Path, settings: Params) -> Table:
     public = public_description(catalogue.card(settings.data.dataset, root / "data" / "cards"))
     plan = plan_for(settings, public)
     table = Table(show_header=False)
-    for name, text in [*_plan_rows(settings, plan), *_ledger_rows(root, plan, public)]:
+    for name, text in [*_plan_rows(settings, plan), *_ledger_rows(root, plan, public, settings)]:
         table.add_row(name, text)
     return table
 
@@ -40,14 +40,17 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _ledger_rows(root: Path, plan: Plan, public: PublicDescription) -> list[tuple[str, str]]:
+def _ledger_rows(
+    root: Path, plan: Plan, public: PublicDescription, settings: Params
+) -> list[tuple[str, str]]:
     population, ledger = public.population, open_ledger(root)
     if population not in ledger.populations():
         cap = Budget(public.cap_epsilon, public.cap_delta)
         return [(f"cap of population {population}, not charged so far", _pair(cap))]
     balance = ledger.balance(population)
+    named = [block.name for block in ledger.blocks(population) if block.name in settings.data.blocks]
     how_many = ledger.affordable(
-        population, plan.cost, events=reserved_events(plan), adjacency=plan.adjacency
+        population, plan.cost, events=reserved_events(plan), adjacency=plan.adjacency, blocks=named
     )
     return [
         (f"spent by population {population}", _pair(balance.spent)),

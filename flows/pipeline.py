@@ -53,7 +53,7 @@ def pipeline(
         seed: of the model's start.
         settings: values for params.yaml by dotted key, such as {"algorithm.steps": 500}; set last.
     """
-    _be_quiet_where_nothing_was_raised()
+    be_quiet_where_nothing_was_raised()
     root = checkout()
     request = Request(dataset, algorithm, epsilon, delta, seed, settings or {})
     with checkout_lock(root, say=get_run_logger().info):
@@ -71,7 +71,7 @@ def pipeline(
         return publish(root)
 
 
-def _be_quiet_where_nothing_was_raised() -> None:
+def be_quiet_where_nothing_was_raised() -> None:
     """Prefect logs a traceback with every failed task; of one that reports its failure, as ours do, it is empty."""
 
     def without_empty_traceback(record: logging.LogRecord) -> bool:

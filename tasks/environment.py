@@ -2,12 +2,17 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
 
+from data.sources import Query, Source
 from tasks.params import ParamsRefused
 
+RETRAINING = "EPSILONFLOW_RETRAINING"
+SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"
 _RELATIVE_SQLITE = re.compile(r"sqlite(\+\w+)?:///(?!/)")
 
 
@@ -40,3 +45,28 @@ def data_mirror() -> Path | None:
     """The folder that is tried first for data files: EPSILONFLOW_DATA_MIRROR."""
     mirror = os.environ.get("EPSILONFLOW_DATA_MIRROR")
     return Path(mirror).expanduser().absolute() if mirror else None
+
+
+def database_url(source: Source | None) -> str | None:
+    """The URL of the database that a card's blocks are in, from the variable that the card names; None for files."""
+    return os.environ.get(source.url_from) if isinstance(source, Query) else None
+
+
+def may_spend_again() -> bool:
+    """Whether a person agreed beforehand that finished runs on private records are done again."""
+    return os.environ.get(SPEND_AGAIN, "").lower() in ("y", "yes", "1", "true")
+
+
+def retraining() -> str | None:
+    """The scheduled retraining that this process trains for, its name and its period: EPSILONFLOW_RETRAINING."""
+    return os.environ.get(RETRAINING) or None
+
+
+@contextmanager
+def retraining_for(name: str) -> Iterator[None]:
+    """What is trained until the end of the block, here and in processes started here, is for this retraining."""
+    os.environ[RETRAINING] = name
+    try:
+        yield
+    finally:
+        del os.environ[RETRAINING]

@@ -21,10 +21,14 @@ class Group(BaseModel):
 
 
 class Data(Group):
-    """dataset: the name of a data card. transform: of its records, each by itself; scattering is for images."""
+    """dataset: the name of a data card. transform: of its records, each by itself; scattering is for images.
+
+    blocks: those to train on, of a data set whose card says blocks; empty for all that there are.
+    """
 
     dataset: str = Field(min_length=1)
     transform: Transform = "none"
+    blocks: list[Word] = Field(default_factory=list)
 
 
 class Privacy(Group):

@@ -7,7 +7,7 @@ from data import PublicDescription
 
 
 def declare(ledger: Ledger, public: PublicDescription) -> None:
-    """Enters the population at first sight; raises Refused for one of the same name that is not of the same kind."""
+    """Enters the population and its blocks at first sight; raises Refused where one of that name is of another kind."""
     cap = Budget(public.cap_epsilon, public.cap_delta)
     composition = Composition(public.composition, public.composition_order)
     count = public.blocks_per_person
@@ -27,3 +27,5 @@ def declare(ledger: Ledger, public: PublicDescription) -> None:
             f" {balance.blocks_per_person} blocks, but the card of {public.dataset!r} says {composition} and {count};"
             " neither ever changes, so set the card back or give it a population of its own."
         )
+    for block in public.blocks:
+        ledger.declare_block(public.population, block)

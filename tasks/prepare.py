@@ -1,13 +1,21 @@
 """Prepare: from a data card to arrays that training maps into memory. Spends nothing."""
 
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from data import PublicDescription, catalogue, prepared, public_description
+import numpy as np
+
+from data import PublicDescription, blocks, catalogue, prepared, public_description
+from data.card import DataCard
+from data.errors import DataRefused
 from data.fetch import RAW, Places, fetch
 from data.owner import PUBLIC_KEY, keyed, owner_key
 from data.reading import read
+from data.records import Block
 from data.scattering import scattered
-from tasks.environment import data_mirror, home
+from tasks.environment import data_mirror, database_url, home
 from tasks.params import Params, load
 from tasks.stage import main_of
 
@@ -34,12 +42,45 @@ def prepare(
     transform = params.data.transform
     card = catalogue.card(params.data.dataset, cards)
     public = public_description(card, transform)
+    public = replace(public, blocks=chosen_blocks(card, params.data.blocks, root=root))
     key = PUBLIC_KEY if card.public else owner_key(home)
     files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
-    salt = keyed(key, ["salt of a prepared folder", card.model_dump_json()])
-    blocks = read(card, files) if transform == "none" else scattered(card, read(card, files))
-    prepared.write(destination, blocks, public, salt=salt, at_most=card.records.at_most)
+    words = ["salt of a prepared folder", card.model_dump_json()]
+    if card.blocks is None:
+        records = read(card, files)
+    else:
+        # No checksum in the card stands for what the blocks hold, so the salt does.
+        url = database_url(card.blocks)
+        records = _noted(blocks.read(card, public.blocks, files, root=root, url=url), words)
+    records = records if transform == "none" else scattered(card, records)
+    prepared.write(destination, records, public, salt=lambda: keyed(key, words), at_most=card.records.at_most)
     return public
+
+
+def chosen_blocks(card: DataCard, named: Sequence[str], *, root: Path) -> tuple[str, ...]:
+    """The blocks to read, sorted: those named, else all that there are; none for a card without blocks.
+
+    Raises DataRefused where blocks are named that cannot be had, and where there are none.
+    """
+    if card.blocks is None and not named:
+        return ()
+    there_are = blocks.names(card, root=root, url=database_url(card.blocks))
+    missing = [name for name in named if name not in there_are]
+    if missing or not there_are:
+        what = f"no block {missing[0]!r}" if missing else "no blocks"
+        raise DataRefused(f"{card.name!r} has {what}; choose among those that there are, or wait for one.")
+    return tuple(name for name in there_are if not named or name in named)
+
+
+def _noted(records: Iterable[Block], words: list[str]) -> Iterator[Block]:
+    """The records as they come; at the end a digest of all of them is added to `words`."""
+    digest = hashlib.sha256()
+    for block in records:
+        digest.update(block.part.encode())
+        for values in (block.records.features, block.records.labels):
+            digest.update(np.ascontiguousarray(values).data)
+        yield block
+    words.append(digest.hexdigest())
 
 
 def main() -> None:

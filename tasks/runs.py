@@ -19,6 +19,9 @@ from pathlib import Path
 from algorithms.privacy.errors import BudgetRefused
 from algorithms.privacy.noise import Generator
 
+DONE = "done"
+"""The folder that tells of which inputs a run was finished."""
+
 _META, _KEY, _LOCK, _RESULT = "run.json", "generator.key", "lock", "result"
 
 
@@ -86,7 +89,20 @@ def discard(home: Path, run_id: str) -> None:
     """Forgets a finished run, whose result is in other hands; does nothing for an unfinished or unknown one."""
     folder = home / "runs" / run_id
     if (folder / _RESULT).is_dir():
+        _note_done(home, folder)
         shutil.rmtree(folder)
+
+
+def has_unfinished(home: Path, inputs: str) -> bool:
+    """Whether a run of these inputs is in the folders still, so that it would be taken up."""
+    metas = (home / "runs").glob(f"[0-9]*/{_META}")
+    return any(json.loads(meta.read_text(encoding="utf-8"))["inputs"] == inputs for meta in metas)
+
+
+def _note_done(home: Path, folder: Path) -> None:
+    inputs = json.loads((folder / _META).read_text(encoding="utf-8"))["inputs"]
+    (home / DONE).mkdir(mode=0o700, exist_ok=True)
+    (home / DONE / inputs).write_text(f"{folder.name}\n", encoding="utf-8")
 
 
 def abandon(home: Path, run_id: str) -> None:

@@ -66,10 +66,7 @@ class Member:
 
 def log_group(group: str, members: Sequence[Member], settings: Tracking, *, root: Path) -> bool:
     """Logs finished runs as one group; returns whether it was logged. See `log_run`."""
-    mode = settings.mode
-    if mode == "disabled":
-        return False
-    return _logged(lambda: _log_members(group, members, settings, mode), "this group", root)
+    return safely(lambda mode: _log_members(group, members, settings, mode), settings, "this group", root)
 
 
 def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -> bool:
@@ -77,16 +74,17 @@ def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -
 
     artifacts: folder of the run's files. root: the checkout, below which W&B's own files go.
     """
+    return safely(lambda mode: _log_run(run, settings, mode, artifacts), settings, "this run", root)
+
+
+def safely(log: Callable[[Mode], None], settings: Tracking, what: str, root: Path) -> bool:
+    """Whether W&B logged, unless it is not wanted; a failure costs one line of the log. what: in words."""
     mode = settings.mode
     if mode == "disabled":
         return False
-    return _logged(lambda: _log_run(run, settings, mode, artifacts), "this run", root)
-
-
-def _logged(log: Callable[[], None], what: str, root: Path) -> bool:
     try:
         with _places(root):
-            log()
+            log(mode)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         _log.warning("W&B did not log %s, which is complete without it: %s", what, reason)
@@ -103,7 +101,7 @@ def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> 
         id=re.sub(r"[^A-Za-z0-9_-]", "-", run.card.evidence.run_id),
         name=_name(run.card),
         config=config(run.card),
-        settings=_settings(mode),
+        settings=run_settings(mode),
     ) as logged:
         logged.define_metric(STEP, hidden=True)
         logged.define_metric("privacy/*", step_metric=STEP)
@@ -131,13 +129,13 @@ def _log_member(group: str, member: Member, settings: Tracking, mode: Mode) -> N
         job_type=member.job_type,
         name=f"{group}: {member.job_type}",
         config=dict(member.config),
-        settings=_settings(mode),
+        settings=run_settings(mode),
     ) as logged:
         images = {name: wandb.Image(str(path)) for name, path in member.images.items()}
         logged.log({name: _table(frame) for name, frame in member.tables.items()} | images)
         logged.summary.update(dict(member.summary))
         if member.files:
-            artifact = wandb.Artifact(_valid(f"comparison-{group}"), "comparison")
+            artifact = wandb.Artifact(valid(f"comparison-{group}"), "comparison")
             for path in member.files:
                 artifact.add_file(str(path), skip_cache=True)
             logged.log_artifact(artifact)
@@ -151,7 +149,8 @@ def _table(frame: pd.DataFrame) -> "wandb.Table":
     return wandb.Table(columns=[str(name) for name in rows.columns], data=rows.to_numpy())
 
 
-def _settings(mode: Mode) -> "wandb.Settings":
+def run_settings(mode: Mode) -> "wandb.Settings":
+    """A run's settings: nothing about the machine or the code is sent."""
     import wandb
 
     return wandb.Settings(
@@ -222,7 +221,7 @@ def _inputs(run: Finished, artifacts: Path) -> Iterator["wandb.Artifact"]:
     import wandb
 
     described = json.loads(run.public.to_json())
-    dataset = wandb.Artifact(_valid(f"dataset-{run.public.dataset}"), "dataset", metadata=described)
+    dataset = wandb.Artifact(valid(f"dataset-{run.public.dataset}"), "dataset", metadata=described)
     dataset.add_reference(f"dataset://{run.public.dataset}", name="description", checksum=False)
     yield dataset
     yield _artifact("plan", "plan.json", run, artifacts)
@@ -240,11 +239,12 @@ def _outputs(run: Finished, artifacts: Path) -> Iterator["wandb.Artifact"]:
 def _artifact(kind: str, file: str, run: Finished, artifacts: Path) -> "wandb.Artifact":
     import wandb
 
-    name = _valid(f"{kind}-{run.card.mechanism.algorithm}-{run.card.setting.dataset}")
+    name = valid(f"{kind}-{run.card.mechanism.algorithm}-{run.card.setting.dataset}")
     artifact = wandb.Artifact(name, kind, metadata={"run_id": run.card.evidence.run_id})
     artifact.add_file(str(artifacts / file), skip_cache=True)
     return artifact
 
 
-def _valid(name: str) -> str:
+def valid(name: str) -> str:
+    """The name of an artifact without what W&B does not take."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)

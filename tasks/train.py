@@ -30,10 +30,10 @@ from algorithms.training import train as run_training
 from data import PublicDescription
 from data.prepared import load
 from data.records import Records
-from tasks import params, runs
+from tasks import again, params, runs
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for
-from tasks.environment import home, ledger_url
+from tasks.environment import home, ledger_url, retraining
 from tasks.ledger_heads import open_newest, remember
 from tasks.params import Params
 from tasks.population import declare
@@ -51,7 +51,8 @@ _SALT_BYTES = 32
 class Job:
     """What the stage was asked to do: its parameters, the plan as written, the data's folder and description.
 
-    blocks: those of the population that the prepared data are of.
+    blocks: those of the population that the prepared data are of. retraining: what the run is charged for, which the
+    ledger lets be charged only once; None for a run that a person asked for.
     """
 
     settings: Params
@@ -59,6 +60,7 @@ class Job:
     prepared: Path
     public: PublicDescription
     blocks: tuple[str, ...] = (WHOLE_POPULATION,)
+    retraining: str | None = None
 
     @property
     def document(self) -> dict[str, Any]:
@@ -108,6 +110,7 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
     plan = job.plan
     declare(ledger, job.public)
     about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency")}
+    about |= {"retraining": job.retraining} if job.retraining else {}
     # A settled run without a result was killed in between: it is repeated, not charged again.
     if ledger.status(run.run_id) != "settled":
         events = reserved_events(plan)
@@ -132,6 +135,7 @@ def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
         "algorithm": job.document["algorithm"],
         "dataset": job.public.dataset,
         "population": job.public.population,
+        "blocks": list(job.blocks),
         "noise_source": noise_source(private=run.private_noise),
         "private_noise": run.private_noise,
         "diagnostics": job.settings.privacy.diagnostics,
@@ -222,12 +226,17 @@ def main() -> None:
     """`python -m tasks.train`, in a checkout."""
     settings = params.load(Path("params.yaml"), reads=READS)
     prepared = Path("data/prepared")
+    public = PublicDescription.from_json((prepared / "public.json").read_text(encoding="utf-8"))
     job = Job(
         settings,
         plan_file=Path("artifacts/plan.json").read_bytes(),
         prepared=prepared,
-        public=PublicDescription.from_json((prepared / "public.json").read_text(encoding="utf-8")),
+        public=public,
+        blocks=public.blocks or (WHOLE_POPULATION,),
+        retraining=retraining(),
     )
+    if not public.public:
+        again.ask(home(), job.digest(Path()), cost=f"epsilon {settings.privacy.epsilon:g}")
     url = ledger_url(settings.ledger.url)
     ledger = open_newest(url, home=home(), root=Path())
     train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))

@@ -128,7 +128,8 @@ class Ledger:
         """Charges a run before it sees a record; does nothing when the same run is open already (it resumes).
 
         cost: the most that the run can spend; infinite epsilon for a run without noise.
-        events: the planned releases. about: notes for people, and "adjacency" where it is not add-or-remove-one.
+        events: the planned releases. about: notes for people, "adjacency" where it is not add-or-remove-one, and
+        "retraining" where it is a scheduled one, which is charged only once.
         blocks: those that the run reads, all charged or none; a mapping gives each block events of its own.
         Raises BudgetRefused when a cap does not allow it; Refused for what is unknown, for events without a bound
         under the population's composition, for another adjacency than the one a private population was charged
@@ -144,6 +145,7 @@ class Ledger:
             if run_id in books.runs:
                 rules.check_resumes(books.runs[run_id], drafts)
                 return []
+            rules.check_once(books, population, about)
             rules.check_fits(books, drafts)
             return drafts
 

@@ -73,7 +73,7 @@ class Run:
     """A reservation and what became of it.
 
     charged: the cost that it counts for now. amounts: what it counts for in each of its blocks.
-    adjacency: of its events.
+    adjacency: of its events. retraining: the scheduled one that it is charged for.
     """
 
     population: str
@@ -82,6 +82,7 @@ class Run:
     status: Status
     amounts: Mapping[str, Amount]
     adjacency: str
+    retraining: str | None = None
 
 
 @dataclass
@@ -176,13 +177,24 @@ class Books:
             if run.status == "open" and run.population == population and places & set(run.amounts)
         ]
 
+    def run_of(self, population: str, retraining: str) -> str | None:
+        """The run that a scheduled retraining of a population was charged for; None where there is none."""
+        return next(
+            (
+                name
+                for name, run in self.runs.items()
+                if (run.population, run.retraining) == (population, retraining)
+            ),
+            None,
+        )
+
     def _reserve(self, entry: Entry) -> None:
         about, run_id = json.loads(entry.about), entry.run_id or ""
         adjacency = about.get("adjacency", "ADD_OR_REMOVE_ONE")
         self.adjacencies.setdefault(entry.population, adjacency)
         amount = self.terms[entry.population].charge(entry.budget, about)
         run = self.runs.get(run_id) or Run(
-            entry.population, entry.budget, entry.budget, "open", {}, adjacency
+            entry.population, entry.budget, entry.budget, "open", {}, adjacency, about.get("retraining")
         )
         self.runs[run_id] = replace(run, amounts={**run.amounts, entry.block: amount})
         account = entry.population, entry.block

@@ -62,6 +62,17 @@ def check_resumes(run: Run, drafts: Sequence[Draft]) -> None:
         raise Refused(f"run {again.run_id!r} is {run.status} already; to train again, use a new run_id.")
 
 
+def check_once(books: Books, population: str, about: Mapping[str, object]) -> None:
+    """Raises BudgetRefused for a scheduled retraining that was charged before, however that run ended."""
+    retraining = about.get("retraining")
+    charged = books.run_of(population, retraining) if isinstance(retraining, str) else None
+    if charged is not None:
+        raise BudgetRefused(
+            f"the retraining {retraining!r} of population {population!r} is charged already, for run {charged!r};"
+            " wait for the next period."
+        )
+
+
 def check_settles(run_id: str, run: Run, spent: Budget) -> None:
     """Raises Refused for a run that has ended, BudgetRefused for one that spent more than it reserved."""
     if run.status == "forfeited":

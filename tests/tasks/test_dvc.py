@@ -24,6 +24,7 @@ CANNOT_CHANGE_A_RESULT = {
     "data.description": "carries what data/prepared says",
     "data.records": "carries what data/prepared says",
     "data.errors": "texts",
+    "tasks.again": "asks a person",
     "tasks.calibrate": "for the stages after it: what it found is in plan.json",
     "tasks.environment": "where things are",
     "tasks.groups": "checks values that are listed themselves",

@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,8 @@ from tasks.figures import Curve
 from tasks.groups import Tracking
 from tasks.report import Report, report
 from tasks.tracking import CONFIG, HISTORY, STEP, SUMMARY, Finished, history, log_run
-from tests.offline_run import Logged, listening, logged_run, start
+from tasks.tracking_promotion import log_promotion
+from tests.offline_run import ROOT, Logged, listening, logged_run, read_records, start
 from tests.synthetic_run import Folders, public_document, read_json, write_run
 
 OF_WANDB_ITSELF = {"_step", "_runtime", "_timestamp", "_wandb"}
@@ -199,3 +202,24 @@ def test_a_long_run_is_thinned_and_an_infinite_cost_left_out(run: Finished) -> N
     assert set(rows[0]) == {STEP, "privacy/noise_std", "privacy/noise_multiplier"}
     accounted = list(history(replace(run, trace=trace, curve=Curve([4321], [0.5]))))
     assert [row["privacy/epsilon"] for row in accounted if "privacy/epsilon" in row] == [0.5]
+
+
+def test_a_promotion_is_an_artifact_that_serves(tmp_path: Path) -> None:
+    entry = tmp_path / "models/visits/run-1"
+    entry.mkdir(parents=True)
+    for name in ("model.safetensors", "privacy_card.json"):
+        (entry / name).write_text(name)
+    code = "import sys; from pathlib import Path; from tasks.groups import Tracking\n"
+    code += "from tasks.tracking_promotion import log_promotion\n"
+    code += "log_promotion('visits', Path(sys.argv[1]), Tracking(), root=Path(sys.argv[2]))"
+    command = [sys.executable, "-c", code, str(entry), str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True)  # W&B writes the file to its end when the process ends
+    (file,) = tmp_path.rglob("run-*.wandb")
+    kinds = [(record.WhichOneof("record_type"), record) for record in read_records(file.read_bytes())]
+    (artifact,) = (record.artifact for kind, record in kinds if kind == "artifact")
+    assert (artifact.name, artifact.type, sorted(artifact.aliases)) == (
+        "visits",
+        "model",
+        ["latest", "serving"],
+    )
+    assert not log_promotion("visits", entry, Tracking(mode="disabled"), root=tmp_path)

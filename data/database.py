@@ -1,0 +1,60 @@
+"""Blocks in a database: their names and their rows, by the card's query. No message holds a URL or a value."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from data.errors import DataRefused
+from data.formats import Table
+from data.sources import Query
+
+_ROWS = 65536
+
+
+def names(source: Query, url: str) -> list[str]:
+    """The blocks that the query has rows of, as text. Raises DataRefused where the database does not answer it."""
+    block = _block(source, sa.text(source.query).columns(sa.column(source.column)).subquery("blocks"))
+    with _connected(source, url) as connection:
+        found = connection.execute(sa.select(block).distinct())
+        return [str(name) for (name,) in found if name is not None]
+
+
+def read(source: Query, declared: Table, name: str, url: str) -> Iterator[pa.Table]:
+    """The rows of a block as text, some at a time and in an order that depends on them alone.
+
+    Raises DataRefused where the query lacks a column of the card, or the database does not answer.
+    """
+    wanted = declared.in_the_file
+    query = sa.text(source.query).columns(*(sa.column(column) for column in {*wanted, source.column}))
+    rows = query.subquery("blocks")
+    columns = [rows.c[column] for column in wanted]
+    statement = sa.select(*columns).where(_block(source, rows) == name).order_by(*columns)
+    with _connected(source, url) as connection:
+        for some in connection.execution_options(yield_per=_ROWS).execute(statement).partitions():
+            yield pa.table(
+                {column: _texts(row[place] for row in some) for place, column in enumerate(wanted)}
+            )
+
+
+def _block(source: Query, rows: sa.Subquery) -> sa.Cast[str]:
+    return sa.cast(rows.c[source.column], sa.String)
+
+
+def _texts(values: Iterator[Any]) -> pa.Array:
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
+
+
+@contextmanager
+def _connected(source: Query, url: str) -> Iterator[sa.Connection]:
+    try:
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        with engine.connect() as connection:
+            yield connection
+    except (sa.exc.SQLAlchemyError, ImportError):  # their messages quote the URL, or values
+        raise DataRefused(
+            f"The query of the blocks cannot be read at the URL in {source.url_from}; correct the URL, the query or"
+            " the names of its columns."
+        ) from None

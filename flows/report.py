@@ -1,0 +1,28 @@
+"""The report of the model that lies in the checkout, as a Prefect flow of its own; it trains nothing."""
+
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.states import Failed
+
+from flows.artifacts import publish
+from flows.pipeline import be_quiet_where_nothing_was_raised, run_stage
+from tasks.closing import Closing
+from tasks.reproduce import checkout_lock
+from tasks.stage import checkout
+
+_FREE = ("evaluate", "report")
+
+
+@flow(name="report", retries=0)
+def report() -> Closing | State[Any]:
+    """Evaluate the model in this checkout and write its report and privacy card, where they are not up to date."""
+    be_quiet_where_nothing_was_raised()
+    root = checkout()
+    with checkout_lock(root, say=get_run_logger().info):
+        for stage in _FREE:
+            state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
+            if not state.is_completed():
+                return Failed(name=state.name, message=state.message)
+        return publish(root)

@@ -1,0 +1,48 @@
+"""The scheduled retraining as a Prefect flow; what it decides and does is in `tasks.retraining`.
+
+Late, repeated and simultaneous deliveries cost nothing more: a period is retrained once. No task is tried twice.
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised, run_stage
+from tasks import retraining_settings
+from tasks.reproduce import StageFailed, StageRefused, checkout_lock
+from tasks.retraining import Work
+from tasks.retraining import retrain as deliver
+from tasks.stage import checkout, refusals
+
+
+@flow(name="retrain", retries=0, persist_result=False)
+def retrain(file: str = "retrain.yaml") -> State[Any]:
+    """Train again on new blocks of data if a retraining is due, and let the new model serve if it is no worse.
+
+    Args:
+        file: of the settings, such as examples/retraining/retrain.yaml.
+    """
+    be_quiet_where_nothing_was_raised()
+    root, say = checkout(), get_run_logger().info
+    try:
+        work = Work(retraining_settings.load(root / file), root, _stage, say)
+    except refusals() as refusal:
+        return Failed(name=REFUSED, message=str(refusal))
+    with checkout_lock(root, say=say):
+        outcome = deliver(work, now=datetime.now(UTC))
+    if outcome.kind in ("refused", "failed"):
+        return Failed(name=REFUSED if outcome.kind == "refused" else "Failed", message=outcome.message)
+    return Completed(message=outcome.message)
+
+
+def _stage(stage: str, root: Path) -> None:
+    """A stage as a task of the flow; raises StageRefused or StageFailed."""
+    state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
+    if state.name == REFUSED:
+        raise StageRefused(str(state.message))
+    if not state.is_completed():
+        raise StageFailed(str(state.message))

@@ -1,0 +1,145 @@
+"""`python -m flows.server start` and `stop`: a Prefect server and a worker of this checkout in the background.
+
+Each process is known by its id and the moment it began, in a file under `.prefect`; no other is ever ended.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import psutil
+import typer
+
+from flows.terminal import SETTINGS, say
+
+NAMES = ("worker", "server")
+"""In the order in which they are ended: a worker without its server does not end by itself."""
+POOL = "local-pool"
+
+_PREFECT = str(Path(sys.executable).parent / "prefect")
+_UP_SECONDS, _GRACE_SECONDS, _POLL_SECONDS = 120.0, 20.0, 0.3
+
+app = typer.Typer(**SETTINGS, help="A Prefect server and a worker on this machine.")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A process by its id and the moment it began, since an id is given again."""
+
+    pid: int
+    began: float
+
+    def process(self) -> psutil.Process | None:
+        """The process, where it still is."""
+        try:
+            process = psutil.Process(self.pid)
+            is_same = process.create_time() == self.began and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return None
+        return process if is_same else None
+
+
+@app.command()
+def start(port: int = 4200) -> None:
+    """Start a server and a worker unless they run, and deploy what prefect.yaml names."""
+    url = f"http://127.0.0.1:{port}/api"
+    os.environ["PREFECT_API_URL"] = url
+    folder = Path(".prefect")
+    folder.mkdir(exist_ok=True)
+    _spawn(folder, "server", "server", "start", "--host", "127.0.0.1", "--port", str(port))
+    _wait_for(f"{url}/health", folder)
+    for command in (
+        ["work-pool", "create", POOL, "--type", "process", "--overwrite"],
+        ["--no-prompt", "deploy", "--all"],
+    ):
+        done = subprocess.run([_PREFECT, *command], capture_output=True, text=True)
+        if done.returncode:
+            say(done.stdout + done.stderr, error=True)
+            raise typer.Exit(1)
+    _spawn(folder, "worker", "worker", "start", "--pool", POOL, "--type", "process")
+    say(
+        f"server and worker run; the pages are at http://127.0.0.1:{port}, and what they write is in {folder}."
+    )
+    say(f"PREFECT_API_URL={url} prefect deployment run retrain/retrain --watch")
+
+
+@app.command()
+def stop() -> None:
+    """End the worker and the server: ask them, wait, then end them hard."""
+    for name in NAMES:
+        file = Path(".prefect", f"{name}.pid")
+        known = _known(file)
+        if known is not None:
+            _end(known)
+        say(f"the {name} {'has ended' if known else 'does not run'}.")
+        file.unlink(missing_ok=True)
+
+
+def _spawn(folder: Path, name: str, *arguments: str) -> None:
+    file = folder / f"{name}.pid"
+    if _known(file) is not None:
+        return
+    with (folder / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            [_PREFECT, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    known = Known(process.pid, psutil.Process(process.pid).create_time())
+    file.write_text(json.dumps(asdict(known)) + "\n", encoding="utf-8")
+
+
+def _known(file: Path) -> psutil.Process | None:
+    if not file.is_file():
+        return None
+    return Known(**json.loads(file.read_text(encoding="utf-8"))).process()
+
+
+def _wait_for(url: str, folder: Path) -> None:
+    deadline = time.monotonic() + _UP_SECONDS
+    while time.monotonic() < deadline and _known(folder / "server.pid") is not None:
+        try:
+            with urlopen(url, timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except (URLError, OSError):
+            time.sleep(_POLL_SECONDS)
+    say(f"the server did not come up; {folder / 'server.log'} says why.", error=True)
+    raise typer.Exit(1)
+
+
+def _end(process: psutil.Process) -> None:
+    """Ends a process and what it started; the runs of flows have sessions of their own and are let go on."""
+    members = [process, *process.children(recursive=True)]
+    own = [member for member in members if _same_session(member, process)]
+    for member in own:
+        _tell(member, "terminate")
+    _, left = psutil.wait_procs(own, timeout=_GRACE_SECONDS)
+    for member in left:
+        _tell(member, "kill")
+    psutil.wait_procs(left, timeout=_GRACE_SECONDS)
+
+
+def _same_session(member: psutil.Process, process: psutil.Process) -> bool:
+    try:
+        return os.getsid(member.pid) == os.getsid(process.pid)
+    except ProcessLookupError:
+        return False
+
+
+def _tell(member: psutil.Process, what: str) -> None:
+    with suppress(psutil.NoSuchProcess):
+        getattr(member, what)()
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,221 @@
+"""A scheduled retraining: decide, train by the five stages, compare with the model that serves, promote or keep.
+
+It is one a period, however often it is delivered: by this user's home, and by the ledger, which charges a period once.
+One that was interrupted is taken up first, as it was, with the same noise and for nothing more. Every way out ends in a
+settled run, in a forfeited one, or in one that is still open and will be taken up: up to `attempts` times, then it is
+forfeited.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from algorithms.models import ModelRefused
+from algorithms.privacy.ledger import Ledger
+from data import catalogue
+from data.prepared import load as load_prepared
+from tasks import params, runs
+from tasks.closing import open_ledger
+from tasks.environment import home, retraining_for
+from tasks.evaluate import evaluate, load_model
+from tasks.registry import Registry
+from tasks.reproduce import STAGES, Say, StageFailed, StageRefused
+from tasks.retraining_choice import TooFew, declared_blocks, next_of, retire
+from tasks.retraining_settings import Retraining
+from tasks.retraining_state import State, States
+from tasks.stage import refusals
+from tasks.tracking_promotion import log_promotion
+
+Kind = Literal["promoted", "kept", "skipped", "done", "busy", "refused", "failed"]
+RunStage = Callable[[str, Path], object]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a delivery of a retraining ended, in a word and in a sentence."""
+
+    kind: Kind
+    message: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """A retraining in a checkout. run_stage: runs a stage there, and raises StageRefused or StageFailed."""
+
+    settings: Retraining
+    root: Path
+    run_stage: RunStage
+    say: Say
+
+    @property
+    def registry(self) -> Registry:
+        """The models of its name."""
+        return Registry(self.root / "models" / self.settings.name)
+
+    @property
+    def states(self) -> States:
+        """What became of its periods."""
+        return States(home() / "retrainings" / self.settings.name)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger that the checkout charges."""
+        return open_ledger(self.root)
+
+    @property
+    def population(self) -> str:
+        """Whose budget it charges."""
+        return catalogue.card(self.settings.dataset, self.root / "data" / "cards").population
+
+
+def retrain(work: Work, *, now: datetime) -> Outcome:
+    """Takes up the retraining that was interrupted, then does the one that is due at a moment; see the module."""
+    with work.states.held() as free:
+        if not free:
+            return Outcome(
+                "busy", f"another process is at the retraining {work.settings.name}; it does the work."
+            )
+        try:
+            return _due(work, work.settings.period(now))
+        except refusals() as refusal:
+            return Outcome("refused", str(refusal))
+
+
+def _due(work: Work, period: str) -> Outcome:
+    interrupted = work.states.open()
+    if interrupted is not None:
+        work.say(f"the retraining of {interrupted.period} was interrupted: it is taken up first")
+        outcome = _run(work, interrupted)
+        if interrupted.period == period or outcome.kind in ("refused", "failed"):
+            return outcome
+    done = work.states.of(period)
+    if done is not None:
+        return Outcome("done", f"the retraining of {period} is done, nothing was spent again: {done.message}")
+    return _begin(work, period)
+
+
+def _begin(work: Work, period: str) -> Outcome:
+    before = work.states.all()
+    try:
+        chosen = next_of(
+            work.settings,
+            work.ledger,
+            root=work.root,
+            registry=work.registry,
+            last=before[-1].blocks if before else None,
+        )
+    except TooFew as few:
+        return Outcome("skipped", f"no retraining in {period}: {few}")
+    text = chosen.revision.after, chosen.revision.before
+    state = State(period, str(work.root.resolve()), *text, chosen.blocks, chosen.epsilon)
+    work.states.write(state)
+    work.say(f"retraining of {period} on {len(chosen.blocks)} blocks with epsilon {chosen.epsilon:g}")
+    return _run(work, state)
+
+
+def _run(work: Work, state: State) -> Outcome:
+    """Runs the stages of an open retraining and ends it, unless it may be taken up again."""
+    if state.root != str(work.root.resolve()):
+        return Outcome(
+            "refused", f"the retraining of {state.period} was begun in {state.root}; finish it there."
+        )
+    state = replace(state, attempts=state.attempts + 1)
+    work.states.write(state)
+    (work.root / "params.yaml").write_text(state.params, encoding="utf-8")
+    try:
+        with retraining_for(_key(work, state)):
+            for stage in STAGES:
+                work.run_stage(stage, work.root)
+    except StageRefused as refusal:
+        return _refused(work, state, str(refusal))
+    except StageFailed as failure:
+        return _failed(work, state, str(failure))
+    return _finished(work, state)
+
+
+def _key(work: Work, state: State) -> str:
+    """What the ledger charges once."""
+    return f"{work.settings.name} {state.period}"
+
+
+def _refused(work: Work, state: State, reason: str) -> Outcome:
+    """A refusal would come again: what is reserved is given up, and the period begins anew if nothing is."""
+    if charged_run(work.ledger, work.population, _key(work, state)) is None:
+        (work.root / "params.yaml").write_text(state.before, encoding="utf-8")
+        work.states.forget(state)
+        return Outcome("refused", f"{reason} Nothing was spent; the model that serves stays.")
+    return Outcome("refused", give_up(work, state, reason))
+
+
+def _failed(work: Work, state: State, reason: str) -> Outcome:
+    if state.attempts < work.settings.attempts:
+        left = work.settings.attempts - state.attempts
+        return Outcome("failed", f"{reason} It is taken up at the next delivery, {left} times more at most.")
+    return Outcome("failed", give_up(work, state, reason))
+
+
+def give_up(work: Work, state: State, reason: str) -> str:
+    """Ends an open retraining without a model: a reservation is forfeited and counts as spent; returns the sentence."""
+    ledger = work.ledger
+    run_id = charged_run(ledger, work.population, _key(work, state))
+    is_open = run_id is not None and ledger.status(run_id) == "open"
+    if run_id is not None and is_open:
+        ledger.forfeit(run_id)
+        runs.abandon(home(), run_id)
+    words = f"{reason} The retraining of {state.period} is given up" + (
+        f", and the whole reservation of run {run_id} counts as spent." if is_open else "."
+    )
+    kind: Literal["forfeited", "given up"] = "forfeited" if is_open else "given up"
+    work.states.write(replace(state, kind=kind, message=words, run_id=run_id))
+    return words
+
+
+def charged_run(ledger: Ledger, population: str, retraining: str) -> str | None:
+    """The run that a retraining, by its name and its period, was charged for; None where it was not."""
+    if population not in ledger.populations():
+        return None
+    rows = (row for row in ledger.history(population) if row.kind == "reserve")
+    return next((row.run_id for row in rows if json.loads(row.about).get("retraining") == retraining), None)
+
+
+def _finished(work: Work, state: State) -> Outcome:
+    registry, artifacts = work.registry, work.root / "artifacts"
+    entry, serving = registry.add(artifacts), registry.serving
+    promotes, words = _compared(work, entry, serving)
+    if promotes:
+        registry.promote(entry)
+        settings = params.load(work.root / "params.yaml", reads=("tracking",))
+        log_promotion(work.settings.name, entry, settings.tracking, root=work.root)
+    card, standing = declared_blocks(work.settings, work.ledger, work.root)
+    retired = retire(work.settings, work.ledger, card, standing)
+    words += f" Retired: {', '.join(retired)}." if retired else ""
+    kind: Literal["promoted", "kept"] = "promoted" if promotes else "kept"
+    work.states.write(replace(state, kind=kind, message=words, run_id=entry.name))
+    return Outcome(kind, f"{state.period}: {words}")
+
+
+def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]:
+    """Whether the new model is to serve, and why, by the held-out records of its own blocks."""
+    fresh = accuracy(work.root, entry)
+    if serving is None or serving == entry:
+        return True, f"the model {entry.name} serves; its held-out accuracy is {fresh:.2%}."
+    try:
+        old = accuracy(work.root, serving)
+    except (ModelRefused, RuntimeError):
+        return False, f"the model {serving.name} is of other data, so they cannot be compared; it stays."
+    compared = f"held-out accuracy {fresh:.2%}, against {old:.2%} of {serving.name}"
+    if fresh >= old + work.settings.minimal_gain:
+        return True, f"the model {entry.name} serves: {compared}."
+    return False, f"the model {serving.name} stays; the new one has {compared}."
+
+
+def accuracy(root: Path, entry: Path) -> float:
+    """Of a model on the held-out records, which the data card declares public, of the blocks prepared last."""
+    data = load_prepared(root / "data" / "prepared")
+    found = evaluate(*load_model(entry / "model.safetensors"), data)
+    return float(np.mean(found.predicted == data.test_labels))

@@ -1,0 +1,87 @@
+"""retrain.yaml: how often a model is trained again, on which blocks, for how much, and when the new one serves."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from algorithms.privacy.ledger_policy import Choice, Choosing, Spread, Spreading
+from tasks.groups import Group
+from tasks.params import ParamsRefused
+
+Every = Literal["hour", "day", "week", "month"]
+_PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
+_NAME = r"^[a-z0-9][a-z0-9_-]*$"
+
+
+class BlockChoice(Group):
+    """See `algorithms.privacy.ledger_policy.Choice`."""
+
+    policy: Choosing
+    window: int | None = None
+    at_least: int = Field(default=1, ge=1)
+
+
+class BudgetSpread(Group):
+    """See `algorithms.privacy.ledger_policy.Spread`."""
+
+    policy: Spreading
+    planned: int | None = None
+    fraction: float | None = None
+
+
+class Retraining(Group):
+    """The settings of a scheduled retraining; all else about a run is in params.yaml.
+
+    name: of the models, and of the retraining in the ledger. dataset: a card with `blocks`, that of params.yaml.
+    every: there is at most one retraining in each hour, day, week or month of UTC. blocks: which a retraining uses.
+    spread: of a block's budget over those that use it. delta: of each run; None leaves the one in params.yaml.
+    smallest: share of its cap below which a block's next payment is of no use, so that it retires.
+    warm_start: from the model that serves, which costs nothing. minimal_gain: of held-out accuracy, to be promoted.
+    attempts: how often a run that fails is taken up before its reservation is forfeited.
+    """
+
+    name: Annotated[str, Field(pattern=_NAME)]
+    dataset: str = Field(min_length=1)
+    every: Every = "week"
+    blocks: BlockChoice
+    spread: BudgetSpread
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    smallest: float = Field(default=0.01, gt=0, le=1)
+    warm_start: bool = False
+    minimal_gain: float = Field(default=0.0, ge=-1, le=1)
+    attempts: int = Field(default=3, ge=1)
+
+    @property
+    def choice(self) -> Choice:
+        """Which blocks; raises Refused where its numbers do not fit each other."""
+        return Choice(self.blocks.policy, self.blocks.window, self.blocks.at_least)
+
+    @property
+    def spreading(self) -> Spread:
+        """How budgets are spread; raises Refused where its numbers do not fit each other."""
+        return Spread(self.spread.policy, self.spread.planned, self.spread.fraction)
+
+    def period(self, now: datetime) -> str:
+        """The period of a moment. It is that of the run and not of its schedule: late runs all fall into one."""
+        return now.astimezone(UTC).strftime(_PERIODS[self.every])
+
+
+def load(path: Path) -> Retraining:
+    """The settings in a file; raises ParamsRefused, naming the key, and Refused where two of them do not fit."""
+    try:
+        document = YAML(typ="safe", pure=True).load(path)
+        settings = Retraining.model_validate(document)
+    except OSError:
+        raise ParamsRefused(f"There is no file {path}; copy examples/retraining/retrain.yaml.") from None
+    except (YAMLError, UnicodeDecodeError):
+        raise ParamsRefused(f"{path.name} is not valid YAML; correct it.") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the file"
+        raise ParamsRefused(f"{path.name}: {key}: {first['msg']}; correct it.") from None
+    _ = settings.choice, settings.spreading
+    return settings

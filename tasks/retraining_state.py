@@ -1,0 +1,85 @@
+"""What became of each period's retraining, kept beside the ledger: no checkout, branch or server can bring it back."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["open", "promoted", "kept", "forfeited", "given up"]
+
+
+@dataclass(frozen=True)
+class State:
+    """A retraining that was begun.
+
+    kind: "open" until it has ended. params: the text of params.yaml that it runs with, so that it is taken up as it
+    was; before: the one that it replaced. root: its checkout. attempts: how often it was begun or taken up.
+    """
+
+    period: str
+    root: str
+    params: str
+    before: str
+    blocks: tuple[str, ...]
+    epsilon: float
+    kind: Kind = "open"
+    message: str = ""
+    attempts: int = 0
+    run_id: str | None = None
+
+
+@dataclass(frozen=True)
+class States:
+    """The states of one retraining's periods; folder: theirs alone, one file a period."""
+
+    folder: Path
+
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Whether no other process is at this retraining; none begins until the end of the block."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def of(self, period: str) -> State | None:
+        """The state of a period; None where it did not begin."""
+        path = self._file(period)
+        return _read(path) if path.is_file() else None
+
+    def open(self) -> State | None:
+        """The retraining that was interrupted, if there is one; there is never a second."""
+        return next((state for state in self.all() if state.kind == "open"), None)
+
+    def all(self) -> list[State]:
+        """All states, the oldest period first."""
+        return [_read(path) for path in sorted(self.folder.glob("*.json"))]
+
+    def write(self, state: State) -> None:
+        """Keeps a state, on the disk before this returns."""
+        fresh = self.folder / f".{state.period}-{os.getpid()}"
+        with fresh.open("w", encoding="utf-8") as file:
+            json.dump(asdict(state), file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._file(state.period))
+
+    def forget(self, state: State) -> None:
+        """Lets a period begin anew, where nothing was charged for it."""
+        self._file(state.period).unlink()
+
+    def _file(self, period: str) -> Path:
+        return self.folder / f"{period}.json"
+
+
+def _read(path: Path) -> State:
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return State(**document | {"blocks": tuple(document["blocks"])})

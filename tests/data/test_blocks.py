@@ -1,0 +1,161 @@
+"""Data in blocks: a folder of files or a query; which blocks there are, and what of them is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from data import DataRefused, blocks, catalogue, prepared
+from data.card import DataCard
+from data.records import whole
+from tasks.params import ParamsRefused, parse
+from tasks.prepare import prepare
+
+Document = dict[str, Any]
+CardOf = Callable[..., DataCard]
+WEEKS = ("2026-W01", "2026-W02", "2026-W03")
+QUERY = "SELECT week, age, town, answer FROM visits"
+
+
+def rows(week: int) -> list[tuple[str, str, str]]:
+    """Ten records of a week; their ages tell them apart."""
+    return [(str(10 * week + i), "Rome" if i % 2 else "Oslo", "yes" if i % 3 else "no") for i in range(10)]
+
+
+@pytest.fixture
+def folder_card(table: Document, tmp_path: Path) -> Document:
+    place = tmp_path / "weeks"
+    place.mkdir()
+    for number, week in enumerate(WEEKS):
+        lines = ["age,town,answer", *map(",".join, rows(number))]
+        (place / f"{week}.csv").write_text("\n".join(lines) + "\n")
+    (place / ".2026-W04.csv").write_text("half a fi")
+    (place / "notes.txt").write_text("no block")
+    return table | {"files": {}, "blocks": {"kind": "folder", "path": "weeks"}}
+
+
+@pytest.fixture
+def query_card(table: Document, tmp_path: Path) -> tuple[Document, str]:
+    url = f"sqlite:///{tmp_path}/visits.sqlite"
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("CREATE TABLE visits (week TEXT, age INTEGER, town TEXT, answer TEXT)"))
+        for number, week in enumerate((*WEEKS, None)):
+            for age, town, answer in rows(number):
+                values = {"week": week, "age": int(age), "town": town, "answer": answer}
+                connection.execute(sa.text("INSERT INTO visits VALUES (:week, :age, :town, :answer)"), values)
+    source = {"kind": "sql", "url_from": "VISITS_URL", "query": QUERY, "column": "week"}
+    return table | {"files": {}, "blocks": source}, url
+
+
+def test_a_folder_has_a_block_a_file(folder_card: Document, card_of: CardOf, tmp_path: Path) -> None:
+    assert blocks.names(card_of(folder_card), root=tmp_path, url=None) == WEEKS
+
+
+def test_a_folder_and_a_query_of_the_same_records_read_the_same(
+    folder_card: Document, query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path
+) -> None:
+    document, url = query_card
+    files, query = card_of(folder_card), card_of(document)
+    assert blocks.names(query, root=tmp_path, url=url) == WEEKS
+    chosen = WEEKS[1:]
+    first, second = (whole(blocks.read(card, chosen, {}, root=tmp_path, url=url)) for card in (files, query))
+    assert len(first.train) + len(first.test) == 20
+    for one, other in ((first.train, second.train), (first.test, second.test)):
+        np.testing.assert_array_equal(np.sort(one.features[:, 0]), np.sort(other.features[:, 0]))
+    assert min(first.train.features[:, 0].min(), first.test.features[:, 0].min()) == np.float32(0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("2026-W09.csv", "age,town,answer\n12,Rome,maybe-secret\n", "none of the declared classes"),
+        ("2026-W09.csv", "age,town\n12,secret\n", "one column 'answer'"),
+        ("2026-W09.csv", "age,town,answer\nsecret,Rome,yes\n", "not a number"),
+        ("all.csv", "age,town,answer\n", "name"),
+        ("2026-W01.csv.gz", "", "two files of the block '2026-W01'"),
+    ],
+)
+def test_a_block_that_does_not_fit_the_card_is_refused_without_a_value(
+    folder_card: Document, card_of: CardOf, tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    (tmp_path / "weeks" / name).write_text(text)
+    with pytest.raises(DataRefused, match=said) as refusal:
+        whole(blocks.read(card_of(folder_card), (name.removesuffix(".csv"),), {}, root=tmp_path, url=None))
+    assert "secret" not in str(refusal.value)
+
+
+def test_a_database_that_does_not_answer_is_refused_without_its_url(
+    query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path
+) -> None:
+    document, url = query_card
+    with pytest.raises(DataRefused, match="set VISITS_URL"):
+        blocks.names(card_of(document), root=tmp_path, url=None)
+    document["blocks"]["query"] = "SELECT week, secret FROM visits"
+    for card, place in ((document, url), (query_card[0], "nosuch://user:hidden@host/db")):
+        with pytest.raises(DataRefused, match="cannot be read") as refusal:
+            list(blocks.read(card_of(card), WEEKS[:1], {}, root=tmp_path, url=place))
+        assert "hidden" not in str(refusal.value)
+
+
+def run(names: list[str], document: Document, store: Callable[..., Path], tmp_path: Path) -> Path:
+    """Prepares chosen blocks; returns the folder."""
+    params = parse({"data": {"dataset": "tiny", "blocks": names}}, reads=("data",))
+    cards, folder = store(document), tmp_path / "prepared"
+    prepare(params, mirror=None, home=tmp_path / "home", destination=folder, root=tmp_path, cards=cards)
+    return folder
+
+
+def test_preparing_reads_the_named_blocks_and_says_so(
+    folder_card: Document, store: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = run(["2026-W03", "2026-W02"], folder_card, store, tmp_path)
+    found, salt = prepared.load(folder), (folder / "salt").read_bytes()
+    assert found.public.blocks == WEEKS[1:]
+    assert len(found.train_labels) + len(found.test_labels) == 20
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    again = run(["2026-W03", "2026-W02"], folder_card, store, tmp_path)
+    assert (again / "salt").read_bytes() == salt
+    with (tmp_path / "weeks/2026-W03.csv").open("a") as file:
+        file.write("99,Rome,no\n")
+    run(["2026-W03", "2026-W02"], folder_card, store, tmp_path)
+    assert (folder / "salt").read_bytes()[:32] != salt[:32]
+    assert sum(path.stat().st_size for path in folder.iterdir()) == size
+    assert prepared.load(run([], folder_card, store, tmp_path)).public.blocks == WEEKS
+
+
+def test_a_block_that_is_not_there_leaves_everything_as_it_was(
+    folder_card: Document, store: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = run([], folder_card, store, tmp_path)
+    before = (folder / "public.json").read_text()
+    with pytest.raises(DataRefused, match="no block '2026-W99'"):
+        run(["2026-W99"], folder_card, store, tmp_path)
+    assert (folder / "public.json").read_text() == before
+
+
+def test_blocks_of_a_card_without_blocks_are_refused(
+    store: Callable[..., Path], table: Document, tmp_path: Path
+) -> None:
+    with pytest.raises(DataRefused, match="says no `blocks`"):
+        run(["2026-W01"], table, store, tmp_path)
+    with pytest.raises(ParamsRefused, match=r"data\.blocks"):
+        run([""], table, store, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"records": {"train": 10, "test": 10}}, "at_most"),
+        ({"files": {"train": {"path": "t.csv", "sha256": "0" * 64}}}, "test file or none"),
+        ({"blocks": {"kind": "folder", "path": "../weeks"}}, "relative"),
+        ({"split": None}, "split is needed"),
+    ],
+)
+def test_a_card_that_contradicts_its_blocks_is_refused(
+    folder_card: Document, store: Callable[..., Path], changes: Document, said: str
+) -> None:
+    with pytest.raises(DataRefused, match=said):
+        catalogue.card("tiny", store(folder_card | changes))

@@ -1,0 +1,77 @@
+"""What prefect.yaml deploys, and how a retraining's outcome becomes the state of its flow."""
+
+import logging
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ruamel.yaml import YAML
+
+from flows import retrain as module
+from flows.pipeline import REFUSED
+from flows.server import Known, _end
+from tasks.retraining import Outcome
+from tests.checkout import PROJECT
+
+FILE: dict[str, Any] = YAML(typ="safe", pure=True).load(PROJECT / "prefect.yaml")
+DEPLOYMENTS = {deployment["name"]: deployment for deployment in FILE["deployments"]}
+
+
+def test_there_is_a_deployment_for_each_flow() -> None:
+    assert set(DEPLOYMENTS) == {"train", "retrain", "compare", "report"}
+    for deployment in DEPLOYMENTS.values():
+        path, _, name = deployment["entrypoint"].partition(":")
+        flow = getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
+        assert flow.retries == 0
+        assert set(deployment["parameters"]) <= set(flow.parameters.properties)
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_none_piles_up_and_no_parameter_goes_unchecked(name: str) -> None:
+    deployment = DEPLOYMENTS[name]
+    assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+    assert deployment["enforce_parameter_schema"] is True
+    assert deployment["work_pool"] == {"name": "local-pool"}
+    assert [schedule["active"] for schedule in deployment.get("schedules", [])] == [False] * (
+        name == "retrain"
+    )
+
+
+SETTINGS = "name: m\ndataset: digits\nblocks: {policy: all}\nspread: {policy: equal, planned: 2}\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [("promoted", "Completed"), ("skipped", "Completed"), ("refused", REFUSED), ("failed", "Failed")],
+)
+def test_an_outcome_becomes_a_state(
+    kind: Any, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("params.yaml", "dvc.yaml"):
+        (tmp_path / name).touch()
+    (tmp_path / ".dvc").mkdir()
+    (tmp_path / "retrain.yaml").write_text(SETTINGS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(module, "deliver", lambda work, now: Outcome(kind, "how it went"))
+    found = module.retrain.fn()
+    assert (found.name, found.message) == (state, "how it went")
+
+
+def test_a_process_is_known_by_its_beginning_and_ended_by_its_id() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+    ) as process:
+        began = psutil.Process(process.pid).create_time()
+        assert Known(process.pid, began - 1).process() is None
+        found = Known(process.pid, began).process()
+        assert found is not None
+        asked = time.monotonic()
+        _end(found)
+        assert time.monotonic() - asked < 10
+        assert Known(process.pid, began).process() is None

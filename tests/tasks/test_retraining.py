@@ -1,0 +1,320 @@
+"""Scheduled retraining: one charge a period however it is delivered, and every way out settles, forfeits or resumes."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import BudgetRefused
+from algorithms.privacy.ledger import Ledger
+from tasks import prepare, retraining_settings, train
+from tasks.params import ParamsRefused, load
+from tasks.registry import Registry
+from tasks.reproduce import StageFailed, StageRefused
+from tasks.retraining import Outcome, Work, charged_run, retrain
+from tasks.retraining_settings import Retraining
+from tasks.stage import refusals
+
+MONDAY = datetime(2026, 1, 5, 3, tzinfo=UTC)
+CARD: dict[str, Any] = {
+    "name": "tiny",
+    "title": "A tiny table",
+    "source": "this test",
+    "licence": "CC0",
+    "citation": "none",
+    "public": False,
+    "unit": "one person",
+    "population": "tiny",
+    "cap": {"epsilon": 4.0, "delta": 1e-4},
+    "holdout": "public",
+    "records": {"at_most": 5000},
+    "classes": ["no", "yes"],
+    "files": {},
+    "blocks": {"kind": "folder", "path": "weeks"},
+    "split": {"salt": "tiny", "test_fraction": 0.3},
+    "reader": {
+        "kind": "csv",
+        "columns": [
+            {"name": "age", "kind": "numeric", "bounds": [0, 100]},
+            {"name": "answer", "kind": "label"},
+        ],
+    },
+}
+PARAMS: dict[str, Any] = {
+    "data": {"dataset": "tiny"},
+    "privacy": {"epsilon": 1.0, "delta": 1e-5, "accountant": "rdp"},
+    "algorithm": {"name": "dp_sgd", "sampling_rate": 0.5, "steps": 4},
+    "model": {"name": "logistic"},
+    "tracking": {"mode": "disabled"},
+    "performance": {"threads": 1},
+}
+CARD_FILE = "data/cards/tiny.yaml"
+SETTINGS: dict[str, Any] = {
+    "name": "visits",
+    "dataset": "tiny",
+    "blocks": {"policy": "all", "at_least": 2},
+    "spread": {"policy": "equal", "planned": 3},
+    "minimal_gain": -1.0,
+    "attempts": 2,
+}
+
+
+class Place:
+    """A checkout whose stages run in this process; `report` writes an empty card."""
+
+    def __init__(self, root: Path, **changes: Any) -> None:
+        self.root, self.stages = root, list[str]()
+        self.settings = Retraining.model_validate(SETTINGS | changes)
+
+    def run_stage(self, stage: str, root: Path) -> None:
+        self.stages.append(stage)
+        try:
+            if stage == "prepare":
+                settings = load(root / "params.yaml", reads=prepare.READS)
+                home = Path(os.environ["EPSILONFLOW_HOME"])
+                place = root / prepare.PREPARED
+                cards = root / "data/cards"
+                prepare.prepare(settings, mirror=None, home=home, destination=place, root=root, cards=cards)
+            elif stage == "report":
+                (root / "artifacts/privacy_card.json").write_text("{}")
+            else:
+                import_module(f"tasks.{stage}").main()
+        except refusals() as refusal:
+            raise StageRefused(str(refusal)) from None
+        except OSError as error:
+            raise StageFailed(str(error)) from None
+
+    def deliver(self, week: int = 0, **changes: Any) -> Outcome:
+        work = Work(self.settings, self.root, self.run_stage, lambda _: None)
+        return retrain(replace(work, **changes), now=MONDAY + timedelta(weeks=week))
+
+    def arrive(self, *names: str) -> None:
+        for name in names:
+            drawn = np.random.default_rng(len(name) + ord(name[-1])).integers(0, 100, 60)
+            lines = ["age,answer", *(f"{age},{'yes' if age > 50 else 'no'}" for age in drawn)]
+            (self.root / f"weeks/{name}.csv").write_text("\n".join(lines) + "\n")
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.open(f"sqlite:///{os.environ['EPSILONFLOW_HOME']}/ledger.sqlite")
+
+    def rows(self, kind: str) -> list[str]:
+        """The runs of the ledger's rows of a kind, each once."""
+        return list(dict.fromkeys(row.run_id or "" for row in self.ledger.history() if row.kind == kind))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    for folder in ("weeks", "data/cards", ".dvc/tmp"):
+        (tmp_path / folder).mkdir(parents=True)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.dump(CARD, tmp_path / CARD_FILE)
+    yaml.dump(PARAMS, tmp_path / "params.yaml")
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    monkeypatch.chdir(tmp_path)
+    made = Place(tmp_path)
+    made.arrive("w1", "w2")
+    return made
+
+
+def test_a_period_is_retrained_once_and_a_new_block_starts_the_next(place: Place) -> None:
+    assert place.deliver().kind == "promoted"
+    head = place.ledger.head()
+    for late in range(12):
+        assert place.deliver().kind == "done", late
+    assert place.ledger.head() == head
+    assert "none of the blocks" in place.deliver(1).message
+    place.arrive("w3")
+    second = place.deliver(1)
+    assert (second.kind, len(place.rows("reserve")), len(place.rows("settle"))) == ("promoted", 2, 2)
+    public = json.loads((place.root / "data/prepared/public.json").read_text())
+    assert public["blocks"] == ["w1", "w2", "w3"]
+    assert json.loads((place.root / "artifacts/receipt.json").read_text())["blocks"] == ["w1", "w2", "w3"]
+    assert charged_run(place.ledger, "tiny", "visits 2026-W03") == place.rows("settle")[1]
+
+
+def test_no_block_exceeds_its_cap_and_exhausted_ones_retire(place: Place) -> None:
+    renyi = CARD | {"composition": {"kind": "renyi", "order": 6.0}, "cap": {"epsilon": 4.0, "delta": 1e-5}}
+    YAML(typ="safe", pure=True).dump(renyi, place.root / CARD_FILE)
+    for week, name in enumerate(("w3", "w4", "w5")):
+        place.arrive(name)
+        place.deliver(week)
+    blocks = {block.name: block for block in place.ledger.blocks("tiny")}
+    assert [name for name, block in blocks.items() if block.retired] == ["w1", "w2", "w3"]
+    assert [block.runs for block in blocks.values()] == [3, 3, 3, 2, 1]
+    for name, block in blocks.items():
+        spent = place.ledger.balance("tiny", name).spent.epsilon
+        assert 0 <= block.left[0] <= block.limit[0]
+        assert spent <= 4.0
+    assert place.ledger.balance("tiny", "w1").spent.epsilon > 3.9
+
+
+def interrupted(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_cancelled_run_is_taken_up_first_by_whatever_comes_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train, "run_training", interrupted)
+        place.deliver()
+    (run_id,) = place.rows("reserve")
+    assert place.ledger.status(run_id) == "open"
+    (place.root / "params.yaml").write_text(
+        (place.root / "params.yaml").read_text().replace("steps: 4", "steps: 9")
+    )
+    place.arrive("w3")
+    assert place.deliver(1).kind == "promoted"
+    assert place.rows("settle")[0] == run_id
+    assert len(place.rows("reserve")) == 2
+    served = Registry(place.root / "models/visits")
+    assert served.serving is not None
+    assert served.serving.name == place.rows("reserve")[1]
+    assert (served.folder / run_id / "model.safetensors").is_file()
+
+
+def test_a_run_that_keeps_failing_is_forfeited(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(train, "run_training", fails)
+    assert "taken up at the next delivery" in place.deliver().message
+    last = place.deliver()
+    assert last.kind == "failed"
+    assert "given up" in last.message
+    (run_id,) = place.rows("forfeit")
+    assert place.ledger.status(run_id) == "forfeited"
+    assert not list((Path(os.environ["EPSILONFLOW_HOME"]) / "runs").glob("[0-9]*"))
+    assert place.deliver().kind == "done"
+    assert place.rows("reserve") == [run_id]
+
+
+def test_too_few_blocks_train_nothing(place: Place) -> None:
+    (place.root / "weeks/w2.csv").unlink()
+    found = place.deliver()
+    assert (found.kind, place.stages) == ("skipped", [])
+    assert "1 of 1 blocks can pay for this retraining and 2 are needed" in found.message
+    place.arrive("w2")
+    assert place.deliver().kind == "promoted"
+
+
+def test_a_block_that_does_not_fit_its_card_spends_nothing_and_may_be_corrected(place: Place) -> None:
+    before = (place.root / "params.yaml").read_text()
+    (place.root / "weeks/w2.csv").write_text("age,answer\nsecret,yes\n")
+    found = place.deliver()
+    assert found.kind == "refused"
+    assert "not a number" in found.message
+    assert "secret" not in found.message
+    assert (place.rows("reserve"), (place.root / "params.yaml").read_text()) == ([], before)
+    place.arrive("w2")
+    assert place.deliver().kind == "promoted"
+
+
+def test_a_second_machine_is_refused_by_the_ledger(place: Place) -> None:
+    place.deliver()
+    head = place.ledger.head()
+    shutil.rmtree(Path(os.environ["EPSILONFLOW_HOME"]) / "retrainings")
+    assert "charged already" in place.deliver().message
+    assert place.ledger.head() == head
+
+
+def test_a_second_worker_leaves_it_to_the_first(place: Place) -> None:
+    inner: list[Outcome] = []
+
+    def at_work(stage: str, root: Path) -> None:
+        if stage == "train":
+            inner.append(place.deliver())
+        place.run_stage(stage, root)
+
+    assert place.deliver(run_stage=at_work).kind == "promoted"
+    assert [found.kind for found in inner] == ["busy"]
+    assert len(place.rows("reserve")) == 1
+
+
+def test_a_worse_model_is_kept_beside_the_one_that_serves(place: Place) -> None:
+    place.settings = Retraining.model_validate(SETTINGS | {"minimal_gain": 1.0, "warm_start": True})
+    place.deliver()
+    first = os.readlink(place.root / "models/visits/serving")
+    place.arrive("w3")
+    assert place.deliver(1).kind == "kept"
+    assert os.readlink(place.root / "models/visits/serving") == first
+    start = load(place.root / "params.yaml", reads=("model",)).model.start
+    assert start == f"models/visits/{first}/model.safetensors"
+    assert {path.name for path in (place.root / "models/visits").iterdir()} == {
+        *place.rows("settle"),
+        "serving",
+    }
+
+
+def test_params_of_another_data_set_are_refused(place: Place) -> None:
+    path = place.root / "params.yaml"
+    path.write_text(path.read_text().replace("dataset: tiny", "dataset: other"))
+    (place.root / "data/cards/other.yaml").write_text(
+        (place.root / "data/cards/tiny.yaml").read_text().replace("name: tiny", "name: other")
+    )
+    assert "'other'" in place.deliver().message
+    assert place.stages == []
+
+
+def test_the_ledger_charges_a_retraining_once(own_home: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{own_home}/once.sqlite")
+    ledger.declare("p", Budget(10.0, 1e-3), public=False)
+    cost, about = Budget(1.0, 1e-5), {"retraining": "m 2026-W01"}
+    ledger.reserve("a", "p", cost, events=[], about=about)
+    ledger.reserve("a", "p", cost, events=[], about=about)
+    ledger.forfeit("a")
+    with pytest.raises(BudgetRefused, match="charged already, for run 'a'"):
+        ledger.reserve("b", "p", cost, events=[], about=about)
+    ledger.reserve("b", "p", cost, events=[], about={"retraining": "m 2026-W02"})
+
+
+def test_a_model_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifacts, registry = tmp_path / "artifacts", Registry(tmp_path / "models/m")
+    artifacts.mkdir()
+    (artifacts / "receipt.json").write_text('{"run_id": "r1"}')
+    with pytest.raises(FileNotFoundError):
+        registry.add(artifacts)
+    assert list(registry.folder.iterdir()) == []
+    names = ("model.safetensors", "privacy_card.json", "metrics.json", "plan.json", "trace.parquet")
+    for name in (*names, "diagnostics.parquet"):
+        (artifacts / name).write_text(name)
+    entry = registry.add(artifacts)
+    registry.promote(entry)
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        registry.promote(tmp_path / "models/m/r2")
+    assert registry.serving == entry
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: m\n", "dataset"),
+        ("name: m\ndataset: d\nblocks: {policy: sometimes}\nspread: {policy: equal, planned: 2}\n", "policy"),
+        ("name: ../m\n", "name"),
+        ("- a\n", "retrain.yaml"),
+        ("a: [\n", "no valid YAML|not valid YAML"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "retrain.yaml").write_text(text)
+    with pytest.raises(ParamsRefused, match=said):
+        retraining_settings.load(tmp_path / "retrain.yaml")
+
+
+@pytest.mark.parametrize(
+    ("every", "period"),
+    [("hour", "2026-01-05T03"), ("day", "2026-01-05"), ("week", "2026-W02"), ("month", "2026-01")],
+)
+def test_a_period_is_that_of_the_moment(every: str, period: str) -> None:
+    assert Retraining.model_validate(SETTINGS | {"every": every}).period(MONDAY) == period
