@@ -100,9 +100,9 @@ def old_commit(site: Site) -> list[str]:
     """An old commit is checked out, and a retraining that was done is delivered again."""
     site.command("git", "stash", "--include-untracked")
     site.command("git", "checkout", "--quiet", "before")
-    retraining_file(site.root, "late")
-    states = site.ended(site.deliver("late.yaml"))
-    (site.root / "late.yaml").unlink()
+    retraining_file(site.root, "workers")
+    states = site.ended(site.deliver("workers.yaml"))
+    (site.root / "workers.yaml").unlink()
     site.command("git", "checkout", "--quiet", "--force", "main")
     site.command("git", "stash", "pop")
     return states
