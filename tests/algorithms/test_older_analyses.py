@@ -75,7 +75,7 @@ def test_noise_that_costs_more_than_the_target_is_refused() -> None:
 
 @pytest.mark.parametrize("method", [SGDAdv(), SGDMA()])
 def test_older_analyses_refuse_what_they_have_no_answer_for(method: Algorithm[Any]) -> None:
-    with pytest.raises(Refused, match="number of records is public"):
+    with pytest.raises(Refused, match="number of records is private"):
         method.plan(TARGET, public(None))
     with pytest.raises(Refused, match="no pure epsilon"):
         method.plan(Target(Budget(1.0, 0.0), "pure"), public(10_000))
