@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,11 @@ def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
     monkeypatch.setenv("PREFECT_API_URL", server)
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     process = subprocess.Popen(
-        [sys.executable, "-m", "flows.compare", str(file)], cwd=place.root, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "flows.compare", str(file)],
+        cwd=place.root,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # where tests run in the background
     )
     while len(place.finished()) < 2 and process.poll() is None:
         time.sleep(0.01)

@@ -63,9 +63,9 @@ def test_the_answers_are_those_of_records_in_memory(mapped: MadeUp, sampling: Fu
 def test_the_pages_of_the_file_are_let_go(mapped: MadeUp) -> None:
     assert float(np.asarray(mapped.features).sum()) > 0
     whole = RECORDS * WIDTH * 4 / 1024
-    assert resident("features.npy") > 0.9 * whole
+    assert resident("/features.npy") > 0.9 * whole
     answer(mapped, Poisson(0.3), SMALL)
-    assert resident("features.npy") < 0.2 * whole
+    assert resident("/features.npy") < 0.2 * whole
 
 
 def test_rows_are_read_a_few_at_a_time_from_a_large_file_alone(mapped: MadeUp) -> None:
