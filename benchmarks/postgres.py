@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own for as long as a measurement takes, where its binaries are installed."""
+"""A PostgreSQL server of our own for as long as a measurement or a test takes, where its binaries are installed."""
 
 import os
 import pwd
@@ -8,9 +8,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -19,23 +20,37 @@ _START_SECONDS = 60
 
 
 @contextmanager
-def server() -> Iterator[str | None]:
-    """The URL of a fresh server that waits for the disk as a real one does; None where there is no PostgreSQL."""
+def server(*, password: str | None = None, durable: bool = True) -> Iterator[str | None]:
+    """The URL of the superuser of a fresh server on a free port; None where there is no PostgreSQL.
+
+    password: of the superuser, who needs none otherwise. durable: wait for the disk as a real server does.
+    Raises KeyError for root where there is no user postgres to start it as.
+    """
     initdb, postgres = _binary("initdb"), _binary("postgres")
     if initdb is None or postgres is None:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="ledger-", dir="/tmp") as folder:
         user = _user(folder)
-        _start([initdb, "-D", f"{folder}/data", "--username=owner", "--auth=trust"], folder, user).wait()
+        own, run = ([], []) if durable else (["--no-sync"], ["-c", "fsync=off"])
+        login = [*_login(password, Path(folder, "password")), *own]
+        _start([initdb, "-D", f"{folder}/data", "--username=owner", *login], folder, user).wait()
         port = _free_port()
         listen = ["-h", "127.0.0.1", "-p", str(port), "-k", folder]
-        process = _start([postgres, "-D", f"{folder}/data", *listen], folder, user)
+        process = _start([postgres, "-D", f"{folder}/data", *run, *listen], folder, user)
+        secret = "" if password is None else f":{quote(password, safe='')}"
         try:
-            yield _once_ready(f"postgresql+psycopg://owner@127.0.0.1:{port}/postgres")
+            yield _once_ready(f"postgresql+psycopg://owner{secret}@127.0.0.1:{port}/postgres")
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(timeout=30)
+
+
+def _login(password: str | None, file: Path) -> Sequence[str]:
+    if password is None:
+        return ["--auth=trust"]
+    file.write_text(password)
+    return [f"--pwfile={file}", "--auth=scram-sha-256"]
 
 
 def _binary(name: str) -> str | None:

@@ -166,9 +166,8 @@ class Store:
 
 
 def _insert(connection: Connection, entries: Sequence[Entry]) -> None:
-    for (
-        entry
-    ) in entries:  # one by one: psycopg's pipeline of many complains aloud where a transaction is tried again
+    # One by one: psycopg's pipeline of many complains aloud where a transaction is tried again.
+    for entry in entries:
         connection.execute(_TABLE.insert().values(vars(entry)))
 
 
