@@ -84,11 +84,10 @@ def _square_distances(rows: Tensor, moved: Tensor, inverse: Tensor) -> Tensor:
 def cancelled(squares: Tensor, mixed: Tensor, constant: Tensor, *, terms: int, dtype: torch.dtype) -> Tensor:
     """squares - 2 mixed + constant, of squared distances |g|^2 - 2 g a + |a|^2, raised likewise; [batch], float64.
 
-    terms: how many products the three sums had. dtype: of the sum that the records will enter.
+    terms: how many products the three sums had. dtype: of these products, and of the sum that the records will enter.
     """
     sizes = squares + constant
-    difference = (squares - 2.0 * mixed + constant).clamp(min=0.0)
-    difference = difference + 2.0 * rounding(terms, torch.float64) * sizes
+    difference = (squares - 2.0 * mixed + constant).clamp(min=0.0) + 2.0 * rounding(terms, dtype) * sizes
     return raised(difference, sizes.sqrt(), 1, dtype)
 
 

@@ -51,10 +51,11 @@ class Contributions:
         return _all_finite(self.norms(clipping))
 
     @in_full_precision()
-    def clipped_sum(self, clipping: Clipping) -> Tensor:
+    def clipped_sum(self, clipping: Clipping, norms: Tensor | None = None) -> Tensor:
         """The sum of the contributions after clipping, shape [d], float64.
 
-        A record whose gradient is not finite contributes zero. Raises ValueError for per-layer bounds that do not fit.
+        A record whose gradient is not finite contributes zero. norms: of these records, where `norms` has given them.
+        Raises ValueError for per-layer bounds that do not fit.
         """
         if isinstance(clipping, PerLayer) and len(clipping.norms) != len(self.layers):
             raise ValueError(
@@ -63,7 +64,7 @@ class Contributions:
             )
         if len(self.losses) == 0:
             return self._weighted({})
-        norms = self.norms(clipping)
+        norms = self.norms(clipping) if norms is None else norms
         finite = _all_finite(norms)
         if not bool(finite.all()):
             return self._sum_of_finite(finite, clipping)

@@ -60,22 +60,26 @@ def product_distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tens
     """Squared L2 norms of (errors inputs^T - shift) / scale, raised by what rounding can add; [batch], float64.
 
     inputs: [batch, p]. errors: [batch, o]. shift, scale: [o * p]. The square is expanded, so that nothing is written
-    down, and contracted in float64, since its terms cancel where the shift is near the gradient.
+    down. Its terms cancel where the shift is near the gradient; what rounding leaves of them is added.
     """
-    shape = (errors.shape[1], inputs.shape[1])
+    shape, dtype = (errors.shape[1], inputs.shape[1]), wide(errors).dtype
     weights = scale.double().square().reciprocal_().view(shape)
     moved = shift.double().view(shape) * weights
     constant = (shift.double().view(shape) * moved).sum()
+    largest = 1.0 + torch.maximum(weights.amax(), moved.abs().amax())
+    # What is too small for the type is lost in each product, of at most four factors from these.
+    lost = (1.0 + square_norms(inputs)) * (1.0 + square_norms(errors)) * largest * weights.numel()
     if inputs.shape[1] > errors.shape[1]:  # the wider side is multiplied, the narrower only weighted
         inputs, errors, weights, moved = errors, inputs, weights.T, moved.T
-    parts = [_expanded(*part, weights, moved) for part in _slices(inputs, errors, 2 * sum(shape))]
-    squares, mixed = (torch.cat(terms) for terms in zip(*parts, strict=True))
-    return cancelled(squares, mixed, constant, terms=sum(shape), dtype=wide(errors).dtype)
+    by = weights.to(dtype), moved.to(dtype)
+    parts = [_expanded(*part, *by) for part in _slices(wide(inputs), wide(errors), 2 * sum(shape))]
+    squares, mixed = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
+    distances = cancelled(squares, mixed, constant, terms=sum(shape), dtype=dtype)
+    return distances + 8.0 * torch.finfo(dtype).tiny * lost
 
 
 def _expanded(inputs: Tensor, errors: Tensor, weights: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-    """Of (g - a)^2 / b^2 the sums of g^2 / b^2 and of g a / b^2, each [batch], float64."""
-    inputs, errors = inputs.double(), errors.double()
+    """Of (g - a)^2 / b^2 the sums of g^2 / b^2 and of g a / b^2, each [batch]."""
     mixed = torch.linalg.vecdot(errors @ moved, inputs)
     return torch.linalg.vecdot(errors.square() @ weights, inputs.square()), mixed
 

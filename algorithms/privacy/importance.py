@@ -105,11 +105,12 @@ class Norms:
             rows = candidates[start : start + len(labels)]
             start += len(labels)
             found = self._engine.contributions(point, inputs, labels)
-            norms = found.norms(clipping).cpu().numpy()
+            measured = found.norms(clipping)
+            norms = measured.cpu().numpy()
             accepted = is_below(words[rows, 1], _clipped(norms, bounds[rows], clip_norm) / bounds[rows])
             self.last.see(rows, norms)
             places = torch.from_numpy(np.flatnonzero(accepted)).to(inputs.device)
-            total += found.take(places).clipped_sum(clipping).cpu()
+            total += found.take(places).clipped_sum(clipping, measured[places]).cpu()
         return total
 
     def _measured(self, point: Tensor, rows: NDArray[np.intp], bound: L2) -> NDArray[np.float64]:

@@ -80,6 +80,13 @@ def test_a_shifted_gradient_in_64_bits_is_never_above_its_bound(name: str) -> No
                 assert excess(gradient, Affine(bound, shift, scale), torch.float64) <= 1.0
 
 
+def test_a_distance_of_errors_too_small_to_square_is_not_taken_for_zero() -> None:
+    """Errors whose squares a float cannot hold, under scales that make them count."""
+    gradient = Products(torch.ones(1, 1, 3), torch.full((1, 1, 2), 1e-23))
+    shift, scale = torch.zeros(6), torch.full((6,), 1e-19)
+    assert excess(gradient, Affine(1e-5, shift, scale)) <= 1.0
+
+
 def _around_distance(gradient: Tensor, shift: Tensor, scale: Tensor) -> list[float]:
     """Bounds at, around and far from the distance of a gradient and its shift."""
     distance = float(((gradient - shift.double()) / scale.double()).norm())
