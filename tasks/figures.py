@@ -43,7 +43,7 @@ class Curve:
 
 def epsilon_figure(tight: Curve, bound: Curve, *, target: float | None, theme: Theme) -> Figure:
     """Epsilon over steps. bound: the running upper bound. target: what the run was allowed. Empty curves say so."""
-    figure, axes = _empty(theme)
+    figure, axes = empty(theme)
     axes.set(xlabel="training steps", ylabel="privacy spent (epsilon)")
     if not tight.steps:
         axes.text(
@@ -61,13 +61,13 @@ def epsilon_figure(tight: Curve, bound: Curve, *, target: float | None, theme: T
     )
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    _legend(axes, theme)
+    legend(axes, theme)
     return figure
 
 
 def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> Figure:
     """Standard deviation of the noise over steps, a line for each kind of release."""
-    figure, axes = _empty(theme)
+    figure, axes = empty(theme)
     axes.set(xlabel="training steps", ylabel="noise on the sum (std)")
     for (kind, rows), colour in zip(
         trace.groupby("kind"), (theme.accent, theme.second, theme.ink), strict=False
@@ -82,7 +82,7 @@ def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> Figure:
     else:
         axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    _legend(axes, theme)
+    legend(axes, theme)
     return figure
 
 
@@ -91,7 +91,7 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
     counts = pd.crosstab(pairs["actual"], pairs["predicted"])
     table = counts.reindex(index=list(classes), columns=list(classes), fill_value=0).to_numpy()
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    figure, axes = _empty(theme, height=min(4.6, 1.7 + 0.4 * len(classes)))
+    figure, axes = empty(theme, height=min(4.6, 1.7 + 0.4 * len(classes)))
     colours = LinearSegmentedColormap.from_list("shares", [theme.ground, theme.accent])
     axes.imshow(shares, cmap=colours, vmin=0, vmax=1)
     places = range(len(classes))
@@ -111,7 +111,7 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
 
 def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> Figure:
     """Held-out accuracy of each class, and overall as a line; columns `class`, `accuracy` and `records`."""
-    figure, axes = _empty(theme, height=1.3 + 0.24 * len(classes))
+    figure, axes = empty(theme, height=1.3 + 0.24 * len(classes))
     labels = [
         f"{name}  ({records:,})" for name, records in zip(classes["class"], classes["records"], strict=True)
     ]
@@ -124,7 +124,7 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> Figu
     axes.set_xticks(np.linspace(0, 1, 6))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set(xlabel="right answers", ylabel="class (held-out records)")
-    _legend(axes, theme, outside=True)
+    legend(axes, theme, outside=True)
     return figure
 
 
@@ -135,21 +135,29 @@ def png(figure: Figure) -> bytes:
     return content.getvalue()
 
 
-def _empty(theme: Theme, *, height: float = 3.2) -> tuple[Figure, Axes]:
+def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> tuple[Figure, Axes]:
+    """A figure and the uppermost of its panels; height: in inches."""
     figure = Figure(
         figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained"
     )
-    axes = figure.add_subplot(facecolor=theme.ground)
-    axes.tick_params(which="both", colors=theme.muted, labelcolor=theme.ink, labelsize=9)
-    axes.xaxis.label.set(color=theme.ink, size=10)
-    axes.yaxis.label.set(color=theme.ink, size=10)
+    axes = styled(figure.add_subplot(rows, 1, 1), theme)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    for side, spine in axes.spines.items():
-        spine.set_color(theme.muted)
-        spine.set_visible(side in ("left", "bottom"))
     return figure, axes
 
 
-def _legend(axes: Axes, theme: Theme, *, outside: bool = False) -> None:
+def styled(axes: Axes, theme: Theme) -> Axes:
+    """A panel in the colours of its theme."""
+    axes.set_facecolor(theme.ground)
+    axes.tick_params(which="both", colors=theme.muted, labelcolor=theme.ink, labelsize=9)
+    axes.xaxis.label.set(color=theme.ink, size=10)
+    axes.yaxis.label.set(color=theme.ink, size=10)
+    for side, spine in axes.spines.items():
+        spine.set_color(theme.muted)
+        spine.set_visible(side in ("left", "bottom"))
+    return axes
+
+
+def legend(axes: Axes, theme: Theme, *, outside: bool = False, columns: int = 1) -> None:
+    """The legend where it hides least; outside: above the panel, at its right."""
     place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)} if outside else {"loc": "best"}
-    axes.legend(frameon=False, labelcolor=theme.ink, fontsize=9, **place)
+    axes.legend(frameon=False, labelcolor=theme.ink, fontsize=9, ncols=columns, **place)

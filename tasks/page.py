@@ -95,10 +95,15 @@ def page(
     verification: Verification,
     result: Score,
     pictures: Mapping[str, Picture],
+    past: Mapping[str, object],
     *,
     command: str,
 ) -> str:
-    """The page. pictures: epsilon, noise, confusion and per_class. command: what verifies the card."""
+    """The page.
+
+    pictures: epsilon, noise, confusion and per_class, and those of the history. past: what the page says of that.
+    command: what verifies the card.
+    """
     epsilon, delta = card.setting.epsilon, card.setting.delta
     return (
         _environment()
@@ -108,6 +113,7 @@ def page(
             verification=verification,
             score=result,
             pictures=pictures,
+            **past,
             command=command,
             attacks=() if epsilon is None else attacks(epsilon, delta),
             guess=None if epsilon is None else best_guess(epsilon, delta),

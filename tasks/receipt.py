@@ -7,8 +7,9 @@ from typing import Any
 
 from algorithms.algorithm import Plan
 from algorithms.privacy.events import RenyiDpEvent, schedule_to_json
-from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger import Balance, Ledger
 from algorithms.privacy.ledger_copy import identity
+from algorithms.privacy.ledger_past import settlement
 
 
 def reserved_events(plan: Plan) -> list[dict[str, Any]]:
@@ -33,11 +34,21 @@ def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def account_of(ledger: Ledger, population: str) -> dict[str, Any]:
-    """How the population stands after the run, and the first and the last hash of the ledger's chain."""
-    balance = ledger.balance(population)
-    sums = {name: asdict(getattr(balance, name)) for name in ("cap", "spent", "remaining")}
-    return {"ledger": {"first": identity(ledger), "head": ledger.head()} | sums}
+def account_of(ledger: Ledger, population: str, run_id: str) -> dict[str, Any]:
+    """How the population, and each block of the run, stood when a settled run had settled, and how its runs add up.
+
+    Also the first hash of the ledger's chain and the last one now.
+    """
+    past = settlement(ledger, population, run_id)
+    account = _sums(past.balance) | {"composition": past.balance.composition.to_json()}
+    if past.charged:
+        blocks = [{"name": balance.block} | _sums(balance) for balance in past.charged]
+        account |= {"blocks_per_person": past.balance.blocks_per_person, "blocks": blocks}
+    return {"ledger": {"first": identity(ledger), "head": ledger.head()} | account}
+
+
+def _sums(balance: Balance) -> dict[str, Any]:
+    return {name: asdict(getattr(balance, name)) for name in ("cap", "spent", "remaining")}
 
 
 def noise_source(*, private: bool) -> str:

@@ -36,6 +36,12 @@ class Registry:
         link = self.folder / _SERVING
         return self.folder / os.readlink(link) if link.is_symlink() else None
 
+    def metrics(self, run_id: str) -> dict[str, Any]:
+        """The metrics of the model of a run, held-out accuracy and epsilon among them; none where it is not kept."""
+        path = self.folder / run_id / "metrics.json"
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return found
+
     def add(self, artifacts: Path) -> Path:
         """Keeps the model in `artifacts` under its run's id, whole or not at all; returns its folder.
 

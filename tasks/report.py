@@ -17,6 +17,8 @@ from algorithms.privacy.card_check import trace_schedule
 from algorithms.privacy.errors import Refused
 from data import PublicDescription
 from tasks import params, tracking
+from tasks.closing import open_ledger
+from tasks.environment import home
 from tasks.figures import (
     DARK,
     LIGHT,
@@ -28,6 +30,8 @@ from tasks.figures import (
     noise_figure,
     png,
 )
+from tasks.history import History, history, is_on_blocks, nothing
+from tasks.history_page import drawings, shown
 from tasks.page import Picture, page, score
 from tasks.software import software
 from tasks.stage import main_of
@@ -62,18 +66,23 @@ class Run:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished report. curve: epsilon after some numbers of steps; empty for a run without noise."""
+    """A finished report. curve: epsilon after some numbers of steps; empty for a run without noise.
+
+    history: what was before the run; empty for one on a whole population.
+    """
 
     run: Run
     card: PrivacyCard
     curve: Curve
+    history: History
 
 
 def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     """Writes privacy_card.json, report.html, plots/*.png and plots/epsilon.csv into `artifacts`.
 
+    Pictures of the history are on the page alone: what exists only sometimes DVC cannot keep.
     prepared: folder with public.json. root: the checkout. Raises Refused where the card would be incomplete or does
-    not hold against the files; nothing is written then.
+    not hold against the files, and where the ledger of a run on blocks cannot be read; nothing is written then.
     """
     run = _read(artifacts, prepared)
     ran = run.receipt.get("software") or software(root, recorded="report")
@@ -82,16 +91,25 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     verification = verify(card, artifacts)
     _check(verification)
     curve = epsilon_curve(run, grid=COARSENING * (card.accounting.discretisation.pld_interval or FINE))
-    pictures = _pictures(run, curve)
+    past = _history(run, root)
+    pictures, of_past = _pictures(run, curve), drawings(past)
+    every = pictures | {name: _picture(*drawing) for name, drawing in of_past.items()}
     result = score(run.metrics["test_accuracy"], run.classes)
-    text = page(card, verification, result, pictures, command=_COMMAND)
+    said = shown(past, read=len(run.receipt.get("blocks", ())))
+    text = page(card, verification, result, every, said, command=_COMMAND)
     _write_json(artifacts / CARD, card.to_json())
     frame = pd.DataFrame({"step": curve.steps, "epsilon": curve.epsilon})
     frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
     for name, picture in pictures.items():
         (artifacts / "plots" / f"{name}.png").write_bytes(picture.light)
     (artifacts / PAGE).write_text(text, encoding="utf-8")
-    return Report(run, card, curve)
+    return Report(run, card, curve, past)
+
+
+def _history(run: Run, root: Path) -> History:
+    if not is_on_blocks(run.receipt):
+        return nothing()
+    return history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)
 
 
 def _read(artifacts: Path, prepared: Path) -> Run:

@@ -123,7 +123,9 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
     events = schedule_to_json(run_lengths(trace.events()))
     # Settled in full even if it ended early: when to end was then chosen on the way.
     ledger.settle(run.run_id, plan.cost, events=events)
-    receipt = _identity(job, run) | cost_of(plan, events) | account_of(ledger, job.public.population)
+    receipt = (
+        _identity(job, run) | cost_of(plan, events) | account_of(ledger, job.public.population, run.run_id)
+    )
     receipt |= {"software": software(root, recorded="training"), "sha256": _checksums(written, job)}
     (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
     return run.finish(written)

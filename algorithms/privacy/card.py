@@ -22,6 +22,7 @@ from algorithms.privacy.card_check import Check, Verification, check_all, digest
 from algorithms.privacy.card_model import PrivacyCard
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_from_json
+from algorithms.privacy.ledger_composition import Composition
 
 __all__ = ["Check", "PrivacyCard", "RunRecord", "Verification", "build", "read", "recompute", "verify"]
 
@@ -200,7 +201,8 @@ def _accounting(run: RunRecord) -> dict[str, Any]:
             "rdp_orders": len(accounting.ORDERS),
         },
         "composition": composition,
-        "population": ledger | {"statement": card_words.ACROSS_RUNS},
+        "population": ledger | {"statement": card_words.across_runs(receipt["ledger"])},
+        **_blocks(receipt["ledger"], run.public["unit"]),
     }
 
 
@@ -208,6 +210,22 @@ def _composition(plan: Mapping[str, Any]) -> dict[str, Any]:
     chosen = plan.get("filter", {"kind": "schedule"})
     statement = card_words.COMPOSITION.get(chosen["kind"], "")
     return {"rho": None, "order": None, "limit": None, **chosen, "statement": statement}
+
+
+def _blocks(ledger: Mapping[str, Any], unit: str) -> dict[str, Any]:
+    """The blocks of a run, empty where it is on a whole population; ledger: the receipt's part about it."""
+    if not ledger.get("blocks"):
+        return {}
+    composition, count = Composition.from_json(ledger["composition"]), ledger["blocks_per_person"]
+    rule = {"kind": composition.kind, "order": composition.order}
+    return {
+        "blocks": {
+            "charged": ledger["blocks"],
+            "blocks_per_person": count,
+            "unit": card_words.block_unit(unit, count),
+            "composition": rule | {"statement": card_words.across_runs_of(composition)},
+        }
+    }
 
 
 def _implementation(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from algorithms.privacy import accounting
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
+from algorithms.privacy.budget import Budget
 from algorithms.privacy.card_model import RELEASED, Composition, PrivacyCard
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule, event_from_json, schedule_from_json, schedule_to_json
@@ -149,6 +150,25 @@ def _consistency(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> I
     queries = sum(query.count for query in card.mechanism.queries)
     counted = card.mechanism.releases == releases == queries
     yield Check("releases", counted, f"{releases} events, {card.mechanism.releases} releases stated")
+    yield from _blocks(card, recomputed[stated.accountant])
+
+
+def _blocks(card: PrivacyCard, cost: float | None) -> Iterator[Check]:
+    """Whether each block had at least this run's cost charged to it; cost: of the events, None without noise."""
+    blocks = card.accounting.blocks
+    if blocks is None:
+        return
+    budget = Budget(math.inf if cost is None else cost, card.accounting.delta)
+    events = [row.model_dump() for row in card.events]
+    least = blocks.least_spent(budget, events, card.setting.adjacency)
+    too_little = [
+        f"{block.name}: spent {_words(block.spent.epsilon)}, this run alone {_words(least[block.name])}"
+        for block in blocks.charged
+        if block.spent.epsilon is not None
+        and block.spent.epsilon < least[block.name] * (1 - BELOW) - ABSOLUTE
+    ]
+    detail = "; ".join(too_little[:3]) or f"the cost of this run is in each of {len(blocks.charged)}"
+    yield Check("blocks", not too_little, detail)
 
 
 def _own_hash(document: Mapping[str, Any], card: PrivacyCard) -> Check:

@@ -1,24 +1,23 @@
-"""The form of a privacy card: every field is required, none may be empty, and no other is allowed."""
+"""The form of a privacy card: every field but `blocks` is required, none may be empty, and no other is allowed."""
 
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+from pydantic import Field, JsonValue, model_validator
 
-Text: TypeAlias = Annotated[str, StringConstraints(pattern=r"\S")]
-Texts: TypeAlias = Annotated[tuple[Text, ...], Field(min_length=1)]
-Sha256: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
-Positive: TypeAlias = Annotated[float, Field(gt=0)]
-Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+from algorithms.privacy.card_blocks import Blocks
+from algorithms.privacy.card_parts import (
+    Amount,
+    NotNegative,
+    Positive,
+    Probability,
+    Section,
+    Sha256,
+    Text,
+    Texts,
+)
 
 RELEASED = ("model.safetensors", "plan.json", "trace.parquet")
 """The files that a run publishes and whose checksums its card holds."""
-
-
-class Section(BaseModel):
-    """A part of the card; numbers are finite, and null stands where a number would be infinite."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class Setting(Section):
@@ -101,13 +100,6 @@ class Mechanism(Section):
     queries: Annotated[tuple[Query, ...], Field(min_length=1)]
 
 
-class Amount(Section):
-    """An (epsilon, delta) pair; epsilon is null where it is infinite."""
-
-    epsilon: NotNegative | None
-    delta: Probability
-
-
 class Costs(Section):
     """Epsilon of the recorded events, or of the filter they were held to; null where there is no finite bound."""
 
@@ -155,7 +147,10 @@ class Population(Section):
 
 
 class Accounting(Section):
-    """How epsilon was computed. accountant: whose epsilon the run was held to."""
+    """How epsilon was computed. accountant: whose epsilon the run was held to.
+
+    blocks: those that a run on blocks was charged to; the key is absent for a run on a whole population.
+    """
 
     accountant: Literal["pld", "rdp", "pure"]
     epsilon: Costs
@@ -166,6 +161,7 @@ class Accounting(Section):
     discretisation: Discretisation
     composition: Composition
     population: Population
+    blocks: Annotated[Blocks | None, Field(exclude_if=lambda blocks: blocks is None)] = None
 
 
 class Event(Section):

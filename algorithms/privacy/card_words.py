@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Context
 from typing import Any, Literal
 
-from algorithms.privacy.card_model import Responsibility, Scope, Text
+from algorithms.privacy.card_model import Responsibility, Scope
+from algorithms.privacy.card_parts import Text
+from algorithms.privacy.ledger_composition import BASIC, Composition
 
 Guarantee = Literal["private", "seeded", "diagnosed", "none"]
 """Private; noise that anyone can reproduce; secret noise, but diagnostics beside it; no noise."""
@@ -26,9 +28,10 @@ FLOATING_POINT = (
     " inside the sum, which depends on the batch and is not small for extreme parameters."
 )
 NO_FLOATING_POINT = "No noise was added, so there is nothing to protect from rounding."
+ONE_RUN = "This card states the cost of one run."
 ACROSS_RUNS = (
     "The epsilons and the deltas of all runs that were charged to this population add up (basic composition), and the"
-    " ledger refuses a run that would take either above the cap. This card states the cost of one run."
+    f" ledger refuses a run that would take either above the cap. {ONE_RUN}"
 )
 COMPOSITION: Mapping[str, Text] = {
     "schedule": "The releases were fixed before the first one, so both accountants apply to them as a whole.",
@@ -182,3 +185,42 @@ def _last_word(guarantee: Guarantee) -> str:
     if guarantee == "private":
         return "Decide whether this epsilon is small enough for these people; no number decides that for you."
     return "Publish nothing of this run unless the records themselves are public."
+
+
+def block_unit(unit: str, blocks_per_person: int) -> Text:
+    """Whom the numbers of a block protect, in words. unit: what one record is."""
+    if blocks_per_person == 1:
+        return (
+            f"Protected is one record ({unit}) in one block: a record lies in no other, so it loses what was spent on"
+            " its block and nothing to the others."
+        )
+    return (
+        f"Protected is one person with records ({unit}) in at most {blocks_per_person} blocks: every charge is"
+        f" multiplied by {blocks_per_person}, so that all records of the person together lose no more than the largest"
+        " number among the person's blocks. The run's own epsilon is that of one record."
+    )
+
+
+def across_runs_of(composition: Composition) -> Text:
+    """How the runs on one account add up, in words."""
+    shown = (
+        ", each from the run's events; an epsilon is that of its own sum at the cap's delta, so that spent and"
+        " remaining need not add up to the cap"
+    )
+    rule = {
+        "basic": "The epsilons and the deltas of all runs add up (basic composition)",
+        "zcdp": f"The rho of all runs add up (zCDP){shown}",
+        "renyi": f"The Rényi divergences of order {composition.order} of all runs add up{shown}",
+    }
+    return f"{rule[composition.kind]}. The ledger refuses a run that would take a sum above its cap."
+
+
+def across_runs(ledger: Mapping[str, Any]) -> Text:
+    """What the card says of all runs on the population; ledger: a receipt's part about it."""
+    composition = Composition.from_json(ledger.get("composition"))
+    if ledger.get("blocks"):
+        return (
+            f"{across_runs_of(composition)} That holds in each block by itself; the numbers here are those of the"
+            f" block of which the greatest share is charged. {ONE_RUN}"
+        )
+    return ACROSS_RUNS if composition == BASIC else f"{across_runs_of(composition)} {ONE_RUN}"

@@ -5,12 +5,10 @@ import math
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.patches import Rectangle
 from scipy.stats import norm
 
 from algorithms.privacy.accounting import epsilon
@@ -18,10 +16,9 @@ from algorithms.privacy.card import read, verify
 from algorithms.privacy.card_check import trace_schedule
 from algorithms.privacy.card_words import NO_NOTES, NOTHING_LEARNED, TRANSFORMS, rounded_up
 from algorithms.privacy.errors import Refused
-from tasks.figures import LIGHT, Curve, class_figure, confusion_figure, epsilon_figure, noise_figure, png
 from tasks.page import best_guess, best_true_positive_rate, score
 from tasks.report import Report, epsilon_curve, report
-from tests.synthetic_run import CLASSES, DELTA, Folders, Kind, read_json, write_json, write_run
+from tests.synthetic_run import DELTA, Folders, Kind, read_json, write_json, write_run
 
 WRITTEN = ("privacy_card.json", "report.html", "plots/epsilon.csv")
 PICTURES = ("epsilon", "noise", "confusion", "per_class")
@@ -93,6 +90,13 @@ def test_the_page_says_what_was_spent_and_what_it_means(page: str, finished: Rep
     assert "80.0 %" in text
     assert "This run is not private" not in text
     assert finished.card.evidence.card_sha256 in text
+
+
+def test_a_run_on_a_whole_population_has_no_history(page: str, finished: Report) -> None:
+    assert finished.history.blocks.empty
+    assert finished.history.retrainings.empty
+    assert not {words for words in ("Epsilon by block", "Retrainings") if words in page}
+    assert page.count("<picture>") == len(PICTURES)
 
 
 def test_words_of_the_data_card_stay_words(page: str) -> None:
@@ -223,27 +227,6 @@ def test_the_interval_is_wilsons() -> None:
     result = score(0.8, classes)
     assert (result.low, result.high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     assert (result.records, result.commonest) == (10, 0.5)
-
-
-def test_pictures_show_the_numbers() -> None:
-    classes = pd.DataFrame({"class": list(CLASSES), "accuracy": [0.5, 0.25, np.nan], "records": [4, 4, 0]})
-    bars = class_figure(classes, overall=0.4, theme=LIGHT).axes[0]
-    assert [bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)] == [0.5, 0.25, 0.0]
-    assert np.asarray(bars.lines[0].get_xdata())[0] == 0.4
-    pairs = pd.DataFrame({"actual": ["cat", "cat", "dog"], "predicted": ["cat", "owl", "dog"]})
-    shares = confusion_figure(pairs, CLASSES, theme=LIGHT).axes[0].images[0].get_array()
-    assert shares is not None
-    assert shares.tolist() == [[0.5, 0.0, 0.5], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
-    tight, bound = Curve([1, 2], [0.5, 0.7]), Curve([1, 2], [0.6, 0.9])
-    allowed, dashed, solid = epsilon_figure(tight, bound, target=1.0, theme=LIGHT).axes[0].lines
-    assert np.asarray(solid.get_ydata()).tolist() == [0.5, 0.7]
-    assert np.asarray(dashed.get_ydata()).tolist() == [0.6, 0.9]
-    assert np.asarray(allowed.get_ydata())[0] == 1.0
-
-
-def test_pictures_are_the_same_bytes_again(finished: Report) -> None:
-    first, second = (png(noise_figure(finished.run.trace, theme=LIGHT)) for _ in range(2))
-    assert first == second
 
 
 def test_class_names_that_look_like_numbers_or_nothing_are_read_as_they_are(tmp_path: Path) -> None:

@@ -1,0 +1,209 @@
+"""What was before a run, from the ledger, the states of its retraining and its models; and how the page shows it."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.patches import Rectangle
+
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.ledger import Ledger
+from tasks.figures import DARK, LIGHT
+from tasks.history import BLOCKS, RETRAININGS, THIS_RUN, History, history, nothing
+from tasks.history_figures import accuracy_figure, blocks_figure, retrainings_figure
+from tasks.history_page import drawings, shown
+from tasks.receipt import account_of
+from tasks.report import report
+from tasks.retraining_state import Kind, State, States
+from tests.synthetic_run import DELTA, Folders, read_json, write_json, write_run
+
+RUN = "20250101T120000-0a1b2c3d"
+EARLIER: list[tuple[str, Kind, float | None]] = [
+    ("2026-W01", "promoted", 0.7),
+    ("2026-W02", "kept", 0.65),
+    ("2026-W03", "forfeited", None),
+]
+
+
+def charge(ledger: Ledger, run_id: str, epsilon: float, week: str, *, forfeits: bool = False) -> None:
+    cost, about = Budget(epsilon, DELTA), {"retraining": f"visits {week}"}
+    ledger.reserve(run_id, "painters", cost, events=[], about=about, blocks=["w1", "w2"])
+    if forfeits:
+        ledger.forfeit(run_id)
+    else:
+        ledger.settle(run_id, cost, events=[])
+
+
+def keep(root: Path, home: Path, week: str, kind: Kind, epsilon: float, accuracy: float | None) -> None:
+    """Leaves what a retraining leaves of a period: its state, and its model's metrics."""
+    states = States(home / "retrainings" / "visits")
+    states.folder.mkdir(parents=True, exist_ok=True)
+    states.write(State(week, str(root), "", "", ("w1", "w2"), epsilon, kind, "", 1, f"run of {week}"))
+    if accuracy is not None:
+        folder = root / "models" / "visits" / f"run of {week}"
+        folder.mkdir(parents=True)
+        write_json(folder / "metrics.json", {"epsilon": epsilon, "test_accuracy": accuracy})
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return write_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def ledger(own_home: Path) -> Ledger:
+    return Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+
+
+@pytest.fixture
+def retrained(tmp_path: Path, own_home: Path, ledger: Ledger, written: Folders) -> Folders:
+    """A run that is the retraining of a fourth week on the second and third of three blocks; the first is retired."""
+    shutil.copytree(written.artifacts.parent, tmp_path, dirs_exist_ok=True)
+    folders = Folders(tmp_path / "artifacts", tmp_path / "data" / "prepared")
+    (tmp_path / "params.yaml").write_text("data: {dataset: digits}\n")
+    path = folders.artifacts / "receipt.json"
+    receipt = read_json(path)
+    ledger.declare("painters", Budget(9.0, 1e-3), public=False)
+    for block in ("w1", "w2", "w3"):
+        ledger.declare_block("painters", block)
+    for number, (week, kind, accuracy) in enumerate(EARLIER):
+        charge(ledger, f"run of {week}", 0.5 + number / 4, week, forfeits=kind == "forfeited")
+        keep(tmp_path, own_home, week, kind, 0.5 + number / 4, accuracy)
+    ledger.retire_block("painters", "w1")
+    cost, about = Budget(receipt["epsilon"]["pld"], DELTA), {"retraining": "visits 2026-W04"}
+    ledger.reserve(RUN, "painters", cost, events=receipt["events"], about=about, blocks=["w2", "w3"])
+    ledger.settle(RUN, cost, events=receipt["events"])
+    write_json(path, receipt | account_of(ledger, "painters", RUN) | {"blocks": ["w2", "w3"]})
+    return folders
+
+
+def collected(folders: Folders, ledger: Ledger) -> History:
+    receipt, metrics = (read_json(folders.artifacts / name) for name in ("receipt.json", "metrics.json"))
+    home, root = Path(os.environ["EPSILONFLOW_HOME"]), folders.artifacts.parent
+    return history(receipt, metrics, ledger=ledger, home=home, root=root)
+
+
+def test_blocks_and_retrainings_are_what_the_ledger_and_the_models_say(
+    retrained: Folders, ledger: Ledger
+) -> None:
+    found, cost = collected(retrained, ledger), read_json(retrained.artifacts / "metrics.json")["epsilon"]
+    assert tuple(found.blocks.columns) == BLOCKS
+    assert found.blocks["block"].tolist() == ["w1", "w2", "w3"]
+    assert found.blocks["spent_epsilon"].tolist() == pytest.approx([2.25, 2.25 + cost, cost])
+    assert found.blocks["cap_epsilon"].tolist() == [9.0] * 3
+    assert found.blocks["retired"].tolist() == [True, False, False]
+    rows = found.retrainings
+    assert tuple(rows.columns) == RETRAININGS
+    assert rows["period"].tolist() == ["2026-W01", "2026-W02", "2026-W03", "2026-W04"]
+    assert rows["outcome"].tolist() == ["promoted", "kept", "forfeited", THIS_RUN]
+    assert rows["epsilon"].tolist() == pytest.approx([0.5, 0.75, 1.0, cost])
+    np.testing.assert_array_equal(rows["accuracy"], [0.7, 0.65, np.nan, 0.8])
+    assert rows["blocks"].iloc[-1] == "w2, w3"
+
+
+def test_what_came_later_changes_nothing(retrained: Folders, ledger: Ledger, tmp_path: Path) -> None:
+    before = collected(retrained, ledger)
+    ledger.declare_block("painters", "w4")
+    ledger.retire_block("painters", "w2")
+    ledger.set_cap("painters", Budget(20.0, 1e-3), block="w3")
+    home = Path(os.environ["EPSILONFLOW_HOME"])
+    keep(tmp_path, home, "2026-W04", "promoted", 1.0, None)
+    keep(tmp_path, home, "2026-W05", "promoted", 1.0, 0.9)
+    after = collected(retrained, ledger)
+    pd.testing.assert_frame_equal(before.blocks, after.blocks)
+    pd.testing.assert_frame_equal(before.retrainings, after.retrainings)
+
+
+def test_a_ledger_that_does_not_know_the_run_leaves_the_blocks_of_the_receipt(
+    retrained: Folders, ledger: Ledger, tmp_path: Path
+) -> None:
+    known = collected(retrained, ledger).blocks
+    found = collected(retrained, Ledger.open(f"sqlite:///{tmp_path}/other.sqlite"))
+    assert found.retrainings.empty
+    pd.testing.assert_frame_equal(found.blocks, known.iloc[1:].reset_index(drop=True))
+
+
+def test_the_page_shows_the_history_and_keeps_its_pictures_to_itself(retrained: Folders) -> None:
+    root = retrained.artifacts.parent
+    made = report(artifacts=retrained.artifacts, prepared=retrained.prepared, root=root)
+    text = " ".join((retrained.artifacts / "report.html").read_text(encoding="utf-8").split())
+    assert made.history.retrainings["run_id"].iloc[-1] == RUN
+    assert "This run read 2 of 3 blocks; 1 is retired for ever." in text
+    assert "Until then that of 2026-W01 serves." in text
+    assert "given up; all of it counts as spent" in text
+    assert text.count("<picture>") == 7
+    assert 'alt="Epsilon spent on each of 3 blocks' in text
+    assert 'alt="Right answers of 3 models over 4 periods' in text
+    plots = {path.name for path in (retrained.artifacts / "plots").glob("*.png")}
+    assert plots == {"epsilon.png", "noise.png", "confusion.png", "per_class.png"}
+
+
+def some_blocks(count: int, cap: float = 6.0) -> pd.DataFrame:
+    spent = np.linspace(6.0, 1.0, count)
+    rows = [(f"2026-W{place}", value, 1e-5, cap, 1e-5, place == 0) for place, value in enumerate(spent)]
+    return pd.DataFrame(rows, columns=list(BLOCKS))
+
+
+@pytest.mark.parametrize("count", [2, 200])
+def test_each_block_is_a_bar_under_its_cap(count: int) -> None:
+    blocks = some_blocks(count)
+    axes = blocks_figure(blocks, theme=LIGHT).axes[0]
+    bars = sorted((bar for bar in axes.patches if isinstance(bar, Rectangle)), key=lambda bar: bar.get_x())
+    assert [bar.get_height() for bar in bars] == blocks["spent_epsilon"].tolist()
+    assert bars[0].get_facecolor() != bars[1].get_facecolor() == bars[-1].get_facecolor()
+    assert set(np.asarray(axes.lines[0].get_ydata())) == {6.0}
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert len(labels) == min(count, 10)
+    assert labels[-1] == f"2026-W{count - 1}"
+
+
+def test_a_cap_far_above_is_named_and_leaves_the_bars_to_be_seen() -> None:
+    axes = blocks_figure(some_blocks(3, cap=1e6), theme=DARK).axes[0]
+    assert axes.get_ylim()[1] < 10
+    assert "cap 1,000,000, far above" in axes.get_legend_handles_labels()[1]
+
+
+def some_retrainings(count: int) -> pd.DataFrame:
+    rows = [(f"2026-W{n:02}", "promoted", f"run {n}", 1.0 + n, 0.5 + n / 100, "w1") for n in range(count - 1)]
+    return pd.DataFrame([*rows, ("2026-W60", THIS_RUN, "run", 9.0, 0.9, "w2")], columns=list(RETRAININGS))
+
+
+def test_a_retraining_without_a_model_has_a_cost_and_no_accuracy() -> None:
+    rows = some_retrainings(4)
+    rows.loc[1, ["outcome", "accuracy"]] = ["forfeited", np.nan]
+    above, below = retrainings_figure(rows, theme=LIGHT).axes
+    assert np.asarray(above.lines[0].get_xdata()).tolist() == [0, 2, 3]
+    heights = {
+        round(bar.get_x() + 0.3): bar.get_height() for bar in below.patches if isinstance(bar, Rectangle)
+    }
+    assert heights == {0: 1.0, 1: 2.0, 2: 3.0, 3: 9.0}
+    assert below.get_legend_handles_labels()[1] == ["of a model", "spent without a model"]
+    axes = accuracy_figure(rows.dropna(), theme=LIGHT).axes[0]
+    points = [points.get_offsets().tolist() for points in axes.collections]
+    assert points == [[[1.0, 0.5], [3.0, 0.52]], [[9.0, 0.9]]]
+
+
+def test_what_there_is_nothing_of_is_not_drawn() -> None:
+    assert drawings(nothing()) == {}
+    assert set(drawings(History(some_blocks(2), some_retrainings(1)))) == {"blocks"}
+    same = some_retrainings(3).assign(epsilon=1.0)
+    assert set(drawings(History(nothing().blocks, same))) == {"retrainings"}
+
+
+def test_the_table_has_the_last_periods_and_says_how_many_were_before() -> None:
+    said = shown(History(some_blocks(2), some_retrainings(40)), read=1)
+    rows = said["retrainings"]
+    assert isinstance(rows, list)
+    assert [rows[0]["became"], rows[1]["became"], rows[2]["became"]] == [
+        THIS_RUN,
+        "its model serves",
+        "its model served",
+    ]
+    assert (len(rows), said["earlier"], said["serving"]) == (12, 28, "2026-W38")
+    assert json.dumps(rows[0]) == (
+        '{"period": "2026-W60", "became": "this run", "epsilon": "9", "accuracy": "90.0 %", "blocks": "w2"}'
+    )
