@@ -33,7 +33,7 @@ class Whitened:
     moment_noise: Positive = 20.0
     map_norm: Positive | None = None
     moment_bound: Positive | None = None
-    ridge: Positive = 0.1
+    ridge: Positive = 0.3
 
     __pydantic_config__ = STRICT
 
