@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from data import PublicDescription, blocks, catalogue, prepared, public_description
 from data.card import DataCard
 from data.errors import DataRefused
@@ -77,8 +75,7 @@ def _noted(records: Iterable[Block], words: list[str]) -> Iterator[Block]:
     digest = hashlib.sha256()
     for block in records:
         digest.update(block.part.encode())
-        for values in (block.records.features, block.records.labels):
-            digest.update(np.ascontiguousarray(values).data)
+        block.records.add_to(digest)
         yield block
     words.append(digest.hexdigest())
 
