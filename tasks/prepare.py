@@ -19,6 +19,8 @@ from tasks.stage import main_of
 
 READS = ("data",)
 PREPARED = Path("data/prepared")
+CACHE = Path(".dvc/cache")
+"""Where DVC's cache is, unless it was configured elsewhere, as one that is shared."""
 
 
 def prepare(
@@ -80,10 +82,19 @@ def _noted(records: Iterable[Block], words: list[str]) -> Iterator[Block]:
     words.append(digest.hexdigest())
 
 
+def hide(cache: Path) -> None:
+    """Lets the owner alone enter the cache in which DVC keeps copies of the records, which anybody may read there."""
+    if cache.parent.is_dir():
+        cache.mkdir(exist_ok=True)
+        cache.chmod(0o700)
+
+
 def main() -> None:
     """The DVC stage: params.yaml and the environment in, data/prepared out."""
     params = load(Path("params.yaml"), reads=READS)
-    prepare(params, mirror=data_mirror(), home=home(), destination=PREPARED)
+    public = prepare(params, mirror=data_mirror(), home=home(), destination=PREPARED)
+    if not public.public:
+        hide(CACHE)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from data import DataRefused, blocks, catalogue, prepared
 from data.card import DataCard
 from data.records import whole
 from tasks.params import ParamsRefused, parse
-from tasks.prepare import prepare
+from tasks.prepare import hide, prepare
 
 Document = dict[str, Any]
 CardOf = Callable[..., DataCard]
@@ -191,3 +191,11 @@ def test_a_url_that_cannot_be_read_is_refused_without_its_password(
     with pytest.raises(DataRefused, match="VISITS_URL") as refusal:
         blocks.names(card_of(query_card[0]), root=tmp_path, url=url)
     assert "hidden" not in str(refusal.value)
+
+
+def test_what_dvc_keeps_of_private_records_is_for_their_owner_alone(tmp_path: Path) -> None:
+    hide(tmp_path / ".dvc/cache")
+    assert not (tmp_path / ".dvc").exists()
+    (tmp_path / ".dvc/cache").mkdir(parents=True, mode=0o755)
+    hide(tmp_path / ".dvc/cache")
+    assert (tmp_path / ".dvc/cache").stat().st_mode & 0o777 == 0o700
