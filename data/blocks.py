@@ -4,6 +4,7 @@ A record belongs to one block for ever: budgets of blocks hold side by side only
 Rows that come late belong in a new block.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
         found = database.names(source, _given(card, source, url))
     for name in found:
         _check_name(card, name)
+    if len({name.casefold() for name in found}) < len(found):
+        raise DataRefused(f"Two blocks of {card.name!r} have names that differ in case alone; leave one.")
     return tuple(sorted(found))
 
 
@@ -45,12 +48,12 @@ def read(
     """The records of the chosen blocks in their order, then those of the card's test file, checked as `data.reading`.
 
     Raises DataRefused, while the records are taken and without a record's value in the message, for a block that is
-    not there and for one that is not what the card declares; the message names the block.
+    not there, for one that is not what the card declares, and for two of the same records; the message names the block.
     """
     missing = [name for name in chosen if name not in names(card, root=root, url=url)]
     if missing:
         raise DataRefused(f"{card.name!r} has no block {missing[0]!r}; choose among those that there are.")
-    blocks = _of_the_blocks(card, chosen, root, url)
+    blocks = _told_apart(card, ((name, _of_the_block(card, name, root, url)) for name in chosen))
     parts = blocks if card.split is None else split(blocks, card.split)
     return checked(card, _chained(parts, card, files))
 
@@ -61,17 +64,32 @@ def _chained(parts: Iterable[Block], card: DataCard, files: Mapping[str, Path]) 
         yield from table.read({"test": files["test"]}, _table(card), classes=card.classes)
 
 
-def _of_the_blocks(card: DataCard, chosen: Sequence[str], root: Path, url: str | None) -> Iterator[Block]:
+def _told_apart(card: DataCard, parts: Iterable[tuple[str, Iterator[Block]]]) -> Iterator[Block]:
+    """All blocks one after the other; refuses one under two names, which would be charged as if nobody was in both."""
+    seen: dict[bytes, str] = {}
+    for name, blocks in parts:
+        digest, count = hashlib.sha256(), 0
+        for block in blocks:
+            block.records.add_to(digest)
+            count += len(block.records)
+            yield block
+        other = seen.setdefault(digest.digest(), name) if count else name
+        if other != name:
+            raise DataRefused(
+                f"The blocks {other!r} and {name!r} of {card.name!r} hold the same records, and a record is in one"
+                " block alone; leave one of them."
+            )
+
+
+def _of_the_block(card: DataCard, name: str, root: Path, url: str | None) -> Iterator[Block]:
     source, declared = _source(card), _table(card)
-    for name in chosen:
-        if isinstance(source, Folder):
-            path = _files(card, source, root)[name]
-            yield from table.read({"train": path}, declared, classes=card.classes)
-        else:
-            rows: Iterator[pa.Table] = database.read(source, declared, name, _given(card, source, url))
-            for part in rows:
-                where = f"block {name!r} of {card.name!r}"
-                yield Block("train", table.records(part, declared, card.classes, where))
+    if isinstance(source, Folder):
+        path = _files(card, source, root)[name]
+        yield from table.read({"train": path}, declared, classes=card.classes)
+        return
+    rows: Iterator[pa.Table] = database.read(source, declared, name, _given(card, source, url))
+    for part in rows:
+        yield Block("train", table.records(part, declared, card.classes, f"block {name!r} of {card.name!r}"))
 
 
 def _source(card: DataCard) -> Source:

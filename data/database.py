@@ -25,15 +25,21 @@ def names(source: Query, url: str) -> list[str]:
 def read(source: Query, declared: Table, name: str, url: str) -> Iterator[pa.Table]:
     """The rows of a block as text, some at a time and in an order that depends on them alone.
 
-    Raises DataRefused where the query lacks a column of the card, or the database does not answer.
+    Raises DataRefused where the query lacks a column of the card, where the database takes another name for this one,
+    as one that minds no case does, and where it does not answer.
     """
     wanted = declared.in_the_file
     query = sa.text(source.query).columns(*(sa.column(column) for column in {*wanted, source.column}))
     rows = query.subquery("blocks")
-    columns = [rows.c[column] for column in wanted]
-    statement = sa.select(*columns).where(_block(source, rows) == name).order_by(*columns)
+    columns, block = [rows.c[column] for column in wanted], _block(source, rows)
+    statement = sa.select(*columns, block).where(block == name).order_by(*columns)
     with _connected(source, url) as connection:
         for some in connection.execution_options(yield_per=_ROWS).execute(statement).partitions():
+            if any(row[-1] != name for row in some):
+                raise DataRefused(
+                    f"The database takes other names for that of the block {name!r}, so a row would be in several"
+                    " blocks; let the query spell each name in one way, such as by lower()."
+                )
             yield pa.table(
                 {column: _texts(row[place] for row in some) for place, column in enumerate(wanted)}
             )
@@ -49,12 +55,16 @@ def _texts(values: Iterator[Any]) -> pa.Array:
 
 @contextmanager
 def _connected(source: Query, url: str) -> Iterator[sa.Connection]:
+    refusal = DataRefused(
+        f"The query of the blocks cannot be read at the URL in {source.url_from}; correct the URL, the query or"
+        " the names of its columns."
+    )
     try:
         engine = sa.create_engine(url, poolclass=sa.NullPool)
+    except (sa.exc.SQLAlchemyError, ImportError, ValueError):  # of a port that is none: a piece of a password
+        raise refusal from None
+    try:
         with engine.connect() as connection:
             yield connection
     except (sa.exc.SQLAlchemyError, ImportError):  # their messages quote the URL, or values
-        raise DataRefused(
-            f"The query of the blocks cannot be read at the URL in {source.url_from}; correct the URL, the query or"
-            " the names of its columns."
-        ) from None
+        raise refusal from None

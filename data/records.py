@@ -1,5 +1,6 @@
 """Records in memory, and what is checked about them before anything is made of them."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -29,6 +30,11 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def add_to(self, digest: "hashlib._Hash") -> None:
+        """Updates a digest by what the records are, in their order."""
+        for values in (self.features, self.labels):
+            digest.update(np.ascontiguousarray(values).data)
 
     def __getitem__(self, chosen: NDArray[np.bool_]) -> "Records":
         return Records(self.features[chosen], self.labels[chosen])

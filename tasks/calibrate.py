@@ -71,16 +71,7 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     """
     privacy = settings.privacy
     _check_delta(privacy.delta, public.records)
-    if privacy.noise == "seeded" and not public.public:
-        raise Refused(
-            f"seeded noise protects nobody, and the records of {public.dataset!r} are private;"
-            " set privacy.noise to secure."
-        )
-    if privacy.diagnostics and not public.public:
-        raise Refused(
-            f"diagnostics are computed from the records and shown without noise, and those of {public.dataset!r} are"
-            " private; set privacy.diagnostics to false."
-        )
+    _check_secret(privacy, public)
     before = _before(settings, public)
     model = model_for(settings, public)
     budget = Budget(privacy.epsilon, privacy.delta)
@@ -131,7 +122,11 @@ def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
 
 
 def check(document: Mapping[str, Any], settings: Params, public: PublicDescription) -> None:
-    """Raises Refused where a plan's document was made for other parameters, or states another cost than its events'."""
+    """Raises Refused where a plan's document was made for other parameters, or states another cost than its events'.
+
+    And where the noise is known or none although the records are private, which no plan says.
+    """
+    _check_secret(settings.privacy, public)
     expected = _made_for(settings, public)
     model = {key: value for key, value in document["model"].items() if key not in ("parameters", "notes")}
     found = {key: document.get(key) for key in expected} | {"model": model}
@@ -169,6 +164,19 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
         "count_noise": settings.privacy.count_noise,
         "diagnostics": settings.privacy.diagnostics,
     }
+
+
+def _check_secret(privacy: groups.Privacy, public: PublicDescription) -> None:
+    if privacy.noise == "seeded" and not public.public:
+        raise Refused(
+            f"seeded noise protects nobody, and the records of {public.dataset!r} are private;"
+            " set privacy.noise to secure."
+        )
+    if privacy.diagnostics and not public.public:
+        raise Refused(
+            f"diagnostics are computed from the records and shown without noise, and those of {public.dataset!r} are"
+            " private; set privacy.diagnostics to false."
+        )
 
 
 def _check_delta(delta: float, records: int | None) -> None:

@@ -1,8 +1,9 @@
 """Heads of the ledger kept outside of it: they show an older copy that was put back, whose own chain holds.
 
-Two are known: the head in the receipt of the checkout's last run, and the one that this user's home saw last at the
-same URL. A receipt of another ledger, as in a checkout that was made on another machine, says nothing about this one;
-the hash of the first row tells them apart.
+Known are the head in the receipt of the checkout's last run, and those that this user's home saw last at the same URL
+and of the same ledger, wherever it was: an old copy at another URL is an older copy, too. A receipt of another ledger,
+as in a checkout that was made on another machine, says nothing about this one; the hash of the first row tells them
+apart.
 """
 
 import hashlib
@@ -28,24 +29,25 @@ def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
     head = head_of(root / "artifacts" / "receipt.json", ledger)
     if head is not None:
         ledger.verify(containing=head)
-    seen = _file(url, home)
-    try:
-        ledger.verify(containing=seen.read_text(encoding="utf-8").strip() if seen.exists() else None)
-    except LedgerBroken as error:
-        raise LedgerBroken(
-            f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
-        ) from None
+    for seen in _files(ledger, url, home):
+        try:
+            ledger.verify(containing=seen.read_text(encoding="utf-8").strip() if seen.exists() else None)
+        except LedgerBroken as error:
+            raise LedgerBroken(
+                f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
+            ) from None
     return ledger
 
 
 def remember(ledger: Ledger, url: str, *, home: Path) -> None:
     """Keeps the ledger's head in `home`; a head of a moment ago does no harm, so processes need not take turns."""
-    file = _file(url, home)
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as written:
-        written.write(ledger.head() + "\n")
-    os.replace(name, file)
+    head = ledger.head()
+    for file in _files(ledger, url, home):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+            written.write(head + "\n")
+        os.replace(name, file)
 
 
 def head_of(path: Path, ledger: Ledger) -> str | None:
@@ -57,6 +59,8 @@ def head_of(path: Path, ledger: Ledger) -> str | None:
     return str(kept["head"]) if is_ours else None
 
 
-def _file(url: str, home: Path) -> Path:
+def _files(ledger: Ledger, url: str, home: Path) -> list[Path]:
+    """Where the head of what is at the URL is kept, and that of the ledger itself once it has a row."""
     place = sa.make_url(url).set(password=None).render_as_string()
-    return home / "ledger_heads" / hashlib.sha256(place.encode()).hexdigest()[:16]
+    names = [hashlib.sha256(place.encode()).hexdigest(), identity(ledger) or ""]
+    return [home / "ledger_heads" / name[:16] for name in names if name]

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from data import PublicDescription, blocks, catalogue, prepared, public_description
 from data.card import DataCard
 from data.errors import DataRefused
@@ -21,6 +19,8 @@ from tasks.stage import main_of
 
 READS = ("data",)
 PREPARED = Path("data/prepared")
+CACHE = Path(".dvc/cache")
+"""Where DVC's cache is, unless it was configured elsewhere, as one that is shared."""
 
 
 def prepare(
@@ -77,16 +77,24 @@ def _noted(records: Iterable[Block], words: list[str]) -> Iterator[Block]:
     digest = hashlib.sha256()
     for block in records:
         digest.update(block.part.encode())
-        for values in (block.records.features, block.records.labels):
-            digest.update(np.ascontiguousarray(values).data)
+        block.records.add_to(digest)
         yield block
     words.append(digest.hexdigest())
+
+
+def hide(cache: Path) -> None:
+    """Lets the owner alone enter the cache in which DVC keeps copies of the records, which anybody may read there."""
+    if cache.parent.is_dir():
+        cache.mkdir(exist_ok=True)
+        cache.chmod(0o700)
 
 
 def main() -> None:
     """The DVC stage: params.yaml and the environment in, data/prepared out."""
     params = load(Path("params.yaml"), reads=READS)
-    prepare(params, mirror=data_mirror(), home=home(), destination=PREPARED)
+    public = prepare(params, mirror=data_mirror(), home=home(), destination=PREPARED)
+    if not public.public:
+        hide(CACHE)
 
 
 if __name__ == "__main__":

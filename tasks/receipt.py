@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from dp_accounting.dp_event import ZCDpEvent
+
 from algorithms.algorithm import Plan
 from algorithms.privacy.events import RenyiDpEvent, schedule_to_json
 from algorithms.privacy.ledger import Balance, Ledger
@@ -13,9 +15,12 @@ from algorithms.privacy.ledger_past import settlement
 
 
 def reserved_events(plan: Plan) -> list[dict[str, Any]]:
-    """The events that a run reserves: its schedule, or what the Rényi filter of a run without one lets through."""
-    if plan.filter["kind"] == "renyi":
-        return schedule_to_json([(RenyiDpEvent(plan.filter["order"], plan.filter["limit"]), 1)])
+    """The events that a run reserves: its schedule, or where a filter holds it what this lets through."""
+    match plan.filter:
+        case {"kind": "renyi", "order": order, "limit": limit}:
+            return schedule_to_json([(RenyiDpEvent(order, limit), 1)])
+        case {"kind": "zcdp", "rho": rho}:
+            return schedule_to_json([(ZCDpEvent(rho), 1)])
     return schedule_to_json(plan.schedule)
 
 

@@ -3,7 +3,7 @@
 It is one a period, however often it is delivered: by this user's home, and by the ledger, which charges a period once.
 One that was interrupted is taken up first, as it was, with the same noise and for nothing more. Every way out ends in a
 settled run, in a forfeited one, or in one that is still open and will be taken up: up to `attempts` times, then it is
-forfeited.
+forfeited. Forfeited are runs of this home alone: one of another home may be at work.
 """
 
 import json
@@ -100,7 +100,11 @@ def _due(work: Work, period: str) -> Outcome:
 
 
 def _begin(work: Work, period: str) -> Outcome:
-    before = work.states.all()
+    run_id, before = charged_run(work.ledger, work.population, _key(work, period)), work.states.all()
+    if run_id is not None:
+        status = work.ledger.status(run_id)
+        words = f"the retraining of {period} is charged already, for run {run_id} of another home, which is {status}"
+        return Outcome("busy" if status == "open" else "done", f"{words}; nothing was spent here.")
     try:
         chosen = next_of(
             work.settings,
@@ -112,7 +116,8 @@ def _begin(work: Work, period: str) -> Outcome:
     except TooFew as few:
         return Outcome("skipped", f"no retraining in {period}: {few}")
     text = chosen.revision.after, chosen.revision.before
-    state = State(period, str(work.root.resolve()), *text, chosen.blocks, chosen.epsilon)
+    number = before[-1].number + 1 if before else 1
+    state = State(period, str(work.root.resolve()), *text, chosen.blocks, chosen.epsilon, number=number)
     work.states.write(state)
     work.say(f"retraining of {period} on {len(chosen.blocks)} blocks with epsilon {chosen.epsilon:g}")
     return _run(work, state)
@@ -120,15 +125,18 @@ def _begin(work: Work, period: str) -> Outcome:
 
 def _run(work: Work, state: State) -> Outcome:
     """Runs the stages of an open retraining and ends it, unless it may be taken up again."""
-    if state.root != str(work.root.resolve()):
+    is_here = state.root == str(work.root.resolve())
+    if not is_here and Path(state.root).is_dir():
         return Outcome(
             "refused", f"the retraining of {state.period} was begun in {state.root}; finish it there."
         )
     state = replace(state, attempts=state.attempts + 1)
     work.states.write(state)
+    if not is_here:
+        return _failed(work, state, f"The checkout {state.root}, where it was begun, is gone.")
     (work.root / "params.yaml").write_text(state.params, encoding="utf-8")
     try:
-        with retraining_for(_key(work, state)):
+        with retraining_for(_key(work, state.period)):
             for stage in STAGES:
                 work.run_stage(stage, work.root)
     except StageRefused as refusal:
@@ -138,18 +146,28 @@ def _run(work: Work, state: State) -> Outcome:
     return _finished(work, state)
 
 
-def _key(work: Work, state: State) -> str:
+def _key(work: Work, period: str) -> str:
     """What the ledger charges once."""
-    return f"{work.settings.name} {state.period}"
+    return f"{work.settings.name} {period}"
 
 
 def _refused(work: Work, state: State, reason: str) -> Outcome:
-    """A refusal would come again: what is reserved is given up, and the period begins anew if nothing is."""
-    if charged_run(work.ledger, work.population, _key(work, state)) is None:
-        (work.root / "params.yaml").write_text(state.before, encoding="utf-8")
+    """A refusal that cost nothing lets the period begin anew; one after the charge may pass, as of a database."""
+    run_id = charged_run(work.ledger, work.population, _key(work, state.period))
+    if run_id is None:
+        _put_back(work, state)
         work.states.forget(state)
         return Outcome("refused", f"{reason} Nothing was spent; the model that serves stays.")
+    if work.ledger.status(run_id) == "settled" or runs.is_kept(home(), run_id):
+        return replace(_failed(work, state, reason), kind="refused")
     return Outcome("refused", give_up(work, state, reason))
+
+
+def _put_back(work: Work, state: State) -> None:
+    """Makes params.yaml what it was before the retraining, unless somebody has changed it since."""
+    path = work.root / "params.yaml"
+    if path.read_text(encoding="utf-8") == state.params:
+        path.write_text(state.before, encoding="utf-8")
 
 
 def _failed(work: Work, state: State, reason: str) -> Outcome:
@@ -160,17 +178,23 @@ def _failed(work: Work, state: State, reason: str) -> Outcome:
 
 
 def give_up(work: Work, state: State, reason: str) -> str:
-    """Ends an open retraining without a model: a reservation is forfeited and counts as spent; returns the sentence."""
+    """Ends an open retraining without a model; returns the sentence.
+
+    Its reservation is forfeited and counts as spent. One that another home took may be at work, and stays.
+    """
     ledger = work.ledger
-    run_id = charged_run(ledger, work.population, _key(work, state))
-    is_open = run_id is not None and ledger.status(run_id) == "open"
-    if run_id is not None and is_open:
+    run_id = charged_run(ledger, work.population, _key(work, state.period))
+    status = None if run_id is None else ledger.status(run_id)
+    is_lost = run_id is not None and status == "open" and runs.is_kept(home(), run_id)
+    if run_id is not None and is_lost:
         ledger.forfeit(run_id)
         runs.abandon(home(), run_id)
+    if status != "settled":
+        _put_back(work, state)
     words = f"{reason} The retraining of {state.period} is given up" + (
-        f", and the whole reservation of run {run_id} counts as spent." if is_open else "."
+        f", and the whole reservation of run {run_id} counts as spent." if is_lost else "."
     )
-    kind: Literal["forfeited", "given up"] = "forfeited" if is_open else "given up"
+    kind: Literal["forfeited", "given up"] = "forfeited" if is_lost else "given up"
     work.states.write(replace(state, kind=kind, message=words, run_id=run_id))
     return words
 

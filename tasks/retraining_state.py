@@ -17,7 +17,8 @@ class State:
     """A retraining that was begun.
 
     kind: "open" until it has ended. params: the text of params.yaml that it runs with, so that it is taken up as it
-    was; before: the one that it replaced. root: its checkout. attempts: how often it was begun or taken up.
+    was; before: the one that it replaced. root: its checkout. attempts: how often it was begun or taken up. number: its
+    place among all; names of periods of several lengths, and those after a clock was set, do not sort by time.
     """
 
     period: str
@@ -30,6 +31,7 @@ class State:
     message: str = ""
     attempts: int = 0
     run_id: str | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ class States:
         return next((state for state in self.all() if state.kind == "open"), None)
 
     def all(self) -> list[State]:
-        """All states, the oldest period first."""
-        return [_read(path) for path in sorted(self.folder.glob("*.json"))]
+        """All states, in the order in which they began."""
+        found = [_read(path) for path in self.folder.glob("*.json")]
+        return sorted(found, key=lambda state: (state.number, state.period))
 
     def write(self, state: State) -> None:
         """Keeps a state, on the disk before this returns."""

@@ -99,6 +99,11 @@ def has_unfinished(home: Path, inputs: str) -> bool:
     return any(json.loads(meta.read_text(encoding="utf-8"))["inputs"] == inputs for meta in metas)
 
 
+def is_kept(home: Path, run_id: str) -> bool:
+    """Whether the run's folder is in this home, so that it is taken up here and nowhere else."""
+    return (home / "runs" / run_id).is_dir()
+
+
 def _note_done(home: Path, folder: Path) -> None:
     inputs = json.loads((folder / _META).read_text(encoding="utf-8"))["inputs"]
     (home / DONE).mkdir(mode=0o700, exist_ok=True)

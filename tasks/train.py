@@ -28,7 +28,7 @@ from algorithms.privacy.noise import Generator, secure_generator, seeded_generat
 from algorithms.privacy.trace import Trace
 from algorithms.training import train as run_training
 from data import PublicDescription
-from data.prepared import load
+from data.prepared import description, load_as
 from data.records import Records
 from tasks import again, params, runs
 from tasks.calibrate import check as check_plan
@@ -162,7 +162,7 @@ def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
             job.settings.algorithm,
             job.plan,
             model,
-            open_records=lambda: _open(job.prepared),
+            open_records=lambda: _open(job),
             generator=run.generator(),
             run_id=run.run_id,
             folder=run.folder,
@@ -193,9 +193,9 @@ def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
     return trace
 
 
-def _open(prepared: Path) -> Records:
+def _open(job: Job) -> Records:
     """The private records, for the barrier alone."""
-    data = load(prepared)
+    data = load_as(job.prepared, job.public)
     return Records(data.train_features, data.train_labels)
 
 
@@ -228,7 +228,7 @@ def main() -> None:
     """`python -m tasks.train`, in a checkout."""
     settings = params.load(Path("params.yaml"), reads=READS)
     prepared = Path("data/prepared")
-    public = PublicDescription.from_json((prepared / "public.json").read_text(encoding="utf-8"))
+    public = description(prepared)
     job = Job(
         settings,
         plan_file=Path("artifacts/plan.json").read_bytes(),

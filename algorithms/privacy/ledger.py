@@ -78,13 +78,13 @@ class Ledger:
         """Enters a block at first sight; does nothing when the ledger has it already.
 
         cap: the population's, as it is now, when None. What was charged to the whole population before it had blocks
-        counts in each of them. Raises Refused for an unknown population.
+        counts in each of them. Raises Refused for an unknown population and for a name that differs in case alone.
         """
         rules.check_block_name(block)
 
         def decide(books: Books) -> list[Draft]:
             limit = cap or books.cap(population)
-            rules.check_cap(books.term(population).composition, limit)
+            rules.check_new_block(books, population, block, limit)
             draft = Draft("cap", population, limit, about={"declared": True}, block=block)
             return [] if block in books.blocks(population) else [draft]
 

@@ -1,6 +1,7 @@
 """What the ledger refuses before a row is written, one sentence each."""
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 
 from algorithms.privacy.budget import Budget
@@ -145,6 +146,21 @@ def check_block_name(block: str) -> None:
         raise Refused(
             f"{block!r} stands for a whole population without blocks; choose another name for the block."
         )
+
+
+def check_new_block(books: Books, population: str, block: str, cap: Budget) -> None:
+    """Raises Refused for a cap that no block can have, and for the name of a block in another case or encoding."""
+    check_cap(books.term(population).composition, cap)
+    alike = [name for name in books.blocks(population) if name != block and _folded(name) == _folded(block)]
+    if alike:
+        raise Refused(
+            f"population {population!r} has a block {alike[0]!r}, and {block!r} differs in case alone, as a file does"
+            " that was renamed; a block keeps its name for ever."
+        )
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()
 
 
 def adjacency_of(about: Mapping[str, object]) -> str:

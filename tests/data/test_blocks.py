@@ -12,7 +12,7 @@ from data import DataRefused, blocks, catalogue, prepared
 from data.card import DataCard
 from data.records import whole
 from tasks.params import ParamsRefused, parse
-from tasks.prepare import prepare
+from tasks.prepare import hide, prepare
 
 Document = dict[str, Any]
 CardOf = Callable[..., DataCard]
@@ -159,3 +159,43 @@ def test_a_card_that_contradicts_its_blocks_is_refused(
 ) -> None:
     with pytest.raises(DataRefused, match=said):
         catalogue.card("tiny", store(folder_card | changes))
+
+
+def test_records_under_two_names_are_refused(folder_card: Document, card_of: CardOf, tmp_path: Path) -> None:
+    card = card_of(folder_card)
+    (tmp_path / "weeks/again.csv").symlink_to("2026-W01.csv")
+    assert len(whole(blocks.read(card, ("again", "2026-W02"), {}, root=tmp_path, url=None)).train) > 0
+    with pytest.raises(DataRefused, match="'again' and '2026-W01' of 'tiny' hold the same records"):
+        whole(blocks.read(card, ("again", "2026-W01"), {}, root=tmp_path, url=None))
+    (tmp_path / "weeks/again.csv").rename(tmp_path / "weeks/2026-w01.csv")
+    with pytest.raises(DataRefused, match="differ in case alone"):
+        blocks.names(card, root=tmp_path, url=None)
+
+
+def test_a_database_that_minds_no_case_gives_no_row_to_two_blocks(
+    query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path
+) -> None:
+    document, url = query_card
+    document["blocks"]["query"] = QUERY.replace("week,", "week COLLATE NOCASE AS week,")
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("INSERT INTO visits VALUES ('2026-w01', 7, 'Rome', 'no')"))
+    card = card_of(document)
+    with pytest.raises(DataRefused, match="several blocks"):
+        whole(blocks.read(card, blocks.names(card, root=tmp_path, url=url)[:1], {}, root=tmp_path, url=url))
+
+
+def test_a_url_that_cannot_be_read_is_refused_without_its_password(
+    query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path
+) -> None:
+    url = "postgresql+psycopg://me:pass@word:hidden@host/db"
+    with pytest.raises(DataRefused, match="VISITS_URL") as refusal:
+        blocks.names(card_of(query_card[0]), root=tmp_path, url=url)
+    assert "hidden" not in str(refusal.value)
+
+
+def test_what_dvc_keeps_of_private_records_is_for_their_owner_alone(tmp_path: Path) -> None:
+    hide(tmp_path / ".dvc/cache")
+    assert not (tmp_path / ".dvc").exists()
+    (tmp_path / ".dvc/cache").mkdir(parents=True, mode=0o755)
+    hide(tmp_path / ".dvc/cache")
+    assert (tmp_path / ".dvc/cache").stat().st_mode & 0o777 == 0o700

@@ -128,3 +128,17 @@ def test_an_older_copy_that_is_put_back_is_refused_by_the_receipt_of_a_run(
     for other in ({}, {"ledger": {"head": "f" * 64}}, {"ledger": {"first": "e" * 64, "head": "f" * 64}}):
         (artifacts / "receipt.json").write_text(json.dumps(other))
         assert call("show").exit_code == 0
+
+
+def test_an_older_copy_at_another_url_is_an_older_copy_too(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/copy.sqlite"
+    call("export", "old.jsonl")
+    ledger.forfeit("a")
+    assert call("show").exit_code == 0
+    assert call("restore", "old.jsonl", "--to", url).exit_code == 0
+    with monkeypatch.context() as patch:
+        patch.setenv("EPSILONFLOW_LEDGER_URL", url)
+        assert "an older copy was put back" in call("show").stderr
+    assert call("show").exit_code == 0

@@ -188,3 +188,12 @@ def test_a_ledger_from_before_there_were_blocks_holds_and_goes_on(tmp_path: Path
     ledger.retire_block("patients", "january")
     assert ledger.balance("patients", "january").remaining == Budget(0.0, 7e-5)
     assert Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite").blocks("patients")[0].retired
+
+
+@pytest.mark.parametrize("name", ["January", "JANUARY", "\uff4aanuary"])
+def test_the_name_of_a_block_in_another_case_is_no_new_block(tmp_path: Path, name: str) -> None:
+    ledger = _ledger(tmp_path, "january", "february")
+    with pytest.raises(Refused, match="has a block 'january'"):
+        ledger.declare_block("patients", name)
+    ledger.declare_block("patients", "january")
+    assert [block.name for block in ledger.blocks("patients")] == ["january", "february"]

@@ -1,0 +1,59 @@
+"""What a run is charged for is what it does: its records, its noise and the filter that holds it."""
+
+import dataclasses
+import json
+
+import pytest
+
+from algorithms.algorithm import Target
+from algorithms.planning import plan_zcdp
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.events import event_to_json
+from algorithms.public import Public
+from data import DataRefused
+from tasks import train
+from tasks.receipt import reserved_events
+from tests.tasks.test_retraining import Place
+from tests.tasks.test_retraining import place as place
+
+
+def test_noise_that_is_known_is_refused_where_the_plan_was_made_for_secret_noise(place: Place) -> None:
+    for stage in ("prepare", "calibrate"):
+        place.run_stage(stage, place.root)
+    file = place.root / "params.yaml"
+    file.write_text(file.read_text().replace("privacy: {", "privacy: {noise: seeded, "))
+    with pytest.raises(Refused, match="seeded noise protects nobody"):
+        train.main()
+    assert place.ledger.populations() == []
+
+
+def test_blocks_that_were_prepared_while_a_run_began_are_not_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = place.root / "params.yaml"
+    text = file.read_text()
+    declare = train.declare
+
+    def of(block: str) -> None:
+        file.write_text(text.replace("dataset: tiny", f"dataset: tiny, blocks: [{block}]"))
+        place.run_stage("prepare", place.root)
+
+    def swapped(*given: object) -> None:
+        declare(*given)  # type: ignore[arg-type]
+        of("w2")
+
+    of("w1")
+    place.run_stage("calibrate", place.root)
+    monkeypatch.setattr(train, "declare", swapped)
+    with pytest.raises(DataRefused, match="made anew while this run began"):
+        train.main()
+    assert json.loads((place.root / "data/prepared/public.json").read_text())["blocks"] == ["w2"]
+    assert not (place.root / "artifacts/model.safetensors").exists()
+
+
+def test_a_run_under_a_zcdp_filter_reserves_what_the_filter_lets_through() -> None:
+    public = Public(records=1000, parameters=10, layers=1, classes=2)
+    plan = plan_zcdp(0.01, target=Target(Budget(1.0, 1e-5)), public=public, steps=5)
+    edited = dataclasses.replace(plan, schedule=[])
+    assert reserved_events(edited) == [{"event": event_to_json(plan.schedule[0][0]), "count": 1}]

@@ -1,0 +1,105 @@
+"""How a scheduled retraining ends where another home, a database or the checkout fails it."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.ledger import Ledger
+from tasks import train
+from tasks.retraining_settings import Retraining
+from tests.tasks.test_retraining import SETTINGS, Place, interrupted
+from tests.tasks.test_retraining import place as place
+
+KEY = "visits 2026-W02"
+
+
+def elsewhere(place: Place, run_id: str = "elsewhere") -> None:
+    """What another home does to the ledger that both use: it takes the period."""
+    events: list[dict[str, Any]] = []
+    cost, about = Budget(0.1, 1e-6), {"retraining": KEY}
+    place.ledger.reserve(run_id, "tiny", cost, events=events, about=about, blocks=("w1",))
+
+
+def test_what_another_home_is_at_is_left_to_it(place: Place) -> None:
+    before = (place.root / "params.yaml").read_text()
+
+    def overtaken(stage: str, root: Path) -> None:
+        if stage == "train":
+            elsewhere(place)
+        place.run_stage(stage, root)
+
+    found = place.deliver(run_stage=overtaken)
+    assert (found.kind, "charged already" in found.message) == ("refused", True)
+    assert place.ledger.status("elsewhere") == "open"
+    assert (place.root / "params.yaml").read_text() == before
+    assert place.deliver().kind == "done"
+    shutil.rmtree(Path(os.environ["EPSILONFLOW_HOME"]) / "retrainings")
+    place.stages.clear()
+    assert place.deliver().kind == "busy"
+    place.ledger.settle("elsewhere", Budget(0.1, 1e-6), events=[])
+    assert place.deliver().kind == "done"
+    assert (place.stages, place.rows("reserve")) == ([], ["elsewhere"])
+
+
+def test_a_ledger_that_is_away_for_a_moment_costs_no_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any, **__: Any) -> None:
+        raise Refused("the ledger cannot be used.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "settle", away)
+        found = place.deliver()
+    assert (found.kind, "taken up at the next delivery" in found.message) == ("refused", True)
+    assert place.deliver().kind == "promoted"
+    assert place.rows("reserve") == place.rows("settle") != []
+
+
+def test_what_keeps_being_refused_after_its_charge_is_given_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (place.root / "params.yaml").read_text()
+
+    def away(*_: Any, **__: Any) -> None:
+        raise Refused("no.")
+
+    monkeypatch.setattr(train, "run_training", away)
+    assert [place.deliver().kind for _ in range(3)] == ["refused", "refused", "done"]
+    assert place.rows("forfeit") == place.rows("reserve") != []
+    assert (place.root / "params.yaml").read_text() == before
+
+
+def test_a_checkout_that_is_gone_holds_no_retraining_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train, "run_training", interrupted)
+        place.deliver()
+    old, new = place.root, tmp_path_factory.mktemp("clone") / "root"
+    shutil.copytree(old, new)
+    place.root = new
+    monkeypatch.chdir(new)
+    assert "finish it there" in place.deliver().message
+    old.rename(old.with_name("moved"))
+    assert place.deliver().kind == "failed"
+    assert place.ledger.status(place.rows("reserve")[0]) == "forfeited"
+    place.arrive("w3")
+    assert place.deliver(1).kind == "promoted"
+
+
+def test_the_last_retraining_is_the_last_that_began(place: Place) -> None:
+    own = SETTINGS | {"delta": 1e-6}
+    place.settings = Retraining.model_validate(own)
+    assert place.deliver().kind == "promoted"
+    place.arrive("w3")
+    place.settings = Retraining.model_validate(
+        own | {"every": "day"}
+    )  # whose names sort before those of weeks
+    assert place.deliver(1).kind == "promoted"
+    assert "none of the blocks" in place.deliver(2).message
+    assert len(place.rows("reserve")) == 2
