@@ -4,7 +4,7 @@ A record belongs to one block for ever: budgets of blocks hold side by side only
 Rows that come late belong in a new block.
 """
 
-import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +15,7 @@ from data import database
 from data.card import DataCard
 from data.errors import DataRefused
 from data.formats import Csv, Table
+from data.known_blocks import KnownBlocks
 from data.readers import table
 from data.records import Block, checked
 from data.sources import Folder, Query, Source
@@ -43,17 +44,25 @@ def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
 
 
 def read(
-    card: DataCard, chosen: Sequence[str], files: Mapping[str, Path], *, root: Path, url: str | None
+    card: DataCard,
+    chosen: Sequence[str],
+    files: Mapping[str, Path],
+    *,
+    root: Path,
+    url: str | None,
+    known: KnownBlocks,
 ) -> Iterator[Block]:
     """The records of the chosen blocks in their order, then those of the card's test file, checked as `data.reading`.
 
     Raises DataRefused, while the records are taken and without a record's value in the message, for a block that is
-    not there, for one that is not what the card declares, and for two of the same records; the message names the block.
+    not there, for one that is not what the card declares, and for one whose records another block has or had; the
+    message names the block.
     """
     missing = [name for name in chosen if name not in names(card, root=root, url=url)]
     if missing:
         raise DataRefused(f"{card.name!r} has no block {missing[0]!r}; choose among those that there are.")
-    blocks = _told_apart(card, ((name, _of_the_block(card, name, root, url)) for name in chosen))
+    each = (known.seen(name, _of_the_block(card, name, root, url)) for name in chosen)
+    blocks = itertools.chain.from_iterable(each)
     parts = blocks if card.split is None else split(blocks, card.split)
     return checked(card, _chained(parts, card, files))
 
@@ -62,23 +71,6 @@ def _chained(parts: Iterable[Block], card: DataCard, files: Mapping[str, Path]) 
     yield from parts
     if "test" in files:
         yield from table.read({"test": files["test"]}, _table(card), classes=card.classes)
-
-
-def _told_apart(card: DataCard, parts: Iterable[tuple[str, Iterator[Block]]]) -> Iterator[Block]:
-    """All blocks one after the other; refuses one under two names, which would be charged as if nobody was in both."""
-    seen: dict[bytes, str] = {}
-    for name, blocks in parts:
-        digest, count = hashlib.sha256(), 0
-        for block in blocks:
-            block.records.add_to(digest)
-            count += len(block.records)
-            yield block
-        other = seen.setdefault(digest.digest(), name) if count else name
-        if other != name:
-            raise DataRefused(
-                f"The blocks {other!r} and {name!r} of {card.name!r} hold the same records, and a record is in one"
-                " block alone; leave one of them."
-            )
 
 
 def _of_the_block(card: DataCard, name: str, root: Path, url: str | None) -> Iterator[Block]:

@@ -9,6 +9,7 @@ from data import PublicDescription, blocks, catalogue, prepared, public_descript
 from data.card import DataCard
 from data.errors import DataRefused
 from data.fetch import RAW, Places, fetch
+from data.known_blocks import KnownBlocks
 from data.owner import PUBLIC_KEY, keyed, owner_key
 from data.reading import read
 from data.records import Block
@@ -46,14 +47,16 @@ def prepare(
     key = PUBLIC_KEY if card.public else owner_key(home)
     files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
     words = ["salt of a prepared folder", card.model_dump_json()]
+    known = KnownBlocks(card.population, folder=None if card.public else home / "blocks", key=key)
     if card.blocks is None:
         records = read(card, files)
     else:
         # No checksum in the card stands for what the blocks hold, so the salt does.
         url = database_url(card.blocks)
-        records = _noted(blocks.read(card, public.blocks, files, root=root, url=url), words)
+        records = _noted(blocks.read(card, public.blocks, files, root=root, url=url, known=known), words)
     records = records if transform == "none" else scattered(card, records)
     prepared.write(destination, records, public, salt=lambda: keyed(key, words), at_most=card.records.at_most)
+    known.keep()
     return public
 
 

@@ -1,6 +1,7 @@
 """Data in blocks: a folder of files or a query; which blocks there are, and what of them is refused."""
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import sqlalchemy as sa
 
 from data import DataRefused, blocks, catalogue, prepared
 from data.card import DataCard
-from data.records import whole
+from data.known_blocks import KnownBlocks
+from data.owner import PUBLIC_KEY
+from data.records import Block, whole
 from tasks.params import ParamsRefused, parse
 from tasks.prepare import hide, prepare
 
@@ -18,6 +21,12 @@ Document = dict[str, Any]
 CardOf = Callable[..., DataCard]
 WEEKS = ("2026-W01", "2026-W02", "2026-W03")
 QUERY = "SELECT week, age, town, answer FROM visits"
+
+
+def read(card: DataCard, chosen: Sequence[str], *, root: Path, url: str | None) -> Iterator[Block]:
+    """The records of blocks by one who has seen none before."""
+    known = KnownBlocks(card.population, folder=None, key=PUBLIC_KEY)
+    return blocks.read(card, chosen, {}, root=root, url=url, known=known)
 
 
 def rows(week: int) -> list[tuple[str, str, str]]:
@@ -61,7 +70,7 @@ def test_a_folder_and_a_query_of_the_same_records_read_the_same(
     files, query = card_of(folder_card), card_of(document)
     assert blocks.names(query, root=tmp_path, url=url) == WEEKS
     chosen = WEEKS[1:]
-    first, second = (whole(blocks.read(card, chosen, {}, root=tmp_path, url=url)) for card in (files, query))
+    first, second = (whole(read(card, chosen, root=tmp_path, url=url)) for card in (files, query))
     assert len(first.train) + len(first.test) == 20
     for one, other in ((first.train, second.train), (first.test, second.test)):
         np.testing.assert_array_equal(np.sort(one.features[:, 0]), np.sort(other.features[:, 0]))
@@ -83,7 +92,7 @@ def test_a_block_that_does_not_fit_the_card_is_refused_without_a_value(
 ) -> None:
     (tmp_path / "weeks" / name).write_text(text)
     with pytest.raises(DataRefused, match=said) as refusal:
-        whole(blocks.read(card_of(folder_card), (name.removesuffix(".csv"),), {}, root=tmp_path, url=None))
+        whole(read(card_of(folder_card), (name.removesuffix(".csv"),), root=tmp_path, url=None))
     assert "secret" not in str(refusal.value)
 
 
@@ -96,7 +105,7 @@ def test_a_database_that_does_not_answer_is_refused_without_its_url(
     document["blocks"]["query"] = "SELECT week, secret FROM visits"
     for card, place in ((document, url), (query_card[0], "nosuch://user:hidden@host/db")):
         with pytest.raises(DataRefused, match="cannot be read") as refusal:
-            list(blocks.read(card_of(card), WEEKS[:1], {}, root=tmp_path, url=place))
+            list(read(card_of(card), WEEKS[:1], root=tmp_path, url=place))
         assert "hidden" not in str(refusal.value)
 
 
@@ -164,12 +173,41 @@ def test_a_card_that_contradicts_its_blocks_is_refused(
 def test_records_under_two_names_are_refused(folder_card: Document, card_of: CardOf, tmp_path: Path) -> None:
     card = card_of(folder_card)
     (tmp_path / "weeks/again.csv").symlink_to("2026-W01.csv")
-    assert len(whole(blocks.read(card, ("again", "2026-W02"), {}, root=tmp_path, url=None)).train) > 0
-    with pytest.raises(DataRefused, match="'again' and '2026-W01' of 'tiny' hold the same records"):
-        whole(blocks.read(card, ("again", "2026-W01"), {}, root=tmp_path, url=None))
+    assert len(whole(read(card, ("again", "2026-W02"), root=tmp_path, url=None)).train) > 0
+    with pytest.raises(
+        DataRefused, match="'again' and '2026-W01' of population 'tiny' hold the same records"
+    ):
+        whole(read(card, ("again", "2026-W01"), root=tmp_path, url=None))
     (tmp_path / "weeks/again.csv").rename(tmp_path / "weeks/2026-w01.csv")
     with pytest.raises(DataRefused, match="differ in case alone"):
         blocks.names(card, root=tmp_path, url=None)
+
+
+def test_a_block_that_was_renamed_is_no_new_one(
+    folder_card: Document, store: Callable[..., Path], tmp_path: Path
+) -> None:
+    """As a file was: its records have spent of the cap under their first name. Another week of another home is free."""
+    cards = store(folder_card | {"public": False})
+
+    def prepared_of(block: str, home: str) -> None:
+        params = parse(f"data: {{dataset: tiny, blocks: [{block}]}}", reads=("data",))
+        prepare(
+            params,
+            mirror=None,
+            home=tmp_path / home,
+            destination=tmp_path / home / "out",
+            root=tmp_path,
+            cards=cards,
+        )
+
+    prepared_of("2026-W01", "home")
+    (tmp_path / "weeks/2026-W01.csv").rename(tmp_path / "weeks/fresh.csv")
+    with pytest.raises(DataRefused, match="'2026-W01' and 'fresh' of population 'tiny'"):
+        prepared_of("fresh", "home")
+    prepared_of("2026-W02", "home")
+    prepared_of("fresh", "another")
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "home/blocks").iterdir())
+    assert hashlib.sha256((tmp_path / "weeks/fresh.csv").read_bytes()).hexdigest().encode() not in kept
 
 
 def test_a_database_that_minds_no_case_gives_no_row_to_two_blocks(
@@ -181,7 +219,7 @@ def test_a_database_that_minds_no_case_gives_no_row_to_two_blocks(
         connection.execute(sa.text("INSERT INTO visits VALUES ('2026-w01', 7, 'Rome', 'no')"))
     card = card_of(document)
     with pytest.raises(DataRefused, match="several blocks"):
-        whole(blocks.read(card, blocks.names(card, root=tmp_path, url=url)[:1], {}, root=tmp_path, url=url))
+        whole(read(card, blocks.names(card, root=tmp_path, url=url)[:1], root=tmp_path, url=url))
 
 
 def test_a_url_that_cannot_be_read_is_refused_without_its_password(
