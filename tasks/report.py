@@ -28,9 +28,11 @@ from tasks.figures import (
     noise_figure,
     png,
 )
+from tasks.history import History
 from tasks.page import Picture, page, score
 from tasks.software import software
 from tasks.stage import main_of
+from tasks.tracking_report import log_report
 
 READS = ("tracking",)
 CARD, PAGE = "privacy_card.json", "report.html"
@@ -196,14 +198,14 @@ def main() -> None:
     """`python -m tasks.report`, in a checkout."""
     settings = params.load(Path("params.yaml"), reads=READS)
     finished = report(artifacts=Path("artifacts"), prepared=Path("data/prepared"), root=Path())
-    tracking.log_run(
+    run, past = (
         tracking.Finished(
             finished.card, finished.run.metrics, finished.run.trace, finished.run.public, finished.curve
         ),
-        settings.tracking,
-        artifacts=Path("artifacts"),
-        root=Path(),
+        History(pd.DataFrame(), pd.DataFrame()),
     )
+    if tracking.log_run(run, settings.tracking, artifacts=Path("artifacts"), root=Path()):
+        log_report(run, past, settings.tracking, root=Path())
 
 
 if __name__ == "__main__":
