@@ -34,24 +34,31 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def live_curve(
-    run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root: Path, patience: float = _PATIENCE
-) -> Iterator["Tell"]:
+def live_curve(run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root: Path) -> Iterator["Tell"]:
     """What takes the steps of a training and shows them at W&B where the mode is online; does nothing elsewhere.
 
-    plan: its document. root: the checkout. patience: seconds that W&B has to take the rest once training is done.
-    No failure of W&B reaches the training: it costs one line of the log.
+    plan: its document. root: the checkout. No failure of W&B reaches the training: it costs one line of the log, and
+    at most 20 s at its end.
     """
     if settings.mode != "online":
-        yield lambda _step, _epsilon, _noise_std: None
+        yield _nothing
         return
-    sender = _Sender(_opening(run_id, plan, settings, root))
+    try:
+        sender = _Sender(_opening(run_id, plan, settings, root))
+    except OSError as error:
+        _log.warning("W&B gets no live curve of this training: no process for it: %s", error)
+        yield _nothing
+        return
     try:
         yield sender.take
     except BaseException:
         sender.end(_PATIENCE_AFTER_A_FAILURE, finished=False)
         raise
-    sender.end(patience, finished=True)
+    sender.end(_PATIENCE, finished=True)
+
+
+def _nothing(_step: int, _epsilon: float, _noise_std: float) -> None:
+    """Takes a step and does nothing."""
 
 
 def _opening(run_id: str, plan: Mapping[str, Any], settings: Tracking, root: Path) -> dict[str, Any]:
@@ -76,7 +83,8 @@ class _Sender:
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
-        os.set_blocking(self._input.fileno(), False)
+        for pipe in (self._input, self._output):  # whose other ends may outlive the process
+            os.set_blocking(pipe.fileno(), False)
         self._write(opening)
 
     def take(self, step: int, epsilon: float, noise_std: float) -> None:
@@ -95,7 +103,7 @@ class _Sender:
         self._input.close()
         try:
             self._process.wait(patience)
-            found = self._output.read().decode(errors="replace").splitlines()
+            found = (self._output.read() or b"").decode(errors="replace").splitlines()
         except subprocess.TimeoutExpired:
             self._kill()
             found = [f"it took longer than {patience:g} s"]
@@ -111,7 +119,7 @@ class _Sender:
 
     def _write(self, document: Mapping[str, Any]) -> None:
         """A line of less than a page is written whole or, where the pipe is full or its end gone, not at all."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+        with contextlib.suppress(OSError):
             os.write(self._input.fileno(), json.dumps(document).encode() + b"\n")
 
     def _kill(self) -> None:

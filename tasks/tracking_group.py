@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tasks.groups import Tracking
-from tasks.tracking_session import Mode, safely, session, valid
+from tasks.tracking_session import Mode, add_file, safely, session, valid
 
 if TYPE_CHECKING:
     import wandb
@@ -53,7 +53,7 @@ def _log_member(group: str, member: Member, settings: Tracking, mode: Mode) -> N
         if member.files:
             artifact = wandb.Artifact(valid(f"comparison-{group}"), "comparison")
             for path in member.files:
-                artifact.add_file(str(path), skip_cache=True)
+                add_file(artifact, path)
             logged.log_artifact(artifact)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from algorithms.privacy.card import PrivacyCard
 from data import PublicDescription
-from tasks.tracking_session import valid
+from tasks.tracking_session import add_file, valid
 
 if TYPE_CHECKING:
     import wandb
@@ -61,7 +61,7 @@ def file_artifact(kind: str, card: PrivacyCard, folder: Path) -> "wandb.Artifact
 
     name = valid(f"{kind}-{card.mechanism.algorithm}-{card.setting.dataset}")
     artifact = wandb.Artifact(name, kind, metadata={"run_id": card.evidence.run_id})
-    artifact.add_file(str(folder / _FILES[kind]), skip_cache=True)
+    add_file(artifact, folder / _FILES[kind])
     return artifact
 
 

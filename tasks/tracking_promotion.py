@@ -9,7 +9,7 @@ from algorithms.privacy import card
 from algorithms.privacy.card import PrivacyCard
 from tasks.groups import Tracking
 from tasks.tracking_lineage import file_artifact, use
-from tasks.tracking_session import Mode, reason, safely, session, valid
+from tasks.tracking_session import Mode, add_file, reason, safely, session, valid
 
 if TYPE_CHECKING:
     import wandb
@@ -45,7 +45,7 @@ def _log_to(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:
         use(logged, file_artifact("model", promoted, entry))
         artifact = wandb.Artifact(valid(name), "model", metadata={"run_id": entry.name})
         for file in _SENT:
-            artifact.add_file(str(entry / file), skip_cache=True)
+            add_file(artifact, entry / file)
         logged.log_artifact(artifact, aliases=["latest", ALIAS])
         if mode == "online":
             _register(logged, artifact, valid(name))

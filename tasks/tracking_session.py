@@ -99,3 +99,13 @@ def _settings(mode: Mode, seconds_to_finish: int) -> "wandb.Settings":
 def valid(name: str) -> str:
     """The name of an artifact without what W&B does not take."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+
+
+def add_file(artifact: "wandb.Artifact", path: Path) -> None:
+    """Adds a copy of a file.
+
+    W&B sends where the copy lies along with it. So that this tells nothing of the machine it is told from the current
+    folder, which is the checkout, and `wandb sync` has to run there, too.
+    """
+    entry = artifact.add_file(str(path), skip_cache=True)
+    entry.local_path = os.path.relpath(str(entry.local_path))

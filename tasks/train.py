@@ -158,6 +158,7 @@ def _train_into(folder: Path, job: Job, run: runs.Run, live: Tell) -> Trace:
     diagnostics = Diagnostics()
     if performance.threads is not None:
         torch.set_num_threads(performance.threads)
+    limits = Performance(_device(performance.device), performance.memory_mb, performance.physical_batch)
     with progress(job.plan.steps) as shown:
         state, trace, model = run_training(
             job.settings.algorithm,
@@ -167,9 +168,7 @@ def _train_into(folder: Path, job: Job, run: runs.Run, live: Tell) -> Trace:
             generator=run.generator(),
             run_id=run.run_id,
             folder=run.folder,
-            performance=Performance(
-                _device(performance.device), performance.memory_mb, performance.physical_batch
-            ),
+            performance=limits,
             checkpoint_seconds=performance.checkpoint_seconds,
             tell=both(shown, live),
             features=job.settings.features,
