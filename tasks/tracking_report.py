@@ -79,7 +79,7 @@ def _grids(run: Finished, entity: str, project: str) -> dict[str, "wr.PanelGrid"
 
     def runs(name: str, *filters: "expr.FilterExpr") -> "wr.Runset":
         trained = expr.Metric("JobType") == TRAIN
-        return wr.Runset(entity, project if entity else "", name, filters=[trained, *filters])
+        return wr.Runset(entity, project if entity else "", name, filters=expr.And(trained, *filters))
 
     this = runs("this run", expr.Metric("Group") == run.card.evidence.run_id)
     _, epsilon, bound, *noise = HISTORY

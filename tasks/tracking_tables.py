@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from algorithms.privacy.card import PrivacyCard
 from tasks.history import History
@@ -65,11 +66,12 @@ def _epsilon(run: Finished) -> str:
 def _noise(trace: pd.DataFrame) -> str:
     """Runs of equal releases of a kind; of many, some that are evenly apart."""
     columns = ["kind", "sampling_rate", "clip_norm", "noise_multiplier", "noise_std"]
-    told = trace[columns]
-    begins = (told != told.shift()).any(axis=1)
-    runs = trace.assign(run=begins.cumsum()).groupby("run")
-    rows = [(int(r["step"].iloc[0]) + 1, len(r), *r[columns].iloc[0]) for _, r in runs]
-    return _table(("from step", "releases", *(name.replace("_", " ") for name in columns)), _thinned(rows))
+    begins = np.flatnonzero((trace[columns] != trace[columns].shift()).any(axis=1))
+    counts = np.diff(np.append(begins, len(trace)))
+    shown = _spread(len(begins))
+    first = trace.iloc[begins[shown]]
+    rows = zip(first["step"] + 1, counts[shown], *(first[name] for name in columns), strict=True)
+    return _table(("from step", "releases", *(name.replace("_", " ") for name in columns)), rows)
 
 
 def _blocks(blocks: pd.DataFrame) -> str:
@@ -101,9 +103,10 @@ def _frame(frame: pd.DataFrame) -> str:
     return _table([str(name).replace("_", " ") for name in shown], shown.to_numpy()) + note
 
 
-def _thinned(rows: Sequence[Sequence[object]]) -> list[Sequence[object]]:
-    wanted = np.linspace(0, len(rows) - 1, min(len(rows), _MOST_ROWS)).round().astype(int)
-    return [rows[index] for index in wanted]
+def _spread(count: int) -> NDArray[np.int64]:
+    """The places of some of `count` things, evenly apart, the first and the last included."""
+    places: NDArray[np.int64] = np.linspace(0, count - 1, min(count, _MOST_ROWS)).round().astype(np.int64)
+    return places
 
 
 def _table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
