@@ -28,7 +28,9 @@ CANNOT_CHANGE_A_RESULT = {
     "tasks.calibrate": "for the stages after it: what it found is in plan.json",
     "tasks.environment": "where things are",
     "tasks.groups": "checks values that are listed themselves",
+    "tasks.history": "tells the tracker of other runs",
     "tasks.ledger_heads": "refuses an older copy of the ledger",
+    "tasks.live_curve": "shown while training",
     "tasks.params": "checks values that are listed themselves",
     "tasks.population": "enters the population into the ledger",
     "tasks.progress": "shown while training",
@@ -36,6 +38,7 @@ CANNOT_CHANGE_A_RESULT = {
     "tasks.software": "describes the machine",
     "tasks.stage": "runs the stage",
     "tasks.tracking": "tells others about the result",
+    "tasks.tracking_report": "tells others about the result",
 }
 
 
@@ -148,6 +151,7 @@ def test_a_stage_is_due_when_a_value_it_depends_on_changes(
     "file",
     [
         "tasks/tracking.py",
+        "tasks/live_curve.py",
         "algorithms/privacy/ledger.py",
         "tasks/progress.py",
         "algorithms/privacy/card.py",
