@@ -198,12 +198,10 @@ def main() -> None:
     """`python -m tasks.report`, in a checkout."""
     settings = params.load(Path("params.yaml"), reads=READS)
     finished = report(artifacts=Path("artifacts"), prepared=Path("data/prepared"), root=Path())
-    run, past = (
-        tracking.Finished(
-            finished.card, finished.run.metrics, finished.run.trace, finished.run.public, finished.curve
-        ),
-        History(pd.DataFrame(), pd.DataFrame()),
+    run = tracking.Finished(
+        finished.card, finished.run.metrics, finished.run.trace, finished.run.public, finished.curve
     )
+    past = History(pd.DataFrame(), pd.DataFrame())
     if tracking.log_run(run, settings.tracking, artifacts=Path("artifacts"), root=Path()):
         log_report(run, past, settings.tracking, root=Path())
 

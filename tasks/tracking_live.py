@@ -4,6 +4,7 @@ Its input is a line about the training, a line for each row of the curve, and a 
 that nothing is left of a training that was killed. Its output is why it failed, in a line.
 """
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def main() -> None:
     lines = (json.loads(line) for line in sys.stdin)
     opening = next(lines)
     try:
-        with places(Path(opening["root"])):
+        with contextlib.suppress(Unfinished), places(Path(opening["root"])):
             tell(opening, lines)
     except Exception as error:
         sys.stdout.write(f"{reason(error)}\n")

@@ -82,10 +82,11 @@ def _blocks(blocks: pd.DataFrame) -> str:
 
 
 def _accuracy(run: Finished, retrainings: pd.DataFrame) -> str:
-    known = retrainings.dropna(subset=["accuracy"])
-    own = run.card.evidence.run_id
-    rows = [tuple(row) for row in known[["run_id", "epsilon", "accuracy"]].to_numpy() if row[0] != own]
-    rows += [(own, run.card.setting.epsilon, float(run.metrics["test_accuracy"]))]
+    own, rows = run.card.evidence.run_id, []
+    if not retrainings.empty:
+        known = retrainings.dropna(subset=["accuracy"])
+        rows = known.loc[known["run_id"] != own, ["run_id", "epsilon", "accuracy"]].to_numpy().tolist()
+    rows.append([own, run.card.setting.epsilon, float(run.metrics["test_accuracy"])])
     return _table(("run", "epsilon", "accuracy on held-out records"), rows)
 
 

@@ -20,7 +20,7 @@ from tests.offline_run import write_finished
 from tests.tracked_run import HISTORY as PAST
 from tests.tracked_run import finished
 
-EMPTY = History(pd.DataFrame(columns=PAST.blocks.columns), pd.DataFrame(columns=PAST.retrainings.columns))
+EMPTY = History(pd.DataFrame(), pd.DataFrame())
 
 
 @pytest.fixture(scope="module")
