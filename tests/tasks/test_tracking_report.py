@@ -112,6 +112,11 @@ def test_the_curves_are_of_this_run_and_the_scatter_of_all_trainings(
     assert [run.card.evidence.run_id in text for text in found] == [True, True, False]
 
 
+def test_a_run_that_was_a_retraining_is_told_once(run: Finished) -> None:
+    own = PAST.retrainings.assign(run_id=run.card.evidence.run_id)
+    assert len(table(sections(run, History(PAST.blocks, own))["accuracy"].text)) == 1
+
+
 def test_without_a_past_the_report_says_so(run: Finished) -> None:
     told = sections(run, EMPTY)
     assert told["blocks"].text == "The ledger told of no blocks."
