@@ -20,8 +20,8 @@ from algorithms.privacy.importance import LastNorms
 from algorithms.privacy.noise import Generator
 from algorithms.privacy.trace import Trace
 
-Tell = Callable[[int, float], None]
-"""Receives the steps taken so far and the epsilon spent so far."""
+Tell = Callable[[int, float, float], None]
+"""Receives the steps taken so far, the epsilon spent so far and the standard deviation of the last noise."""
 Observe = Callable[[int, State], None]
 """Receives the steps taken so far and the state after them, which is made of releases alone."""
 
@@ -98,7 +98,8 @@ def train(
         if following is None:
             break
         state = following
-        tell(trace.step + 1, trace.rows[-1].epsilon if trace.rows else 0.0)
+        last = trace.rows[-1] if trace.rows else None
+        tell(trace.step + 1, last.epsilon if last else 0.0, last.noise_std if last else 0.0)
         if observe is not None:
             observe(trace.step + 1, state)
         if time.monotonic() - saved >= checkpoint_seconds:

@@ -147,7 +147,7 @@ def _trained(cell: Cell, prepared: Planned, data: Sides) -> _Trained:
     curve = Curve(algorithm.released, plan.steps, start=start) if cell.record["curves"] else None
     diagnostics, taken = Diagnostics() if cell.is_diagnosed else None, 0
 
-    def tell(step: int, _epsilon: float) -> None:
+    def tell(step: int, _epsilon: float, _noise_std: float) -> None:
         nonlocal taken
         taken = step
 

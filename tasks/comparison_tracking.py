@@ -8,7 +8,7 @@ import pandas as pd
 from tasks import params
 from tasks.comparison_report import FILES, Report
 from tasks.comparison_work import Work
-from tasks.tracking import Member, log_group
+from tasks.tracking_group import Member, log_group
 
 CONFIG = ("comparison", "title", "private", "method", "labels", "algorithm")
 SUMMARY = ("cells", "runs")

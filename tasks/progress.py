@@ -31,7 +31,7 @@ def progress(steps: int, *, console: Console | None = None) -> Iterator[Tell]:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("training", total=steps, epsilon=0.0, rate="")
 
-        def tell(step: int, epsilon: float) -> None:
+        def tell(step: int, epsilon: float, _noise_std: float) -> None:
             speed = bar.tasks[0].speed
             rate = f"{speed:.0f} steps/s" if speed else ""
             bar.update(task, completed=step, epsilon=epsilon, rate=rate)
@@ -39,11 +39,21 @@ def progress(steps: int, *, console: Console | None = None) -> Iterator[Tell]:
         yield tell
 
 
+def both(first: Tell, second: Tell) -> Tell:
+    """What tells two."""
+
+    def tell(step: int, epsilon: float, noise_std: float) -> None:
+        first(step, epsilon, noise_std)
+        second(step, epsilon, noise_std)
+
+    return tell
+
+
 def _lines(steps: int) -> Tell:
     began = last = time.monotonic()
     first: int | None = None
 
-    def tell(step: int, epsilon: float) -> None:
+    def tell(step: int, epsilon: float, _noise_std: float) -> None:
         nonlocal last, first
         first = step - 1 if first is None else first
         now = time.monotonic()

@@ -35,6 +35,7 @@ from tasks.history_page import drawings, shown
 from tasks.page import Picture, page, score
 from tasks.software import software
 from tasks.stage import main_of
+from tasks.tracking_report import log_report
 
 READS = ("tracking",)
 CARD, PAGE = "privacy_card.json", "report.html"
@@ -214,14 +215,11 @@ def main() -> None:
     """`python -m tasks.report`, in a checkout."""
     settings = params.load(Path("params.yaml"), reads=READS)
     finished = report(artifacts=Path("artifacts"), prepared=Path("data/prepared"), root=Path())
-    tracking.log_run(
-        tracking.Finished(
-            finished.card, finished.run.metrics, finished.run.trace, finished.run.public, finished.curve
-        ),
-        settings.tracking,
-        artifacts=Path("artifacts"),
-        root=Path(),
+    run = tracking.Finished(
+        finished.card, finished.run.metrics, finished.run.trace, finished.run.public, finished.curve
     )
+    if tracking.log_run(run, settings.tracking, artifacts=Path("artifacts"), root=Path()):
+        log_report(run, finished.history, settings.tracking, root=Path())
 
 
 if __name__ == "__main__":

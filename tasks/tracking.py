@@ -1,18 +1,14 @@
-"""The one place that talks to Weights & Biases: a run per pipeline run, a group per comparison, offline by default.
+"""A finished pipeline run at Weights & Biases: a group of its own, a run for each step; offline by default.
 
 What is sent is picked by name from the privacy card, the held-out metrics and the noise trace; nothing else can get
-in: no source code, no machine, no console, and nothing about training records without noise. A comparison's tables
-and figures are sent whole: its records are public.
+in: no source code, no machine, no console, and nothing about training records without noise.
 """
 
-import json
-import logging
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +17,8 @@ from algorithms.privacy.card import PrivacyCard
 from data import PublicDescription
 from tasks.figures import Curve
 from tasks.groups import Tracking
-from tasks.tracking_places import places as _places
+from tasks.tracking_lineage import STEPS, TRAIN, Step, link
+from tasks.tracking_session import Mode, safely, session
 
 if TYPE_CHECKING:
     import wandb
@@ -34,11 +31,11 @@ CONFIG = (
 STEP = "privacy/step"
 HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_bound", "privacy/noise_std", "privacy/noise_multiplier")
 SUMMARY = ("test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private")
+MEASURED = ("test/accuracy", "test/loss")
+BRIEF = ("run_id", "dataset", "algorithm")
+"""The part of CONFIG that every step's run has."""
 
 _MOST_ROWS = 2000
-_SECONDS = 30
-Mode = Literal["offline", "online"]
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,23 +49,6 @@ class Finished:
     curve: Curve
 
 
-@dataclass(frozen=True)
-class Member:
-    """A run of a group that is logged after it ended, about public records. images: PNG files; files: an artifact."""
-
-    job_type: str
-    config: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    tables: Mapping[str, pd.DataFrame]
-    images: Mapping[str, Path] = field(default_factory=dict)
-    files: Sequence[Path] = ()
-
-
-def log_group(group: str, members: Sequence[Member], settings: Tracking, *, root: Path) -> bool:
-    """Logs finished runs as one group; returns whether it was logged. See `log_run`."""
-    return safely(lambda mode: _log_members(group, members, settings, mode), settings, "this group", root)
-
-
 def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -> bool:
     """Logs a finished run; returns whether it was logged. A failure costs one line of the log and nothing else.
 
@@ -77,99 +57,46 @@ def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -
     return safely(lambda mode: _log_run(run, settings, mode, artifacts), settings, "this run", root)
 
 
-def safely(log: Callable[[Mode], None], settings: Tracking, what: str, root: Path) -> bool:
-    """Whether W&B logged, unless it is not wanted; a failure costs one line of the log. what: in words."""
-    mode = settings.mode
-    if mode == "disabled":
-        return False
-    try:
-        with _places(root):
-            log(mode)
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        _log.warning("W&B did not log %s, which is complete without it: %s", what, reason)
-        return False
-    return True
-
-
 def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> None:
-    import wandb  # here, since it takes most of a second and may not be wanted
-
-    with wandb.init(
-        project=settings.project,
-        entity=settings.entity,
-        id=re.sub(r"[^A-Za-z0-9_-]", "-", run.card.evidence.run_id),
-        name=_name(run.card),
-        config=config(run.card),
-        settings=run_settings(mode),
-    ) as logged:
-        logged.define_metric(STEP, hidden=True)
-        logged.define_metric("privacy/*", step_metric=STEP)
-        for row in history(run):
-            logged.log(row)
-        logged.summary.update(summary(run))
-        for artifact in _inputs(run, artifacts):
-            _use(logged, artifact)
-        for artifact in _outputs(run, artifacts):
-            logged.log_artifact(artifact)
+    for place, step in enumerate(STEPS):
+        with _session_of(step, place, run, settings, mode) as logged:
+            if step.job_type == TRAIN:
+                _log_curves(logged, run)
+                logged.summary.update(summary(run))
+            if step.job_type == "evaluate":
+                logged.summary.update({name: summary(run)[name] for name in MEASURED})
+            link(logged, step, run.card, run.public, artifacts)
 
 
-def _log_members(group: str, members: Sequence[Member], settings: Tracking, mode: Mode) -> None:
-    for member in members:
-        _log_member(group, member, settings, mode)
+def _session_of(
+    step: Step, place: int, run: Finished, settings: Tracking, mode: Mode
+) -> AbstractContextManager["wandb.Run"]:
+    """The run of a step. That of training is the one that people compare; the others say whose they are.
 
-
-def _log_member(group: str, member: Member, settings: Tracking, mode: Mode) -> None:
-    import wandb
-
-    with wandb.init(
-        project=settings.project,
-        entity=settings.entity,
-        group=group,
-        job_type=member.job_type,
-        name=f"{group}: {member.job_type}",
-        config=dict(member.config),
-        settings=run_settings(mode),
-    ) as logged:
-        images = {name: wandb.Image(str(path)) for name, path in member.images.items()}
-        logged.log({name: _table(frame) for name, frame in member.tables.items()} | images)
-        logged.summary.update(dict(member.summary))
-        if member.files:
-            artifact = wandb.Artifact(valid(f"comparison-{group}"), "comparison")
-            for path in member.files:
-                artifact.add_file(str(path), skip_cache=True)
-            logged.log_artifact(artifact)
-
-
-def _table(frame: pd.DataFrame) -> "wandb.Table":
-    """A table as W&B takes it: what is not known is empty."""
-    import wandb
-
-    rows = frame.astype(object).where(frame.notna(), None)
-    return wandb.Table(columns=[str(name) for name in rows.columns], data=rows.to_numpy())
-
-
-def run_settings(mode: Mode) -> "wandb.Settings":
-    """A run's settings: nothing about the machine or the code is sent."""
-    import wandb
-
-    return wandb.Settings(
-        mode=mode,
-        root_dir=os.environ["WANDB_DIR"],
-        console="off",
-        silent=True,
-        save_code=False,
-        disable_code=True,
-        disable_git=True,
-        disable_job_creation=True,
-        host="",
-        init_timeout=_SECONDS,
-        login_timeout=_SECONDS,
-        x_disable_stats=True,
-        x_disable_meta=True,
-        x_disable_machine_info=True,
-        x_save_requirements=False,
+    Run ids begin with a year. So a folder of a run comes after those of the steps before, in the order in which a shell
+    gives them to `wandb sync`.
+    """
+    whole, run_id, name = config(run.card), run.card.evidence.run_id, _name(run.card)
+    is_training = step.job_type == TRAIN
+    return session(
+        settings,
+        mode,
+        run_id=run_id if is_training else f"{place}-{run_id}-{step.job_type}",
+        group=run_id,
+        job_type=step.job_type,
+        name=name if is_training else f"{step.job_type}: {name}",
+        config=whole if is_training else {key: whole[key] for key in BRIEF},
     )
+
+
+def _log_curves(logged: "wandb.Run", run: Finished) -> None:
+    logged.define_metric(STEP, hidden=True)
+    logged.define_metric("privacy/*", step_metric=STEP)
+    # What an earlier report about the same run has logged is there already.
+    last = logged.summary.get(STEP, 0)  # type: ignore[no-untyped-call]
+    for row in history(run):
+        if row[STEP] > last:
+            logged.log(row)
 
 
 def _name(card: PrivacyCard) -> str:
@@ -210,41 +137,3 @@ def summary(run: Finished) -> dict[str, Any]:
     setting, metrics = run.card.setting, run.metrics
     values = (metrics["test_accuracy"], metrics["test_loss"], setting.epsilon, setting.delta, setting.private)
     return dict(zip(SUMMARY, values, strict=True))
-
-
-def _use(logged: "wandb.Run", artifact: "wandb.Artifact") -> None:
-    """Declares an input of the run. `use_artifact` refuses to work offline, although the record it makes does."""
-    logged._log_artifact(artifact, is_user_created=True, use_after_commit=True)
-
-
-def _inputs(run: Finished, artifacts: Path) -> Iterator["wandb.Artifact"]:
-    import wandb
-
-    described = json.loads(run.public.to_json())
-    dataset = wandb.Artifact(valid(f"dataset-{run.public.dataset}"), "dataset", metadata=described)
-    dataset.add_reference(f"dataset://{run.public.dataset}", name="description", checksum=False)
-    yield dataset
-    yield _artifact("plan", "plan.json", run, artifacts)
-
-
-def _outputs(run: Finished, artifacts: Path) -> Iterator["wandb.Artifact"]:
-    for kind, file in (
-        ("trace", "trace.parquet"),
-        ("model", "model.safetensors"),
-        ("card", "privacy_card.json"),
-    ):
-        yield _artifact(kind, file, run, artifacts)
-
-
-def _artifact(kind: str, file: str, run: Finished, artifacts: Path) -> "wandb.Artifact":
-    import wandb
-
-    name = valid(f"{kind}-{run.card.mechanism.algorithm}-{run.card.setting.dataset}")
-    artifact = wandb.Artifact(name, kind, metadata={"run_id": run.card.evidence.run_id})
-    artifact.add_file(str(artifacts / file), skip_cache=True)
-    return artifact
-
-
-def valid(name: str) -> str:
-    """The name of an artifact without what W&B does not take."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)

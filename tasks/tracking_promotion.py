@@ -1,34 +1,59 @@
-"""A promotion at Weights & Biases: the model that serves, with its card, as an artifact with the alias `serving`."""
+"""A promotion at Weights & Biases: the model that serves, with its card, in the artifacts and in the registry."""
 
+import json
+import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from algorithms.privacy import card
+from algorithms.privacy.card import PrivacyCard
 from tasks.groups import Tracking
-from tasks.tracking import Mode, run_settings, safely, valid
+from tasks.tracking_lineage import file_artifact, use
+from tasks.tracking_session import Mode, add_file, reason, safely, session, valid
+
+if TYPE_CHECKING:
+    import wandb
 
 ALIAS = "serving"
+REGISTRY = "wandb-registry-model"
 _SENT = ("model.safetensors", "privacy_card.json")
+_SECONDS_TO_SEND = 60
+_log = logging.getLogger(__name__)
 
 
 def log_promotion(name: str, entry: Path, settings: Tracking, *, root: Path) -> bool:
     """Logs that a model serves; returns whether it was logged. A failure costs one line of the log.
 
-    name: of the models. entry: the model's folder. root: the checkout.
+    name: of the models. entry: the model's folder. root: the checkout. Online, the registry of models gets it, too,
+    under its name and with the same alias; where there is none or it refuses, that costs a line and nothing else.
     """
-    return safely(lambda mode: _log(name, entry, settings, mode), settings, "this promotion", root)
+    return safely(lambda mode: _log_to(name, entry, settings, mode), settings, "this promotion", root)
 
 
-def _log(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:
-    import wandb  # here, since it takes most of a second and may not be wanted
+def _log_to(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:
+    import wandb
 
-    with wandb.init(
-        project=settings.project,
-        entity=settings.entity,
+    promoted = PrivacyCard.model_validate_json(json.dumps(card.read(entry / "privacy_card.json")))
+    with session(
+        settings,
+        mode,
+        group=entry.name,
         job_type="promotion",
         name=f"{name}: {entry.name}",
         config={"name": name, "run_id": entry.name},
-        settings=run_settings(mode),
     ) as logged:
+        use(logged, file_artifact("model", promoted, entry))
         artifact = wandb.Artifact(valid(name), "model", metadata={"run_id": entry.name})
         for file in _SENT:
-            artifact.add_file(str(entry / file), skip_cache=True)
+            add_file(artifact, entry / file)
         logged.log_artifact(artifact, aliases=["latest", ALIAS])
+        if mode == "online":
+            _register(logged, artifact, valid(name))
+
+
+def _register(logged: "wandb.Run", artifact: "wandb.Artifact", name: str) -> None:
+    try:
+        artifact.wait(timeout=_SECONDS_TO_SEND)
+        logged.link_artifact(artifact, f"{REGISTRY}/{name}", aliases=[ALIAS])
+    except Exception as error:
+        _log.warning("W&B's registry did not take %s, which serves without it: %s", name, reason(error))

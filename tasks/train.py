@@ -26,6 +26,7 @@ from algorithms.privacy.events import run_lengths, schedule_to_json
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.noise import Generator, secure_generator, seeded_generator
 from algorithms.privacy.trace import Trace
+from algorithms.training import Tell
 from algorithms.training import train as run_training
 from data import PublicDescription
 from data.prepared import description, load_as
@@ -35,14 +36,15 @@ from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for
 from tasks.environment import home, ledger_url, retraining
 from tasks.ledger_heads import open_newest, remember
+from tasks.live_curve import live_curve
 from tasks.params import Params
 from tasks.population import declare
-from tasks.progress import progress
+from tasks.progress import both, progress
 from tasks.receipt import account_of, cost_of, noise_source, reserved_events
 from tasks.software import software
 from tasks.stage import main_of
 
-READS = ("privacy", "features", "algorithm", "model", "performance", "ledger")
+READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
 _ARTIFACTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
 _SALT_BYTES = 32
 
@@ -119,16 +121,16 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
                 run.run_id, job.public.population, plan.cost, events=events, about=about, blocks=job.blocks
             )
     written = _fresh_folder(run.folder / "written")
-    trace = _train_into(written, job, run)
-    events = schedule_to_json(run_lengths(trace.events()))
-    # Settled in full even if it ended early: when to end was then chosen on the way.
-    ledger.settle(run.run_id, plan.cost, events=events)
-    receipt = (
-        _identity(job, run) | cost_of(plan, events) | account_of(ledger, job.public.population, run.run_id)
-    )
-    receipt |= {"software": software(root, recorded="training"), "sha256": _checksums(written, job)}
-    (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
-    return run.finish(written)
+    with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
+        trace = _train_into(written, job, run, live)
+        events = schedule_to_json(run_lengths(trace.events()))
+        # Settled in full even if it ended early: when to end was then chosen on the way.
+        ledger.settle(run.run_id, plan.cost, events=events)
+        account = account_of(ledger, job.public.population, run.run_id)
+        receipt = _identity(job, run) | cost_of(plan, events) | account
+        receipt |= {"software": software(root, recorded="training"), "sha256": _checksums(written, job)}
+        (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
+        return run.finish(written)
 
 
 def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
@@ -151,13 +153,14 @@ def _checksums(written: Path, job: Job) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
+def _train_into(folder: Path, job: Job, run: runs.Run, live: Tell) -> Trace:
     """Trains and writes the released model and the trace into `folder`."""
     model, performance = model_for(job.settings, job.public), job.settings.performance
     diagnostics = Diagnostics()
     if performance.threads is not None:
         torch.set_num_threads(performance.threads)
-    with progress(job.plan.steps) as tell:
+    limits = Performance(_device(performance.device), performance.memory_mb, performance.physical_batch)
+    with progress(job.plan.steps) as shown:
         state, trace, model = run_training(
             job.settings.algorithm,
             job.plan,
@@ -166,11 +169,9 @@ def _train_into(folder: Path, job: Job, run: runs.Run) -> Trace:
             generator=run.generator(),
             run_id=run.run_id,
             folder=run.folder,
-            performance=Performance(
-                _device(performance.device), performance.memory_mb, performance.physical_batch
-            ),
+            performance=limits,
             checkpoint_seconds=performance.checkpoint_seconds,
-            tell=tell,
+            tell=both(shown, live),
             features=job.settings.features,
             diagnostics=diagnostics if job.settings.privacy.diagnostics else None,
         )

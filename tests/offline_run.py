@@ -1,13 +1,15 @@
-"""Logs a synthetic run in a process of its own and reads back the offline file that it leaves."""
+"""Tracks a synthetic run in a process of its own and reads back the offline files that it leaves."""
 
+import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
 import sys
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,21 +17,11 @@ from typing import Any
 
 from wandb.proto import wandb_internal_pb2
 
-from tests.synthetic_run import write_run
+from algorithms.privacy.card import build
+from tests.synthetic_run import record, write_json, write_run
 
 ROOT = Path(__file__).parents[1]
-LOG = """
-import logging, sys
-from pathlib import Path
-from tasks.groups import Tracking
-from tasks.report import report
-from tasks.tracking import Finished, log_run
-logging.basicConfig()
-root, mode = Path(sys.argv[1]), sys.argv[2]
-done = report(artifacts=root / "artifacts", prepared=root / "data" / "prepared", root=root)
-run = Finished(done.card, done.run.metrics, done.run.trace, done.run.public, done.curve)
-print(log_run(run, Tracking(mode=mode), artifacts=root / "artifacts", root=root))
-"""
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 
 
 @dataclass
@@ -62,20 +54,25 @@ def listening() -> Iterator[Listener]:
 
 
 def start(root: Path, mode: str, listener: Listener) -> "subprocess.Popen[str]":
-    """Logs the run in `root` in a process whose home is empty, and whose whole network is the listener."""
+    """Tracks the run in `root` in a process whose home is empty, and whose whole network is the listener."""
     here = f"http://127.0.0.1:{listener.port}"
+    return track(root, mode, here, dict.fromkeys(_PROXIES, here))
+
+
+def track(root: Path, mode: str, url: str, own: Mapping[str, str]) -> "subprocess.Popen[str]":
+    """Tracks the run in `root` in a process of its own. url: of W&B. own: of its environment."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment = ours | {
         "HOME": str(root / "home"),
         "MPLCONFIGDIR": str(root / "matplotlib"),
         "PYTHONPATH": str(ROOT),
-        "WANDB_BASE_URL": here,
+        "WANDB_BASE_URL": url,
         "WANDB_API_KEY": "0" * 40,
-        **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), here),
+        **own,
     }
     (root / "home").mkdir()
     return subprocess.Popen(
-        [sys.executable, "-c", LOG, str(root), mode],
+        [sys.executable, "-m", "tests.tracked_run", str(root), mode],
         cwd=root,
         env=environment,
         stdout=subprocess.PIPE,
@@ -86,16 +83,18 @@ def start(root: Path, mode: str, listener: Listener) -> "subprocess.Popen[str]":
 
 @dataclass
 class Logged:
-    """What an offline run left: its folder, its records, what it printed and who was contacted."""
+    """What tracking left offline: its folder, the records of each run by job type, what it said and to whom."""
 
     root: Path
-    records: list[Any]
-    printed: str
+    runs: dict[str, list[Any]]
+    found: list[Any]
     complaints: str
     connections: int
 
-    def of(self, kind: str) -> list[Any]:
-        return [getattr(record, kind) for record in self.records if record.WhichOneof("record_type") == kind]
+    def of(self, kind: str, job_type: str = "train") -> list[Any]:
+        """The records of a kind in the run of a job type."""
+        records = self.runs[job_type]
+        return [getattr(record, kind) for record in records if record.WhichOneof("record_type") == kind]
 
 
 def read_records(content: bytes) -> Iterator[Any]:
@@ -116,12 +115,24 @@ def read_records(content: bytes) -> Iterator[Any]:
             yield vars(wandb_internal_pb2)["Record"].FromString(parts)
 
 
+def write_finished(root: Path) -> Path:
+    """Writes a finished run below `root`, with its card and as a model that serves; returns the model's folder."""
+    folders = write_run(root, steps=30)
+    card = build(record(folders)).to_json()
+    write_json(folders.artifacts / "privacy_card.json", card)
+    entry = root / "models" / str(card["evidence"]["run_id"])
+    shutil.copytree(folders.artifacts, entry)
+    return entry
+
+
 def logged_run(root: Path) -> Logged:
-    """Writes a run below `root` and logs it offline."""
-    write_run(root, steps=30)
+    """Writes a run below `root` and tracks it offline."""
+    write_finished(root)
     with listening() as listener:
         printed, complaints = start(root, "offline", listener).communicate(timeout=120)
-    files = [path for path in root.rglob("run-*.wandb") if path.is_file()]
-    assert len(files) == 1, (printed, complaints)
-    content = files[0].read_bytes()
-    return Logged(root, list(read_records(content)), printed, complaints, listener.connections)
+    assert printed, complaints
+    files = [path for path in sorted(root.rglob("run-*.wandb")) if path.is_file()]
+    contents = [list(read_records(path.read_bytes())) for path in files]
+    runs = {next(r.run.job_type for r in records if r.HasField("run")): records for records in contents}
+    assert len(runs) == len(files)
+    return Logged(root, runs, json.loads(printed), complaints, listener.connections)

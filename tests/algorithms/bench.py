@@ -146,7 +146,7 @@ def trained(
 ) -> training.Trained:
     """A run in the training loop with a checkpoint in a folder after each step; it crashes after `stop_after`."""
 
-    def tell(step: int, _epsilon: float) -> None:
+    def tell(step: int, _epsilon: float, _noise_std: float) -> None:
         if step == stop_after:
             raise Stopped
 

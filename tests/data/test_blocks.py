@@ -190,15 +190,9 @@ def test_a_block_that_was_renamed_is_no_new_one(
     cards = store(folder_card | {"public": False})
 
     def prepared_of(block: str, home: str) -> None:
-        params = parse(f"data: {{dataset: tiny, blocks: [{block}]}}", reads=("data",))
-        prepare(
-            params,
-            mirror=None,
-            home=tmp_path / home,
-            destination=tmp_path / home / "out",
-            root=tmp_path,
-            cards=cards,
-        )
+        params = parse({"data": {"dataset": "tiny", "blocks": [block]}}, reads=("data",))
+        folder = tmp_path / home
+        prepare(params, mirror=None, home=folder, destination=folder / "out", root=tmp_path, cards=cards)
 
     prepared_of("2026-W01", "home")
     (tmp_path / "weeks/2026-W01.csv").rename(tmp_path / "weeks/fresh.csv")

@@ -31,6 +31,7 @@ CANNOT_CHANGE_A_RESULT = {
     "tasks.environment": "where things are",
     "tasks.groups": "checks values that are listed themselves",
     "tasks.ledger_heads": "refuses an older copy of the ledger",
+    "tasks.live_curve": "shown while training",
     "tasks.params": "checks values that are listed themselves",
     "tasks.population": "enters the population into the ledger",
     "tasks.progress": "shown while training",
@@ -38,6 +39,7 @@ CANNOT_CHANGE_A_RESULT = {
     "tasks.software": "describes the machine",
     "tasks.stage": "runs the stage",
     "tasks.tracking": "tells others about the result",
+    "tasks.tracking_report": "tells others about the result",
 }
 
 
@@ -150,6 +152,7 @@ def test_a_stage_is_due_when_a_value_it_depends_on_changes(
     "file",
     [
         "tasks/tracking.py",
+        "tasks/live_curve.py",
         "algorithms/privacy/ledger.py",
         "tasks/progress.py",
         "algorithms/privacy/card.py",

@@ -15,7 +15,7 @@ def test_a_terminal_shows_steps_epsilon_and_time_left() -> None:
     console = Console(file=screen, force_terminal=True, width=120)
     with progress(40, console=console) as tell:
         for step in range(1, 31):
-            tell(step, step / 10)
+            tell(step, step / 10, 1.0)
     shown = screen.getvalue()
     assert "30/40" in shown
     assert "epsilon 3" in shown
@@ -29,7 +29,7 @@ def test_elsewhere_there_is_a_line_every_few_seconds_and_one_at_the_end(
     monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
     with caplog.at_level(logging.INFO), progress(12, console=Console(file=io.StringIO())) as tell:
         for step in range(1, 13):
-            tell(step, 0.25 * step)
+            tell(step, 0.25 * step, 1.0)
     assert caplog.messages == [
         "step 5 of 12, 1.0 steps/s, 7 s left, epsilon 1.25",
         "step 10 of 12, 1.0 steps/s, 2 s left, epsilon 2.5",
@@ -43,5 +43,5 @@ def test_a_run_that_was_taken_up_counts_its_rate_from_there(
     now = iter([0.0, 10.0])
     monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
     with caplog.at_level(logging.INFO), progress(1000, console=Console(file=io.StringIO())) as tell:
-        tell(901, 1.0)
+        tell(901, 1.0, 1.0)
     assert caplog.messages == ["step 901 of 1000, 0.1 steps/s, 990 s left, epsilon 1"]

@@ -3,8 +3,6 @@
 import json
 import logging
 import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +15,22 @@ import pytest
 from tasks import tracking
 from tasks.figures import Curve
 from tasks.groups import Tracking
-from tasks.report import Report, report
-from tasks.tracking import CONFIG, HISTORY, STEP, SUMMARY, Finished, history, log_run
+from tasks.tracking import BRIEF, CONFIG, HISTORY, MEASURED, STEP, SUMMARY, Finished, history, log_run
+from tasks.tracking_places import places
 from tasks.tracking_promotion import log_promotion
-from tests.offline_run import ROOT, Logged, listening, logged_run, read_records, start
-from tests.synthetic_run import Folders, public_document, read_json, write_run
+from tasks.tracking_report import log_report
+from tests.offline_run import Logged, listening, logged_run, start, write_finished
+from tests.synthetic_run import public_document, read_json
+from tests.tracked_run import HISTORY as PAST
+from tests.tracked_run import MODEL, finished
 
+FILES = {
+    "dataset": ["description"],
+    "plan": ["plan.json"],
+    "trace": ["trace.parquet"],
+    "model": ["model.safetensors"],
+    "card": ["privacy_card.json"],
+}
 OF_WANDB_ITSELF = {"_step", "_runtime", "_timestamp", "_wandb"}
 RECORDS = {
     "header",
@@ -48,8 +56,9 @@ def key_of(item: Any) -> str:
 
 
 def test_only_allowed_kinds_of_records_are_kept(logged: Logged) -> None:
-    assert logged.printed == "True\n"
-    assert {record.WhichOneof("record_type") for record in logged.records} <= RECORDS
+    assert logged.found[0] is True
+    for records in logged.runs.values():
+        assert {record.WhichOneof("record_type") for record in records} <= RECORDS
 
 
 def test_every_key_is_allowed(logged: Logged) -> None:
@@ -85,24 +94,59 @@ def test_the_results_are_the_summary(logged: Logged) -> None:
     assert summary["privacy/private"] is True
 
 
-def test_artifacts_and_their_lineage(logged: Logged) -> None:
-    artifacts = {artifact.type: artifact for artifact in logged.of("artifact")}
-    assert set(artifacts) == {"dataset", "plan", "trace", "model", "card"}
-    assert {kind for kind, artifact in artifacts.items() if artifact.use_after_commit} == {"dataset", "plan"}
-    files = {
-        kind: [entry.path for entry in artifact.manifest.contents] for kind, artifact in artifacts.items()
-    }
-    assert files.pop("dataset") == ["description"]
-    assert files == {
-        "plan": ["plan.json"],
-        "trace": ["trace.parquet"],
-        "model": ["model.safetensors"],
-        "card": ["privacy_card.json"],
-    }
+LINEAGE = {
+    "prepare": (set(), {"dataset"}),
+    "calibrate": ({"dataset"}, {"plan"}),
+    "train": ({"dataset", "plan"}, {"model", "trace"}),
+    "evaluate": ({"dataset", "model"}, set()),
+    "report": ({"plan", "model", "trace"}, {"card"}),
+}
+
+
+def test_each_step_is_a_run_of_one_group_that_uses_what_the_steps_before_made(logged: Logged) -> None:
+    run_id = read_json(logged.root / "artifacts" / "privacy_card.json")["evidence"]["run_id"]
+    assert set(logged.runs) == {*LINEAGE, "promotion"}
+    for job_type, (uses, makes) in LINEAGE.items():
+        (run,) = logged.of("run", job_type)
+        assert run.run_group == run_id
+        artifacts = logged.of("artifact", job_type)
+        assert {artifact.type for artifact in artifacts if artifact.use_after_commit} == uses
+        assert {artifact.type for artifact in artifacts if not artifact.use_after_commit} == makes
+    (run,) = logged.of("run")
+    assert run.run_id == run_id
+
+
+def test_what_is_used_has_the_content_that_was_made(logged: Logged) -> None:
+    digests: dict[str, set[tuple[str, str]]] = {}
+    for job_type in logged.runs:
+        for artifact in logged.of("artifact", job_type):
+            digests.setdefault(artifact.type, set()).add((artifact.name, artifact.digest))
+    assert {kind: len(found) for kind, found in digests.items()} == dict.fromkeys(FILES, 1) | {"model": 2}
+    (serving,) = (a for a in logged.of("artifact", "promotion") if not a.use_after_commit)
+    assert (serving.name, serving.type, sorted(serving.aliases)) == (MODEL, "model", ["latest", "serving"])
+
+
+def test_an_artifact_is_one_file_and_the_data_set_none(logged: Logged) -> None:
+    made = [a for job_type in LINEAGE for a in logged.of("artifact", job_type)]
+    assert {a.type: [entry.path for entry in a.manifest.contents] for a in made} == FILES
+
+
+def test_the_folders_are_in_the_order_of_the_steps(logged: Logged) -> None:
+    ids = [logged.of("run", job_type)[0].run_id for job_type in LINEAGE]
+    assert ids == sorted(ids)
+
+
+def test_the_steps_around_training_say_whose_they_are_and_nothing_else(logged: Logged) -> None:
+    for job_type in set(LINEAGE) - {"train"}:
+        (run,) = logged.of("run", job_type)
+        assert {key_of(item) for item in run.config.update} - OF_WANDB_ITSELF == set(BRIEF)
+        summary = {key_of(item) for record in logged.of("summary", job_type) for item in record.update}
+        assert summary - OF_WANDB_ITSELF == (set(MEASURED) if job_type == "evaluate" else set())
+        assert not logged.of("history", job_type)
 
 
 def test_the_data_set_is_a_reference_with_its_public_description(logged: Logged) -> None:
-    (dataset,) = (artifact for artifact in logged.of("artifact") if artifact.type == "dataset")
+    (dataset,) = logged.of("artifact", "prepare")
     (entry,) = dataset.manifest.contents
     assert entry.ref == "dataset://animals"
     assert not entry.local_path
@@ -110,12 +154,22 @@ def test_the_data_set_is_a_reference_with_its_public_description(logged: Logged)
 
 
 def test_nothing_about_the_machine_is_kept(logged: Logged) -> None:
-    (run,) = logged.of("run")
-    of_run = {field.name for field, _ in run.ListFields()}
-    assert of_run == {"run_id", "project", "config", "display_name", "start_time", "telemetry"}
-    of_telemetry = {field.name for record in logged.of("telemetry") for field, _ in record.ListFields()}
+    of_a_run = {
+        "run_id",
+        "run_group",
+        "job_type",
+        "project",
+        "config",
+        "display_name",
+        "start_time",
+        "telemetry",
+    }
     versions = {"python_version", "cli_version", "platform"}
-    assert of_telemetry <= {"imports_init", "imports_finish", "feature", *versions}
+    for job_type in logged.runs:
+        (run,) = logged.of("run", job_type)
+        assert {field.name for field, _ in run.ListFields()} == of_a_run
+        told = {field.name for record in logged.of("telemetry", job_type) for field, _ in record.ListFields()}
+        assert told <= {"imports_init", "imports_finish", "feature", *versions}
 
 
 def test_nobody_was_contacted_and_nothing_was_said(logged: Logged) -> None:
@@ -124,7 +178,7 @@ def test_nobody_was_contacted_and_nothing_was_said(logged: Logged) -> None:
 
 
 def test_the_network_test_would_notice_a_contact(tmp_path: Path) -> None:
-    write_run(tmp_path)
+    write_finished(tmp_path)
     with listening() as listener:
         process = start(tmp_path, "online", listener)
         try:
@@ -139,32 +193,20 @@ def test_the_network_test_would_notice_a_contact(tmp_path: Path) -> None:
 
 def test_files_stay_in_the_project(logged: Logged) -> None:
     assert list((logged.root / "home").iterdir()) == []
-    assert {path.name for path in logged.root.iterdir()} == {
-        ".wandb",
-        "artifacts",
-        "data",
-        "home",
-        "matplotlib",
-    }
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return write_run(tmp_path_factory.mktemp("run"))
-
-
-@pytest.fixture(scope="module")
-def done(folders: Folders) -> Report:
-    return report(artifacts=folders.artifacts, prepared=folders.prepared, root=folders.artifacts)
+    ours = {".wandb", "artifacts", "data", "home", "matplotlib", "models"}
+    assert {path.name for path in logged.root.iterdir()} == ours
 
 
 @pytest.fixture
-def run(done: Report) -> Finished:
-    return Finished(done.card, done.run.metrics, done.run.trace, done.run.public, done.curve)
+def run(logged: Logged) -> Finished:
+    return finished(logged.root)
 
 
-def test_disabled_touches_nothing(tmp_path: Path, folders: Folders, run: Finished) -> None:
-    assert log_run(run, Tracking(mode="disabled"), artifacts=folders.artifacts, root=tmp_path) is False
+def test_disabled_touches_nothing(tmp_path: Path, logged: Logged, run: Finished) -> None:
+    off, entry = Tracking(mode="disabled"), logged.root / "models" / run.card.evidence.run_id
+    assert log_run(run, off, artifacts=logged.root / "artifacts", root=tmp_path) is False
+    assert log_report(run, PAST, off, root=tmp_path) is None
+    assert log_promotion(MODEL, entry, off, root=tmp_path) is False
     assert list(tmp_path.iterdir()) == []
 
 
@@ -187,7 +229,7 @@ def test_a_failure_is_one_line_and_no_loss(
 def test_places_named_by_the_environment_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "mine"))
     monkeypatch.delenv("WANDB_CACHE_DIR", raising=False)
-    with tracking._places(tmp_path / "project"):
+    with places(tmp_path / "project"):
         assert os.environ["WANDB_DIR"] == str(tmp_path / "mine")
         assert os.environ["WANDB_CACHE_DIR"] == str(tmp_path / "project" / ".wandb" / "cache")
     assert "WANDB_CACHE_DIR" not in os.environ
@@ -202,24 +244,3 @@ def test_a_long_run_is_thinned_and_an_infinite_cost_left_out(run: Finished) -> N
     assert set(rows[0]) == {STEP, "privacy/noise_std", "privacy/noise_multiplier"}
     accounted = list(history(replace(run, trace=trace, curve=Curve([4321], [0.5]))))
     assert [row["privacy/epsilon"] for row in accounted if "privacy/epsilon" in row] == [0.5]
-
-
-def test_a_promotion_is_an_artifact_that_serves(tmp_path: Path) -> None:
-    entry = tmp_path / "models/visits/run-1"
-    entry.mkdir(parents=True)
-    for name in ("model.safetensors", "privacy_card.json"):
-        (entry / name).write_text(name)
-    code = "import sys; from pathlib import Path; from tasks.groups import Tracking\n"
-    code += "from tasks.tracking_promotion import log_promotion\n"
-    code += "log_promotion('visits', Path(sys.argv[1]), Tracking(), root=Path(sys.argv[2]))"
-    command = [sys.executable, "-c", code, str(entry), str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True)  # W&B writes the file to its end when the process ends
-    (file,) = tmp_path.rglob("run-*.wandb")
-    kinds = [(record.WhichOneof("record_type"), record) for record in read_records(file.read_bytes())]
-    (artifact,) = (record.artifact for kind, record in kinds if kind == "artifact")
-    assert (artifact.name, artifact.type, sorted(artifact.aliases)) == (
-        "visits",
-        "model",
-        ["latest", "serving"],
-    )
-    assert not log_promotion("visits", entry, Tracking(mode="disabled"), root=tmp_path)

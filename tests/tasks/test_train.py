@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -22,8 +23,9 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
-from tasks import calibrate, evaluate, params, prepare, runs, train
+from tasks import calibrate, evaluate, live_curve, params, prepare, runs, train
 from tests.checkout import PROJECT
+from tests.wandb_stand_in import standing_in
 
 KILLS = int(os.environ.get("EPSILONFLOW_TEST_KILLS", "2"))
 PARAMS: dict[str, Any] = {
@@ -175,6 +177,29 @@ def test_fresh_secret_noise_gives_another_model_and_seeded_noise_the_same(worksp
         assert receipt["private_noise"] is (noise == "secure")
     assert models[0] != models[1]
     assert models[2] == models[3]
+
+
+def test_a_live_curve_changes_no_result_whether_wandb_hangs_or_answers(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workspace.set("privacy", noise="seeded")
+    first, model = workspace.train(), workspace.model()
+    workspace.set("tracking", mode="online")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    for hangs, patience in ((True, 1.0), (False, 60.0)):
+        runs.discard(workspace.home, first["run_id"])
+        monkeypatch.setattr(live_curve, "_PATIENCE", patience)
+        caplog.clear()
+        with standing_in(hangs=hangs) as backend, caplog.at_level(logging.WARNING, "tasks.live_curve"):
+            monkeypatch.setenv("WANDB_BASE_URL", backend.known.url)
+            first = workspace.train()
+        assert workspace.model() == model
+        assert workspace.ledger.status(first["run_id"]) == "settled"
+        assert len(caplog.messages) == hangs
+    trace = pd.read_parquet(workspace.root / "artifacts/trace.parquet")
+    last = backend.rows(first["run_id"])[-1]
+    expected = (6, trace["epsilon"].iloc[-1], trace["noise_std"].iloc[-1])
+    assert tuple(last[name] for name in live_curve.LIVE) == pytest.approx(expected)
 
 
 def killed_after(workspace: Workspace, seconds: float) -> bool:

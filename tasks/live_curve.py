@@ -1,0 +1,128 @@
+"""A training's curve while it runs: a row a second at most, to a process of its own that tells Weights & Biases.
+
+Training never waits for that process, and the client of the network never shares memory with the records or the key of
+the noise. What that process does not take is left out of the live curve; the report has it all.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.groups import Tracking
+
+if TYPE_CHECKING:  # the process that imports this for its words has no use for torch
+    from algorithms.training import Tell
+
+LIVE_STEP = "live/step"
+LIVE = (LIVE_STEP, "live/epsilon_bound", "live/noise_std")
+END = {"finished": True}
+"""The last line of a training that came to its end."""
+
+_SECONDS_BETWEEN_ROWS = 1.0
+_PATIENCE, _PATIENCE_AFTER_A_FAILURE = 20.0, 2.0
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def live_curve(run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root: Path) -> Iterator["Tell"]:
+    """What takes the steps of a training and shows them at W&B where the mode is online; does nothing elsewhere.
+
+    plan: its document. root: the checkout. No failure of W&B reaches the training: it costs one line of the log, and
+    at most 20 s at its end.
+    """
+    if settings.mode != "online":
+        yield _nothing
+        return
+    try:
+        sender = _Sender(_opening(run_id, plan, settings, root))
+    except OSError as error:
+        _log.warning("W&B gets no live curve of this training: no process for it: %s", error)
+        yield _nothing
+        return
+    try:
+        yield sender.take
+    except BaseException:
+        sender.end(_PATIENCE_AFTER_A_FAILURE, finished=False)
+        raise
+    sender.end(_PATIENCE, finished=True)
+
+
+def _nothing(_step: int, _epsilon: float, _noise_std: float) -> None:
+    """Takes a step and does nothing."""
+
+
+def _opening(run_id: str, plan: Mapping[str, Any], settings: Tracking, root: Path) -> dict[str, Any]:
+    about = {name: plan[name] for name in ("algorithm", "dataset", "steps", "delta")}
+    about |= {"target_epsilon": plan["target"]["epsilon"]}
+    return {"run_id": run_id, "about": about, "settings": settings.model_dump(), "root": str(root)}
+
+
+class _Sender:
+    """Writes lines to the process, and drops what it would have to wait for."""
+
+    def __init__(self, opening: Mapping[str, Any]) -> None:
+        self._latest: tuple[int, float, float] | None = None
+        self._sent = -math.inf
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tasks.tracking_live"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # of W&B's own, which may be long
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
+        for pipe in (self._input, self._output):  # whose other ends may outlive the process
+            os.set_blocking(pipe.fileno(), False)
+        self._write(opening)
+
+    def take(self, step: int, epsilon: float, noise_std: float) -> None:
+        """Sends the step, unless the last was sent within a second."""
+        self._latest = (step, epsilon, noise_std)
+        now = time.monotonic()
+        if now - self._sent >= _SECONDS_BETWEEN_ROWS:
+            self._sent = now
+            self._send_latest()
+
+    def end(self, patience: float, *, finished: bool) -> None:
+        """Sends the last step and waits for the process, which is ended when it takes too long."""
+        self._send_latest()
+        if finished:
+            self._write(END)
+        self._input.close()
+        try:
+            self._process.wait(patience)
+            found = (self._output.read() or b"").decode(errors="replace").splitlines()
+        except subprocess.TimeoutExpired:
+            self._kill()
+            found = [f"it took longer than {patience:g} s"]
+        if self._process.returncode != 0 or found:
+            why = found[-1] if found else "its client failed"
+            _log.warning("W&B has no complete live curve of this training, which needs none: %s", why)
+
+    def _send_latest(self) -> None:
+        if self._latest is not None:
+            values = zip(LIVE, self._latest, strict=True)
+            self._write({name: value for name, value in values if math.isfinite(value)})
+        self._latest = None
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        """A line of less than a page is written whole or, where the pipe is full or its end gone, not at all."""
+        with contextlib.suppress(OSError):
+            os.write(self._input.fileno(), json.dumps(document).encode() + b"\n")
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()

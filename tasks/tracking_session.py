@@ -1,0 +1,111 @@
+"""How Weights & Biases is talked to: what no run ever sends, how long it may take, and that a failure costs a line."""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tasks.groups import Tracking
+from tasks.tracking_places import places
+
+if TYPE_CHECKING:
+    import wandb
+
+_SECONDS_TO_BEGIN, _SECONDS_TO_FINISH = 30, 120
+Mode = Literal["offline", "online"]
+_log = logging.getLogger(__name__)
+
+
+def safely(log: Callable[[Mode], None], settings: Tracking, what: str, root: Path) -> bool:
+    """Whether W&B logged, unless it is not wanted; a failure costs one line of the log. what: in words."""
+    mode = settings.mode
+    if mode == "disabled":
+        return False
+    try:
+        with places(root):
+            log(mode)
+    except Exception as error:
+        _log.warning("W&B did not log %s, which is complete without it: %s", what, reason(error))
+        return False
+    return True
+
+
+def reason(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def session(
+    settings: Tracking,
+    mode: Mode,
+    *,
+    job_type: str,
+    group: str,
+    name: str,
+    config: Mapping[str, Any],
+    run_id: str | None = None,
+    seconds_to_finish: int = _SECONDS_TO_FINISH,
+) -> Iterator["wandb.Run"]:
+    """A run at W&B until the block ends. run_id: of a run that goes on where it was if W&B has it; online only.
+
+    Raises what W&B raises, and TimeoutError where it takes longer than `seconds_to_finish` to take what was logged.
+    """
+    import wandb  # here, since it takes most of a second and may not be wanted
+
+    with wandb.init(
+        project=settings.project,
+        entity=settings.entity,
+        id=None if run_id is None else re.sub(r"[^A-Za-z0-9_-]", "-", run_id),
+        resume="allow" if run_id is not None and mode == "online" else None,
+        group=group,
+        job_type=job_type,
+        name=name,
+        config=dict(config),
+        settings=_settings(mode, seconds_to_finish),
+    ) as logged:
+        yield logged
+
+
+def _settings(mode: Mode, seconds_to_finish: int) -> "wandb.Settings":
+    """A run's settings: nothing about the machine or the code is sent."""
+    import wandb
+
+    return wandb.Settings(
+        mode=mode,
+        root_dir=os.environ["WANDB_DIR"],
+        program="epsilonflow",  # else the path of the file that runs
+        console="off",
+        silent=True,
+        save_code=False,
+        disable_code=True,
+        disable_git=True,
+        disable_job_creation=True,
+        host="",
+        init_timeout=_SECONDS_TO_BEGIN,
+        login_timeout=_SECONDS_TO_BEGIN,
+        finish_timeout=seconds_to_finish,
+        finish_timeout_raises=True,
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+    )
+
+
+def valid(name: str) -> str:
+    """The name of an artifact without what W&B does not take."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
+
+
+def add_file(artifact: "wandb.Artifact", path: Path) -> None:
+    """Adds a copy of a file.
+
+    W&B sends where the copy lies along with it. So that this tells nothing of the machine it is told from the current
+    folder, which is the checkout, and `wandb sync` has to run there, too.
+    """
+    entry = artifact.add_file(str(path), skip_cache=True)
+    entry.local_path = os.path.relpath(str(entry.local_path))

@@ -1,0 +1,157 @@
+"""The report for Weights & Biases as the file it is offline: complete in words and tables, with panels of the runs."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tasks.figures import Curve
+from tasks.groups import Tracking
+from tasks.history import History
+from tasks.tracking import HISTORY, STEP, Finished
+from tasks.tracking_report import log_report
+from tasks.tracking_tables import sections
+from tests.offline_run import write_finished
+from tests.tracked_run import HISTORY as PAST
+from tests.tracked_run import finished
+
+EMPTY = History(pd.DataFrame(), pd.DataFrame())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    root = tmp_path_factory.mktemp("reported")
+    write_finished(root)
+    return finished(root)
+
+
+@pytest.fixture(scope="module")
+def document(run: Finished, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("saved")
+    path = log_report(run, PAST, Tracking(entity="a-team"), root=root)
+    assert path == str(root / ".wandb" / f"report-{run.card.evidence.run_id}.json")
+    found: dict[str, Any] = json.loads(Path(path).read_bytes())
+    return found
+
+
+def text_of(document: dict[str, Any], heading: str) -> str:
+    """The markdown below a heading."""
+    blocks = document["spec"]["blocks"]
+    below = [block["children"][0].get("text") for block in blocks].index(heading) + 1
+    assert blocks[below]["type"] == "markdown-block"
+    return str(blocks[below]["content"])
+
+
+def table(text: str) -> list[list[str]]:
+    """The rows of a table in markdown, without its head."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [line[2:-2].replace("\\|", "¦").split(" | ") for line in lines[2:]]
+
+
+def test_the_card_is_told_in_words(document: dict[str, Any], run: Finished) -> None:
+    text, card = text_of(document, "Privacy card"), run.card
+    rows = dict(table(text))
+    assert text.startswith(card.setting.statement)
+    assert rows["epsilon, delta"] == f"{card.setting.epsilon:.6g}, 1e-05"
+    assert rows["checksum of the card"] == card.evidence.card_sha256
+    assert rows["its cap and what is left"].startswith("epsilon 10, delta 0.0001; epsilon ")
+
+
+def test_epsilon_over_time_is_a_table_and_a_plot(document: dict[str, Any], run: Finished) -> None:
+    assert table(text_of(document, "Epsilon over time")) == [
+        ["10", "0.5"],
+        ["30", f"{run.curve.epsilon[-1]:.6g}"],
+    ]
+    (panel,) = panels(document)[0]
+    assert panel["viewType"] == "Run History Line Plot"
+    assert (panel["config"]["xAxis"], panel["config"]["metrics"]) == (STEP, list(HISTORY[1:3]))
+
+
+def test_the_noise_is_a_row_for_each_run_of_equal_releases(document: dict[str, Any]) -> None:
+    rows = table(text_of(document, "Noise trace"))
+    assert [row[:3] for row in rows] == [["1", "1", "total"], ["1", "30", "gradient"]]
+    assert rows[1][3:] == ["0.1", "0.5", "1.5", "0.75"]
+    assert [panel["config"]["metrics"] for panel in panels(document)[1]] == [[HISTORY[3]], [HISTORY[4]]]
+
+
+def test_blocks_and_retrainings_are_tables(document: dict[str, Any]) -> None:
+    assert table(text_of(document, "Epsilon by block")) == [
+        ["2026-W01", "0.75", "2", "1e-06", "1e-05", "no"],
+        ["2026-W02", "2", "2", "2e-06", "1e-05", "yes"],
+    ]
+    assert table(text_of(document, "Retraining history")) == [
+        ["2026-W01", "promoted", "20260101T030000-11111111", "0.75", "0.625", "2026-W01"],
+        ["2026-W02", "failed ¦ twice", "–", "–", "–", "2026-W01, 2026-W02"],
+    ]
+
+
+def test_accuracy_stands_against_epsilon_for_this_run_and_those_before(
+    document: dict[str, Any], run: Finished
+) -> None:
+    own = [run.card.evidence.run_id, f"{run.card.setting.epsilon:.6g}", "0.8"]
+    earlier = ["20260101T030000-11111111", "0.75", "0.625"]
+    assert table(text_of(document, "Accuracy against epsilon")) == [earlier, own]
+    (panel,) = panels(document)[2]
+    assert panel["viewType"] == "Scatter Plot"
+    assert (panel["config"]["xAxis"], panel["config"]["yAxis"]) == (
+        "summary:privacy/epsilon_total",
+        "summary:test/accuracy",
+    )
+
+
+def test_the_curves_are_of_this_run_and_the_scatter_of_all_trainings(
+    document: dict[str, Any], run: Finished
+) -> None:
+    found = [json.dumps(grid["runSets"][0]["filters"]) for grid in grids(document)]
+    assert ["train" in text for text in found] == [True, True, True]
+    assert [run.card.evidence.run_id in text for text in found] == [True, True, False]
+
+
+def test_a_run_that_was_a_retraining_is_told_once(run: Finished) -> None:
+    own = PAST.retrainings.assign(run_id=run.card.evidence.run_id)
+    assert len(table(sections(run, History(PAST.blocks, own))["accuracy"].text)) == 1
+
+
+def test_without_a_past_the_report_says_so(run: Finished) -> None:
+    told = sections(run, EMPTY)
+    assert told["blocks"].text == "The ledger told of no blocks."
+    assert told["retrainings"].text == "There was no scheduled retraining yet."
+    assert len(table(told["accuracy"].text)) == 1
+
+
+def test_a_report_on_a_run_without_noise_has_no_number_for_epsilon(run: Finished) -> None:
+    told = sections(replace(run, curve=Curve([], [])), EMPTY)
+    assert told["epsilon"].text == "There is no noise, so epsilon is infinite."
+
+
+def test_long_histories_are_cut_and_long_traces_thinned(run: Finished) -> None:
+    many = pd.concat([PAST.retrainings] * 50, ignore_index=True)
+    trace = pd.concat([run.trace.tail(1)] * 500, ignore_index=True)
+    trace = trace.assign(step=range(500), noise_std=np.linspace(1.0, 2.0, 500))
+    told = sections(replace(run, trace=trace), History(PAST.blocks, many))
+    assert told["retrainings"].text.endswith("76 earlier rows are not shown.")
+    rows = table(told["noise"].text)
+    assert (len(rows), rows[0][0], rows[-1][0]) == (24, "1", "500")
+
+
+def test_a_failure_is_one_line_and_no_loss(
+    run: Finished, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / ".wandb").write_text("in the way of the folder")
+    with caplog.at_level(logging.WARNING):
+        assert log_report(run, PAST, Tracking(), root=tmp_path) is None
+    (line,) = caplog.messages
+    assert line.startswith("W&B did not log the report")
+
+
+def grids(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [block["metadata"] for block in document["spec"]["blocks"] if block["type"] == "panel-grid"]
+
+
+def panels(document: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    return [grid["panelBankSectionConfig"]["panels"] for grid in grids(document)]
