@@ -163,14 +163,15 @@ def give_up(work: Work, state: State, reason: str) -> str:
     """Ends an open retraining without a model: a reservation is forfeited and counts as spent; returns the sentence."""
     ledger = work.ledger
     run_id = charged_run(ledger, work.population, _key(work, state))
-    is_open = run_id is not None and ledger.status(run_id) == "open"
-    if run_id is not None and is_open:
+    # Forfeited already where the process was killed right after that; a settled run has lost its model only.
+    forfeits = run_id is not None and ledger.status(run_id) != "settled"
+    if run_id is not None and forfeits:
         ledger.forfeit(run_id)
         runs.abandon(home(), run_id)
     words = f"{reason} The retraining of {state.period} is given up" + (
-        f", and the whole reservation of run {run_id} counts as spent." if is_open else "."
+        f", and the whole reservation of run {run_id} counts as spent." if forfeits else "."
     )
-    kind: Literal["forfeited", "given up"] = "forfeited" if is_open else "given up"
+    kind: Literal["forfeited", "given up"] = "forfeited" if forfeits else "given up"
     work.states.write(replace(state, kind=kind, message=words, run_id=run_id))
     return words
 

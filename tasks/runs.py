@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from algorithms.privacy.noise import Generator
 DONE = "done"
 """The folder that tells of which inputs a run was finished."""
 
-_META, _KEY, _LOCK, _RESULT = "run.json", "generator.key", "lock", "result"
+_META, _KEY, _LOCK, _RESULT, _GONE = "run.json", "generator.key", "lock", "result", ".gone-"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Run:
             yield
         except BudgetRefused:
             if not unless():
-                shutil.rmtree(self.folder)
+                _remove(self.folder)
             raise
 
 
@@ -85,12 +85,21 @@ def claimed(
         os.close(lock)
 
 
+def hand_out(result: Path, artifacts: Path, names: Iterable[str]) -> None:
+    """Copies files of a result, each whole or not at all: a receipt cut short would stop every run after it."""
+    artifacts.mkdir(exist_ok=True)
+    for name in names:
+        fresh = artifacts / f".{name}"
+        shutil.copyfile(result / name, fresh)
+        fresh.replace(artifacts / name)
+
+
 def discard(home: Path, run_id: str) -> None:
     """Forgets a finished run, whose result is in other hands; does nothing for an unfinished or unknown one."""
     folder = home / "runs" / run_id
     if (folder / _RESULT).is_dir():
         _note_done(home, folder)
-        shutil.rmtree(folder)
+        _remove(folder)
 
 
 def has_unfinished(home: Path, inputs: str) -> bool:
@@ -110,8 +119,15 @@ def abandon(home: Path, run_id: str) -> None:
     folder = home / "runs" / run_id
     lock = _try_lock(folder / _LOCK) if folder.is_dir() else None
     if lock is not None:
-        shutil.rmtree(folder)
+        _remove(folder)
         os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    """Deletes a run's folder, out of sight first: what a killed process leaves of it must not be taken up."""
+    folder.rename(folder.with_name(f"{_GONE}{folder.name}"))
+    for gone in folder.parent.glob(f"{_GONE}*"):
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _take_up(runs: Path, inputs: str, is_forfeited: Callable[[str], bool]) -> tuple[Run, int] | None:
