@@ -1,0 +1,175 @@
+"""python -m benchmarks.kills: retrainings whose process is killed by SIGKILL, some two hundred times.
+
+Each week's retraining is delivered to a process of its own until it has ended: the ledger, the state, and the five
+stages. Most deliveries are killed: at any time, or while they write to the ledger, the run's folder, the state, the
+registry or the results. What must hold is checked after every one. Now and then a checkpoint is damaged by hand, so
+that the run must be forfeited.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import kills_check
+from benchmarks.kills_child import WHERE, Aim, deliver, imported
+from benchmarks.kills_place import Place, make
+from benchmarks.postgres import server
+
+_NOWHERE = Aim("any time")
+_SHARES = {"any time": 0.3, "ledger": 0.25, "run": 0.15, "state": 0.1, "registry": 0.1, "results": 0.1}
+_DAMAGED_EVERY, _STUCK = 6, 4
+_LONGEST_PAUSE = 0.004  # seconds between the moment that was aimed at and the kill
+_FORK = multiprocessing.get_context("fork")
+
+
+@dataclass
+class Trial:
+    """Retrainings of a place under fire.
+
+    whole: the seconds and the moments of the last delivery that nobody killed. rows: the ledger's, seen last.
+    """
+
+    place: Place
+    ledger: str
+    draw: random.Random
+    seconds: float = 0.0
+    moments: dict[str, int] = field(default_factory=dict)
+    rows: list[kills_check.Row] = field(default_factory=list)
+
+    def deliveries(self, kills: int) -> Iterator[dict[str, Any]]:
+        """A row a delivery, until so many were killed and the last period has ended."""
+        week, undamaged = 0, False
+        while kills > 0 or week == 0:
+            self.place.arrive(week)
+            undamaged = week % _DAMAGED_EVERY == _DAMAGED_EVERY - 1
+            for row in self._period(week, kills if week else 0, undamaged):
+                kills -= bool(row["fell"])
+                yield row
+            week += 1
+
+    def _period(self, week: int, kills: int, undamaged: bool) -> Iterator[dict[str, Any]]:
+        """Delivers the retraining of a week until it has ended; kills at most so many."""
+        unended = 0
+        while unended < _STUCK:
+            aim = self._aim() if kills > 0 else None
+            said = self._delivered(week, aim)
+            row = self._checked(week, aim, said)
+            kills -= bool(row["fell"])
+            if undamaged and row["fell"] == "in training":
+                undamaged = not self._damage()
+            yield row
+            if said is not None and row["state"] not in ("none", "open"):
+                return
+            unended += said is not None
+        raise RuntimeError(f"the retraining of {self.place.period(week)} does not come to its end")
+
+    def _aim(self) -> Aim:
+        where = self.draw.choices(WHERE, [_SHARES[where] for where in WHERE])[0]
+        if where == "any time":
+            return Aim(where)
+        return Aim(where, self.draw.randint(1, max(1, self.moments.get(where, 1))), self.draw.random() < 0.5)
+
+    def _delivered(self, week: int, aim: Aim | None) -> str | None:
+        """What the process said at its end; None for one that was killed."""
+        told, child = _FORK.Pipe(duplex=False)
+        process = _FORK.Process(target=deliver, args=(self.place, week, aim or _NOWHERE, child))
+        process.start()
+        child.close()
+        told.recv()
+        began = time.monotonic()
+        if aim is not None and aim.where == "any time":
+            last = None if not told.poll(self.draw.uniform(0.0, self.seconds)) else told.recv()
+        else:
+            last = told.recv()
+        if last is None or last[0] == "here":
+            time.sleep(0.0 if aim and aim.held else self.draw.uniform(0.0, _LONGEST_PAUSE))
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        with suppress(EOFError):
+            last = told.recv() if last is None or last[0] == "here" else last
+        if last is None or last[0] == "here":
+            return None
+        if aim is None:
+            self.seconds, self.moments = time.monotonic() - began, last[3]
+        return f"{last[1]}: {last[2]}"
+
+    def _checked(self, week: int, aim: Aim | None, said: str | None) -> dict[str, Any]:
+        """The row of a delivery, with what is wrong after it."""
+        before, self.rows = self.rows, kills_check.rows_of(self.place)
+        state = kills_check.state_of(self.place, week)
+        kind = "none" if state is None else str(state["kind"])
+        wrong = kills_check.problems(self.place, before, self.rows)
+        if said is not None and kind not in ("none", "open"):
+            wrong += kills_check.ended_badly(self.place, self.rows, week)
+        row = {
+            "ledger": self.ledger,
+            "period": self.place.period(week),
+            "aimed": "",
+            "fell": "",
+            "state": kind,
+        }
+        if said is None and aim is not None:
+            where = f"{aim.where} {aim.number}{' held' if aim.held else ''}" if aim.number else aim.where
+            row |= {"aimed": where, "fell": kills_check.fell(self.place, self.rows, week)}
+        return row | {"new_rows": len(self.rows) - len(before), "said": said or "", "wrong": "; ".join(wrong)}
+
+    def _damage(self) -> bool:
+        """Cuts a checkpoint short; whether there is one."""
+        found = list((self.place.home / "runs").glob("2*/state.safetensors"))
+        for path in found:
+            os.truncate(path, 10)
+        return bool(found)
+
+
+def main(
+    kills: Annotated[int, typer.Option(help="How many deliveries are killed.")] = 200,
+    postgres: Annotated[int, typer.Option(help="How many of them on a ledger in PostgreSQL.")] = 40,
+    seed: Annotated[int, typer.Option(help="Of the instants.")] = 0,
+    file: Annotated[Path, typer.Option(help="The table to write.")] = Path("docs/results/kills.csv"),
+) -> None:
+    """Kill retrainings; exit status 1 where something was wrong afterwards."""
+    imported()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="kills-") as folder, server() as url:
+        ledgers = {
+            "SQLite": (None, kills - postgres if url else kills),
+            "PostgreSQL": (url, postgres if url else 0),
+        }
+        for number, (name, (place, most)) in enumerate(ledgers.items()):
+            if not most:
+                continue
+            trial = Trial(make(Path(folder, name), place), name, random.Random(seed + number))
+            for row in trial.deliveries(most):
+                rows.append(row)
+                typer.echo(" | ".join(str(value) for value in row.values()))
+                pd.DataFrame(rows).to_csv(file, index=False)
+    table = pd.DataFrame(rows)
+    Console(width=110).print(_summary(table))
+    raise typer.Exit(int((table["wrong"] != "").any()))
+
+
+def _summary(rows: pd.DataFrame) -> Table:
+    """Kills by where they fell, and what was wrong."""
+    killed = rows[rows["fell"] != ""]
+    table = Table("the kill fell", *killed["ledger"].unique(), "with something wrong")
+    for where, group in killed.groupby("fell", sort=False):
+        counts = (str((group["ledger"] == name).sum()) for name in killed["ledger"].unique())
+        table.add_row(str(where), *counts, str((group["wrong"] != "").sum()))
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)
