@@ -23,7 +23,7 @@ from sqlalchemy.engine import Engine
 
 from benchmarks.kills_place import Place
 from benchmarks.year import run_here
-from tasks.reproduce import STAGES, StageFailed, StageRefused
+from tasks.reproduce import STAGES, StageFailed, StageRefused, reproduce
 from tasks.retraining import Work, retrain
 
 Where = Literal["any time", "ledger", "run", "state", "registry", "results"]
@@ -112,15 +112,20 @@ def deliver(place: Place, week: int, aim: Aim, told: Connection) -> None:
     sa.event.listen(Engine, "before_cursor_execute", watch.statement)
     sa.event.listen(Engine, "commit", watch.commit)
     try:
-        work = Work(place.settings, place.root, stage, lambda _: None)
+        work = Work(place.settings, place.root, by_dvc if place.dvc else stage, lambda _: None)
         outcome = retrain(work, now=place.moment(week))
         told.send(("ended", outcome.kind, outcome.message, dict(watch.seen)))
     except Exception:
         told.send(("ended", "raised", traceback.format_exc(), dict(watch.seen)))
 
 
+def by_dvc(name: str, root: Path) -> None:
+    """Runs a stage by DVC, in processes of its own."""
+    reproduce(name, root=root, say=lambda _: None)
+
+
 def stage(name: str, root: Path) -> None:
-    """Runs a stage as DVC would: not again when it has ended, and what is no refusal is a failure."""
+    """Runs a stage here as DVC would: not again when it has ended, and what is no refusal is a failure."""
     file = root / ".dvc/tmp/done.json"
     key = hashlib.sha256((root / "params.yaml").read_bytes()).hexdigest()
     done = json.loads(file.read_text()) if file.exists() else {}

@@ -1,5 +1,6 @@
 """The checkout whose retrainings are killed: invented records in blocks, one a period, and a model of milliseconds."""
 
+import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -58,11 +59,12 @@ RETRAINING: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Place:
-    """A checkout, the home of its runs, and the ledger that it charges."""
+    """A checkout, the home of its runs, and the ledger that it charges; dvc: whether its stages are run by DVC."""
 
     root: Path
     home: Path
     url: str
+    dvc: bool = False
 
     @property
     def settings(self) -> Retraining:
@@ -97,14 +99,22 @@ class Place:
                 path.write_text("\n".join(["age,weight,answer", *lines]) + "\n")
 
 
-def make(folder: Path, url: str | None) -> Place:
-    """Makes the checkout and the home below a folder; url: of the ledger, a file of SQLite when None."""
-    place = Place(folder / "checkout", folder / "home", url or f"sqlite:///{folder}/home/ledger.sqlite")
-    for path in (place.root / CARD["blocks"]["path"], place.root / "data/cards", place.root / ".dvc/tmp"):
-        path.mkdir(parents=True)
+def make(folder: Path, url: str | None, *, source: Path | None = None) -> Place:
+    """Makes the checkout and the home below a folder.
+
+    url: of the ledger, a file of SQLite when None. source: the checkout that is cloned where DVC is to run the stages.
+    """
+    ledger = url or f"sqlite:///{folder}/home/ledger.sqlite"
+    place = Place(folder / "checkout", folder / "home", ledger, dvc=source is not None)
+    if source is None:
+        place.root.mkdir(parents=True)
+        (place.root / "dvc.yaml").write_text("stages: {}\n")
+    else:
+        subprocess.run(["git", "clone", "--quiet", str(source), str(place.root)], check=True)
+    for path in (CARD["blocks"]["path"], "data/cards", ".dvc/tmp"):
+        (place.root / path).mkdir(parents=True, exist_ok=True)
     place.home.mkdir(mode=0o700)
     yaml = YAML(typ="safe", pure=True)
     yaml.dump(CARD, place.root / "data/cards" / f"{POPULATION}.yaml")
     yaml.dump(PARAMS, place.root / "params.yaml")
-    (place.root / "dvc.yaml").write_text("stages: {}\n")
     return place
