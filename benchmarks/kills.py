@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
+import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -30,7 +31,7 @@ from benchmarks.postgres import server
 
 _NOWHERE = Aim("any time")
 _SHARES = {"any time": 0.3, "ledger": 0.25, "run": 0.15, "state": 0.1, "registry": 0.1, "results": 0.1}
-_DAMAGED_EVERY, _STUCK = 6, 4
+_DAMAGED_EVERY, _STUCK, _AT_THE_FORFEIT = 6, 4, 0.7
 _LONGEST_PAUSE = 0.004  # seconds between the moment that was aimed at and the kill
 _FORK = multiprocessing.get_context("fork")
 
@@ -62,22 +63,28 @@ class Trial:
 
     def _period(self, week: int, kills: int, undamaged: bool) -> Iterator[dict[str, Any]]:
         """Delivers the retraining of a week until it has ended; kills at most so many."""
-        unended = 0
+        unended, damaged = 0, False
         while unended < _STUCK:
-            aim = self._aim() if kills > 0 else None
+            aim = self._aim(giving_up=damaged) if kills > 0 else None
             said = self._delivered(week, aim)
             row = self._checked(week, aim, said)
             kills -= bool(row["fell"])
             if undamaged and row["fell"] == "in training":
-                undamaged = not self._damage()
+                damaged = self._damage()
+                undamaged = not damaged
             yield row
             if said is not None and row["state"] not in ("none", "open"):
                 return
             unended += said is not None
         raise RuntimeError(f"the retraining of {self.place.period(week)} does not come to its end")
 
-    def _aim(self) -> Aim:
+    def _aim(self, *, giving_up: bool) -> Aim:
+        """Where to kill next; a run that is given up writes little, so it is killed at that."""
         where = self.draw.choices(WHERE, [_SHARES[where] for where in WHERE])[0]
+        if giving_up and self.draw.random() < _AT_THE_FORFEIT:
+            where, number = self.draw.choice((("ledger", 6), ("state", 6), ("run", 12)))
+            return Aim(where, self.draw.randint(1, number), self.draw.random() < 0.5)
+        where = "any time" if self.place.dvc else where
         if where == "any time":
             return Aim(where)
         return Aim(where, self.draw.randint(1, max(1, self.moments.get(where, 1))), self.draw.random() < 0.5)
@@ -96,7 +103,7 @@ class Trial:
             last = told.recv()
         if last is None or last[0] == "here":
             time.sleep(0.0 if aim and aim.held else self.draw.uniform(0.0, _LONGEST_PAUSE))
-            os.killpg(process.pid or 0, signal.SIGKILL)
+            _kill(psutil.Process(process.pid))
         process.join()
         with suppress(EOFError):
             last = told.recv() if last is None or last[0] == "here" else last
@@ -134,9 +141,24 @@ class Trial:
         return bool(found)
 
 
+def _kill(leader: psutil.Process) -> None:
+    """SIGKILL for a process and all that it started; all are stopped first, so that none is started meanwhile."""
+    members: list[psutil.Process] = []
+    while fresh := [each for each in (leader, *leader.children(recursive=True)) if each not in members]:
+        for member in fresh:
+            with suppress(psutil.NoSuchProcess):
+                member.suspend()
+        members += fresh
+    for member in members:
+        with suppress(psutil.NoSuchProcess):
+            member.send_signal(signal.SIGKILL)
+    psutil.wait_procs(members[1:])
+
+
 def main(
     kills: Annotated[int, typer.Option(help="How many deliveries are killed.")] = 200,
     postgres: Annotated[int, typer.Option(help="How many of them on a ledger in PostgreSQL.")] = 40,
+    dvc: Annotated[int, typer.Option(help="How many of them with stages that DVC runs.")] = 20,
     seed: Annotated[int, typer.Option(help="Of the instants.")] = 0,
     file: Annotated[Path, typer.Option(help="The table to write.")] = Path("docs/results/kills.csv"),
 ) -> None:
@@ -144,15 +166,15 @@ def main(
     imported()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="kills-") as folder, server() as url:
-        ledgers = {
-            "SQLite": (None, kills - postgres if url else kills),
-            "PostgreSQL": (url, postgres if url else 0),
-        }
-        for number, (name, (place, most)) in enumerate(ledgers.items()):
-            if not most:
-                continue
-            trial = Trial(make(Path(folder, name), place), name, random.Random(seed + number))
-            for row in trial.deliveries(most):
+        postgres = postgres if url else 0
+        trials = [
+            ("SQLite", kills - postgres - dvc, make(Path(folder, "sqlite"), None)),
+            ("PostgreSQL", postgres, make(Path(folder, "postgresql"), url)),
+            ("SQLite, by DVC", dvc, make(Path(folder, "dvc"), None, source=Path.cwd())),
+        ]
+        for number, (name, most, place) in enumerate(trials):
+            trial = Trial(place, name, random.Random(seed + number))
+            for row in trial.deliveries(most) if most else ():
                 rows.append(row)
                 typer.echo(" | ".join(str(value) for value in row.values()))
                 pd.DataFrame(rows).to_csv(file, index=False)
