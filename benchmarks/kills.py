@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,6 +34,7 @@ _NOWHERE = Aim("any time")
 _SHARES = {"any time": 0.3, "ledger": 0.25, "run": 0.15, "state": 0.1, "registry": 0.1, "results": 0.1}
 _DAMAGED_EVERY, _STUCK, _AT_THE_FORFEIT = 6, 4, 0.7
 _LONGEST_PAUSE = 0.004  # seconds between the moment that was aimed at and the kill
+_WRITES_BY_DVC, _POLL_SECONDS = 4, 0.0005
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -84,7 +86,8 @@ class Trial:
         if giving_up and self.draw.random() < _AT_THE_FORFEIT:
             where, number = self.draw.choice((("ledger", 6), ("state", 6), ("run", 12)))
             return Aim(where, self.draw.randint(1, number), self.draw.random() < 0.5)
-        where = "any time" if self.place.dvc else where
+        if self.place.dvc:
+            return self.draw.choice((Aim("any time"), Aim("ledger", self.draw.randint(1, _WRITES_BY_DVC))))
         if where == "any time":
             return Aim(where)
         return Aim(where, self.draw.randint(1, max(1, self.moments.get(where, 1))), self.draw.random() < 0.5)
@@ -99,6 +102,8 @@ class Trial:
         began = time.monotonic()
         if aim is not None and aim.where == "any time":
             last = None if not told.poll(self.draw.uniform(0.0, self.seconds)) else told.recv()
+        elif aim is not None and self.place.dvc:
+            last = told.recv() if self._is_over_before(aim.number, told) else None
         else:
             last = told.recv()
         if last is None or last[0] == "here":
@@ -112,6 +117,16 @@ class Trial:
         if aim is None:
             self.seconds, self.moments = time.monotonic() - began, last[3]
         return f"{last[1]}: {last[2]}"
+
+    def _is_over_before(self, number: int, told: Connection) -> bool:
+        """Waits for a write to the ledger by whatever process; whether the delivery ended before it."""
+        log, seen, written = Path(f"{self.place.url.removeprefix('sqlite:///')}-wal"), 0, False
+        while seen < number and not told.poll(_POLL_SECONDS):
+            before, written = written, False
+            with suppress(FileNotFoundError):
+                written = log.stat().st_size > 0
+            seen += written and not before
+        return seen < number
 
     def _checked(self, week: int, aim: Aim | None, said: str | None) -> dict[str, Any]:
         """The row of a delivery, with what is wrong after it."""

@@ -116,5 +116,6 @@ def make(folder: Path, url: str | None, *, source: Path | None = None) -> Place:
     place.home.mkdir(mode=0o700)
     yaml = YAML(typ="safe", pure=True)
     yaml.dump(CARD, place.root / "data/cards" / f"{POPULATION}.yaml")
-    yaml.dump(PARAMS, place.root / "params.yaml")
+    params = place.root / "params.yaml"
+    yaml.dump((yaml.load(params) if params.exists() else {}) | PARAMS, params)
     return place
