@@ -116,7 +116,7 @@ def releases(place: Place) -> Iterator[tuple[str, str]]:
         if facts is not None:
             yield facts["run_id"], _text([row["event"] for row in facts["trace"]])
     for path in (place.home / "runs").glob("*/*/trace.parquet"):
-        yield from _of_trace(path.parents[1].name, path)
+        yield from _of_trace(path.parents[1].name.removeprefix(".gone-"), path)  # killed while it was deleted
     for folder in (place.root / "artifacts", *place.registry.glob("2*")):
         receipt, trace = folder / "receipt.json", folder / "trace.parquet"
         if not trace.is_file() or not receipt.is_file() or not receipt.stat().st_size:
@@ -179,8 +179,8 @@ def ended_badly(place: Place, rows: Sequence[Row], week: int) -> list[str]:
     if state is None or run_id is None:
         return ["the period ended without a state or without a charge"]
     kinds = {row["kind"] for row in rows if row["run_id"] == run_id}
-    secrets = list((place.home / "runs").glob("*/generator.key"))
-    found = ["the key of a run that has ended is still there"] if secrets else []
+    left = list((place.home / "runs").glob(f"*{run_id}"))
+    found = ["a run that has ended is still there"] if left else []
     if state["kind"] == "forfeited":
         return found + ([] if kinds == {"reserve", "forfeit"} else ["forfeited, but not in the ledger"])
     if state["kind"] not in ("promoted", "kept"):

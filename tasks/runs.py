@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,8 +126,19 @@ def abandon(home: Path, run_id: str) -> None:
 def _remove(folder: Path) -> None:
     """Deletes a run's folder, out of sight first: what a killed process leaves of it must not be taken up."""
     folder.rename(folder.with_name(f"{_GONE}{folder.name}"))
-    for gone in folder.parent.glob(f"{_GONE}*"):
+    _sweep(folder.parent)
+
+
+def _sweep(runs: Path) -> None:
+    """Deletes what killed processes left: of runs that they were deleting, and of those that had not begun."""
+    for gone in runs.glob(f"{_GONE}*"):
         shutil.rmtree(gone, ignore_errors=True)
+    for path in runs.glob(f".[0-9]*/{_LOCK}"):
+        with suppress(FileNotFoundError):  # another process does the same
+            lock = _try_lock(path)
+            if lock is not None:
+                shutil.rmtree(path.parent, ignore_errors=True)
+                os.close(lock)
 
 
 def _take_up(runs: Path, inputs: str, is_forfeited: Callable[[str], bool]) -> tuple[Run, int] | None:
@@ -142,12 +153,13 @@ def _take_up(runs: Path, inputs: str, is_forfeited: Callable[[str], bool]) -> tu
 
 
 def _begin(runs: Path, inputs: str, fresh: Generator) -> tuple[Run, int]:
+    _sweep(runs)
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
     folder = runs / f".{run_id}"
     folder.mkdir(mode=0o700)
     lock = _try_lock(folder / _LOCK)
-    if lock is None:
-        raise RuntimeError(f"the new folder {folder} is held by another process")
+    if lock is None or not folder.exists():  # another process took it for one that was left
+        return _begin(runs, inputs, fresh)
     described = {"inputs": inputs, "private_noise": fresh.private}
     _write_synced(folder / _KEY, fresh.key)
     _write_synced(folder / _META, json.dumps(described).encode())

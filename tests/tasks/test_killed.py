@@ -1,5 +1,6 @@
 """What a process that was killed leaves behind stops no other, and is not there for ever."""
 
+import fcntl
 import json
 import shutil
 from pathlib import Path
@@ -42,6 +43,18 @@ def test_a_run_that_was_half_deleted_is_not_taken_up(
     assert second["run_id"] != first["run_id"]
     runs.discard(workspace.home, second["run_id"])
     assert list((workspace.home / "runs").iterdir()) == []
+
+
+def test_the_key_of_a_run_that_did_not_begin_goes(workspace: Workspace) -> None:
+    left, at_work = (workspace.home / "runs" / f".20260101T000000-{name}" for name in ("left", "at-work"))
+    for folder in (left, at_work):
+        folder.mkdir(parents=True)
+        (folder / "generator.key").touch()
+    with (at_work / "lock").open("w") as lock:
+        (left / "lock").touch()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        run_id = workspace.train()["run_id"]
+    assert [path.name for path in workspace.run_folders] == [at_work.name, run_id]
 
 
 def test_killed_between_the_forfeit_and_its_note_it_is_forfeited_all_the_same(
