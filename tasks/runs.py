@@ -62,7 +62,8 @@ class Run:
             yield
         except BudgetRefused:
             if not unless():
-                _remove(self.folder)
+                _hide(self.folder)
+                _sweep(self.folder.parent)
             raise
 
 
@@ -99,7 +100,8 @@ def discard(home: Path, run_id: str) -> None:
     folder = home / "runs" / run_id
     if (folder / _RESULT).is_dir():
         _note_done(home, folder)
-        _remove(folder)
+        _hide(folder)
+    _sweep(folder.parent)
 
 
 def has_unfinished(home: Path, inputs: str) -> bool:
@@ -119,18 +121,18 @@ def abandon(home: Path, run_id: str) -> None:
     folder = home / "runs" / run_id
     lock = _try_lock(folder / _LOCK) if folder.is_dir() else None
     if lock is not None:
-        _remove(folder)
+        _hide(folder)
         os.close(lock)
-
-
-def _remove(folder: Path) -> None:
-    """Deletes a run's folder, out of sight first: what a killed process leaves of it must not be taken up."""
-    folder.rename(folder.with_name(f"{_GONE}{folder.name}"))
     _sweep(folder.parent)
 
 
+def _hide(folder: Path) -> None:
+    """Takes a run's folder out of sight, to be deleted: what a killed process leaves of it must not be taken up."""
+    folder.rename(folder.with_name(f"{_GONE}{folder.name}"))
+
+
 def _sweep(runs: Path) -> None:
-    """Deletes what killed processes left: of runs that they were deleting, and of those that had not begun."""
+    """Deletes the folders that were hidden, and those of runs whose process was killed before they began."""
     for gone in runs.glob(f"{_GONE}*"):
         shutil.rmtree(gone, ignore_errors=True)
     for path in runs.glob(f".[0-9]*/{_LOCK}"):

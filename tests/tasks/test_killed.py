@@ -39,6 +39,8 @@ def test_a_run_that_was_half_deleted_is_not_taken_up(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shutil, "rmtree", _crash)
         runs.discard(workspace.home, first["run_id"])
+    runs.discard(workspace.home, first["run_id"])
+    assert workspace.run_folders == []
     second = workspace.train()
     assert second["run_id"] != first["run_id"]
     runs.discard(workspace.home, second["run_id"])
