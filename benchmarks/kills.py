@@ -116,7 +116,7 @@ class Trial:
             return None
         if aim is None:
             self.seconds, self.moments = time.monotonic() - began, last[3]
-        return f"{last[1]}: {last[2]}"
+        return f"{last[1]}: {last[2]}".replace(f"{self.place.home.parent}/", "")
 
     def _is_over_before(self, number: int, told: Connection) -> bool:
         """Waits for a write to the ledger by whatever process; whether the delivery ended before it."""
