@@ -36,12 +36,13 @@ def recomputed(ledger: Ledger, population: str, *, order: float, delta: float) -
 def _events(rows: list[Entry]) -> list[tuple[dp_accounting.DpEvent, int]]:
     last = {row.run_id: row for row in rows if row.kind in ("reserve", "settle")}
     documents = [document for row in last.values() for document in json.loads(row.events)]
-    return [(_event(document["event"]), document["count"]) for document in documents]
+    return [(event_of(document["event"]), document["count"]) for document in documents]
 
 
-def _event(document: Mapping[str, Any]) -> dp_accounting.DpEvent:
+def event_of(document: Mapping[str, Any]) -> dp_accounting.DpEvent:
+    """dp_accounting's event from what the ledger keeps of it."""
     fields = {
-        name: _event(value) if isinstance(value, Mapping) else value for name, value in document.items()
+        name: event_of(value) if isinstance(value, Mapping) else value for name, value in document.items()
     }
     kind = getattr(dp_accounting, fields.pop("type"))
     assert all(not isinstance(value, float) or math.isfinite(value) for value in fields.values())

@@ -1,9 +1,11 @@
 """The prepared folder: arrays that are mapped into memory, and what is public about them."""
 
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +21,7 @@ from data.errors import DataRefused
 from data.records import PARTS, Block, Features, Part
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
+_LOCK = "lock"
 _REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
@@ -47,7 +50,9 @@ def write(
     records when that is private; the file `salt` then grows so that the folder's size depends on it alone.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    held = _held(fresh / _LOCK)
     try:
         (fresh / ".gitignore").write_text("*\n")
         content = fresh / "content"
@@ -62,6 +67,25 @@ def write(
         content.rename(folder)
     finally:
         shutil.rmtree(fresh)
+        os.close(held)
+
+
+def _sweep(folder: Path) -> None:
+    """Deletes the records that processes left which were killed while they wrote `folder`."""
+    for lock in folder.parent.glob(f".{folder.name}-*/{_LOCK}"):
+        with suppress(OSError):  # one at work holds it, and one that has just ended took it away
+            os.close(_held(lock))
+            shutil.rmtree(lock.parent)
+
+
+def _held(lock: Path) -> int:
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> Mapping[Part, int]:

@@ -185,7 +185,8 @@ def give_up(work: Work, state: State, reason: str) -> str:
     ledger = work.ledger
     run_id = charged_run(ledger, work.population, _key(work, state.period))
     status = None if run_id is None else ledger.status(run_id)
-    is_lost = run_id is not None and status == "open" and runs.is_kept(home(), run_id)
+    # Forfeited already where the process was killed right after that; a settled run has lost its model only.
+    is_lost = status == "forfeited" or (status == "open" and runs.is_kept(home(), str(run_id)))
     if run_id is not None and is_lost:
         ledger.forfeit(run_id)
         runs.abandon(home(), run_id)

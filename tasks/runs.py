@@ -10,8 +10,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from algorithms.privacy.noise import Generator
 DONE = "done"
 """The folder that tells of which inputs a run was finished."""
 
-_META, _KEY, _LOCK, _RESULT = "run.json", "generator.key", "lock", "result"
+_META, _KEY, _LOCK, _RESULT, _GONE = "run.json", "generator.key", "lock", "result", ".gone-"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class Run:
             yield
         except BudgetRefused:
             if not unless():
-                shutil.rmtree(self.folder)
+                _hide(self.folder)
+                _sweep(self.folder.parent)
             raise
 
 
@@ -85,12 +86,22 @@ def claimed(
         os.close(lock)
 
 
+def hand_out(result: Path, artifacts: Path, names: Iterable[str]) -> None:
+    """Copies files of a result, each whole or not at all: a receipt cut short would stop every run after it."""
+    artifacts.mkdir(exist_ok=True)
+    for name in names:
+        fresh = artifacts / f".{name}"
+        shutil.copyfile(result / name, fresh)
+        fresh.replace(artifacts / name)
+
+
 def discard(home: Path, run_id: str) -> None:
     """Forgets a finished run, whose result is in other hands; does nothing for an unfinished or unknown one."""
     folder = home / "runs" / run_id
     if (folder / _RESULT).is_dir():
         _note_done(home, folder)
-        shutil.rmtree(folder)
+        _hide(folder)
+    _sweep(folder.parent)
 
 
 def has_unfinished(home: Path, inputs: str) -> bool:
@@ -115,8 +126,26 @@ def abandon(home: Path, run_id: str) -> None:
     folder = home / "runs" / run_id
     lock = _try_lock(folder / _LOCK) if folder.is_dir() else None
     if lock is not None:
-        shutil.rmtree(folder)
+        _hide(folder)
         os.close(lock)
+    _sweep(folder.parent)
+
+
+def _hide(folder: Path) -> None:
+    """Takes a run's folder out of sight, to be deleted: what a killed process leaves of it must not be taken up."""
+    folder.rename(folder.with_name(f"{_GONE}{folder.name}"))
+
+
+def _sweep(runs: Path) -> None:
+    """Deletes the folders that were hidden, and those of runs whose process was killed before they began."""
+    for gone in runs.glob(f"{_GONE}*"):
+        shutil.rmtree(gone, ignore_errors=True)
+    for path in runs.glob(f".[0-9]*/{_LOCK}"):
+        with suppress(FileNotFoundError):  # another process does the same
+            lock = _try_lock(path)
+            if lock is not None:
+                shutil.rmtree(path.parent, ignore_errors=True)
+                os.close(lock)
 
 
 def _take_up(runs: Path, inputs: str, is_forfeited: Callable[[str], bool]) -> tuple[Run, int] | None:
@@ -131,12 +160,13 @@ def _take_up(runs: Path, inputs: str, is_forfeited: Callable[[str], bool]) -> tu
 
 
 def _begin(runs: Path, inputs: str, fresh: Generator) -> tuple[Run, int]:
+    _sweep(runs)
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
     folder = runs / f".{run_id}"
     folder.mkdir(mode=0o700)
     lock = _try_lock(folder / _LOCK)
-    if lock is None:
-        raise RuntimeError(f"the new folder {folder} is held by another process")
+    if lock is None or not folder.exists():  # another process took it for one that was left
+        return _begin(runs, inputs, fresh)
     described = {"inputs": inputs, "private_noise": fresh.private}
     _write_synced(folder / _KEY, fresh.key)
     _write_synced(folder / _META, json.dumps(described).encode())

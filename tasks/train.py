@@ -102,9 +102,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     with runs.claimed(home, inputs=job.digest(root), fresh=fresh, is_forfeited=is_forfeited) as run:
         result = run.result or _trained(job, run, ledger, root)
         run.forget_secrets()
-        artifacts.mkdir(exist_ok=True)
-        for name in _ARTIFACTS:
-            shutil.copyfile(result / name, artifacts / name)
+        runs.hand_out(result, artifacts, _ARTIFACTS)
 
 
 def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:

@@ -1,7 +1,8 @@
 """The prepared folder: mapped, whole or absent, and silent about private records."""
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,18 @@ def test_a_folder_that_is_not_whole_is_refused(
 def test_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataRefused, match="holds no whole prepared data"):
         prepared.load(tmp_path / "absent")
+
+
+def test_what_a_killed_process_left_goes_and_what_another_writes_stays(
+    public: PublicDescription, tmp_path: Path
+) -> None:
+    def more() -> Iterator[Block]:
+        (at_work,) = tmp_path.glob(".prepared-*")
+        shutil.copytree(at_work, tmp_path / ".prepared-killed")
+        prepared.write(tmp_path / "prepared", parts(5, 5), public, salt=bytes(32), at_most=None)
+        assert list(tmp_path.glob(".prepared-*")) == [at_work]
+        yield from parts(4, 4)
+
+    prepared.write(tmp_path / "prepared", more(), public, salt=bytes(32), at_most=None)
+    assert len(prepared.load(tmp_path / "prepared").train_labels) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["prepared"]

@@ -1,0 +1,91 @@
+"""What the benchmark of killed retrainings would see: each thing that must hold, broken by hand."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from algorithms import checkpoint
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.importance import LastNorms
+from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.trace import Row, Trace
+from benchmarks.kills_check import fell, problems, rows_of
+from benchmarks.kills_place import POPULATION, Place, make
+
+EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 8.0}, "count": 5}]
+STEP = '{"type": "GaussianDpEvent", "noise_multiplier": 8.0}'
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    """With a run that is reserved for the first week."""
+    made = make(tmp_path, None)
+    ledger = Ledger.open(made.url)
+    ledger.declare(POPULATION, Budget(6.0, 1e-5), public=False)
+    reserve(made, "20260105T030000-a", 0)
+    return made
+
+
+def reserve(place: Place, run_id: str, week: int) -> None:
+    about = {"retraining": f"{POPULATION} {place.period(week)}"}
+    Ledger.open(place.url).reserve(run_id, POPULATION, Budget(1.0, 1e-6), events=EVENTS, about=about)
+
+
+def release(place: Place, run_id: str, count: int) -> None:
+    """Leaves a checkpoint with so many releases."""
+    folder = place.home / "runs" / run_id
+    folder.mkdir(parents=True)
+    numbers = {
+        "sampling_rate": 1.0,
+        "clip_norm": 1.0,
+        "noise_multiplier": 8.0,
+        "noise_std": 8.0,
+        "divisor": 1.0,
+    }
+    words = {
+        "kind": "gradient",
+        "event": STEP,
+        "sampling": "full batch",
+        "clipping": "L2",
+        "noise": "gaussian",
+    }
+    trace = Trace([Row(release=n, step=n, epsilon=0.1, **words, **numbers) for n in range(count)])
+    state = {"parameters": torch.zeros(2)}
+    checkpoint.save(folder, state, run_id=run_id, step=count, trace=trace, last_norms=LastNorms())
+
+
+@pytest.mark.parametrize(
+    ("run_id", "count", "wrong"),
+    [
+        ("20260105T030000-a", 5, []),
+        ("20260105T030000-a", 6, ["run 20260105T030000-a released more than it reserved"]),
+        ("20260105T030000-b", 1, ["run 20260105T030000-b released without a reservation"]),
+    ],
+)
+def test_what_was_released_is_compared_with_what_is_reserved(
+    place: Place, run_id: str, count: int, wrong: list[str]
+) -> None:
+    release(place, run_id, count)
+    assert problems(place, [], rows_of(place)) == wrong
+    assert fell(place, rows_of(place), 0) == "before it began"
+
+
+def test_rows_that_are_lost_changed_or_charged_twice_are_seen(place: Place) -> None:
+    rows = rows_of(place)
+    assert [row["kind"] for row in rows] == ["population", "reserve"]
+    assert problems(place, rows, rows[:1]) == ["a row was lost or changed"]
+    with closing(sqlite3.connect(place.url.removeprefix("sqlite:///"))) as connection, connection:
+        connection.execute("DROP TRIGGER epsilonflow_ledger_no_update")
+        connection.execute("UPDATE epsilonflow_ledger SET epsilon = 0.5 WHERE seq = 2")
+    assert problems(place, rows, rows_of(place)) == ["a row was lost or changed", "the chain does not hold"]
+
+
+def test_two_charges_of_a_period_are_seen(place: Place) -> None:
+    rows = rows_of(place)
+    twice = [*rows, rows[1] | {"run_id": "another"}]
+    assert "a period was charged twice" in problems(place, rows, twice)
+    reserve(place, "20260112T030000-c", 1)
+    assert problems(place, rows, rows_of(place)) == []
