@@ -24,7 +24,7 @@ from sqlalchemy.engine import Engine
 from benchmarks.kills_place import Place
 from benchmarks.year import run_here
 from tasks.reproduce import STAGES, StageFailed, StageRefused, reproduce
-from tasks.retraining import Work, retrain
+from tasks.retraining.delivery import Work, retrain
 
 Where = Literal["any time", "ledger", "run", "state", "registry", "results"]
 WHERE: tuple[Where, ...] = ("any time", "ledger", "run", "state", "registry", "results")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from ruamel.yaml import YAML
 
-from tasks.retraining_settings import Retraining
+from tasks.retraining.settings import Retraining
 
 POPULATION = "killed"
 _RECORDS, _FIRST_BLOCKS = 80, 3

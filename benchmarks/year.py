@@ -30,8 +30,8 @@ from tasks.environment import data_mirror, home
 from tasks.figures import LIGHT, png
 from tasks.params import load
 from tasks.reproduce import StageRefused
-from tasks.retraining import Outcome, Work, accuracy, retrain
-from tasks.retraining_settings import Retraining
+from tasks.retraining.delivery import Outcome, Work, accuracy, retrain
+from tasks.retraining.settings import Retraining
 from tasks.stage import refusals
 
 WEEKS = 52

@@ -24,7 +24,7 @@ import pandas as pd
 import typer
 from matplotlib.figure import Figure
 
-from tasks.comparison_figures import by_epsilon, over_steps
+from tasks.comparing.figures import by_epsilon, over_steps
 from tasks.figures import LIGHT, png
 
 SAMPLED = ("dpis", "dp_sgd", "dp_sgd_decay")

@@ -19,13 +19,13 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.pipeline import REFUSED
-from tasks.cell import Context
-from tasks.comparison_cells import Group
-from tasks.comparison_files import held
-from tasks.comparison_progress import progress
-from tasks.comparison_report import PAGE, report
-from tasks.comparison_tracking import log_comparison
-from tasks.comparison_work import Problem, Work, be_ready, plan_group, prepare_data, run_group, split, work_of
+from tasks.comparing.cell import Context
+from tasks.comparing.cells import Group
+from tasks.comparing.files import held
+from tasks.comparing.progress import progress
+from tasks.comparing.report import PAGE, report
+from tasks.comparing.tracking import log_comparison
+from tasks.comparing.work import Problem, Work, be_ready, plan_group, prepare_data, run_group, split, work_of
 from tasks.params import ParamsRefused
 from tasks.stage import checkout, refusals
 

@@ -1,4 +1,4 @@
-"""The scheduled retraining as a Prefect flow; what it decides and does is in `tasks.retraining`.
+"""The scheduled retraining as a Prefect flow; what it decides and does is in `tasks.retraining.delivery`.
 
 Late, repeated and simultaneous deliveries cost nothing more: a period is retrained once. No task is tried twice.
 """
@@ -12,10 +12,10 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised, run_stage
-from tasks import retraining_settings
 from tasks.reproduce import StageFailed, StageRefused, checkout_lock
-from tasks.retraining import Work
-from tasks.retraining import retrain as deliver
+from tasks.retraining import settings as retraining_settings
+from tasks.retraining.delivery import Work
+from tasks.retraining.delivery import retrain as deliver
 from tasks.stage import checkout, refusals
 
 

@@ -14,8 +14,8 @@ import pandas as pd
 
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.ledger_past import Settlement, settlement
-from tasks.registry import Registry
-from tasks.retraining_state import State, States
+from tasks.retraining.registry import Registry
+from tasks.retraining.state import State, States
 
 BLOCKS = ("block", "spent_epsilon", "spent_delta", "cap_epsilon", "cap_delta", "retired")
 RETRAININGS = ("period", "outcome", "run_id", "epsilon", "accuracy", "blocks")

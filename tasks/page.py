@@ -1,18 +1,17 @@
 """The report as one HTML page that needs nothing else: plain words first, details for experts folded away."""
 
-import base64
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
-from pathlib import Path
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 
 from algorithms.privacy.card import PrivacyCard, Verification
 from algorithms.privacy.card_words import rounded_up
+from tasks.templates import environment
 
 FALSE_ALARMS = (0.001, 0.01, 0.05)
 _STRONG, _REASONABLE = 1.0, 10.0
@@ -128,24 +127,17 @@ def page(
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
+    made = environment()
+    made.filters |= {
         "up": _up,
         "down": _down,
         "percent": _percent,
         "at_most": _at_most,
         "number": _number,
         "plain": _plain,
-        "source": _source,
         "text": _text,
     }
-    return environment
+    return made
 
 
 def _share(card: PrivacyCard) -> float:
@@ -182,10 +174,6 @@ def _plain(number: float) -> str:
 def _number(number: float | None) -> str:
     """A number in six significant digits, without an exponent."""
     return "none" if number is None else f"{Context(prec=6).create_decimal(repr(number)).normalize():,f}"
-
-
-def _source(picture: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
 def _text(value: object) -> str:

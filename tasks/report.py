@@ -16,7 +16,7 @@ from algorithms.privacy.card import PrivacyCard, RunRecord, Verification, build,
 from algorithms.privacy.card_check import trace_schedule
 from algorithms.privacy.errors import Refused
 from data import PublicDescription
-from tasks import params, tracking
+from tasks import params
 from tasks.closing import open_ledger
 from tasks.environment import home
 from tasks.figures import (
@@ -35,7 +35,8 @@ from tasks.history_page import drawings, shown
 from tasks.page import Picture, page, score
 from tasks.software import software
 from tasks.stage import main_of
-from tasks.tracking_report import log_report
+from tasks.tracking import runs as tracking
+from tasks.tracking.report import log_report
 
 READS = ("tracking",)
 CARD, PAGE = "privacy_card.json", "report.html"

@@ -36,13 +36,13 @@ from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for
 from tasks.environment import home, ledger_url, retraining
 from tasks.ledger_heads import open_newest, remember
-from tasks.live_curve import live_curve
 from tasks.params import Params
 from tasks.population import declare
 from tasks.progress import both, progress
 from tasks.receipt import account_of, cost_of, noise_source, reserved_events
 from tasks.software import software
 from tasks.stage import main_of
+from tasks.tracking.live_curve import live_curve
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
 _ARTIFACTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")

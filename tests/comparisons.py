@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.comparison_cells import groups
-from tasks.comparison_files import held
-from tasks.comparison_work import Work, plan_group, prepare_data, run_group, work_of
+from tasks.comparing.cells import groups
+from tasks.comparing.files import held
+from tasks.comparing.work import Work, plan_group, prepare_data, run_group, work_of
 
 PROJECT = Path(__file__).parents[1]
 

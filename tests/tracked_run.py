@@ -12,10 +12,10 @@ from data import PublicDescription
 from tasks.figures import Curve
 from tasks.groups import Tracking
 from tasks.history import History
-from tasks.live_curve import live_curve
-from tasks.tracking import Finished, log_run
-from tasks.tracking_promotion import log_promotion
-from tasks.tracking_report import log_report
+from tasks.tracking.live_curve import live_curve
+from tasks.tracking.promotion import log_promotion
+from tasks.tracking.report import log_report
+from tasks.tracking.runs import Finished, log_run
 
 MODEL = "visits"
 HISTORY = History(

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 
 from flows.command import app
 from flows.compare import comparison, plan, run, task_runner
-from tasks import cell as one_cell
-from tasks.comparison_files import Place
+from tasks.comparing import cell as one_cell
+from tasks.comparing.files import Place
 from tests.checkout import PROJECT, Checkout, new_checkout
 from tests.comparisons import document, small, write
 

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from flows import retrain as module
 from flows.pipeline import REFUSED
 from flows.server import Known, _end
-from tasks.retraining import Outcome
+from tasks.retraining.delivery import Outcome
 from tests.checkout import PROJECT
 
 FILE: dict[str, Any] = YAML(typ="safe", pure=True).load(PROJECT / "prefect.yaml")

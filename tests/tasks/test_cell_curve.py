@@ -8,8 +8,8 @@ from algorithms.models import build
 from algorithms.privacy.trace import Trace
 from data import PublicDescription, catalogue, public_description
 from data.records import Records
-from tasks.cell_curve import Curve, mean_losses, points
-from tasks.comparison_data import Sides
+from tasks.comparing.cell_curve import Curve, mean_losses, points
+from tasks.comparing.data import Sides
 
 MODEL = build("logistic_through_origin", input_shape=(3,), classes=2, seed=0)
 

@@ -8,11 +8,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from data import DataCard, catalogue
-from tasks import comparison_cells
-from tasks.comparison import variants
-from tasks.comparison_cells import Cell, Fold, cells, groups
-from tasks.comparison_reading import load
-from tasks.comparison_work import work_of
+from tasks.comparing import cells as comparison_cells
+from tasks.comparing.cells import Cell, Fold, cells, groups
+from tasks.comparing.comparison import variants
+from tasks.comparing.reading import load
+from tasks.comparing.work import work_of
 from tasks.params import ParamsRefused
 from tasks.stage import refusals
 from tests.comparisons import PROJECT, document, small, write

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.comparison_figures import gaps
-from tasks.comparison_page import published_table, result_tables
-from tasks.comparison_published import beside, read_published
-from tasks.comparison_report import FILES, Report, report
-from tasks.comparison_results import METRICS, results, summary
-from tasks.comparison_tracking import CONFIG, SUMMARY, TABLES
-from tasks.comparison_work import Work
+from tasks.comparing.figures import gaps
+from tasks.comparing.page import published_table, result_tables
+from tasks.comparing.published import beside, read_published
+from tasks.comparing.report import FILES, Report, report
+from tasks.comparing.results import METRICS, results, summary
+from tasks.comparing.tracking import CONFIG, SUMMARY, TABLES
+from tasks.comparing.work import Work
 from tasks.params import ParamsRefused
 from tests.comparisons import PROJECT, document, run_here, small
 from tests.offline_run import read_records
@@ -31,9 +31,9 @@ PUBLISHED = """figure,dataset,model,method,setting,epsilon,metric,value
 LOG = """
 import sys
 from pathlib import Path
-from tasks.comparison_report import report
-from tasks.comparison_tracking import log_comparison
-from tasks.comparison_work import work_of
+from tasks.comparing.report import report
+from tasks.comparing.tracking import log_comparison
+from tasks.comparing.work import work_of
 root = Path(sys.argv[1])
 work = work_of(root / "comparisons" / "tiny.yaml", root)
 print(log_comparison(work, report(work, refused=[])))

@@ -20,15 +20,15 @@ from algorithms.privacy.ledger import Ledger
 from data.errors import DataRefused
 from data.prepared import load
 from data.records import Records
-from tasks import cell as one_cell
-from tasks import comparison_data
-from tasks.cell_curve import mean_losses, points
-from tasks.comparison_cells import groups
-from tasks.comparison_data import prepared_folder, public_of, sides
-from tasks.comparison_files import held
-from tasks.comparison_report import count_runs, report
-from tasks.comparison_results import results
-from tasks.comparison_work import Work, plan_group, prepare_data, run_group, work_of
+from tasks.comparing import cell as one_cell
+from tasks.comparing import data as comparison_data
+from tasks.comparing.cell_curve import mean_losses, points
+from tasks.comparing.cells import groups
+from tasks.comparing.data import prepared_folder, public_of, sides
+from tasks.comparing.files import held
+from tasks.comparing.report import count_runs, report
+from tasks.comparing.results import results
+from tasks.comparing.work import Work, plan_group, prepare_data, run_group, work_of
 from tasks.params import ParamsRefused
 from tests.comparisons import PROJECT, document, run_here, small, write
 

@@ -31,15 +31,15 @@ CANNOT_CHANGE_A_RESULT = {
     "tasks.environment": "where things are",
     "tasks.groups": "checks values that are listed themselves",
     "tasks.ledger_heads": "refuses an older copy of the ledger",
-    "tasks.live_curve": "shown while training",
+    "tasks.tracking.live_curve": "shown while training",
     "tasks.params": "checks values that are listed themselves",
     "tasks.population": "enters the population into the ledger",
     "tasks.progress": "shown while training",
     "tasks.runs": "takes up a run where it was, bit by bit the same",
     "tasks.software": "describes the machine",
     "tasks.stage": "runs the stage",
-    "tasks.tracking": "tells others about the result",
-    "tasks.tracking_report": "tells others about the result",
+    "tasks.tracking.runs": "tells others about the result",
+    "tasks.tracking.report": "tells others about the result",
 }
 
 
@@ -151,8 +151,8 @@ def test_a_stage_is_due_when_a_value_it_depends_on_changes(
 @pytest.mark.parametrize(
     "file",
     [
-        "tasks/tracking.py",
-        "tasks/live_curve.py",
+        "tasks/tracking/runs.py",
+        "tasks/tracking/live_curve.py",
         "algorithms/privacy/ledger.py",
         "tasks/progress.py",
         "algorithms/privacy/card.py",

@@ -18,7 +18,7 @@ from tasks.history_figures import accuracy_figure, blocks_figure, retrainings_fi
 from tasks.history_page import drawings, shown
 from tasks.receipt import account_of
 from tasks.report import report
-from tasks.retraining_state import Kind, State, States
+from tasks.retraining.state import Kind, State, States
 from tests.synthetic_run import DELTA, Folders, read_json, write_json, write_run
 
 RUN = "20250101T120000-0a1b2c3d"

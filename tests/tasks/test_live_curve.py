@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks import live_curve as module
 from tasks.groups import Tracking
-from tasks.live_curve import END, live_curve
+from tasks.tracking import live_curve as module
+from tasks.tracking.live_curve import END, live_curve
 from tests.checkout import PROJECT
 from tests.wandb_stand_in import standing_in
 
@@ -162,7 +162,7 @@ def test_a_training_that_was_killed_takes_its_client_with_it(tmp_path: Path, own
 import os, signal
 from pathlib import Path
 from tasks.groups import Tracking
-from tasks.live_curve import live_curve
+from tasks.tracking.live_curve import live_curve
 with live_curve("run-1", {PLAN}, Tracking(mode="online"), root=Path({str(tmp_path)!r})) as tell:
     tell(1, 0.5, 0.5)
     os.kill(os.getpid(), signal.SIGKILL)

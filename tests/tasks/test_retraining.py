@@ -16,12 +16,13 @@ from ruamel.yaml import YAML
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused
 from algorithms.privacy.ledger import Ledger
-from tasks import prepare, retraining_settings, train
+from tasks import prepare, train
 from tasks.params import ParamsRefused, load
-from tasks.registry import Registry
 from tasks.reproduce import StageFailed, StageRefused
-from tasks.retraining import Outcome, Work, charged_run, retrain
-from tasks.retraining_settings import Retraining
+from tasks.retraining import settings as retraining_settings
+from tasks.retraining.delivery import Outcome, Work, charged_run, retrain
+from tasks.retraining.registry import Registry
+from tasks.retraining.settings import Retraining
 from tasks.stage import refusals
 
 MONDAY = datetime(2026, 1, 5, 3, tzinfo=UTC)

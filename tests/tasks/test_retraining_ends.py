@@ -11,7 +11,7 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Ledger
 from tasks import train
-from tasks.retraining_settings import Retraining
+from tasks.retraining.settings import Retraining
 from tests.tasks.test_retraining import SETTINGS, Place, interrupted
 from tests.tasks.test_retraining import place as place
 

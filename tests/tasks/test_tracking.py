@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks import tracking
 from tasks.figures import Curve
 from tasks.groups import Tracking
-from tasks.tracking import BRIEF, CONFIG, HISTORY, MEASURED, STEP, SUMMARY, Finished, history, log_run
-from tasks.tracking_places import places
-from tasks.tracking_promotion import log_promotion
-from tasks.tracking_report import log_report
+from tasks.tracking import runs as tracking
+from tasks.tracking.places import places
+from tasks.tracking.promotion import log_promotion
+from tasks.tracking.report import log_report
+from tasks.tracking.runs import BRIEF, CONFIG, HISTORY, MEASURED, STEP, SUMMARY, Finished, history, log_run
 from tests.offline_run import Logged, listening, logged_run, start, write_finished
 from tests.synthetic_run import public_document, read_json
 from tests.tracked_run import HISTORY as PAST

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tasks import tracking_promotion
-from tasks.live_curve import LIVE
-from tasks.tracking import CONFIG, HISTORY, STEP, SUMMARY
+from tasks.tracking import promotion as tracking_promotion
+from tasks.tracking.live_curve import LIVE
+from tasks.tracking.runs import CONFIG, HISTORY, STEP, SUMMARY
 from tests.offline_run import ROOT, track, write_finished
 from tests.synthetic_run import read_json
 from tests.tracked_run import MODEL

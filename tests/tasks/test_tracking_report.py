@@ -13,9 +13,9 @@ import pytest
 from tasks.figures import Curve
 from tasks.groups import Tracking
 from tasks.history import History
-from tasks.tracking import HISTORY, STEP, Finished
-from tasks.tracking_report import log_report
-from tasks.tracking_tables import sections
+from tasks.tracking.report import log_report
+from tasks.tracking.runs import HISTORY, STEP, Finished
+from tasks.tracking.tables import sections
 from tests.offline_run import write_finished
 from tests.tracked_run import HISTORY as PAST
 from tests.tracked_run import finished

@@ -23,7 +23,8 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
-from tasks import calibrate, evaluate, live_curve, params, prepare, runs, train
+from tasks import calibrate, evaluate, params, prepare, runs, train
+from tasks.tracking import live_curve
 from tests.checkout import PROJECT
 from tests.wandb_stand_in import standing_in
 
@@ -190,7 +191,10 @@ def test_a_live_curve_changes_no_result_whether_wandb_hangs_or_answers(
         runs.discard(workspace.home, first["run_id"])
         monkeypatch.setattr(live_curve, "_PATIENCE", patience)
         caplog.clear()
-        with standing_in(hangs=hangs) as backend, caplog.at_level(logging.WARNING, "tasks.live_curve"):
+        with (
+            standing_in(hangs=hangs) as backend,
+            caplog.at_level(logging.WARNING, "tasks.tracking.live_curve"),
+        ):
             monkeypatch.setenv("WANDB_BASE_URL", backend.known.url)
             first = workspace.train()
         assert workspace.model() == model

@@ -15,8 +15,8 @@ from algorithms.privacy.errors import Refused
 from data import PublicDescription, catalogue
 from data.prepared import load
 from tasks import calibrate, evaluate, params
-from tasks.comparison import Problem
-from tasks.comparison_cells import Cell
+from tasks.comparing.cells import Cell
+from tasks.comparing.comparison import Problem
 from tasks.params import ParamsRefused
 from tests.tasks.test_train import PARAMS, Workspace, prepared_digits, workspace
 

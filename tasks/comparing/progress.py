@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tasks.comparison_cells import Cell, Group
-from tasks.comparison_files import Place
+from tasks.comparing.cells import Cell, Group
+from tasks.comparing.files import Place
 
 _SECONDS, _SECONDS_BETWEEN_LINES, _SECONDS_OF_ESTIMATE = 0.5, 10.0, 900.0
 _log = logging.getLogger(__name__)

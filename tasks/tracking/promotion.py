@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from algorithms.privacy import card
 from algorithms.privacy.card import PrivacyCard
 from tasks.groups import Tracking
-from tasks.tracking_lineage import file_artifact, use
-from tasks.tracking_session import Mode, add_file, reason, safely, session, valid
+from tasks.tracking.lineage import file_artifact, use
+from tasks.tracking.session import Mode, add_file, reason, safely, session, valid
 
 if TYPE_CHECKING:
     import wandb

@@ -8,7 +8,7 @@ from algorithms.models import Model
 from algorithms.privacy import card_words
 from algorithms.privacy.card_words import Guarantee
 from data import PublicDescription
-from tasks.comparison_cells import Cell
+from tasks.comparing.cells import Cell
 
 
 def card_of(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tasks.groups import Tracking
-from tasks.tracking_places import places
+from tasks.tracking.places import places
 
 if TYPE_CHECKING:
     import wandb

@@ -13,7 +13,7 @@ from torch import Tensor
 from algorithms.models import Model
 from algorithms.privacy.trace import Trace
 from data.records import Records
-from tasks.comparison_data import Sides
+from tasks.comparing.data import Sides
 
 _POINTS = 200
 _BATCH, _AT_ONCE = 4096, 32

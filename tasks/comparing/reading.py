@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from tasks.comparison import Comparison, Method, delta_of, variants
+from tasks.comparing.comparison import Comparison, Method, delta_of, variants
 from tasks.params import ParamsRefused
 
 

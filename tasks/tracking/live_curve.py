@@ -74,7 +74,7 @@ class _Sender:
         self._latest: tuple[int, float, float] | None = None
         self._sent = -math.inf
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tasks.tracking_live"],
+            [sys.executable, "-m", "tasks.tracking.live"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # of W&B's own, which may be long

@@ -17,7 +17,7 @@ from algorithms.privacy.errors import Refused
 from data import DataCard, public_description
 from data.description import Transform
 from tasks.calibrate import model_files
-from tasks.comparison import Comparison, Problem, Record, Variant, variants
+from tasks.comparing.comparison import Comparison, Problem, Record, Variant, variants
 from tasks.groups import Model
 from tasks.params import ParamsRefused
 

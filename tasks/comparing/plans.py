@@ -9,8 +9,8 @@ from algorithms.privacy.errors import Refused
 from data import PublicDescription
 from tasks import params
 from tasks.calibrate import READS, plan_for
-from tasks.comparison_cells import Cell, digest_of
-from tasks.comparison_files import Place, write_json
+from tasks.comparing.cells import Cell, digest_of
+from tasks.comparing.files import Place, write_json
 from tasks.params import Params
 
 _WITHOUT_NOISE = {"epsilon": 1.0, "delta": 1e-9, "accountant": "pld"}

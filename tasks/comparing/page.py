@@ -1,19 +1,16 @@
 """The page of a comparison, as HTML that needs nothing else and as Markdown: what was compared, results, figures."""
 
-import base64
 import math
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tasks.page import Picture
+from tasks.templates import environment
 
-_STYLE = re.compile(r"<style>\n(.*?)</style>", re.DOTALL)
-_STYLED = "report.html.j2"
+_HERE = Path(__file__).parent
 _DIGITS = {"accuracy": 4, "objective": 5, "gap": 5, "test_loss": 5}
 WORDS = {
     "accuracy": "Accuracy on the test records",
@@ -48,17 +45,13 @@ class Content:
 
 def html(content: Content) -> str:
     """The page as HTML, in the style of a run's report."""
-    environment = _environment(autoescape=True)
-    source, _, _ = FileSystemLoader(Path(__file__).parent).get_source(environment, _STYLED)
-    style = _STYLE.search(source)
-    if style is None:
-        raise ValueError(f"{_STYLED} has no style")
-    return environment.get_template("comparison.html.j2").render(content=content, style=style[1])
+    made = environment(below=_HERE)
+    return made.get_template("comparison.html.j2").render(content=content)
 
 
 def markdown(content: Content) -> str:
     """The page as Markdown; its figures are files beside it."""
-    return _environment(autoescape=False).get_template("comparison.md.j2").render(content=content)
+    return environment(below=_HERE, autoescape=False).get_template("comparison.md.j2").render(content=content)
 
 
 def result_tables(totals: pd.DataFrame) -> list[Table]:
@@ -123,17 +116,3 @@ def _measured(mean: float, stderr: float, metric: str) -> str:
 
 def _epsilon(value: float) -> str:
     return "no noise" if math.isnan(value) else f"{value:g}"
-
-
-def _environment(*, autoescape: bool) -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=autoescape,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["source"] = lambda content: (
-        f"data:image/png;base64,{base64.b64encode(content).decode()}"
-    )
-    return environment

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tasks.groups import Tracking
-from tasks.live_curve import END, LIVE, LIVE_STEP
-from tasks.tracking_places import places
-from tasks.tracking_session import reason, session
+from tasks.tracking.live_curve import END, LIVE, LIVE_STEP
+from tasks.tracking.places import places
+from tasks.tracking.session import reason, session
 
 _SECONDS_TO_FINISH = 15
 
@@ -46,7 +46,7 @@ def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """`python -m tasks.tracking_live`, with lines as input."""
+    """`python -m tasks.tracking.live`, with lines as input."""
     lines = (json.loads(line) for line in sys.stdin)
     opening = next(lines)
     try:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data import catalogue
-from tasks.cell import Context, build_models, open_ledger, plan_cell, run_cell
-from tasks.comparison import Comparison
-from tasks.comparison_cells import Cell, Group, cells, code_digest, groups
-from tasks.comparison_data import make_ready
-from tasks.comparison_files import Place
-from tasks.comparison_published import read_published
-from tasks.comparison_reading import load
+from tasks.comparing.cell import Context, build_models, open_ledger, plan_cell, run_cell
+from tasks.comparing.cells import Cell, Group, cells, code_digest, groups
+from tasks.comparing.comparison import Comparison
+from tasks.comparing.data import make_ready
+from tasks.comparing.files import Place
+from tasks.comparing.published import read_published
+from tasks.comparing.reading import load
 from tasks.stage import refusals
 
 

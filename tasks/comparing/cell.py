@@ -31,12 +31,12 @@ from data import PublicDescription
 from data.prepared import Prepared
 from tasks import params
 from tasks.calibrate import model_for
-from tasks.cell_card import card_of
-from tasks.cell_curve import Curve, mean_losses
-from tasks.comparison_cells import FILE_FORMAT, Cell
-from tasks.comparison_data import Sides, public_of, sides
-from tasks.comparison_files import Place, write_json, write_parquet
-from tasks.comparison_plans import Planned, planned
+from tasks.comparing.cell_card import card_of
+from tasks.comparing.cell_curve import Curve, mean_losses
+from tasks.comparing.cells import FILE_FORMAT, Cell
+from tasks.comparing.data import Sides, public_of, sides
+from tasks.comparing.files import Place, write_json, write_parquet
+from tasks.comparing.plans import Planned, planned
 from tasks.evaluate import evaluate
 from tasks.receipt import reserved_events
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from tasks.groups import Tracking
 from tasks.history import History
-from tasks.tracking import HISTORY, STEP, SUMMARY, Finished
-from tasks.tracking_lineage import TRAIN
-from tasks.tracking_session import Mode, safely, valid
-from tasks.tracking_tables import sections
+from tasks.tracking.lineage import TRAIN
+from tasks.tracking.runs import HISTORY, STEP, SUMMARY, Finished
+from tasks.tracking.session import Mode, safely, valid
+from tasks.tracking.tables import sections
 
 if TYPE_CHECKING:
     import wandb_workspaces.reports.v2.interface as wr

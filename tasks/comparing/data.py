@@ -10,7 +10,7 @@ from data import PublicDescription, folds
 from data.prepared import Prepared, load
 from data.records import Records
 from tasks import params
-from tasks.comparison_cells import Cell, Fold
+from tasks.comparing.cells import Cell, Fold
 from tasks.environment import data_mirror, home
 from tasks.prepare import prepare
 

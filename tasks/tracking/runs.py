@@ -17,8 +17,8 @@ from algorithms.privacy.card import PrivacyCard
 from data import PublicDescription
 from tasks.figures import Curve
 from tasks.groups import Tracking
-from tasks.tracking_lineage import STEPS, TRAIN, Step, link
-from tasks.tracking_session import Mode, safely, session
+from tasks.tracking.lineage import STEPS, TRAIN, Step, link
+from tasks.tracking.session import Mode, safely, session
 
 if TYPE_CHECKING:
     import wandb

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tasks.comparison_cells import Cell
-from tasks.comparison_files import Place, write, write_parquet
+from tasks.comparing.cells import Cell
+from tasks.comparing.files import Place, write, write_parquet
 
 KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
 METRICS = ["accuracy", "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]

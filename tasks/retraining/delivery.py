@@ -23,13 +23,13 @@ from tasks import params, runs
 from tasks.closing import open_ledger
 from tasks.environment import home, retraining_for
 from tasks.evaluate import evaluate, load_model
-from tasks.registry import Registry
 from tasks.reproduce import STAGES, Say, StageFailed, StageRefused
-from tasks.retraining_choice import TooFew, declared_blocks, next_of, retire
-from tasks.retraining_settings import Retraining
-from tasks.retraining_state import State, States
+from tasks.retraining.choice import TooFew, declared_blocks, next_of, retire
+from tasks.retraining.registry import Registry
+from tasks.retraining.settings import Retraining
+from tasks.retraining.state import State, States
 from tasks.stage import refusals
-from tasks.tracking_promotion import log_promotion
+from tasks.tracking.promotion import log_promotion
 
 Kind = Literal["promoted", "kept", "skipped", "done", "busy", "refused", "failed"]
 RunStage = Callable[[str, Path], object]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from tasks.groups import Tracking
-from tasks.tracking_session import Mode, add_file, safely, session, valid
+from tasks.tracking.session import Mode, add_file, safely, session, valid
 
 if TYPE_CHECKING:
     import wandb

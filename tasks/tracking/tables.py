@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from algorithms.privacy.card import PrivacyCard
 from tasks.history import History
-from tasks.tracking import Finished
+from tasks.tracking.runs import Finished
 
 _MOST_ROWS = 24
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from algorithms.privacy.card import PrivacyCard
 from data import PublicDescription
-from tasks.tracking_session import add_file, valid
+from tasks.tracking.session import add_file, valid
 
 if TYPE_CHECKING:
     import wandb

@@ -14,10 +14,10 @@ from tasks.calibrate import plan_for
 from tasks.environment import database_url
 from tasks.params import ParamsRefused
 from tasks.population import declare
-from tasks.registry import Registry
 from tasks.request import Request, Revision, revise
-from tasks.retraining_budget import epsilon_for
-from tasks.retraining_settings import Retraining
+from tasks.retraining.budget import epsilon_for
+from tasks.retraining.registry import Registry
+from tasks.retraining.settings import Retraining
 
 
 class TooFew(Refused):

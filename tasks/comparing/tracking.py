@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 from tasks import params
-from tasks.comparison_report import FILES, Report
-from tasks.comparison_work import Work
-from tasks.tracking_group import Member, log_group
+from tasks.comparing.report import FILES, Report
+from tasks.comparing.work import Work
+from tasks.tracking.group import Member, log_group
 
 CONFIG = ("comparison", "title", "private", "method", "labels", "algorithm")
 SUMMARY = ("cells", "runs")

@@ -8,14 +8,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from algorithms.privacy.ledger import Ledger
-from tasks import comparison_figures as figures
-from tasks.cell_card import sweep
-from tasks.comparison_cells import Cell
-from tasks.comparison_files import Place, write, write_json
-from tasks.comparison_page import WORDS, Content, html, markdown, published_table, result_tables
-from tasks.comparison_published import beside, read_published
-from tasks.comparison_results import results, summary, write_tables
-from tasks.comparison_work import Work
+from tasks.comparing import figures
+from tasks.comparing.cell_card import sweep
+from tasks.comparing.cells import Cell
+from tasks.comparing.files import Place, write, write_json
+from tasks.comparing.page import WORDS, Content, html, markdown, published_table, result_tables
+from tasks.comparing.published import beside, read_published
+from tasks.comparing.results import results, summary, write_tables
+from tasks.comparing.work import Work
 from tasks.figures import DARK, LIGHT, Theme, png
 from tasks.page import Picture
 

@@ -1,0 +1,1 @@
+"""Comparisons: many runs on public records, their results, figures and page."""

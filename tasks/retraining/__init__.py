@@ -1,0 +1,1 @@
+"""Scheduled retraining on blocks of data that arrive over time."""
