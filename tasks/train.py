@@ -123,10 +123,11 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
         trace = _train_into(written, job, run, live)
         events = schedule_to_json(run_lengths(trace.events()))
         # Settled in full even if it ended early: when to end was then chosen on the way.
-        ledger.settle(run.run_id, plan.cost, events=events)
+        sums = _checksums(written, job)
+        ledger.settle(run.run_id, plan.cost, events=events, model=sums["model.safetensors"])
         account = account_of(ledger, job.public.population, run.run_id)
         receipt = _identity(job, run) | cost_of(plan, events) | account
-        receipt |= {"software": software(root, recorded="training"), "sha256": _checksums(written, job)}
+        receipt |= {"software": software(root, recorded="training"), "sha256": sums}
         (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
         return run.finish(written)
 

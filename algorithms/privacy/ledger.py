@@ -152,17 +152,24 @@ class Ledger:
         self._append(decide)
 
     def settle(
-        self, run_id: str, spent: Budget, *, events: Events, blocks: Mapping[str, Events] | None = None
+        self,
+        run_id: str,
+        spent: Budget,
+        *,
+        events: Events,
+        blocks: Mapping[str, Events] | None = None,
+        model: str | None = None,
     ) -> None:
         """Ends a run at what it really spent; does nothing when it is settled so already.
 
-        events: the releases that happened. blocks: the same for each block, where these differ.
+        events: the releases that happened. blocks: the same for each block, where these differ. model: its SHA-256.
         Raises BudgetRefused when it spent more than it reserved, Refused for a run that is unknown or ended otherwise.
         """
-        drafts = settlement(self._books(), run_id, spent, events, blocks or {})
+        drafts = settlement(self._books(), run_id, spent, events, blocks or {}, model)
 
         def decide(books: Books) -> list[Draft]:
             run = rules.find(books, run_id)
+            rules.check_same_model(run_id, run, model)
             if run.status == "settled" and run.charged == spent:
                 return []
             rules.check_settles(run_id, run, spent)

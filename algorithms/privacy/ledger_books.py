@@ -73,7 +73,7 @@ class Run:
     """A reservation and what became of it.
 
     charged: the cost that it counts for now. amounts: what it counts for in each of its blocks.
-    adjacency: of its events. retraining: the scheduled one that it is charged for.
+    adjacency: of its events. retraining: the scheduled one that it is charged for. model: the SHA-256 of what it gave.
     """
 
     population: str
@@ -83,6 +83,7 @@ class Run:
     amounts: Mapping[str, Amount]
     adjacency: str
     retraining: str | None = None
+    model: str | None = None
 
 
 @dataclass
@@ -204,12 +205,13 @@ class Books:
     def _end(self, entry: Entry, status: Status) -> None:
         run = self.runs[entry.run_id or ""]
         amount = before = run.amounts[entry.block]
+        about = json.loads(entry.about)
         if status == "settled" and any(before):
-            about = json.loads(entry.about)
             amount = self.terms[entry.population].charge(entry.budget, about)
         charged = entry.budget if status == "settled" else run.charged
         amounts = {**run.amounts, entry.block: amount}
-        self.runs[entry.run_id or ""] = replace(run, charged=charged, status=status, amounts=amounts)
+        ended = replace(run, charged=charged, status=status, amounts=amounts, model=about.get("model"))
+        self.runs[entry.run_id or ""] = ended
         account = entry.population, entry.block
         self._move(account, before, "open", sign=-1)
         self._move(account, amount, status)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import TypeAlias
 
@@ -52,9 +53,11 @@ def reservation(terms: Terms, run: Draft, blocks: Blocks) -> list[Draft]:
 
 
 def settlement(
-    books: Books, run_id: str, spent: Budget, events: Events, blocks: Mapping[str, Events]
+    books: Books, run_id: str, spent: Budget, events: Events, blocks: Mapping[str, Events], model: str | None
 ) -> list[Draft]:
     """The rows that settle an open run, none for another; blocks: the events of those where they are not `events`.
+
+    model: the SHA-256 of what the run gave, by which a second one is known.
 
     A run settled at its full cost keeps its full price: when to end may have been chosen on the way, under a filter
     of its own. One settled at less is priced by what happened.
@@ -65,7 +68,9 @@ def settlement(
         return []
     rules.check_settles(run_id, run, spent)
     by_block = {block: blocks.get(block, events) for block in run.amounts}
-    return _settled(books.term(run.population), run_id, run, spent, by_block)
+    notes = {} if model is None else {"model": model}
+    drafts = _settled(books.term(run.population), run_id, run, spent, by_block)
+    return [replace(draft, about={**draft.about, **notes}) for draft in drafts]
 
 
 def _settled(

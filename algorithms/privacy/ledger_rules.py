@@ -74,6 +74,15 @@ def check_once(books: Books, population: str, about: Mapping[str, object]) -> No
         )
 
 
+def check_same_model(run_id: str, run: Run, model: str | None) -> None:
+    """Raises Refused for a second model of a run: two with the same noise tell more than one was charged for."""
+    if None not in (run.model, model) and run.model != model:
+        raise Refused(
+            f"run {run_id!r} was settled with another model, and training it again with other code gave a second one"
+            " with the same noise, which is not given out; keep the first, or change a setting and train anew."
+        )
+
+
 def check_settles(run_id: str, run: Run, spent: Budget) -> None:
     """Raises Refused for a run that has ended, BudgetRefused for one that spent more than it reserved."""
     if run.status == "forfeited":

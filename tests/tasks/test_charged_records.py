@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from algorithms.planning import plan_zcdp
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import event_to_json
+from algorithms.privacy.ledger import Ledger
 from algorithms.public import Public
 from data import DataRefused
 from tasks import train
@@ -57,3 +59,28 @@ def test_a_run_under_a_zcdp_filter_reserves_what_the_filter_lets_through() -> No
     plan = plan_zcdp(0.01, target=Target(Budget(1.0, 1e-5)), public=public, steps=5)
     edited = dataclasses.replace(plan, schedule=[])
     assert reserved_events(edited) == [{"event": event_to_json(plan.schedule[0][0]), "count": 1}]
+
+
+def test_a_run_that_is_repeated_with_other_code_gives_no_second_model_for_one_charge(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when it was settled and before its result was kept, then repeated with the same noise."""
+    settle, by_name = Ledger.settle, train.by_name
+    for stage in ("prepare", "calibrate"):
+        place.run_stage(stage, place.root)
+
+    def killed(*given: Any, **named: Any) -> None:
+        settle(*given, **named)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Ledger, "settle", killed)
+        train.main()
+    with monkeypatch.context() as patch, pytest.raises(Refused, match="settled with another model"):
+        patch.setattr(train, "by_name", lambda model: {k: v + 1 for k, v in by_name(model).items()})
+        train.main()
+    assert not (place.root / "artifacts/model.safetensors").exists()
+    train.main()
+    assert (place.root / "artifacts/model.safetensors").exists()
+    settled = [entry.run_id for entry in place.ledger.history() if entry.kind == "settle"]
+    assert len(set(settled)) == 1
