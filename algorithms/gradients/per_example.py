@@ -160,7 +160,8 @@ class Sums:
         return absolute_norms(self.rows)
 
     def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
-        return square_distances(self.rows, shift, scale)
+        rows = self.rows
+        return product_distances(rows.new_ones(len(rows), 1), rows, shift, scale)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return Rows(self.rows).weighted_sum(weights)

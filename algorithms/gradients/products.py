@@ -63,25 +63,28 @@ def product_distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tens
     down. Its terms cancel where the shift is near the gradient; what rounding leaves of them is added.
     """
     shape, dtype = (errors.shape[1], inputs.shape[1]), wide(errors).dtype
-    weights = scale.double().square().reciprocal_().view(shape)
-    moved = shift.double().view(shape) * weights
-    constant = (shift.double().view(shape) * moved).sum()
-    largest = 1.0 + torch.maximum(weights.amax(), moved.abs().amax())
-    # What is too small for the type is lost in each product, of at most four factors from these.
-    lost = (1.0 + square_norms(inputs)) * (1.0 + square_norms(errors)) * largest * weights.numel()
+    inverse = scale.to(dtype).reciprocal().view(shape)
+    ratio = shift.to(dtype).view(shape) * inverse
+    weights, moved, constant = inverse.square(), ratio * inverse, ratio.double().square().sum()
+    largest = 1.0 + torch.maximum(weights.amax(), moved.abs().amax()).double()
     if inputs.shape[1] > errors.shape[1]:  # the wider side is multiplied, the narrower only weighted
         inputs, errors, weights, moved = errors, inputs, weights.T, moved.T
-    by = weights.to(dtype), moved.to(dtype)
-    parts = [_expanded(*part, *by) for part in _slices(wide(inputs), wide(errors), 2 * sum(shape))]
-    squares, mixed = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
-    distances = cancelled(squares, mixed, constant, terms=sum(shape), dtype=dtype)
-    return distances + 8.0 * torch.finfo(dtype).tiny * lost
+    slices = _slices(wide(inputs), wide(errors), 2 * sum(shape))
+    parts = [_expanded(*part, weights, moved) for part in slices]
+    squares, mixed, sizes = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
+    # What is too small for the type is lost in each product, of at most four factors from these.
+    lost = 8.0 * torch.finfo(dtype).tiny * weights.numel() * largest * sizes
+    return cancelled(squares, mixed, constant, terms=sum(shape), dtype=dtype) + lost
 
 
-def _expanded(inputs: Tensor, errors: Tensor, weights: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
-    """Of (g - a)^2 / b^2 the sums of g^2 / b^2 and of g a / b^2, each [batch]."""
+def _expanded(
+    inputs: Tensor, errors: Tensor, weights: Tensor, moved: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of (g - a)^2 / b^2 the sums of g^2 / b^2 and of g a / b^2; (1 + |errors|^2) (1 + |inputs|^2); each [batch]."""
     mixed = torch.linalg.vecdot(errors @ moved, inputs)
-    return torch.linalg.vecdot(errors.square() @ weights, inputs.square()), mixed
+    errors, inputs = errors.square(), inputs.square()
+    sizes = (1.0 + errors.sum(dim=1)) * (1.0 + inputs.sum(dim=1))
+    return torch.linalg.vecdot(errors @ weights, inputs), mixed, sizes
 
 
 def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:
