@@ -4,6 +4,7 @@ Everything is as it was when the run had settled, so that a report made later sa
 private records but numbers that were released and paid for; held-out records are public.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,10 @@ def _retrainings(
         return nothing().retrainings
     name, _, period = past.run.retraining.rpartition(" ")
     registry = Registry(root / "models" / name)
-    earlier = [state for state in States(home / "retrainings" / name).all() if state.period < period]
+    # In the order in which they began: names of periods of several lengths do not sort by time.
+    earlier = itertools.takewhile(
+        lambda state: state.period != period, States(home / "retrainings" / name).all()
+    )
     rows = [_row(state, past, registry) for state in earlier]
     this = (receipt["run_id"], metrics["epsilon"], metrics["test_accuracy"], _words(receipt["blocks"]))
     return _frame([*rows, (period, THIS_RUN, *this)], RETRAININGS)

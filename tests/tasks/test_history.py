@@ -42,7 +42,8 @@ def keep(root: Path, home: Path, week: str, kind: Kind, epsilon: float, accuracy
     """Leaves what a retraining leaves of a period: its state, and its model's metrics."""
     states = States(home / "retrainings" / "visits")
     states.folder.mkdir(parents=True, exist_ok=True)
-    states.write(State(week, str(root), "", "", ("w1", "w2"), epsilon, kind, "", 1, f"run of {week}"))
+    number = len(states.all()) + 1
+    states.write(State(week, str(root), "", "", ("w1", "w2"), epsilon, kind, "", 1, f"run of {week}", number))
     if accuracy is not None:
         folder = root / "models" / "visits" / f"run of {week}"
         folder.mkdir(parents=True)
@@ -116,6 +117,16 @@ def test_what_came_later_changes_nothing(retrained: Folders, ledger: Ledger, tmp
     after = collected(retrained, ledger)
     pd.testing.assert_frame_equal(before.blocks, after.blocks)
     pd.testing.assert_frame_equal(before.retrainings, after.retrainings)
+
+
+def test_periods_stand_in_the_order_in_which_they_began(
+    retrained: Folders, ledger: Ledger, tmp_path: Path, own_home: Path
+) -> None:
+    """After a clock was set back, and where periods have another length now, their names do not sort by time."""
+    keep(tmp_path, own_home, "2026-W50", "kept", 1.0, 0.6)
+    keep(tmp_path, own_home, "2026-W04", "open", 1.0, None)
+    weeks = ["2026-W01", "2026-W02", "2026-W03", "2026-W50", "2026-W04"]
+    assert collected(retrained, ledger).retrainings["period"].tolist() == weeks
 
 
 def test_a_ledger_that_does_not_know_the_run_leaves_the_blocks_of_the_receipt(
