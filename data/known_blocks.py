@@ -23,9 +23,7 @@ class KnownBlocks:
         name = hashlib.sha256(population.encode()).hexdigest()[:16]
         self._file = None if folder is None else folder / f"{name}.json"
         self._population, self._key = population, key
-        self._names: dict[str, str] = {}
-        if self._file is not None and self._file.is_file():
-            self._names = json.loads(self._file.read_text(encoding="utf-8"))
+        self._names = self._kept()
 
     def seen(self, name: str, blocks: Iterable[Block]) -> Iterator[Block]:
         """The records of a block as they come; raises DataRefused at their end where another block had the same."""
@@ -49,5 +47,13 @@ class KnownBlocks:
         self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, fresh = tempfile.mkstemp(dir=self._file.parent)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(self._names, file, indent=1)
+            json.dump(
+                self._kept() | self._names, file, indent=1
+            )  # what another process has kept meanwhile stays
         os.replace(fresh, self._file)
+
+    def _kept(self) -> dict[str, str]:
+        if self._file is None or not self._file.is_file():
+            return {}
+        names: dict[str, str] = json.loads(self._file.read_text(encoding="utf-8"))
+        return names

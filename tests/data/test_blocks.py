@@ -204,6 +204,23 @@ def test_a_block_that_was_renamed_is_no_new_one(
     assert hashlib.sha256((tmp_path / "weeks/fresh.csv").read_bytes()).hexdigest().encode() not in kept
 
 
+def test_what_two_processes_have_seen_at_once_is_all_kept(
+    folder_card: Document, card_of: CardOf, tmp_path: Path
+) -> None:
+    def known() -> KnownBlocks:
+        return KnownBlocks("tiny", folder=tmp_path / "blocks", key=PUBLIC_KEY)
+
+    card, both = card_of(folder_card), (known(), known())
+    for week, one in zip(WEEKS, both, strict=False):
+        list(blocks.read(card, (week,), {}, root=tmp_path, url=None, known=one))
+    for one in both:
+        one.keep()
+    for week in WEEKS[:2]:
+        (tmp_path / f"weeks/{week}.csv").rename(tmp_path / f"weeks/again-{week}.csv")
+        with pytest.raises(DataRefused, match=week):
+            list(blocks.read(card, (f"again-{week}",), {}, root=tmp_path, url=None, known=known()))
+
+
 def test_a_database_that_minds_no_case_gives_no_row_to_two_blocks(
     query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path
 ) -> None:
