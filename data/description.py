@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod, sqrt
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
@@ -57,6 +58,11 @@ class PublicDescription:
     def to_json(self) -> str:
         """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
         return _ADAPTER.dump_json(self, indent=2).decode() + "\n"
+
+    @staticmethod
+    def read(folder: Path) -> "PublicDescription":
+        """What is public about the prepared data in a folder; raises OSError where it is not there."""
+        return PublicDescription.from_json((folder / "public.json").read_text(encoding="utf-8"))
 
     @staticmethod
     def from_json(text: str) -> "PublicDescription":

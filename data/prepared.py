@@ -158,7 +158,7 @@ def _write_salt(path: Path, salt: bytes, *, padding: int) -> None:
 def load(folder: Path) -> Prepared:
     """What `write` put into `folder`; raises DataRefused when it is not there or not whole."""
     try:
-        public = description(folder)
+        public = PublicDescription.read(folder)
         train, test = (_map(folder, part, public) for part in PARTS)
     except (OSError, EOFError, ValueError):
         raise DataRefused(f"{folder} holds no whole prepared data; run the prepare stage (again).") from None
@@ -171,17 +171,12 @@ def load_as(folder: Path, public: PublicDescription) -> Prepared:
     The description is read after the arrays are mapped, since a folder that is made anew is replaced whole.
     """
     data = load(folder)
-    if description(folder) != public:
+    if PublicDescription.read(folder) != public:
         raise DataRefused(
             f"{folder} was made anew while this run began, so its records are not those that were charged; let one"
             " command at a time work in a checkout, and forfeit this run by `epsilonflow ledger forfeit`."
         )
     return data
-
-
-def description(folder: Path) -> PublicDescription:
-    """What is public about the prepared data in a folder; raises OSError where it is not there."""
-    return PublicDescription.from_json((folder / "public.json").read_text(encoding="utf-8"))
 
 
 def _map(folder: Path, part: Part, public: PublicDescription) -> tuple[Features, NDArray[np.int64]]:

@@ -190,7 +190,7 @@ def _check_delta(delta: float, records: int | None) -> None:
 
 def main() -> None:
     """`python -m tasks.calibrate`, in a checkout."""
-    public = PublicDescription.from_json(Path("data/prepared/public.json").read_text(encoding="utf-8"))
+    public = PublicDescription.read(Path("data/prepared"))
     document = calibrate(params.load(Path("params.yaml"), reads=READS), public)
     path = Path("artifacts/plan.json")
     path.parent.mkdir(exist_ok=True)

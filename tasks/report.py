@@ -123,7 +123,7 @@ def _read(artifacts: Path, prepared: Path) -> Run:
         plan=plan,
         receipt=receipt,
         metrics=metrics,
-        public=PublicDescription.from_json((prepared / "public.json").read_text(encoding="utf-8")),
+        public=PublicDescription.read(prepared),
         trace=pd.read_parquet(artifacts / "trace.parquet"),
         pairs=pd.read_csv(artifacts / "plots" / "confusion.csv", dtype=str, keep_default_na=False),
         classes=_classes(artifacts / "plots" / "per_class.csv"),

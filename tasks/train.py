@@ -29,7 +29,7 @@ from algorithms.privacy.trace import Trace
 from algorithms.training import Tell
 from algorithms.training import train as run_training
 from data import PublicDescription
-from data.prepared import description, load_as
+from data.prepared import load_as
 from data.records import Records
 from tasks import again, params, runs
 from tasks.calibrate import check as check_plan
@@ -228,7 +228,7 @@ def main() -> None:
     """`python -m tasks.train`, in a checkout."""
     settings = params.load(Path("params.yaml"), reads=READS)
     prepared = Path("data/prepared")
-    public = description(prepared)
+    public = PublicDescription.read(prepared)
     job = Job(
         settings,
         plan_file=Path("artifacts/plan.json").read_bytes(),

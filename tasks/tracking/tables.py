@@ -82,10 +82,8 @@ def _blocks(blocks: pd.DataFrame) -> str:
 
 
 def _accuracy(run: Finished, retrainings: pd.DataFrame) -> str:
-    own, rows = run.card.evidence.run_id, []
-    if not retrainings.empty:
-        known = retrainings.dropna(subset=["accuracy"])
-        rows = known.loc[known["run_id"] != own, ["run_id", "epsilon", "accuracy"]].to_numpy().tolist()
+    own, known = run.card.evidence.run_id, retrainings.dropna(subset=["accuracy"])
+    rows = known.loc[known["run_id"] != own, ["run_id", "epsilon", "accuracy"]].to_numpy().tolist()
     rows.append([own, run.card.setting.epsilon, float(run.metrics["test_accuracy"])])
     return _table(("run", "epsilon", "accuracy on held-out records"), rows)
 
@@ -93,7 +91,7 @@ def _accuracy(run: Finished, retrainings: pd.DataFrame) -> str:
 def _retrainings(retrainings: pd.DataFrame) -> str:
     if retrainings.empty:
         return "There was no scheduled retraining yet."
-    return _frame(retrainings[["period", "outcome", "run_id", "epsilon", "accuracy", "blocks"]])
+    return _frame(retrainings)
 
 
 def _frame(frame: pd.DataFrame) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.figures import Curve
 from tasks.groups import Tracking
-from tasks.history import History
+from tasks.history import History, nothing
 from tasks.tracking.report import log_report
 from tasks.tracking.runs import HISTORY, STEP, Finished
 from tasks.tracking.tables import sections
@@ -20,7 +20,7 @@ from tests.offline_run import write_finished
 from tests.tracked_run import HISTORY as PAST
 from tests.tracked_run import finished
 
-EMPTY = History(pd.DataFrame(), pd.DataFrame())
+EMPTY = nothing()
 
 
 @pytest.fixture(scope="module")
