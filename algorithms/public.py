@@ -59,7 +59,7 @@ class Public:
         if not math.isfinite(loss.curvature):
             raise Refused(
                 "smoothness was asked of a loss with a kink, like the hinge loss, which has none;"
-                " use the model 'logistic' or another algorithm."
+                " use the model 'huber_svm' or 'logistic', or another algorithm."
             )
         return loss.curvature * inputs.l2**2
 

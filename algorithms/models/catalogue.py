@@ -10,7 +10,7 @@ import torch
 from algorithms.models.convolutional import cifar_cnn, cifar_tanh_cnn, conv_fc, relu_cnn, tanh_cnn
 from algorithms.models.dense import DenseSettings, mlp
 from algorithms.models.given import Given, Settings, settings_of
-from algorithms.models.linear import logistic, logistic_through_origin, softmax, svm
+from algorithms.models.linear import huber_svm, logistic, logistic_through_origin, softmax, svm
 from algorithms.models.model import Model, ModelRefused
 from algorithms.models.recurrent import TextSettings, bilstm
 from algorithms.models.scattered import (
@@ -44,6 +44,7 @@ CATALOGUE: dict[str, Architecture] = {
     "logistic": _plain(logistic),
     "logistic_through_origin": _plain(logistic_through_origin),
     "svm": _plain(svm),
+    "huber_svm": _plain(huber_svm),
     "tanh_cnn": _plain(tanh_cnn),
     "relu_cnn": _plain(relu_cnn),
     "cifar_cnn": _plain(cifar_cnn),

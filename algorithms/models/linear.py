@@ -18,6 +18,10 @@ CROSS_ENTROPY = LossBounds(slope=math.sqrt(2.0), curvature=0.5, least=0.0)
 LOGISTIC = LossBounds(slope=1.0, curvature=0.25, least=0.0)
 HINGE = LossBounds(slope=1.0, curvature=math.inf, least=0.0)
 
+ROUNDED = 0.5
+"""Half the width of the kink that the Huber hinge loss rounds off; as in Chaudhuri et al. 2011, section 6."""
+HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * ROUNDED), least=0.0)
+
 
 def softmax(given: Given) -> Model:
     """Softmax regression: cross-entropy of one linear layer with an output for each class."""
@@ -41,6 +45,15 @@ def svm(given: Given) -> Model:
     """Linear support vector machine for two classes; hinge loss max(0, 1 - y f(x)) with y in {-1, 1}."""
     _two_classes("svm", given.classes)
     return Model("svm", _linear(given, 1), _hinge_losses, _two_scores, bounds=HINGE)
+
+
+def huber_svm(given: Given) -> Model:
+    """Linear support vector machine with the Huber hinge loss, which has a curvature (Chaudhuri et al. 2011, section 3.4.2).
+
+    With z = y f(x) and h = 0.5 it is 1 - z below 1 - h, 0 above 1 + h, and (1 + h - z)^2 / (4 h) in between.
+    """
+    _two_classes("huber_svm", given.classes)
+    return Model("huber_svm", _linear(given, 1), _huber_hinge_losses, _two_scores, bounds=HUBER_HINGE)
 
 
 def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -75,6 +88,12 @@ def _logistic_losses(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def _hinge_losses(outputs: Tensor, labels: Tensor) -> Tensor:
     return functional.relu(1.0 - _signs(labels) * outputs[..., 0])
+
+
+def _huber_hinge_losses(outputs: Tensor, labels: Tensor) -> Tensor:
+    short = 1.0 + ROUNDED - _signs(labels) * outputs[..., 0]
+    bent = short.clamp(0.0, 2.0 * ROUNDED).square() / (4.0 * ROUNDED)
+    return bent + functional.relu(short - 2.0 * ROUNDED)
 
 
 def _two_scores(outputs: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ def planned(
         records=records,
         parameters=model.parameter_count,
         layers=len(model.layers),
-        classes=2 if model.name in ("logistic", "svm") else CLASSES,
+        classes=2 if model.name in ("logistic", "svm", "huber_svm") else CLASSES,
         inputs=Inputs(17.0, math.sqrt(17.0)),
         loss=model.bounds,
     )

@@ -224,9 +224,11 @@ def test_objective_perturbation_serves_a_private_number_of_records() -> None:
 
 @pytest.mark.parametrize("method", PRIVATE)
 def test_a_minimum_is_refused_without_public_bounds_or_with_a_kink(method: Algorithm[Any]) -> None:
-    hinge = build("svm", input_shape=(WIDTH,), classes=2, seed=0)
+    hinge, rounded = (build(name, input_shape=(WIDTH,), classes=2, seed=0) for name in ("svm", "huber_svm"))
     with pytest.raises(Refused, match="loss with a kink"):
         method.plan(TARGET, public(300, hinge))
+    plan = method.plan(TARGET, public(300, rounded))
+    assert released(method, plan, some(300), model=rounded).isfinite().all()
     with pytest.raises(Refused, match="public bound for smoothness is missing"):
         method.plan(TARGET, public(300, inputs=None))
     with pytest.raises(Refused, match="the data have 3"):

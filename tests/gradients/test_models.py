@@ -8,7 +8,7 @@ from algorithms.models import Model, build
 from algorithms.models.linear import cross_entropy
 from tests.gradients.zoo import Wired, frozen
 
-TWO_CLASSES = ("logistic", "logistic_through_origin", "svm")
+TWO_CLASSES = ("logistic", "logistic_through_origin", "svm", "huber_svm")
 SHAPES = {"softmax": (1, 5, 5), "tanh_cnn": (1, 28, 28)} | dict.fromkeys(TWO_CLASSES, (7,))
 
 
@@ -24,6 +24,24 @@ def test_the_tanh_network_has_the_published_size() -> None:
     assert sizes == [1040, 8224, 16416, 330]
     types = [type(layer) for layer in model.module.children() if list(layer.parameters())]
     assert types == [nn.Conv2d, nn.Conv2d, nn.Linear, nn.Linear]
+
+
+def test_the_huber_hinge_is_the_hinge_with_its_kink_rounded_off() -> None:
+    """Chaudhuri et al. 2011, section 3.4.2, by the integral of its slope -P(u > z), u uniform in [1/2, 3/2]."""
+    model, margins = build("huber_svm", input_shape=(1,), classes=2, seed=0), torch.linspace(-2.0, 3.0, 501)
+    outputs = torch.cat([margins, -margins]).double()[:, None].requires_grad_()
+    losses = model.losses(outputs, torch.arange(2).repeat_interleave(501).flip(0))
+    (slopes,) = torch.autograd.grad(losses.sum(), outputs, create_graph=True)
+    (curvatures,) = torch.autograd.grad((slopes * outputs.detach().sign()).sum(), outputs)
+    expected = (1.5 - margins.double()).clamp(0.0, 1.0)
+    torch.testing.assert_close(slopes[:501, 0], -expected, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(slopes[501:, 0], expected, rtol=0.0, atol=1e-6)
+    areas = torch.cumulative_trapezoid(expected.flip(0), dx=0.01).flip(0)
+    torch.testing.assert_close(losses[:500], areas, rtol=0.0, atol=1e-5)
+    assert model.bounds is not None
+    assert float(curvatures.abs().max()) == model.bounds.curvature == 1.0
+    assert float(slopes.detach().abs().max()) == model.bounds.slope == 1.0
+    assert float(losses.detach().min()) == model.bounds.least == 0.0
 
 
 def test_the_flat_vector_is_the_parameters_in_their_order() -> None:

@@ -22,6 +22,7 @@ FORMS = {
     "logistic": Form((7,), 2),
     "logistic_through_origin": Form((7,), 2),
     "svm": Form((7,), 2),
+    "huber_svm": Form((7,), 2),
     "tanh_cnn": Form((1, 20, 20)),
     "relu_cnn": Form((1, 20, 20)),
     "cifar_cnn": Form((3, 8, 8)),
