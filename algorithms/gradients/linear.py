@@ -7,6 +7,7 @@ one where Xw is carried over from the question before.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +36,11 @@ class Line:
 
     def at(self, index: int) -> Tensor:
         """One candidate, shape [d]; who goes on from it takes it from here, so that it is recognised bit for bit."""
-        return self.candidates()[index]
+        return self.candidates[index].clone()
 
+    @cached_property
     def candidates(self) -> Tensor:
-        """All candidates, shape [k, d], computed in 64 bits and rounded to the origin's type."""
+        """All candidates, shape [k, d], computed in 64 bits and rounded to the origin's type; not to be changed."""
         steps = torch.tensor(self.steps, dtype=torch.float64, device=self.origin.device)
         return (self.origin - steps[:, None] * self.direction).to(self.origin.dtype)
 
@@ -66,7 +68,7 @@ class Carried:
             return self
         if len(self.steps) == 0 or int(self.age) >= CARRIES:
             return None
-        candidates = Line(self.parameters, self.direction, tuple(self.steps.tolist())).candidates()
+        candidates = Line(self.parameters, self.direction, tuple(self.steps.tolist())).candidates
         found = (candidates == parameters).all(dim=1).nonzero()
         if len(found) == 0:
             return None
@@ -129,7 +131,7 @@ class LinearRecords:
         self._held = Carried(
             held.parameters, held.margins, held.age, line.direction.detach().clone(), steps, slopes
         )
-        return self._losses.along(held.margins, slopes, steps, bound) + self._odd(line.candidates(), bound)
+        return self._losses.along(held.margins, slopes, steps, bound) + self._odd(line.candidates, bound)
 
     def losses_at(self, candidates: Tensor, *, bound: float) -> Tensor:
         """The same sums [k] at any candidates [k, d], each by a product of its own; changes nothing that is held."""

@@ -68,6 +68,10 @@ def away_from_start(model: Model) -> Tensor:
 @contextmanager
 def same_randomness(seed: int = 0) -> Iterator[None]:
     """Dropout that drops the same each time, and leaves the generators as they were."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=devices):
+        # torch.manual_seed would note the call stack for each kind of accelerator that is not there
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
         yield

@@ -84,7 +84,7 @@ def build(
             f"the model {name!r} takes numbers, and the data are tokens of a text; use 'bilstm'."
         )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model = architecture.make(Given(input_shape, classes, tokens), chosen)
     return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
 

@@ -154,7 +154,7 @@ class Barrier:
         record's loss is clipped to [0, bound]. Returns 0 .. k - 1. Raises as `gradient` does.
         """
         release = releases.argmin_release(bound, noise, sampling)
-        points = candidates.candidates() if isinstance(candidates, Line) else candidates
+        points = candidates.candidates if isinstance(candidates, Line) else candidates
         check_points(self.__model, points)
         stream = self.__charge(release, dimension=len(points))
         return least(self.__clipped_losses(candidates, release, stream).cpu(), points.cpu(), release, stream)

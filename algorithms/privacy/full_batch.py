@@ -87,7 +87,7 @@ def loss_sums(
     performance: Performance,
 ) -> Tensor:
     """The sums over batches of losses, clipped to [0, bound], at each candidate; shape [k], float64."""
-    points = candidates.candidates() if isinstance(candidates, Line) else candidates
+    points = candidates.candidates if isinstance(candidates, Line) else candidates
     points = points.to(performance.device)
     totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
     for inputs, labels in batches:

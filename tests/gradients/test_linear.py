@@ -100,8 +100,8 @@ def test_any_problem_equals_the_loop(name: str, count: int, seed: int, bound: fl
     records, line = LinearRecords(model, inputs, labels), a_line(parameters)
     expected = the_loop(model, parameters, inputs, labels, L2(bound))
     torch.testing.assert_close(records.clipped_sum(parameters, L2(bound)), expected, rtol=1e-10, atol=1e-10)
-    losses = the_losses(model, line.candidates(), inputs, labels, bound)
-    for found in (records.losses_on(line, bound=bound), records.losses_at(line.candidates(), bound=bound)):
+    losses = the_losses(model, line.candidates, inputs, labels, bound)
+    for found in (records.losses_on(line, bound=bound), records.losses_at(line.candidates, bound=bound)):
         torch.testing.assert_close(found, losses, rtol=1e-9, atol=1e-9 * count)
 
 
@@ -110,9 +110,9 @@ def test_any_problem_equals_the_loop(name: str, count: int, seed: int, bound: fl
 def test_losses_on_a_line_equal_any_others(name: str, dtype: torch.dtype, tolerance: float) -> None:
     model, parameters, inputs, labels = problem(name, 20_000, dtype)  # several blocks of them
     records, line = LinearRecords(model, inputs, labels), a_line(parameters, 3)
-    expected = the_losses(model, line.candidates(), inputs, labels, 1.7)
+    expected = the_losses(model, line.candidates, inputs, labels, 1.7)
     assert apart(records.losses_on(line, bound=1.7), expected) < tolerance
-    assert apart(records.losses_at(line.candidates(), bound=1.7), expected) < tolerance
+    assert apart(records.losses_at(line.candidates, bound=1.7), expected) < tolerance
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 1e-5)])
@@ -159,8 +159,8 @@ def test_a_record_that_is_not_finite_harms_no_other(name: str, bad: float) -> No
     inputs[0, 1, 1] = bad
     records, line = LinearRecords(model, inputs, labels), a_line(parameters)
     assert apart(records.clipped_sum(parameters, L2(0.5)), without) < 1e-6
-    expected = the_losses(model, line.candidates(), inputs, labels, 1.7)
-    for found in (records.losses_on(line, bound=1.7), records.losses_at(line.candidates(), bound=1.7)):
+    expected = the_losses(model, line.candidates, inputs, labels, 1.7)
+    for found in (records.losses_on(line, bound=1.7), records.losses_at(line.candidates, bound=1.7)):
         assert apart(found, expected) < 1e-5
 
 
@@ -182,7 +182,7 @@ def test_no_records_and_no_candidates(name: str) -> None:
     model, parameters, inputs, labels = problem(name, count=0)
     empty, line = LinearRecords(model, inputs, labels), a_line(parameters)
     assert empty.clipped_sum(parameters, L2(0.5)).tolist() == [0.0] * len(parameters)
-    for losses in (empty.losses_on(line, bound=1.0), empty.losses_at(line.candidates(), bound=1.0)):
+    for losses in (empty.losses_on(line, bound=1.0), empty.losses_at(line.candidates, bound=1.0)):
         assert losses.tolist() == [0.0] * 7
     records = LinearRecords(model, *problem(name)[2:])
     assert records.losses_on(a_line(parameters, 0), bound=1.0).shape == (0,)

@@ -69,7 +69,7 @@ def test_gradients_are_those_of_the_general_way(clipping: Clipping, noise: Any) 
 @pytest.mark.parametrize("is_line", [True, False])
 def test_selections_are_those_of_the_general_way(is_line: bool) -> None:
     line = Line(point(), point(2), STEPS)
-    candidates = line if is_line else line.candidates()
+    candidates = line if is_line else line.candidates
     chosen = {
         (closed, seed): asked(closed=closed, seed=seed).argmin(candidates, bound=3.0, noise=Gumbel(20.0))
         for closed in (True, False)
