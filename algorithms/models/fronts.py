@@ -87,8 +87,8 @@ def front(settings: Mapping[str, Any], shape: Shape) -> Front:
     return _KINDS[settings["kind"]](shape, **own)
 
 
-def shape_after(module: Front, shape: Shape) -> Shape:
-    """The shape that a record of a shape has after the map."""
+def shape_after(module: nn.Module, shape: Shape) -> Shape:
+    """The shape that a record of a shape has after a map."""
     with torch.no_grad():
         return tuple(module(torch.zeros(1, *shape)).shape[1:])
 

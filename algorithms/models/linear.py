@@ -48,7 +48,7 @@ def svm(given: Given) -> Model:
 
 
 def huber_svm(given: Given) -> Model:
-    """Linear support vector machine with the Huber hinge loss, which has a curvature (Chaudhuri et al. 2011, section 3.4.2).
+    """Linear support vector machine with the Huber hinge loss, which is smooth (Chaudhuri et al. 2011, section 3.4.2).
 
     With z = y f(x) and h = 0.5 it is 1 - z below 1 - h, 0 above 1 + h, and (1 + h - z)^2 / (4 h) in between.
     """

@@ -273,6 +273,29 @@ def test_what_is_taken_ahead_of_the_steps_gives_the_same_gradients(name: str) ->
     assert taken_ahead(model, data, Performance(memory_mb=0)) == (model, data)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "layers"),
+    [
+        ("unit_linear", {}, ["Linear"]),
+        ("scatter_linear", {"groups": 2}, ["Linear"]),
+        ("softmax", {}, ["Flatten", "Linear"]),
+    ],
+)
+def test_a_model_s_own_first_maps_are_taken_ahead_too(
+    name: str, settings: dict[str, Any], layers: list[str]
+) -> None:
+    features, data = kind("whitened"), records()
+    model = in_front(
+        front({"kind": "whitening", "groups": 2}, SHAPE),
+        build(name, input_shape=SHAPE, classes=3, seed=0, settings=settings),
+    )
+    model = installed(model, learned(features, barrier(features, data), COUNT, QUIET))
+    head, seen = taken_ahead(model, data, Performance())
+    assert [type(layer).__name__ for layer in head.module.children()] == layers
+    assert seen.features.shape == ((COUNT, *SHAPE) if name == "softmax" else (COUNT, 37))
+    torch.testing.assert_close(gradient(model, data), gradient(head, seen), rtol=1e-4, atol=1e-4)
+
+
 def gradient(model: Model, data: Any) -> Tensor:
     noise, bound = Gaussian(1e-3), L2(1.0)
     event = gradient_release(FullBatch(), bound, noise, 1.0).event()
