@@ -10,7 +10,11 @@ from algorithms.models import CATALOGUE, ModelRefused, build
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 from tests.gradients import naive
 
-NEW = [name for name in FORMS if name not in ("softmax", "logistic", "logistic_through_origin", "svm", "huber_svm")]
+NEW = [
+    name
+    for name in FORMS
+    if name not in ("softmax", "logistic", "logistic_through_origin", "svm", "huber_svm")
+]
 
 
 def test_every_model_has_a_form_here() -> None:
