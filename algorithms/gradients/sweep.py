@@ -5,6 +5,7 @@ out here, several times faster; a model takes that way where its losses are the 
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ _TOGETHER = 2**17
 
 _EXPONENT = 80.0
 """exp of it is finite in 32 bits."""
+
+_HALVINGS = 3
+"""2 to the power of this is how many records share a logarithm."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,9 @@ class Losses:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A loss of v = -y f(x), y in {-1, 1}: its values up to a bound, which overwrite v, and its derivative."""
+    """A loss of v = -y f(x), y in {-1, 1}: row sums of it clipped to [0, bound], which overwrite v; its derivative."""
 
-    values: Callable[[Tensor, float], Tensor]
+    sums: Callable[[Tensor, float], Tensor]
     derivative: Callable[[Tensor], Tensor]
 
 
@@ -81,7 +85,7 @@ class _Signed(Losses):
         return self.kind.derivative(outputs)
 
     def at(self, outputs: Tensor, records: slice, bound: float) -> Tensor:
-        return _sums(self.kind.values(outputs[..., 0], bound), bound)
+        return self.kind.sums(outputs[..., 0], bound)
 
 
 def losses_of(model: Model, labels: Tensor) -> Losses:
@@ -110,11 +114,29 @@ def _below(bound: float, dtype: torch.dtype) -> float:
     return float(nearest)
 
 
-def _softplus(negated: Tensor, bound: float) -> Tensor:
-    """log(1 + exp(v)), in 32 bits to 2e-7 of the larger of it and 1; infinite where exp(v) is, far above the bound."""
+def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
+    """Of log(1 + exp(v)), in 32 bits to 2e-7 of the larger of it and 1, for the records together.
+
+    For usual bounds as logarithms of products of a few clipped factors: most of the time goes into logarithms.
+    """
     if bound > _EXPONENT:
-        return functional.softplus(negated)
-    return negated.exp_().add_(1.0).log_()
+        return _sums(functional.softplus(negated), bound)
+    factors = negated.exp_().add_(1.0)
+    if not 0.1 <= bound <= _EXPONENT / 2**_HALVINGS:
+        return _sums(factors.log_(), bound)
+    most = _below(math.exp(bound) * (1.0 - 4.0 * torch.finfo(factors.dtype).eps), factors.dtype)
+    factors = factors.nan_to_num_(nan=1.0).clamp_(max=most)
+    for _ in range(_HALVINGS):
+        count = factors.shape[1]
+        half = (count + 1) // 2
+        factors[:, : count - half].mul_(factors[:, half:])
+        factors = factors[:, :half]
+    return factors.log().sum(dim=1).double()
+
+
+def _hinge_sums(negated: Tensor, bound: float) -> Tensor:
+    """Of max(0, 1 + v)."""
+    return _sums(negated.add_(1.0), bound)
 
 
 def _above_minus_one(negated: Tensor) -> Tensor:
@@ -126,7 +148,7 @@ def _above_minus_one(negated: Tensor) -> Tensor:
 def _kinds() -> dict[Callable[[Tensor, Tensor], Tensor], _Kind]:
     """The losses that are written out here, by the function of the catalogue that they stand for."""
     written = {
-        "logistic": _Kind(_softplus, torch.sigmoid),
-        "svm": _Kind(lambda negated, bound: negated.add_(1.0), _above_minus_one),
+        "logistic": _Kind(_logistic_sums, torch.sigmoid),
+        "svm": _Kind(_hinge_sums, _above_minus_one),
     }
     return {build(name, input_shape=(1,), classes=2, seed=0).losses: kind for name, kind in written.items()}
