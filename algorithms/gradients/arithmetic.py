@@ -4,7 +4,6 @@ A contribution is clipped by its norm, but what enters the sum is computed by ot
 orders. Each estimate below is therefore raised by what rounding can do to the contribution that it stands for.
 """
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -57,10 +56,10 @@ def absolute_norms(rows: Tensor) -> Tensor:
 def rounding(terms: int, dtype: torch.dtype) -> float:
     """What rounding can add to a sum of products, relative to the sum of the products' sizes.
 
-    terms: how many products are summed. The errors of single roundings are taken as independent (Higham and Mary 2019,
-    "A new approach to probabilistic rounding error analysis"), and sums as blocked, as matrix products compute them.
+    terms: how many products are summed, in any order. The worst case (Higham 2002, "Accuracy and Stability of Numerical
+    Algorithms", section 3.1): equal terms are all rounded the same way, as a constant background makes them.
     """
-    return torch.finfo(dtype).eps / 2 * (8.0 + 0.5 * math.sqrt(terms))
+    return torch.finfo(dtype).eps / 2 * (8.0 + terms)
 
 
 def raised(squares: Tensor, sizes: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
@@ -70,6 +69,7 @@ def raised(squares: Tensor, sizes: Tensor, terms: int, dtype: torch.dtype) -> Te
 
 def square_distances(rows: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Squared L2 norms of (row - shift) / scale, raised by what rounding adds where they cancel; [batch], float64."""
+    shift, scale = shift.to(wide(rows).dtype), scale.to(wide(rows).dtype)
     moved, inverse = shift / scale, scale.reciprocal()
     size = max(1, _IN_CACHE // max(1, rows.shape[1]))
     return torch.cat([_square_distances(wide(part), moved, inverse) for part in torch.split(rows, size)])
@@ -79,16 +79,6 @@ def _square_distances(rows: Tensor, moved: Tensor, inverse: Tensor) -> Tensor:
     scaled = rows * inverse
     sizes = square_norms(scaled).sqrt()
     return raised(square_norms(scaled.sub_(moved)), sizes, 1, scaled.dtype)
-
-
-def cancelled(squares: Tensor, mixed: Tensor, constant: Tensor, *, terms: int, dtype: torch.dtype) -> Tensor:
-    """squares - 2 mixed + constant, of squared distances |g|^2 - 2 g a + |a|^2, raised likewise; [batch], float64.
-
-    terms: how many products the three sums had. dtype: of these products, and of the sum that the records will enter.
-    """
-    sizes = squares + constant
-    difference = (squares - 2.0 * mixed + constant).clamp(min=0.0) + 2.0 * rounding(terms, dtype) * sizes
-    return raised(difference, sizes.sqrt(), 1, dtype)
 
 
 def scaled(values: Tensor, weights: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -9,6 +10,9 @@ from torch.nn.functional import hardshrink
 
 _SMALLEST, _LARGEST = 1e-12, 1e12
 """Well inside 32-bit arithmetic, in which sums are computed."""
+
+_SMALLEST_SCALE, _LARGEST_SCALE = 1e-15, 1e15
+"""The same for an affine map: of its scale, and of how far it moves."""
 
 _SMALLEST_NORM = 1e-14
 """Below it the square of a norm is lost in 32 bits; a contribution so small is not raised to a given norm."""
@@ -70,7 +74,8 @@ class PerLayer:
 class Affine(_Norm):
     """Sum (gradient - shift) / scale, each scaled down to L2 norm at most `norm` (AdaCliP, Pichapati et al. 2019).
 
-    shift, scale: shape [d], finite, scale positive; functions of what is public or was released.
+    shift, scale: shape [d], finite; scale and |shift / scale| within what 32 bits hold (1e-15 to 1e15, up to 1e15);
+    functions of what is public or was released.
     """
 
     shift: Tensor
@@ -88,6 +93,17 @@ class Affine(_Norm):
             raise ValueError(
                 "the shift and the scale must be finite and the scale positive; bound them from below."
             )
+        least, most = (float(end) for end in self.scale.double().aminmax())
+        if least < _SMALLEST_SCALE or max(most, self.offset) > _LARGEST_SCALE:
+            raise ValueError(
+                f"the scale goes from {least:.3g} to {most:.3g}, and the shift is {self.offset:.3g} of it; keep the"
+                f" scale between {_SMALLEST_SCALE:g} and {_LARGEST_SCALE:g}, and the shift within {_LARGEST_SCALE:g}."
+            )
+
+    @cached_property
+    def offset(self) -> float:
+        """The L2 norm of shift / scale: where a gradient of zero goes."""
+        return float((self.shift.double() / self.scale.double()).norm())
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
 from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows
 
+_FAR = 8.0
+"""Clip norms between a transformed gradient of zero and the origin, from which on affine sums are taken in 64 bits."""
+
 
 @dataclass(frozen=True)
 class Contributions:
@@ -64,6 +67,8 @@ class Contributions:
             )
         if len(self.losses) == 0:
             return self._weighted({})
+        if self.dtype != torch.float64 and _is_far(clipping):
+            return self._in_64_bits().clipped_sum(clipping)
         norms = self.norms(clipping) if norms is None else norms
         finite = _all_finite(norms)
         if not bool(finite.all()):
@@ -139,6 +144,11 @@ class Contributions:
         if not isinstance(clipping, Affine):
             return total
         return (total - weights.sum() * clipping.shift.double()) / clipping.scale.double()
+
+
+def _is_far(clipping: Clipping) -> bool:
+    """Whether a public shift makes the terms of a sum so large that what 32 bits round of them would be felt."""
+    return isinstance(clipping, Affine) and clipping.offset > _FAR * clipping.norm
 
 
 def _all_finite(norms: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from algorithms.gradients.arithmetic import cancelled, square_norms, wide
+from algorithms.gradients.arithmetic import raised, rounding, square_norms, wide
 
 _KEPT_LENGTH = 64
 """From this length on, a second pass over the written gradients is cheaper than forming the weighted sum anew."""
@@ -15,6 +15,9 @@ _IN_CACHE = 2**18
 
 _AT_LEAST = 4
 """Fewer records at a time cost more in calls than their size saves."""
+
+_VAGUE = 0.01
+"""What rounding may leave open of a squared distance; above it the distance is computed again in 64 bits."""
 
 _ON_DEVICE = 2**27
 """The same for a GPU, where a few large products beat many small ones."""
@@ -60,21 +63,34 @@ def product_distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tens
     """Squared L2 norms of (errors inputs^T - shift) / scale, raised by what rounding can add; [batch], float64.
 
     inputs: [batch, p]. errors: [batch, o]. shift, scale: [o * p]. The square is expanded, so that nothing is written
-    down. Its terms cancel where the shift is near the gradient; what rounding leaves of them is added.
+    down. Its terms cancel where the shift is near the gradient; what rounding can leave of them is added, and where
+    that is much, the record is taken again in 64 bits: by itself, as no record may change what another one counts.
     """
-    shape, dtype = (errors.shape[1], inputs.shape[1]), wide(errors).dtype
+    inputs, errors = wide(inputs), wide(errors)
+    squares, sizes, room = _distances(inputs, errors, shift, scale)
+    vague = torch.nonzero(room > _VAGUE * squares)[:, 0]
+    if len(vague) > 0 and errors.dtype != torch.float64:
+        again = _distances(inputs[vague].double(), errors[vague].double(), shift, scale)
+        squares[vague], sizes[vague], room[vague] = again
+    return raised(squares + room, sizes.sqrt(), 1, errors.dtype)
+
+
+def _distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Over squared scales: |g|^2 - 2 g a + |a|^2, |g|^2 + |a|^2, and what rounding can take of the first; [batch]."""
+    shape, dtype = (errors.shape[1], inputs.shape[1]), errors.dtype
     inverse = scale.to(dtype).reciprocal().view(shape)
     ratio = shift.to(dtype).view(shape) * inverse
     weights, moved, constant = inverse.square(), ratio * inverse, ratio.double().square().sum()
     largest = 1.0 + torch.maximum(weights.amax(), moved.abs().amax()).double()
     if inputs.shape[1] > errors.shape[1]:  # the wider side is multiplied, the narrower only weighted
         inputs, errors, weights, moved = errors, inputs, weights.T, moved.T
-    slices = _slices(wide(inputs), wide(errors), 2 * sum(shape))
-    parts = [_expanded(*part, weights, moved) for part in slices]
-    squares, mixed, sizes = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
+    parts = [_expanded(*part, weights, moved) for part in _slices(inputs, errors, 2 * sum(shape))]
+    squares, mixed, factors = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
     # What is too small for the type is lost in each product, of at most four factors from these.
-    lost = 8.0 * torch.finfo(dtype).tiny * weights.numel() * largest * sizes
-    return cancelled(squares, mixed, constant, terms=sum(shape), dtype=dtype) + lost
+    lost = 8.0 * torch.finfo(dtype).tiny * weights.numel() * largest * factors
+    sizes = squares + constant
+    difference = (squares - 2.0 * mixed + constant).clamp(min=0.0)
+    return difference, sizes, 2.0 * rounding(sum(shape), dtype) * sizes + lost
 
 
 def _expanded(

@@ -68,7 +68,7 @@ def away_from_start(model: Model) -> Tensor:
 @contextmanager
 def same_randomness(seed: int = 0) -> Iterator[None]:
     """Dropout that drops the same each time, and leaves the generators as they were."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices):
         # torch.manual_seed would note the call stack for each kind of accelerator that is not there
         torch.default_generator.manual_seed(seed)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped, clip_and_sum
 from algorithms.gradients.convolution import Patches
-from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows
+from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows, Sums
 from algorithms.models import Model
 from tests.gradients import naive
 from tests.gradients.forms import FORMS, absolute, contributions, patches, square, written
@@ -83,8 +83,53 @@ def test_a_shifted_gradient_in_64_bits_is_never_above_its_bound(name: str) -> No
 def test_a_distance_of_errors_too_small_to_square_is_not_taken_for_zero() -> None:
     """Errors whose squares a float cannot hold, under scales that make them count."""
     gradient = Products(torch.ones(1, 1, 3), torch.full((1, 1, 2), 1e-23))
-    shift, scale = torch.zeros(6), torch.full((6,), 1e-19)
-    assert excess(gradient, Affine(1e-5, shift, scale)) <= 1.0
+    shift, scale = torch.zeros(6), torch.full((6,), 1e-15)
+    assert excess(gradient, Affine(1e-9, shift, scale)) <= 1.0
+
+
+@pytest.mark.parametrize("width", [1, 10, 128, 512, 4096])
+@pytest.mark.parametrize("part", [3e-3, 4e-3, 1e-2, 4e-2])
+def test_equal_terms_that_are_rounded_alike_do_not_shorten_a_distance(width: int, part: float) -> None:
+    """As of a constant background: rounding does not average out, and what cancels leaves little else."""
+    for seed in range(6):
+        draw = torch.Generator().manual_seed(seed)
+        constant, spread = (1.0 + torch.rand(2, generator=draw)).tolist()
+        scale = torch.full((width,), spread)
+        across = Products(torch.full((1, 1, width), constant), torch.ones(1, 1, 1))
+        along = Products(torch.ones(1, 1, 1), torch.full((1, 1, width), constant))
+        for gradient in (across, along, Sums(along)):
+            for shift in (
+                torch.full((width,), constant * (1.0 + part)),
+                torch.full((width,), constant * (1.0 - part)),
+            ):
+                distance = float(((constant - shift.double()) / scale.double()).norm())
+                for bound in (distance, 0.7 * distance):
+                    assert excess(gradient, Affine(bound, shift, scale)) <= 1.0
+
+
+@pytest.mark.parametrize("offset", [1e1, 1e3, 1e6])
+def test_a_far_shift_leaves_a_record_its_bound_among_many(offset: float) -> None:
+    """A sum of gradients that are all near the shift is not rounded by the shift's size."""
+    draw = torch.Generator().manual_seed(0)
+    shift = 0.5 + torch.rand(10, generator=draw)
+    shift /= shift.norm()
+    scale = torch.full((10,), 1.0 / offset)
+    ways = torch.randn(3000, 10, generator=draw)
+    rows = shift + 0.5 * scale * ways / ways.norm(dim=1, keepdim=True)
+    whole, without = (
+        contributions(Rows(each)).clipped_sum(Affine(1.0, shift, scale)) for each in (rows, rows[1:])
+    )
+    assert 0.1 < float((whole - without).norm()) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("shift", "scale"), [(0.0, 1e-16), (0.0, 1e16), (1e12, 1e-4)], ids=["narrow", "wide", "far"]
+)
+def test_an_affine_map_at_the_ends_of_32_bits_is_refused(shift: float, scale: float) -> None:
+    with pytest.raises(
+        ValueError, match="keep the scale between 1e-15 and 1e\\+15, and the shift within 1e\\+15"
+    ):
+        Affine(1.0, torch.full((3,), shift), torch.tensor([1.0, 1.0, scale]))
 
 
 def _around_distance(gradient: Tensor, shift: Tensor, scale: Tensor) -> list[float]:
