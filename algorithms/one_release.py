@@ -11,6 +11,9 @@ from algorithms.public import Public
 RELATIVE_TOLERANCE = 1e-6
 """Length of the gradient at which a solver may stop, over the bound of one record's gradient."""
 
+SMALLEST_CLIP_NORM = 1e-7
+"""Of a record's gradient, over its public bound: below it rounding may keep a solver above its tolerance."""
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -23,7 +26,7 @@ def private_minimum(public: Public, *, clip_norm: float, regularisation: float) 
     """The minimum of the clipped losses of a linear model with public bounds, ready for noise.
 
     regularisation: of the sum of losses. Raises Refused for more than two classes, for a loss with a kink and where
-    no public bound exists.
+    no public bound exists, and for a clip norm that is lost in the rounding.
     """
     if public.classes != 2:
         raise Refused(
@@ -31,6 +34,11 @@ def private_minimum(public: Public, *, clip_norm: float, regularisation: float) 
             f" {public.classes}; use 'dp_gd'."
         )
     curvature = public.smoothness()
+    if clip_norm < SMALLEST_CLIP_NORM * public.gradient_norm(2):
+        raise Refused(
+            f"a clip norm of {clip_norm:g} is below what the minimum can be found to, for gradients of up to"
+            f" {public.gradient_norm(2):g}; set algorithm.clip_norm to 1 or so, or null for no clipping."
+        )
     return Minimum(
         clip_norm=clip_norm,
         regularisation=regularisation,

@@ -22,7 +22,7 @@ Block: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 _RECORDS = 2**14
 _KEPT_BYTES = 2**28
-_MOST_STEPS, _MOST_HALVINGS = 200, 40
+_MOST_STEPS, _MOST_HALVINGS = 1000, 40
 _OUT_OF_REACH = "the minimum was not reached within the tolerance; ask for a larger tolerance."
 _ROUNDING = 1e-14
 """Below this, relative to the point, a step moves nothing but the rounding."""
@@ -113,9 +113,9 @@ class Objective:
 def minimum(problem: Objective, *, tolerance: float) -> Tensor:
     """A point whose gradient has at most the L2 norm `tolerance`; shape [d], float64.
 
-    Newton's method on the gradient, halving a step that does not shorten it; where none does, as where many losses
-    turn linear at once, going down to the least objective along the step. Raises RuntimeError where rounding keeps the
-    gradient above the tolerance.
+    Newton's method on the gradient; where a step does not at least halve it, as where many losses turn linear at once,
+    going down to the least objective along the step. Raises RuntimeError where rounding keeps the gradient above the
+    tolerance.
     """
     point = torch.zeros_like(problem.tilt)
     gradient = problem.gradient(point)
@@ -123,18 +123,11 @@ def minimum(problem: Objective, *, tolerance: float) -> Tensor:
         if gradient.norm() <= tolerance:
             return point
         step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(problem.hessian(point)))[:, 0]
-        point, gradient = _shortened(problem, point, step, gradient)
-    raise RuntimeError(_OUT_OF_REACH)
-
-
-def _shortened(problem: Objective, point: Tensor, step: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The first point along a halving step with a shorter gradient, else the lowest one, and its gradient."""
-    for halvings in range(_MOST_HALVINGS):
-        moved = point - 0.5**halvings * step
+        moved = point - step
         found = problem.gradient(moved)
-        if found.norm() < gradient.norm():
-            return moved, found
-    return _lowest(problem, point, step)
+        is_shorter = found.norm() <= max(float(gradient.norm()) / 2, tolerance)
+        point, gradient = (moved, found) if is_shorter else _lowest(problem, point, step)
+    raise RuntimeError(_OUT_OF_REACH)
 
 
 def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:

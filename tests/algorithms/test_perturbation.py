@@ -231,5 +231,7 @@ def test_a_minimum_is_refused_without_public_bounds_or_with_a_kink(method: Algor
     assert released(method, plan, some(300), model=rounded).isfinite().all()
     with pytest.raises(Refused, match="public bound for smoothness is missing"):
         method.plan(TARGET, public(300, inputs=None))
+    with pytest.raises(Refused, match="below what the minimum can be found to"):
+        replace(method, clip_norm=1e-9).plan(TARGET, public(300))
     with pytest.raises(Refused, match="the data have 3"):
         method.plan(TARGET, public(300, classes=3))

@@ -149,6 +149,22 @@ def test_minima_are_found_where_losses_turn_linear_all_at_once(seed: int, kind: 
     assert asked.gradient(minimum(asked, tolerance=1e-7)).norm() <= 1e-7
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_minima_are_found_with_little_regularisation_and_many_pieces(seed: int) -> None:
+    """Steps that shorten the gradient a little must not be taken for ever: that would depend on the records."""
+    draw = np.random.default_rng(seed)
+    features = draw.normal(size=(200, 20)).astype(np.float32)
+    labels = ((features @ draw.normal(size=20) > 0) ^ (draw.random(200) < 0.1)).astype(np.int64)
+    model = build("huber_svm", input_shape=(20,), classes=2, seed=0)
+    longest = float(np.linalg.norm(np.c_[features, np.ones(200)], axis=1).max())
+    clip_norm, little = 0.024 * longest, longest**2 / 1e4
+    tilt = torch.from_numpy(clip_norm * draw.normal(size=21))
+    settings = {"clip_norm": clip_norm, "input_norm": longest, "regularisation": little, "tilt": tilt}
+    for records in (MadeUp(features, labels), MadeUp(features[1:], labels[1:])):
+        asked = objective(records, model, **settings)
+        assert asked.gradient(minimum(asked, tolerance=1e-6 * clip_norm)).norm() <= 1e-6 * clip_norm
+
+
 def test_a_tolerance_out_of_reach_is_reported_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, look = [], Objective.gradient
     monkeypatch.setattr(Objective, "gradient", lambda *asked: looks.append(1) or look(*asked))
