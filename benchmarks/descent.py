@@ -1,0 +1,97 @@
+"""What a whole step of DP-AGD costs: python -m benchmarks.descent.
+
+Beside the iteration of workload W1 (one clipped gradient and 20 candidates), which the library and Opacus compute
+alike, the library's own step is measured through the barrier: with its charges, trace and secure noise, the step 0
+among the candidates and a second measurement where no step helps.
+"""
+
+import time
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor
+
+from algorithms.algorithm import Target
+from algorithms.dp_agd import DPAGD, State
+from algorithms.privacy.barrier import Barrier
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.noise import secure_generator
+from algorithms.privacy.trace import Trace
+from algorithms.public import Inputs, Public
+from benchmarks.importance import MadeUp
+from benchmarks.line import STEPS
+from benchmarks.line_search import CarriedMargins
+from benchmarks.line_search_peers import Hooks
+from benchmarks.measure import Plan, alternate, spread
+from benchmarks.methods import Method, Problem
+from benchmarks.workloads import WORKLOADS
+
+_TARGET = Target(Budget(1.0, 1e-8))
+_GRID = (0.0, *(step / STEPS[-1] for step in STEPS))
+
+
+class WholeStep:
+    """A step of DP-AGD through the barrier; a run that has spent its budget is begun anew."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.model, self.method = problem.model(), DPAGD(steps_grid=_GRID)
+        self.data = MadeUp(problem.inputs.numpy(), problem.labels.numpy())
+        longest = float(problem.inputs.norm(dim=1).max())
+        public = Public(
+            len(self.data.labels),
+            self.model.parameter_count,
+            len(self.model.layers),
+            2,
+            inputs=Inputs(longest * problem.inputs.shape[1] ** 0.5, longest),
+            loss=self.model.bounds,
+        )
+        self.plan = self.method.plan(_TARGET, public)
+        self.barrier, self.state = self._begun()
+
+    def step(self) -> None:
+        """One iteration, which may measure twice."""
+        following = self.method.step(self.state, self.plan, self.barrier)
+        if following is None:
+            self.barrier, self.state = self._begun()
+        else:
+            self.state = following
+
+    def wait(self) -> None:
+        """Nothing is left running on a CPU."""
+
+    def released(self) -> dict[str, Tensor]:
+        """Where the run is."""
+        return {"parameters": self.state.parameters}
+
+    def _begun(self) -> tuple[Barrier, State]:
+        barrier = Barrier(
+            self.data,
+            self.model,
+            spend=self.plan.open_filter(),
+            generator=secure_generator(),
+            delta=_TARGET.budget.delta,
+            trace=Trace(),
+        )
+        return barrier, self.method.init(self.model.initial_parameters(), self.plan)
+
+
+def main(rounds: Annotated[int, typer.Option(min=2)] = 15) -> None:
+    """Measure a step of DP-AGD and the iteration in it against Opacus's hooks; CPU time, one thread."""
+    torch.set_num_threads(1)
+    chosen = WORKLOADS["W1"]
+    problem = Problem(chosen, *chosen.data(chosen.batch, torch.device("cpu")))
+    methods: dict[str, Method] = {
+        "Opacus hooks": Hooks(problem),
+        "iteration": CarriedMargins(problem),
+        "whole step": WholeStep(problem),
+    }
+    times = alternate(methods, Plan(rounds=rounds, warmup=2, repeat=False), time.process_time)
+    medians, console = {name: spread(values)["median"] for name, values in times.items()}, Console()
+    for name, median in medians.items():
+        console.print(f"{name}: {median:.2f} ms, Opacus / this: {medians['Opacus hooks'] / median:.1f}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
