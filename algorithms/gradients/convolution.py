@@ -15,7 +15,7 @@ from algorithms.gradients.arithmetic import (
     square_norms,
     wide,
 )
-from algorithms.gradients.per_example import Rows
+from algorithms.gradients.per_example import PerExample, Rows
 from algorithms.gradients.products import keeps_rows, product_norms, product_sizes, slice_of
 
 
@@ -84,7 +84,9 @@ class Patches:
         weighted = scaled(errors, weights[:, None, None, None])
         return _weight_gradient(wide(self.inputs), weighted, self.window, self.window.groups).reshape(-1)
 
-    def take(self, chosen: Tensor) -> "Patches":
+    def take(self, chosen: Tensor) -> PerExample:
+        if "rows" in self.__dict__:
+            return Rows(self.rows[chosen])
         return Patches(self.inputs[chosen], self.errors[chosen], self.window)
 
     def double(self) -> "Patches":
