@@ -56,10 +56,11 @@ def absolute_norms(rows: Tensor) -> Tensor:
 def rounding(terms: int, dtype: torch.dtype) -> float:
     """What rounding can add to a sum of products, relative to the sum of the products' sizes.
 
-    terms: how many products are summed, in any order. The worst case (Higham 2002, "Accuracy and Stability of Numerical
-    Algorithms", section 3.1): equal terms are all rounded the same way, as a constant background makes them.
+    terms: how many products are summed. The worst case of a running sum of terms of one size, which a constant
+    background makes: all are rounded the same way, each relative to the sum so far, which is half of the whole on
+    average (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2).
     """
-    return torch.finfo(dtype).eps / 2 * (8.0 + terms)
+    return torch.finfo(dtype).eps / 2 * (6.0 + 0.5 * terms)
 
 
 def raised(squares: Tensor, sizes: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
