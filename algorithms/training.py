@@ -82,7 +82,7 @@ def train(
         generator=generator,
         delta=plan.target.budget.delta,
         trace=trace,
-        performance=performance,
+        performance=replace(performance, number=plan.public.records),
         last_norms=last_norms,
         diagnostics=diagnostics,
     )

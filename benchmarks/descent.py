@@ -15,7 +15,7 @@ from torch import Tensor
 
 from algorithms.algorithm import Target
 from algorithms.dp_agd import DPAGD, State
-from algorithms.privacy.barrier import Barrier
+from algorithms.privacy.barrier import Barrier, Performance
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.noise import secure_generator
 from algorithms.privacy.trace import Trace
@@ -73,6 +73,7 @@ class WholeStep:
             generator=secure_generator(),
             delta=_TARGET.budget.delta,
             trace=Trace(),
+            performance=Performance(number=self.plan.public.records),
         )
         return barrier, self.method.init(self.model.initial_parameters(), self.plan)
 

@@ -40,7 +40,7 @@ def square_norms(rows: Tensor) -> Tensor:
 
     Infinite where the squares are too large for the rows' type.
     """
-    rows = wide(rows.flatten(start_dim=1))
+    rows = wide(rows.flatten(start_dim=1)).contiguous()  # along other strides PyTorch adds up one by one
     if rows.dtype == torch.float64 or rows.shape[1] <= _BLOCK:
         return _squares(rows, 1)
     whole = rows.shape[1] // _BLOCK * _BLOCK
@@ -58,7 +58,7 @@ def rounding(terms: int, dtype: torch.dtype) -> float:
 
     terms: how many products are summed. The worst case of a running sum of terms of one size, which a constant
     background makes: all are rounded the same way, each relative to the sum so far, which is half of the whole on
-    average (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2).
+    average (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2). Twice it is the worst of all.
     """
     return torch.finfo(dtype).eps / 2 * (6.0 + 0.5 * terms)
 

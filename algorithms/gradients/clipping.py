@@ -12,7 +12,10 @@ _SMALLEST, _LARGEST = 1e-12, 1e12
 """Well inside 32-bit arithmetic, in which sums are computed."""
 
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-15, 1e15
-"""The same for an affine map: of its scale, and of how far it moves."""
+"""The same for the scale of an affine map."""
+
+FARTHEST = 1e3
+"""Norms by which a shift may move: it magnifies what a pass in 32 bits rounds, differently with other records."""
 
 _SMALLEST_NORM = 1e-14
 """Below it the square of a norm is lost in 32 bits; a contribution so small is not raised to a given norm."""
@@ -74,7 +77,7 @@ class PerLayer:
 class Affine(_Norm):
     """Sum (gradient - shift) / scale, each scaled down to L2 norm at most `norm` (AdaCliP, Pichapati et al. 2019).
 
-    shift, scale: shape [d], finite; scale and |shift / scale| within what 32 bits hold (1e-15 to 1e15, up to 1e15);
+    shift, scale: shape [d], finite, the scale from 1e-15 to 1e15, |shift / scale| at most 1000 times the norm;
     functions of what is public or was released.
     """
 
@@ -94,16 +97,23 @@ class Affine(_Norm):
                 "the shift and the scale must be finite and the scale positive; bound them from below."
             )
         least, most = (float(end) for end in self.scale.double().aminmax())
-        if least < _SMALLEST_SCALE or max(most, self.offset) > _LARGEST_SCALE:
+        if least < _SMALLEST_SCALE or most > _LARGEST_SCALE or self.offset > FARTHEST * self.norm:
             raise ValueError(
                 f"the scale goes from {least:.3g} to {most:.3g}, and the shift is {self.offset:.3g} of it; keep the"
-                f" scale between {_SMALLEST_SCALE:g} and {_LARGEST_SCALE:g}, and the shift within {_LARGEST_SCALE:g}."
+                f" scale between {_SMALLEST_SCALE:g} and {_LARGEST_SCALE:g}, and the shift within {FARTHEST:g} times"
+                f" the norm {self.norm:g}."
             )
 
     @cached_property
     def offset(self) -> float:
         """The L2 norm of shift / scale: where a gradient of zero goes."""
         return float((self.shift.double() / self.scale.double()).norm())
+
+    @property
+    def cancels(self) -> float:
+        """What |g|^2 + |a|^2, each over squared scales, can be where |g - a|^2 is 1, in units of the squared norm."""
+        farthest = self.offset / self.norm
+        return (farthest + 1.0) ** 2 + farthest**2
 
 
 @dataclass(frozen=True)
@@ -153,7 +163,7 @@ def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype)
 
 def margin(dtype: torch.dtype) -> float:
     """Relative room below a bound, so that rounding in `dtype` can only make a contribution smaller than its bound."""
-    return 1e-12 if dtype == torch.float64 else 2e-6
+    return 1e-12 if dtype == torch.float64 else 3e-6
 
 
 def _check(norm: float) -> None:

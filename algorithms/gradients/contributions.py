@@ -10,8 +10,8 @@ from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
 from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows
 
-_FAR = 8.0
-"""Clip norms between a transformed gradient of zero and the origin, from which on affine sums are taken in 64 bits."""
+_FAR = 2.0
+"""Norms by which a shift moves, from which on a sum is taken in 64 bits: 32 would round its terms by as much."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,16 @@ class Contributions:
             )
         if len(self.losses) == 0:
             return self._weighted({})
-        if self.dtype != torch.float64 and _is_far(clipping):
-            return self._in_64_bits().clipped_sum(clipping)
         norms = self.norms(clipping) if norms is None else norms
         finite = _all_finite(norms)
         if not bool(finite.all()):
             return self._sum_of_finite(finite, clipping)
         if not isinstance(clipping, PerLayer):
             weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
-            return self._transformed(self.weighted_sum(weights), weights, clipping)
+            if isinstance(clipping, Affine):
+                summed = self._in_64_bits() if clipping.offset > _FAR * clipping.norm else self
+                return self._transformed(summed.weighted_sum(weights), weights, clipping)
+            return self.weighted_sum(weights)
         by_layer = {
             name: factors(norms[:, i], clipping, bound, self.dtype)
             for i, (names, bound) in enumerate(zip(self.layers, clipping.norms, strict=True))
@@ -127,7 +128,7 @@ class Contributions:
         shift, scale = clipping.shift[self.places[name]], clipping.scale[self.places[name]]
         if gradient is None:
             return self._zeros() + (shift.double() / scale.double()).square().sum()
-        return gradient.square_distances(shift, scale)
+        return gradient.square_distances(shift, scale, cancels=clipping.cancels)
 
     def _weighted(self, weights: dict[str, Tensor]) -> Tensor:
         """The weighted sum of the gradients, each parameter with weights of its own, shape [d], float64."""
@@ -139,16 +140,9 @@ class Contributions:
         return total
 
     @staticmethod
-    def _transformed(total: Tensor, weights: Tensor, clipping: Clipping) -> Tensor:
+    def _transformed(total: Tensor, weights: Tensor, clipping: Affine) -> Tensor:
         """The same sum of the transformed gradients."""
-        if not isinstance(clipping, Affine):
-            return total
         return (total - weights.sum() * clipping.shift.double()) / clipping.scale.double()
-
-
-def _is_far(clipping: Clipping) -> bool:
-    """Whether a public shift makes the terms of a sum so large that what 32 bits round of them would be felt."""
-    return isinstance(clipping, Affine) and clipping.offset > _FAR * clipping.norm
 
 
 def _all_finite(norms: Tensor) -> Tensor:

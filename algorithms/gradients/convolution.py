@@ -74,7 +74,7 @@ class Patches:
     def absolute_norms(self) -> Tensor:
         return absolute_norms(self.rows)
 
-    def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         return square_distances(self.rows, shift, scale)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -89,7 +89,9 @@ class Patches:
             return Rows(self.rows[chosen])
         return Patches(self.inputs[chosen], self.errors[chosen], self.window)
 
-    def double(self) -> "Patches":
+    def double(self) -> PerExample:
+        if "rows" in self.__dict__:
+            return Rows(self.rows.double())
         return Patches(self.inputs.double(), self.errors.double(), self.window)
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:

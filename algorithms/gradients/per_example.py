@@ -41,8 +41,11 @@ class PerExample(Protocol):
         """L1 norms, shape [batch], float64."""
         ...
 
-    def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
-        """Squared L2 norms of (gradient - shift) / scale, both [numel]; shape [batch], float64."""
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        """Squared L2 norms of (gradient - shift) / scale, both [numel]; shape [batch], float64.
+
+        cancels: as `Affine` has it.
+        """
         ...
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -70,7 +73,7 @@ class Rows:
     def absolute_norms(self) -> Tensor:
         return absolute_norms(self.rows)
 
-    def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         return square_distances(self.rows, shift, scale)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -121,10 +124,10 @@ class Products:
             return absolute_norms(self.inputs) * absolute_norms(self.errors)
         return absolute_norms(self.rows)
 
-    def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         if self.length > 1:
             return square_distances(self.rows, shift, scale)
-        return product_distances(self.inputs[:, 0], self.errors[:, 0], shift, scale)
+        return product_distances(self.inputs[:, 0], self.errors[:, 0], shift, scale, cancels=cancels)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if "rows" in self.__dict__:
@@ -135,10 +138,14 @@ class Products:
             return (errors.T @ scaled(inputs, each)).reshape(-1)
         return (scaled(errors, each).T @ inputs).reshape(-1)
 
-    def take(self, chosen: Tensor) -> "Products":
+    def take(self, chosen: Tensor) -> PerExample:
+        if "rows" in self.__dict__:
+            return Rows(self.rows[chosen])
         return Products(self.inputs[chosen], self.errors[chosen])
 
-    def double(self) -> "Products":
+    def double(self) -> PerExample:
+        if "rows" in self.__dict__:
+            return Rows(self.rows.double())
         return Products(self.inputs.double(), self.errors.double())
 
 
@@ -159,18 +166,18 @@ class Sums:
     def absolute_norms(self) -> Tensor:
         return absolute_norms(self.rows)
 
-    def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         rows = self.rows
-        return product_distances(rows.new_ones(len(rows), 1), rows, shift, scale)
+        return product_distances(rows.new_ones(len(rows), 1), rows, shift, scale, cancels=cancels)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return Rows(self.rows).weighted_sum(weights)
 
-    def take(self, chosen: Tensor) -> "Sums":
-        return Sums(self.of.take(chosen))
+    def take(self, chosen: Tensor) -> PerExample:
+        return Rows(self.rows[chosen])
 
-    def double(self) -> "Sums":
-        return Sums(self.of.double())
+    def double(self) -> PerExample:
+        return Rows(self.rows.double())
 
 
 @dataclass(frozen=True)
@@ -211,7 +218,7 @@ class Lookups:
     def absolute_norms(self) -> Tensor:
         return absolute_norms(self._merged(self.errors.double()))
 
-    def square_distances(self, shift: Tensor, scale: Tensor) -> Tensor:
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         return square_distances(self.rows, shift, scale)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -221,10 +228,14 @@ class Lookups:
         table = weighted.new_zeros(self.entries, weighted.shape[1])
         return table.index_add_(0, self.indices.reshape(-1), weighted).reshape(-1)
 
-    def take(self, chosen: Tensor) -> "Lookups":
+    def take(self, chosen: Tensor) -> PerExample:
+        if "rows" in self.__dict__:
+            return Rows(self.rows[chosen])
         return Lookups(self.indices[chosen], self.errors[chosen], self.entries)
 
-    def double(self) -> "Lookups":
+    def double(self) -> PerExample:
+        if "rows" in self.__dict__:
+            return Rows(self.rows.double())
         return Lookups(self.indices, self.errors.double(), self.entries)
 
 

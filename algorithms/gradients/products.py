@@ -16,8 +16,8 @@ _IN_CACHE = 2**18
 _AT_LEAST = 4
 """Fewer records at a time cost more in calls than their size saves."""
 
-_VAGUE = 0.01
-"""What rounding may leave open of a squared distance; above it the distance is computed again in 64 bits."""
+_VAGUE = 1e-2
+"""What 32 bits may leave open of the square of the largest distance that is not clipped; above it there are 64."""
 
 _ON_DEVICE = 2**27
 """The same for a GPU, where a few large products beat many small ones."""
@@ -59,38 +59,51 @@ def gram_norms(inputs: Tensor, errors: Tensor) -> Tensor:
     return products.sum(dim=(1, 2)).clamp(min=0.0)
 
 
-def product_distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+def product_distances(
+    inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor, *, cancels: float
+) -> Tensor:
     """Squared L2 norms of (errors inputs^T - shift) / scale, raised by what rounding can add; [batch], float64.
 
-    inputs: [batch, p]. errors: [batch, o]. shift, scale: [o * p]. The square is expanded, so that nothing is written
-    down. Its terms cancel where the shift is near the gradient; what rounding can leave of them is added, and where
-    that is much, the record is taken again in 64 bits: by itself, as no record may change what another one counts.
+    inputs: [batch, p]. errors: [batch, o]. shift, scale: [o * p]. cancels: as `Affine` has it. The square is expanded,
+    so that nothing is written down. Its terms cancel where the shift is near the gradient; where that could leave much
+    open at the distance allowed, all records are taken in 64 bits: what is public decides, since no record may change
+    what another one counts.
     """
     inputs, errors = wide(inputs), wide(errors)
-    squares, sizes, room = _distances(inputs, errors, shift, scale)
-    vague = torch.nonzero(room > _VAGUE * squares)[:, 0]
-    if len(vague) > 0 and errors.dtype != torch.float64:
-        again = _distances(inputs[vague].double(), errors[vague].double(), shift, scale)
-        squares[vague], sizes[vague], room[vague] = again
-    return raised(squares + room, sizes.sqrt(), 1, errors.dtype)
+    is_vague = _room(inputs.shape[1] + errors.shape[1], errors.dtype) * cancels > _VAGUE
+    dtype = torch.float64 if is_vague else errors.dtype
+    squares, sizes, room = _distances(inputs, errors, shift.to(dtype), scale.to(dtype))
+    return raised(squares + room, sizes.sqrt(), 1, dtype)
+
+
+def _room(terms: int, dtype: torch.dtype) -> float:
+    """What the sums of a distance can be off by together, relative to its sizes.
+
+    Each may be off by twice `rounding`, in the worst order of its terms; 2 g a is at most |g|^2 + |a|^2.
+    """
+    return 4.0 * rounding(terms, dtype)
 
 
 def _distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Over squared scales: |g|^2 - 2 g a + |a|^2, |g|^2 + |a|^2, and what rounding can take of the first; [batch]."""
-    shape, dtype = (errors.shape[1], inputs.shape[1]), errors.dtype
-    inverse = scale.to(dtype).reciprocal().view(shape)
-    ratio = shift.to(dtype).view(shape) * inverse
+    """Over squared scales: |g|^2 - 2 g a + |a|^2, |g|^2 + |a|^2, and what rounding can take of the first; [batch].
+
+    In the type of shift and scale.
+    """
+    shape, dtype = (errors.shape[1], inputs.shape[1]), scale.dtype
+    inverse = scale.reciprocal().view(shape)
+    ratio = shift.view(shape) * inverse
     weights, moved, constant = inverse.square(), ratio * inverse, ratio.double().square().sum()
     largest = 1.0 + torch.maximum(weights.amax(), moved.abs().amax()).double()
     if inputs.shape[1] > errors.shape[1]:  # the wider side is multiplied, the narrower only weighted
         inputs, errors, weights, moved = errors, inputs, weights.T, moved.T
-    parts = [_expanded(*part, weights, moved) for part in _slices(inputs, errors, 2 * sum(shape))]
+    slices = _slices(inputs, errors, 2 * sum(shape))
+    parts = [_expanded(some.to(dtype), their.to(dtype), weights, moved) for some, their in slices]
     squares, mixed, factors = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
     # What is too small for the type is lost in each product, of at most four factors from these.
     lost = 8.0 * torch.finfo(dtype).tiny * weights.numel() * largest * factors
     sizes = squares + constant
     difference = (squares - 2.0 * mixed + constant).clamp(min=0.0)
-    return difference, sizes, 2.0 * rounding(sum(shape), dtype) * sizes + lost
+    return difference, sizes, _room(sum(shape), dtype) * sizes + lost
 
 
 def _expanded(

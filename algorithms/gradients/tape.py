@@ -161,4 +161,4 @@ def _looks(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     name = getattr(func, "__name__", "")
     if name == "__getitem__":
         return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:]))
-    return name in _LOOKING
+    return name in _LOOKING or (name == "where" and len(args) == 1)

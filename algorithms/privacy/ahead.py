@@ -1,6 +1,7 @@
 """What comes before a model's parameters, done once for all records instead of in each step, where it fits memory."""
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -30,17 +31,18 @@ class Mapped:
 def taken_ahead(model: Model, records: Records, performance: Performance) -> tuple[Model, Records]:
     """The model without the map in front of it and its own first layers that train nothing; the records after those.
 
-    Both as they are where there is no map in front, and where the mapped records would not fit.
+    Both as they are where there is no map in front, and where the mapped records would not fit, as far as is public.
     """
     front = front_of(model)
     if front is None:
         return model, records
     first, rest = _divided(model.module.get_submodule("model"))
     maps = nn.Sequential(front, *first)
-    shape = (len(records.labels), *shape_after(maps, records.features.shape[1:]))
-    if 4 * np.prod(shape) > performance.memory_mb * 1e6:
+    shape = shape_after(maps, records.features.shape[1:])
+    if not performance.holds(math.prod(shape)):
         return model, records
-    return replace(model, module=rest), Mapped(_mapped(maps, records, shape, performance), records.labels)
+    features = _mapped(maps, records, (len(records.labels), *shape), performance)
+    return replace(model, module=rest), Mapped(features, records.labels)
 
 
 def _divided(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:

@@ -136,7 +136,8 @@ class Barrier:
     ) -> float:
         """A noised sum over a sample of 1/2 where a gradient's norm is at most `bound`, else -1/2.
 
-        For clipping by quantiles (Andrew et al. 2021, Section 2). Raises as `gradient` does.
+        Within 1 % of the bound it is a number between the two, as rounding must not move it from one to the other. For
+        clipping by quantiles (Andrew et al. 2021, Section 2). Raises as `gradient` does.
         """
         check_norms(self.__model, parameters, bound)
         release = releases.norm_count_release(noise, sampling)

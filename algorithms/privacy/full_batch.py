@@ -1,5 +1,6 @@
 """Questions about all records of a linear model, answered by closed forms while the records fit the memory."""
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -25,15 +26,15 @@ class FullBatchAnswers:
     @classmethod
     def of(cls, model: Model, records: Records, performance: Performance) -> "FullBatchAnswers | None":
         """The answers over all records in a memory of their own, where there are closed forms and room for that."""
-        if not cls.serve(model, records.features.shape, performance.memory_mb):
+        if not (cls.serve(model) and performance.holds(2 * math.prod(records.features.shape[1:]))):
             return None
         features, labels = (torch.from_numpy(np.array(part)) for part in (records.features, records.labels))
         return cls(model, features.to(performance.device), labels.to(performance.device))
 
     @staticmethod
-    def serve(model: Model, shape: tuple[int, ...], memory_mb: int) -> bool:
-        """Whether a model has the closed forms and its records, features of this shape, fit the memory twice over."""
-        return linear_layer(model.module) is not None and 2 * 4 * torch.Size(shape).numel() <= memory_mb * 1e6
+    def serve(model: Model) -> bool:
+        """Whether a model has the closed forms, which compute in the precision of the features."""
+        return linear_layer(model.module) is not None and model.precision == torch.float32
 
     @staticmethod
     def clip(clipping: Clipping) -> bool:
@@ -91,7 +92,7 @@ def loss_sums(
     points = points.to(performance.device)
     totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
     for inputs, labels in batches:
-        if FullBatchAnswers.serve(model, inputs.shape, performance.memory_mb):
+        if FullBatchAnswers.serve(model):
             totals += FullBatchAnswers(model, inputs, labels).clipped_losses(candidates, bound)
             continue
         for index, point in enumerate(points):

@@ -29,11 +29,21 @@ class Records(Protocol):
 
 @dataclass(frozen=True)
 class Performance:
-    """What cannot change a result: where the arithmetic runs and how much memory it may take."""
+    """What changes a result by rounding at most: where the arithmetic runs and how much memory it may take.
+
+    number: of the records, where it is public. Ways that hold something of all records at once round otherwise than
+    those that do not, for every record: this number and not the true one decides whether they fit, and without it
+    they are not taken.
+    """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     memory_mb: int = 1024
     physical_batch: int | None = None
+    number: int | None = None
+
+    def holds(self, numbers: int) -> bool:
+        """Whether so many 32-bit numbers of each record fit the memory for all of them."""
+        return self.number is not None and 4 * numbers * self.number <= self.memory_mb * 1e6
 
     def rows_at_once(self, array: NDArray[Any], physical_batch: int) -> int:
         """How many rows to read before `let_go`: each row of a mapped file may bring its neighbours into memory."""

@@ -55,7 +55,7 @@ def run(method: DPAGD, plan: Plan, *, seed: int = 7, name: str = "logistic") -> 
         generator=seeded_generator(seed),
         delta=DELTA,
         trace=trace,
-        performance=Performance(memory_mb=8),
+        performance=Performance(memory_mb=8, number=plan.public.records),
     )
     state = method.init(model.initial_parameters(), plan)
     for trace.step in range(plan.steps):

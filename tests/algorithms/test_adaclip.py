@@ -131,6 +131,19 @@ def test_under_noise_alone_the_scale_stays_within_the_clip_norm(parameters: int,
     assert bool(torch.isfinite(state.parameters).all())
 
 
+def test_a_shift_that_is_far_for_its_scale_goes_as_far_as_one_may() -> None:
+    """A run does not end over a mean that rounding would be felt at, but takes less of it."""
+    method, count = AdaCliP(steps=2, batch_size=100, clip_norm=1.0), 3
+    plan = plan_of(method, count)
+    state = method.init(torch.zeros(count), plan)
+    far = replace(state, mean=torch.full((count,), 1e6))
+    barrier = Answers(torch.zeros(count))
+    following = method.step(far, plan, barrier)  # type: ignore[arg-type]
+    (asked,) = barrier.asked
+    assert asked.offset == pytest.approx(999.0, rel=1e-3)
+    torch.testing.assert_close(following.mean, asked.shift)
+
+
 def test_a_quiet_coordinate_gets_less_noise_than_a_loud_one() -> None:
     torch.manual_seed(3)
     spread, batch = torch.tensor([1.0] * 5 + [0.01] * 5), 600

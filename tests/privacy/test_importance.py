@@ -236,6 +236,16 @@ def test_a_count_of_norms_is_half_the_difference_and_costs_by_a_half(sampling: A
     assert (trace.rows[0].kind, trace.rows[0].clip_norm) == ("norm count", 0.5)
 
 
+@pytest.mark.parametrize(
+    ("norm", "part"), [(0.98, 0.5), (0.995, 0.25), (1.0, 0.0), (1.005, -0.25), (1.02, -0.5)]
+)
+def test_a_norm_near_the_bound_counts_in_part(norm: float, part: float) -> None:
+    """So that rounding, which differs with the records beside it, takes no norm from one side to the other."""
+    asked = barrier(axes(np.full(COUNT, norm)), axes_model())
+    answer = asked.norm_count(torch.zeros(COUNT), bound=L2(1.0), noise=NO_NOISE)
+    assert answer == pytest.approx(COUNT * part, abs=0.01)
+
+
 def test_the_noise_has_the_scale_that_is_charged() -> None:
     """Of importance samples, by chi-square; of norms and counts, by a sum of squares of many releases."""
     model, multiplier, bound = wide_model(), 1.3, 3.0

@@ -1,6 +1,7 @@
 """Learned features: what they ask, what they make of it, and that training goes on behind them."""
 
 import gc
+import math
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +69,15 @@ def barrier(features: Features, data: MadeUp, *, count: int | None = COUNT) -> B
     events = schedule(features, SHAPE, count, QUIET)
     spend = ScheduleFilter(events, Budget(1e9, 1e-5))
     model, source = model_behind(features), seeded_generator(1)
-    return Barrier(data, model, spend=spend, generator=source, delta=1e-5, trace=Trace())
+    return Barrier(
+        data,
+        model,
+        spend=spend,
+        generator=source,
+        delta=1e-5,
+        trace=Trace(),
+        performance=Performance(number=count),
+    )
 
 
 def mapped(features: Features, tensors: dict[str, Tensor], inputs: NDArray[np.float32]) -> Tensor:
@@ -265,12 +274,22 @@ def test_importance_sampling_goes_on_behind_them_with_what_they_left(tmp_path: P
 def test_what_is_taken_ahead_of_the_steps_gives_the_same_gradients(name: str) -> None:
     features, data = kind(name), records()
     model = installed(model_behind(features), learned(features, barrier(features, data), COUNT, QUIET))
-    head, seen = taken_ahead(model, data, Performance())
+    head, seen = taken_ahead(model, data, Performance(number=COUNT))
     assert head is not model
     assert len(seen.features) == COUNT
     answers = [gradient(model, data), gradient(head, seen)]
     torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-4)
-    assert taken_ahead(model, data, Performance(memory_mb=0)) == (model, data)
+    assert taken_ahead(model, data, Performance()) == (model, data)
+
+
+def test_a_public_number_decides_whether_maps_are_held() -> None:
+    features, data = kind("standardised"), records()
+    model = installed(model_behind(features), learned(features, barrier(features, data), COUNT, QUIET))
+    most = 10**6 // (4 * math.prod(SHAPE))
+    held = [
+        taken_ahead(model, data, Performance(memory_mb=1, number=n))[0] is not model for n in (most, most + 1)
+    ]
+    assert held == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +309,7 @@ def test_a_model_s_own_first_maps_are_taken_ahead_too(
         build(name, input_shape=SHAPE, classes=3, seed=0, settings=settings),
     )
     model = installed(model, learned(features, barrier(features, data), COUNT, QUIET))
-    head, seen = taken_ahead(model, data, Performance())
+    head, seen = taken_ahead(model, data, Performance(number=COUNT))
     assert [type(layer).__name__ for layer in head.module.children()] == layers
     assert seen.features.shape == ((COUNT, *SHAPE) if name == "softmax" else (COUNT, 37))
     torch.testing.assert_close(gradient(model, data), gradient(head, seen), rtol=1e-4, atol=1e-4)
