@@ -69,16 +69,20 @@ class Model(Group):
     views: int = Field(default=1, ge=1)
 
 
-class Performance(Group):
+class Memory(Group):
     """Settings that never change the result, but for its rounding.
 
     memory_mb: for per-record work; physical_batch, the records taken at once, follows from it unless given.
-    checkpoint_seconds: between two.
     """
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
     memory_mb: int = Field(default=1024, ge=1)
     physical_batch: int | None = Field(default=None, ge=1)
+
+
+class Performance(Memory):
+    """Further settings of the same kind. checkpoint_seconds: between two."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=10.0, gt=0)
 

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,15 @@ _CAP = Budget(1e9, 1.0)
 
 @dataclass(frozen=True)
 class Context:
-    """What cells share. code: a digest of the algorithms' source. runs: how many the whole comparison has."""
+    """What cells share. code: a digest of the algorithms' source. runs: how many the whole comparison has.
+
+    performance: what a cell may take, which does not decide its result.
+    """
 
     place: Place
     code: str
     runs: int
+    performance: Performance = field(default_factory=Performance)
 
 
 def open_ledger(place: Place, cell: Cell) -> Ledger:
@@ -69,7 +73,7 @@ def run_cell(context: Context, cell: Cell, ledger: Ledger) -> None:
     place, data = context.place, sides(context.place.store, cell)
     prepared = plan_cell(context, cell)
     _reserve(ledger, cell, prepared, data)
-    trained = _trained(cell, prepared, data)
+    trained = _trained(cell, prepared, data, context.performance)
     events = schedule_to_json(run_lengths(trained.trace.events()))
     ledger.settle(cell.digest, prepared.plan.cost, events=events)
     results = _results(cell, prepared, trained, data)
@@ -139,7 +143,7 @@ def _reserve(ledger: Ledger, cell: Cell, prepared: Planned, data: Sides) -> None
         ledger.reserve(cell.digest, population, plan.cost, events=reserved_events(plan), about=about)
 
 
-def _trained(cell: Cell, prepared: Planned, data: Sides) -> _Trained:
+def _trained(cell: Cell, prepared: Planned, data: Sides, performance: Performance) -> _Trained:
     """Trains from the start, with no checkpoint: a cell is short, and one that was cut off runs again."""
     model = _own_model(cell, data.public)
     algorithm, plan = prepared.settings.algorithm, prepared.plan
@@ -160,7 +164,7 @@ def _trained(cell: Cell, prepared: Planned, data: Sides) -> _Trained:
         generator=seeded_generator(cell.noise_seed),
         run_id=cell.digest,
         folder=Path(os.devnull),
-        performance=Performance(),
+        performance=performance,
         checkpoint_seconds=math.inf,
         tell=tell,
         observe=curve.observe if curve else None,

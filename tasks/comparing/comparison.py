@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, StringConstraints, ValidationError, field_validator, model_validator
 
 from data.description import Transform
-from tasks.groups import Group, Model
+from tasks.groups import Group, Memory, Model
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Word = Annotated[str, StringConstraints(pattern=r"\S")]
@@ -102,7 +102,7 @@ class Comparison(Group):
     """Algorithms x data sets x models x epsilons x (seeds or folds) x settings.
 
     skip_refused: list what cannot run as refused instead of refusing the whole. published: a CSV file of published
-    numbers, by its path in the checkout.
+    numbers, by its path in the checkout. performance: of each run; as many run at once as there are workers.
     """
 
     name: Name
@@ -116,6 +116,7 @@ class Comparison(Group):
     record: Record = Record()
     skip_refused: bool = False
     published: Word | None = None
+    performance: Memory = Memory()
 
 
 class Variant(Group):

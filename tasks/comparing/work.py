@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from algorithms.privacy.barrier import Performance
 from data import catalogue
 from tasks.comparing.cell import Context, build_models, open_ledger, plan_cell, run_cell
 from tasks.comparing.cells import Cell, Group, cells, code_digest, groups
@@ -66,7 +67,9 @@ def work_of(file: Path, root: Path) -> Work:
         read_published(root / comparison.published)
     wanted = tuple(cells(comparison, cards, file=file.name))
     runs = len({cell.digest for cell in wanted})
-    return Work(comparison, Context(Place(root, comparison.name), code_digest(), runs), wanted)
+    limits = comparison.performance
+    performance = Performance(memory_mb=limits.memory_mb, physical_batch=limits.physical_batch)
+    return Work(comparison, Context(Place(root, comparison.name), code_digest(), runs, performance), wanted)
 
 
 def be_ready(work: Work, wanted: Iterable[Cell]) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from algorithms.models import build
+from algorithms.privacy.barrier import Performance
 from algorithms.privacy.card_words import DIAGNOSED, NO_NOTES, NOTHING_LEARNED, TRANSFORMS
 from algorithms.privacy.ledger import Ledger
 from data.errors import DataRefused
@@ -214,6 +215,25 @@ def test_what_is_done_is_not_done_again_unless_other_code_made_it(finished: Work
     other = Work(finished.comparison, one_cell.Context(finished.place, "other code", 3), finished.cells)
     assert other.unfinished(renew=False) == []
     assert other.unfinished(renew=True) == list(finished.cells)
+
+
+def test_a_run_may_take_the_memory_that_the_file_says_which_makes_it_no_other_run(
+    finished: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {"memory_mb": 3, "physical_batch": 50}
+    root = finished.place.root
+    work = work_of(write(root, document() | {"performance": limits}), root)
+    assert work.unfinished(renew=False) == []
+    seen, real = [], one_cell.train
+
+    def watched(*arguments: Any, performance: Performance, **others: Any) -> Any:
+        seen.append(performance)
+        return real(*arguments, performance=performance, **others)
+
+    monkeypatch.setattr(one_cell, "train", watched)
+    with held(work.place):
+        assert run_group(work.context, work.cells[:1]) == []
+    assert seen == [Performance(memory_mb=3, physical_batch=50)]
 
 
 def test_a_cell_that_fails_stops_no_other_and_runs_when_it_can(
