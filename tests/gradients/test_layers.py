@@ -43,6 +43,7 @@ def test_gradients_are_told_apart_by_record(name: str) -> None:
 def test_what_is_taken_record_by_record_is_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """When the engine is made, and never again."""
     made, engine, said = once_heard(SPECS[name], torch.float64)
+    caplog.clear()
     engine.clipped_sum(*made.arguments, L2(1.0))
     assert not caplog.records
     if name.removesuffix(", inside") in SMALL_BY_RULES or name in NETWORKS:
