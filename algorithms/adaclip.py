@@ -8,6 +8,7 @@ Differences from the paper (`paper_update` brings back its update of s):
 - v = B ((g~ - m)^2 - (b z / B)^2): the noise that is really there is taken off, and times B it estimates the variance
   of a record's gradient, which clipping needs, not that of the mean. The paper subtracts (b sigma)^2 for one record.
 - v is taken with m of before the update: with the new one, which holds g~ itself, it would be beta1^2 times too small.
+- Of m no more is taken than 1000 scales together: further away rounding would be felt (see `Affine`).
 - Scale-free bounds: h2 = clip_norm^2 / d, so that b is at most clip_norm, and s starts there: the method begins as
   DP-SGD with that clip norm, and where noise hides the variances it stays near it. Absolute ones fit one model only.
 """
