@@ -23,7 +23,6 @@ from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
 from algorithms.gradients import Affine
-from algorithms.gradients.clipping import FARTHEST
 from algorithms.planning import plan_fixed
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.errors import Refused
@@ -92,8 +91,8 @@ class AdaCliP:
     def step(self, state: AdaptiveState, plan: Plan, barrier: Barrier) -> AdaptiveState:
         """One noised sum of transformed gradients over a fresh Poisson sample, one update, the next m and s."""
         s, b, z = state.deviation, state.scale, plan.noise_multiplier
-        m = _within_reach(state.mean, b)
-        answer = asked(state, plan, barrier, clipping=Affine(1.0, m, b))
+        clipping = Affine.within_reach(1.0, state.mean, b)
+        answer, m = asked(state, plan, barrier, clipping=clipping), clipping.shift
         g = m + b * answer.gradient
         v = self.variance((g - m).square(), b * z, answer.divisor)
         return AdaptiveState(
@@ -145,9 +144,3 @@ class AdaCliP:
                 " algorithm.start to at most that, or leave it empty."
             )
         return begin
-
-
-def _within_reach(mean: Tensor, scale: Tensor) -> Tensor:
-    """The mean, or as much of it as a shift may be at this scale where the norm is 1."""
-    offset = float((mean.double() / scale.double()).norm())
-    return mean * min(1.0, 0.999 * FARTHEST / max(offset, 1.0))

@@ -104,10 +104,16 @@ class Affine(_Norm):
                 f" the norm {self.norm:g}."
             )
 
+    @classmethod
+    def within_reach(cls, norm: float, shift: Tensor, scale: Tensor) -> "Affine":
+        """With the shift, or as much of it as it may be at this scale."""
+        offset = _offset(shift, scale)
+        return cls(norm, shift * min(1.0, 0.999 * FARTHEST * norm / max(offset, norm)), scale)
+
     @cached_property
     def offset(self) -> float:
         """The L2 norm of shift / scale: where a gradient of zero goes."""
-        return float((self.shift.double() / self.scale.double()).norm())
+        return _offset(self.shift, self.scale)
 
     @property
     def cancels(self) -> float:
@@ -169,3 +175,7 @@ def margin(dtype: torch.dtype) -> float:
 def _check(norm: float) -> None:
     if not _SMALLEST <= norm <= _LARGEST:
         raise ValueError(f"a clip norm must lie between {_SMALLEST:g} and {_LARGEST:g}, not {norm}; try 1.0.")
+
+
+def _offset(shift: Tensor, scale: Tensor) -> float:
+    return float((shift.double() / scale.double()).norm())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
-from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows
+from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows, as_measured
 
 _FAR = 2.0
 """Norms by which a shift moves, from which on a sum is taken in 64 bits: 32 would round its terms by as much."""
@@ -90,7 +90,7 @@ class Contributions:
 
     def take(self, chosen: Tensor) -> "Contributions":
         """Those of the chosen records; chosen: their indices."""
-        gradients = {name: gradient.take(chosen) for name, gradient in self.gradients.items()}
+        gradients = {name: as_measured(each).take(chosen) for name, each in self.gradients.items()}
         return replace(self, losses=self.losses[chosen], gradients=gradients)
 
     def _sum_of_finite(self, finite: Tensor, clipping: Clipping) -> Tensor:
@@ -101,7 +101,7 @@ class Contributions:
         return total
 
     def _in_64_bits(self) -> "Contributions":
-        gradients = {name: gradient.double() for name, gradient in self.gradients.items()}
+        gradients = {name: as_measured(each).double() for name, each in self.gradients.items()}
         return replace(self, gradients=gradients, dtype=torch.float64)
 
     def _zeros(self) -> Tensor:
@@ -136,7 +136,7 @@ class Contributions:
         total = torch.zeros(size, dtype=torch.float64, device=self.losses.device)
         for name, each in weights.items():
             if name in self.gradients:
-                total[self.places[name]] = self.gradients[name].weighted_sum(each)
+                total[self.places[name]] = as_measured(self.gradients[name]).weighted_sum(each)
         return total
 
     @staticmethod

@@ -15,7 +15,6 @@ from algorithms.gradients.arithmetic import (
     square_norms,
     wide,
 )
-from algorithms.gradients.per_example import PerExample, Rows
 from algorithms.gradients.products import keeps_rows, product_norms, product_sizes, slice_of
 
 
@@ -78,20 +77,14 @@ class Patches:
         return square_distances(self.rows, shift, scale)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if "rows" in self.__dict__:
-            return Rows(self.rows).weighted_sum(weights)
         errors = wide(self.errors)
         weighted = scaled(errors, weights[:, None, None, None])
         return _weight_gradient(wide(self.inputs), weighted, self.window, self.window.groups).reshape(-1)
 
-    def take(self, chosen: Tensor) -> PerExample:
-        if "rows" in self.__dict__:
-            return Rows(self.rows[chosen])
+    def take(self, chosen: Tensor) -> "Patches":
         return Patches(self.inputs[chosen], self.errors[chosen], self.window)
 
-    def double(self) -> PerExample:
-        if "rows" in self.__dict__:
-            return Rows(self.rows.double())
+    def double(self) -> "Patches":
         return Patches(self.inputs.double(), self.errors.double(), self.window)
 
     def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -87,6 +87,11 @@ class Rows:
         return Rows(self.rows.double())
 
 
+def as_measured(gradient: PerExample) -> PerExample:
+    """The same gradients, as rows where they were written down for their norms: formed anew they round otherwise."""
+    return Rows(gradient.rows) if "rows" in gradient.__dict__ else gradient
+
+
 @dataclass(frozen=True)
 class Products:
     """Sums of outer products: the gradients of a linear layer's weight, shape [outputs, inputs].
@@ -130,22 +135,16 @@ class Products:
         return product_distances(self.inputs[:, 0], self.errors[:, 0], shift, scale, cancels=cancels)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if "rows" in self.__dict__:
-            return Rows(self.rows).weighted_sum(weights)
         inputs, errors = wide(self.inputs).flatten(0, 1), wide(self.errors).flatten(0, 1)
         each = weights[:, None].expand(-1, self.length).reshape(-1, 1)
         if inputs.shape[1] < errors.shape[1]:  # the narrower side takes the weights
             return (errors.T @ scaled(inputs, each)).reshape(-1)
         return (scaled(errors, each).T @ inputs).reshape(-1)
 
-    def take(self, chosen: Tensor) -> PerExample:
-        if "rows" in self.__dict__:
-            return Rows(self.rows[chosen])
+    def take(self, chosen: Tensor) -> "Products":
         return Products(self.inputs[chosen], self.errors[chosen])
 
-    def double(self) -> PerExample:
-        if "rows" in self.__dict__:
-            return Rows(self.rows.double())
+    def double(self) -> "Products":
         return Products(self.inputs.double(), self.errors.double())
 
 
@@ -173,11 +172,11 @@ class Sums:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return Rows(self.rows).weighted_sum(weights)
 
-    def take(self, chosen: Tensor) -> PerExample:
-        return Rows(self.rows[chosen])
+    def take(self, chosen: Tensor) -> "Sums":
+        return Sums(self.of.take(chosen))
 
-    def double(self) -> PerExample:
-        return Rows(self.rows.double())
+    def double(self) -> "Sums":
+        return Sums(self.of.double())
 
 
 @dataclass(frozen=True)
@@ -222,20 +221,14 @@ class Lookups:
         return square_distances(self.rows, shift, scale)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if "rows" in self.__dict__:
-            return Rows(self.rows).weighted_sum(weights)
         weighted = (self.errors.double() * weights[:, None, None]).flatten(0, 1)
         table = weighted.new_zeros(self.entries, weighted.shape[1])
         return table.index_add_(0, self.indices.reshape(-1), weighted).reshape(-1)
 
-    def take(self, chosen: Tensor) -> PerExample:
-        if "rows" in self.__dict__:
-            return Rows(self.rows[chosen])
+    def take(self, chosen: Tensor) -> "Lookups":
         return Lookups(self.indices[chosen], self.errors[chosen], self.entries)
 
-    def double(self) -> PerExample:
-        if "rows" in self.__dict__:
-            return Rows(self.rows.double())
+    def double(self) -> "Lookups":
         return Lookups(self.indices, self.errors.double(), self.entries)
 
 
