@@ -126,7 +126,7 @@ def by_dvc(name: str, root: Path) -> None:
 
 def stage(name: str, root: Path) -> None:
     """Runs a stage here as DVC would: not again when it has ended, and what is no refusal is a failure."""
-    file = root / ".dvc/tmp/done.json"
+    file = root / ".dvc" / "tmp" / "done.json"
     key = hashlib.sha256((root / "params.yaml").read_bytes()).hexdigest()
     done = json.loads(file.read_text()) if file.exists() else {}
     if name in done.get(key, ()):
