@@ -54,19 +54,19 @@ class Patches:
 
     @cached_property
     def rows(self) -> Tensor:
-        return _written(wide(self.inputs), wide(self.errors), self.window)
+        seen = self.length * self.window.groups * self._patch
+        return torch.cat([_written(*part, self.window) for part in self._parts(seen)])
 
     @property
-    def numel(self) -> int:
-        """Values of the weight."""
-        height, width = self.window.kernel
-        return self.errors.shape[1] * self.inputs.shape[1] // self.window.groups * height * width
+    def _patch(self) -> int:
+        """Values that a place of the output saw, of one group."""
+        return self.inputs.shape[1] // self.window.groups * self.window.kernel[0] * self.window.kernel[1]
 
     def square_norms(self) -> Tensor:
-        each = self.inputs.shape[1] // self.window.groups * self.window.kernel[0] * self.window.kernel[1]
-        if keeps_rows(self.length, each, self.errors.shape[1] // self.window.groups):
+        if keeps_rows(self.length, self._patch, self.errors.shape[1] // self.window.groups):
             return square_norms(self.rows)
-        squares = torch.cat([_square_norms(*part, self.window) for part in self._parts()])
+        numel = self.errors.shape[1] * self._patch
+        squares = torch.cat([_square_norms(*part, self.window) for part in self._parts(numel)])
         sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.errors)
         return raised(squares, sizes, self.length, wide(self.errors).dtype)
 
@@ -87,9 +87,9 @@ class Patches:
     def double(self) -> "Patches":
         return Patches(self.inputs.double(), self.errors.double(), self.window)
 
-    def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and errors of a few records at a time."""
-        size = slice_of(self.numel, self.inputs.device)
+    def _parts(self, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and errors of a few records at a time, each of which needs so many numbers."""
+        size = slice_of(numbers, self.inputs.device)
         return zip(torch.split(wide(self.inputs), size), torch.split(wide(self.errors), size), strict=True)
 
 
@@ -117,10 +117,12 @@ def _square_norms(inputs: Tensor, errors: Tensor, window: Window) -> Tensor:
 
 
 def _written(inputs: Tensor, errors: Tensor, window: Window) -> Tensor:
-    """The gradients of a few records, as one convolution with a group for each record; [batch, numel]."""
-    batch = len(inputs)
-    seen, back = (part.reshape(1, batch * part.shape[1], *part.shape[2:]) for part in (inputs, errors))
-    return _weight_gradient(seen, back, window, batch * window.groups).reshape(batch, -1)
+    """The gradients of a few records, by products of patches and errors; [batch, numel]."""
+    batch, outputs, *places = errors.shape
+    seen = patches(inputs, window, (places[0], places[1]))
+    gradients = torch.bmm(errors.reshape(batch * window.groups, -1, seen.shape[1]), seen)
+    by_channel = gradients.view(batch, outputs, window.kernel[0] * window.kernel[1], -1).transpose(2, 3)
+    return by_channel.reshape(batch, -1)
 
 
 def _weight_gradient(inputs: Tensor, errors: Tensor, window: Window, groups: int) -> Tensor:
