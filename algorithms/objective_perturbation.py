@@ -54,12 +54,13 @@ class ObjectivePerturbation:
 
     regularisation: lambda of lambda / 2 ||theta||^2 on the mean loss, where the number of records is public; null for
     Lambda = 3 z C on the sum. "kst" adds its 2 beta / epsilon, and nothing else for null.
+    It is at least 1e-10, below which rounding decides where the minimum is.
     clip_norm: the L2 bound C of a record's gradient; null for the bound by the data card, which clips nothing.
     adjacency: for "rkw" with the accountant "pure" it may be REPLACE_ONE, at twice the epsilon of add-or-remove-one.
     """
 
     analysis: Literal["rkw", "kst"] = "rkw"
-    regularisation: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    regularisation: Annotated[float, Field(ge=1e-10, le=1e6)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] | None = 2.0
     adjacency: Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"] = "ADD_OR_REMOVE_ONE"
 

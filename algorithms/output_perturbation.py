@@ -31,10 +31,11 @@ class OutputPerturbation:
 
     regularisation: lambda of lambda / 2 ||theta||^2 on the mean loss; null for 0.25 (d (z C / n)^2)^(1/3), at which
     the losses by regularisation, of the order lambda, and by noise, of the order d (z C / n lambda)^2, are in balance.
+    It is at least 1e-10, below which rounding decides where the minimum is.
     clip_norm: the L2 bound C of a record's gradient; null for the bound by the data card, which clips nothing.
     """
 
-    regularisation: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    regularisation: Annotated[float, Field(ge=1e-10, le=1e6)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] | None = 2.0
 
     __pydantic_config__ = STRICT

@@ -3,6 +3,7 @@
 from algorithms.gradients.clipping import L1, L2, Affine, Box, Clipping, Normalised, PerLayer, Unclipped
 from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.engine import Engine, clip_and_sum
+from algorithms.gradients.filling import filled
 from algorithms.gradients.linear import Line, linear_layer
 from algorithms.gradients.mixing import Unclippable
 
@@ -20,5 +21,6 @@ __all__ = [
     "Unclippable",
     "Unclipped",
     "clip_and_sum",
+    "filled",
     "linear_layer",
 ]

@@ -10,17 +10,14 @@ from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
 from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows, as_measured
 
-_FAR = 2.0
-"""Norms by which a shift moves, from which on a sum is taken in 64 bits: 32 would round its terms by as much."""
-
 
 @dataclass(frozen=True)
 class Contributions:
     """Losses and gradients of some records at one point, from one forward and one backward pass.
 
     losses: [batch]. gradients: by parameter; a parameter without an entry has none. places: where each parameter lies
-    in the flat vector. layers: the names of each layer's parameters, in the model's order. dtype: in which gradients
-    are summed, at least 32 bits.
+    in the flat vector. layers: the names of each layer's parameters, in the model's order. dtype: of the gradients, at
+    least 32 bits. padding: how many records follow these in the gradients, which count for nothing.
     """
 
     losses: Tensor
@@ -28,6 +25,7 @@ class Contributions:
     places: dict[str, slice]
     layers: tuple[tuple[str, ...], ...]
     dtype: torch.dtype
+    padding: int = 0
 
     @staticmethod
     def of_rows(rows: Tensor) -> "Contributions":
@@ -41,13 +39,7 @@ class Contributions:
 
         By layer, [batch, layers], for per-layer clipping. Not finite where a gradient is not.
         """
-        if isinstance(clipping, PerLayer):
-            return torch.stack([self._root(names, clipping) for names in self.layers], dim=1)
-        if isinstance(clipping, L1):
-            return sum((g.absolute_norms() for g in self.gradients.values()), self._zeros())
-        if isinstance(clipping, Box):
-            return self._widths()
-        return self._root(self.places, clipping)
+        return self._norms(clipping)[: len(self.losses)]
 
     def finite(self, clipping: Clipping) -> Tensor:
         """Which records have a finite norm, shape [batch]."""
@@ -73,10 +65,8 @@ class Contributions:
             return self._sum_of_finite(finite, clipping)
         if not isinstance(clipping, PerLayer):
             weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
-            if isinstance(clipping, Affine):
-                summed = self._in_64_bits() if clipping.offset > _FAR * clipping.norm else self
-                return self._transformed(summed.weighted_sum(weights), weights, clipping)
-            return self.weighted_sum(weights)
+            total = self.weighted_sum(weights)
+            return self._transformed(total, weights, clipping) if isinstance(clipping, Affine) else total
         by_layer = {
             name: factors(norms[:, i], clipping, bound, self.dtype)
             for i, (names, bound) in enumerate(zip(self.layers, clipping.norms, strict=True))
@@ -91,7 +81,29 @@ class Contributions:
     def take(self, chosen: Tensor) -> "Contributions":
         """Those of the chosen records; chosen: their indices."""
         gradients = {name: as_measured(each).take(chosen) for name, each in self.gradients.items()}
-        return replace(self, losses=self.losses[chosen], gradients=gradients)
+        return replace(self, losses=self.losses[chosen], gradients=gradients, padding=0)
+
+    def first(self, count: int) -> "Contributions":
+        """The first `count` records; the others are measured with them and then left out.
+
+        So a record's numbers are computed in the same place of a kernel whatever the number of records.
+        """
+        return replace(self, losses=self.losses[:count], padding=len(self.losses) - count)
+
+    @property
+    def written_bytes(self) -> int:
+        """What the gradients take that are written down."""
+        return sum(g.rows.nbytes for g in self.gradients.values() if "rows" in g.__dict__)
+
+    def _norms(self, clipping: Clipping) -> Tensor:
+        """`norms`, of the padding as well."""
+        if isinstance(clipping, PerLayer):
+            return torch.stack([self._root(names, clipping) for names in self.layers], dim=1)
+        if isinstance(clipping, L1):
+            return sum((g.absolute_norms() for g in self.gradients.values()), self._zeros())
+        if isinstance(clipping, Box):
+            return self._widths()
+        return self._root(self.places, clipping)
 
     def _sum_of_finite(self, finite: Tensor, clipping: Clipping) -> Tensor:
         """The sum without what is not finite; what was only too large to square in 32 bits is taken in 64."""
@@ -105,7 +117,8 @@ class Contributions:
         return replace(self, gradients=gradients, dtype=torch.float64)
 
     def _zeros(self) -> Tensor:
-        return torch.zeros(len(self.losses), dtype=torch.float64, device=self.losses.device)
+        count = len(self.losses) + self.padding
+        return torch.zeros(count, dtype=torch.float64, device=self.losses.device)
 
     def _widths(self) -> Tensor:
         """The largest coordinate above 0 plus the largest below, [batch], float64, raised by what rounding can add."""
@@ -134,9 +147,10 @@ class Contributions:
         """The weighted sum of the gradients, each parameter with weights of its own, shape [d], float64."""
         size = sum(place.stop - place.start for place in self.places.values())
         total = torch.zeros(size, dtype=torch.float64, device=self.losses.device)
+        these = slice(0, len(self.losses))
         for name, each in weights.items():
             if name in self.gradients:
-                total[self.places[name]] = as_measured(self.gradients[name]).weighted_sum(each)
+                total[self.places[name]] = as_measured(self.gradients[name]).take(these).weighted_sum(each)
         return total
 
     @staticmethod

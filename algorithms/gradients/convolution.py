@@ -10,12 +10,17 @@ from torch import Tensor
 from algorithms.gradients.arithmetic import (
     absolute_norms,
     raised,
-    scaled,
     square_distances,
     square_norms,
     wide,
 )
-from algorithms.gradients.products import keeps_rows, product_norms, product_sizes, slice_of
+from algorithms.gradients.products import (
+    prefers_gram,
+    product_norms,
+    product_sizes,
+    slice_of,
+    sum_of_written,
+)
 
 
 @dataclass(frozen=True)
@@ -54,19 +59,12 @@ class Patches:
 
     @cached_property
     def rows(self) -> Tensor:
-        seen = self.length * self.window.groups * self._patch
-        return torch.cat([_written(*part, self.window) for part in self._parts(seen)])
-
-    @property
-    def _patch(self) -> int:
-        """Values that a place of the output saw, of one group."""
-        return self.inputs.shape[1] // self.window.groups * self.window.kernel[0] * self.window.kernel[1]
+        return torch.cat([self._write(*part) for part in self._parts()])
 
     def square_norms(self) -> Tensor:
-        if keeps_rows(self.length, self._patch, self.errors.shape[1] // self.window.groups):
+        if not prefers_gram(self.length, self._patch, self.errors.shape[1] // self.window.groups):
             return square_norms(self.rows)
-        numel = self.errors.shape[1] * self._patch
-        squares = torch.cat([_square_norms(*part, self.window) for part in self._parts(numel)])
+        squares = torch.cat([_square_norms(*part, self.window) for part in self._parts()])
         sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.errors)
         return raised(squares, sizes, self.length, wide(self.errors).dtype)
 
@@ -77,20 +75,36 @@ class Patches:
         return square_distances(self.rows, shift, scale)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        errors = wide(self.errors)
-        weighted = scaled(errors, weights[:, None, None, None])
-        return _weight_gradient(wide(self.inputs), weighted, self.window, self.window.groups).reshape(-1)
+        return sum_of_written(self._write, self.inputs, self.errors, weights, numbers=self._numbers)
 
-    def take(self, chosen: Tensor) -> "Patches":
+    def take(self, chosen: Tensor | slice) -> "Patches":
         return Patches(self.inputs[chosen], self.errors[chosen], self.window)
 
     def double(self) -> "Patches":
         return Patches(self.inputs.double(), self.errors.double(), self.window)
 
-    def _parts(self, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and errors of a few records at a time, each of which needs so many numbers."""
-        size = slice_of(numbers, self.inputs.device)
-        return zip(torch.split(wide(self.inputs), size), torch.split(wide(self.errors), size), strict=True)
+    @property
+    def _patch(self) -> int:
+        """Values that a place of the output saw, of one group."""
+        return self.inputs.shape[1] // self.window.groups * self.window.kernel[0] * self.window.kernel[1]
+
+    @property
+    def _numbers(self) -> int:
+        """What the products of one record need: its patches, or its gradient."""
+        return self._patch * max(self.length * self.window.groups, self.errors.shape[1])
+
+    def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and errors of a few records at a time."""
+        size = slice_of(self._numbers, self.inputs.device)
+        return zip(torch.split(self.inputs, size), torch.split(self.errors, size), strict=True)
+
+    def _write(self, inputs: Tensor, errors: Tensor) -> Tensor:
+        """The gradients of a few records, by products of patches and errors; [batch, numel]."""
+        batch, outputs, *places = errors.shape
+        seen = patches(wide(inputs), self.window, (places[0], places[1]))
+        gradients = torch.bmm(wide(errors).reshape(batch * self.window.groups, -1, seen.shape[1]), seen)
+        height, width = self.window.kernel
+        return gradients.view(batch, outputs, height * width, -1).transpose(2, 3).reshape(batch, -1)
 
 
 def patches(inputs: Tensor, window: Window, places: tuple[int, int]) -> Tensor:
@@ -111,34 +125,6 @@ def patches(inputs: Tensor, window: Window, places: tuple[int, int]) -> Tensor:
 def _square_norms(inputs: Tensor, errors: Tensor, window: Window) -> Tensor:
     """Of a few records, by products of patches and errors."""
     batch, length = len(errors), errors.shape[2] * errors.shape[3]
-    seen = patches(inputs, window, (errors.shape[2], errors.shape[3]))
-    back = errors.reshape(batch * window.groups, -1, length).transpose(1, 2)
+    seen = patches(wide(inputs), window, (errors.shape[2], errors.shape[3]))
+    back = wide(errors).reshape(batch * window.groups, -1, length).transpose(1, 2)
     return product_norms(seen, back).view(batch, window.groups).sum(dim=1)
-
-
-def _written(inputs: Tensor, errors: Tensor, window: Window) -> Tensor:
-    """The gradients of a few records, by products of patches and errors; [batch, numel]."""
-    batch, outputs, *places = errors.shape
-    seen = patches(inputs, window, (places[0], places[1]))
-    gradients = torch.bmm(errors.reshape(batch * window.groups, -1, seen.shape[1]), seen)
-    by_channel = gradients.view(batch, outputs, window.kernel[0] * window.kernel[1], -1).transpose(2, 3)
-    return by_channel.reshape(batch, -1)
-
-
-def _weight_gradient(inputs: Tensor, errors: Tensor, window: Window, groups: int) -> Tensor:
-    """The gradient of a weight [outputs, channels / groups, *kernel], summed over the records."""
-    shape = (errors.shape[1], inputs.shape[1] // groups, *window.kernel)
-    gradient: Tensor = torch.ops.aten.convolution_backward(
-        errors,
-        inputs,
-        inputs.new_empty(()).expand(shape),
-        None,
-        window.stride,
-        window.padding,
-        window.dilation,
-        False,
-        (0, 0),
-        groups,
-        (False, True, False),
-    )[1]
-    return gradient

@@ -18,6 +18,7 @@ from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
 from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.examination import Examined, examine
+from algorithms.gradients.filling import WHOLE, even, filled
 from algorithms.gradients.layout import Unrecorded
 from algorithms.gradients.passes import Passes
 from algorithms.models import Model
@@ -35,7 +36,9 @@ class Engine:
     """Per-example gradients of a model on one device.
 
     input_shape, input_dtype: of one record. memory_mb: what a pass may take, from which the physical batch follows
-    unless it is given. Raises Unclippable where the model mixes records.
+    unless it is given; a multiple of 64 or a power of two, at most what was given. Passes are filled up to 64 records
+    or the physical batch, so that the number of records changes nothing in what one of them counts. Raises
+    Unclippable where the model mixes records.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Engine:
         self._passes = Passes(_on(model, device))
         self._examined = examine(self._passes, input_shape, input_dtype, device)
         self._log()
-        self.physical_batch = physical_batch or _fitting(self._examined, memory_mb, device)
+        self.physical_batch = even(physical_batch or _fitting(self._examined, memory_mb, device))
 
     @property
     def is_random(self) -> bool:
@@ -76,12 +79,14 @@ class Engine:
         """Losses, norms and sums of one physical batch from a single pass; for the barrier alone."""
         if len(labels) == 0:
             return self._passes.contributions(parameters, parameters.new_zeros(0), {})
+        padded = self._filled(inputs), self._filled(labels)
         if self._examined.layouts is not None:
             try:
-                return self._passes.recorded(parameters, inputs, labels, self._examined.layouts)
+                found = self._passes.recorded(parameters, *padded, self._examined.layouts)
+                return found.first(len(labels))
             except Unrecorded:  # for this batch alone: what one record does must not be seen in the next
                 pass
-        return self._passes.one_by_one(parameters, inputs, labels)
+        return self._passes.one_by_one(parameters, *padded).first(len(labels))
 
     def norms(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
         """The norm of every record's gradient, as `clipping` measures it; [batch] (or [batch, layers]), float64."""
@@ -92,7 +97,8 @@ class Engine:
         """The sum over records of their losses, each clipped to [0, bound]; shape [], float64."""
         total = torch.zeros((), dtype=torch.float64, device=parameters.device)
         for some, their in self._batches(inputs, labels) if len(labels) else []:
-            losses = self._passes.losses(parameters, some, their).double()
+            padded = self._filled(some), self._filled(their)
+            losses = self._passes.losses(parameters, *padded)[: len(their)].double()
             total += torch.nan_to_num(losses, nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound).sum()
         return total
 
@@ -112,6 +118,9 @@ class Engine:
                 clipping
             )
         return total
+
+    def _filled(self, values: Tensor) -> Tensor:
+        return filled(values, min(WHOLE, self.physical_batch))
 
     def _batches(self, inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
         size = self.physical_batch
@@ -135,7 +144,8 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
 def _fitting(examined: Examined, memory_mb: int, device: torch.device) -> int:
     """How many records to take at once: what fits the memory, on a CPU no more than is fast."""
     most = math.inf if device.type == "cuda" else _CACHED_BYTES
-    return max(1, int(min(memory_mb * 1e6, most) / (_PASSES * examined.bytes_per_record)))
+    each = _PASSES * examined.bytes_per_record + examined.written_bytes
+    return max(1, int(min(memory_mb * 1e6, most) / each))
 
 
 def _on(model: Model, device: torch.device) -> Model:

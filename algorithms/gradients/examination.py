@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from algorithms.gradients.clipping import L2
 from algorithms.gradients.layout import Layout, Unrecorded, layout_of
 from algorithms.gradients.mixing import Looked, Unclippable, check_apart, check_buffers, mixing_layer
 from algorithms.gradients.passes import Passes
@@ -29,13 +30,14 @@ class Examined:
     """What an examination found.
 
     layouts: of the tensors that the rules ask about; None where passes cannot be recorded, for the `reason` given.
-    bytes_per_record: what a pass keeps for each record. is_random: whether the model draws random numbers.
-    without_rule: operations that are taken record by record.
+    bytes_per_record: what a pass keeps for each record. written_bytes: what its gradient takes as far as it is written
+    down. is_random: whether the model draws random numbers. without_rule: operations that are taken record by record.
     """
 
     layouts: Layouts | None
     reason: str
     bytes_per_record: int
+    written_bytes: int
     is_random: bool
     without_rule: tuple[str, ...] = ()
 
@@ -67,10 +69,11 @@ def examine(passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: 
         layouts, without_rule = _learn(passes, parameters, few, more)
         for count in (_FEW, _MORE):
             _check_gradients(exact, draw_exactly(count, 0), layouts)
+        written = _written_bytes(passes, parameters, few, layouts)
     except Unrecorded as reason:
         _check_alone(passes, parameters, few)
-        return Examined(None, str(reason), each + 4 * len(parameters), is_random)
-    return Examined(layouts, "", each, is_random, without_rule)
+        return Examined(None, str(reason), each, 4 * len(parameters), is_random)
+    return Examined(layouts, "", each, written, is_random, without_rule)
 
 
 def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
@@ -107,6 +110,9 @@ def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tup
         if learned == layouts:
             break
         layouts = learned
+    for other in (more.times(1e3), more.times(0.0), more.with_holes()):
+        if _record(passes, parameters, other, layouts).shapes != tapes[1].shapes:
+            raise Unrecorded("a size that follows from the values of the records")
     return layouts, tuple(sorted(tapes[0].without_rule))
 
 
@@ -137,6 +143,14 @@ def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts) -> None:
         size = float(torch.linalg.vector_norm(expected[place]))
         if not float(torch.linalg.vector_norm(differences[place])) <= 10.0 * looked.tolerance * size + floor:
             raise Unrecorded("gradients that are not those of autograd when they are recorded")
+
+
+def _written_bytes(passes: Passes, parameters: Tensor, sample: Sample, layouts: Layouts) -> int:
+    """What measuring a record's gradient leaves written down, in bytes."""
+    with same_randomness():
+        found = passes.recorded(parameters, sample.inputs, sample.labels, layouts)
+    found.norms(L2(1.0))
+    return found.written_bytes // len(sample.labels)
 
 
 def _kept_bytes(passes: Passes, parameters: Tensor, sample: Sample) -> int:

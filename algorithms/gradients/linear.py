@@ -19,8 +19,11 @@ from algorithms.models import Model
 CARRIES = 16
 """How often margins are carried over before they are computed afresh, which bounds their drift."""
 
-_RECORDS = 2**14
-"""Records whose gradients are added up in the data's own precision, before 64 bits."""
+_HELD = 2**25
+"""Numbers of which a second copy in 64 bits is kept."""
+
+_CONVERTED = 2**17
+"""Numbers that are converted to 64 bits at once where there is no copy: few enough to stay in a core's cache."""
 
 _LONGEST = 1e18
 """The longest record whose margins and clipping factors are sure to be normal numbers in 32 bits."""
@@ -94,6 +97,7 @@ class LinearRecords:
         usual = norms[1] <= _LONGEST
         self._losses = losses_of(model, labels[usual])
         self._features = self._losses.oriented(features[:, usual].contiguous())
+        self._wide = self._features.double() if self._features.numel() <= _HELD else None
         self._norms = {order: values[usual] for order, values in norms.items()}
         self._inverse_norms = {
             order: (1.0 / values.clamp(min=1.0 / _LONGEST)).to(features.dtype)
@@ -112,11 +116,7 @@ class LinearRecords:
         """
         bound = _bound(clipping)
         errors = self._losses.errors(self._at(parameters).margins)
-        weighted = self._weighted(errors, clipping, bound)
-        total = torch.zeros(len(self._features), errors.shape[1], dtype=torch.float64, device=errors.device)
-        for start in range(0, len(errors), _RECORDS):
-            records = slice(start, start + _RECORDS)
-            total += self._features[:, records] @ weighted[records]
+        total = self._summed(self._weighted(errors, clipping, bound).double())
         weights = self._layer.in_features
         return torch.cat([total[:weights].T.reshape(-1), total[weights:].reshape(-1)])
 
@@ -177,6 +177,18 @@ class LinearRecords:
         )
         columns = [weights.reshape(count * outputs, -1), biases.reshape(count * outputs, -1)]
         return (torch.cat(columns, dim=1) @ features).view(count, outputs, -1).transpose(1, 2)
+
+    def _summed(self, errors: Tensor) -> Tensor:
+        """The features times errors [n, o], both in 64 bits: 32 would round one record's part by another's; [p, o]."""
+        if self._wide is not None:
+            return self._wide @ errors
+        total = errors.new_zeros(len(self._features), errors.shape[1])
+        size = max(1, _CONVERTED // len(self._features))
+        for features, their in zip(
+            torch.split(self._features, size, dim=1), torch.split(errors, size), strict=True
+        ):
+            total.addmm_(features.double(), their)
+        return total
 
     def _odd(self, candidates: Tensor, bound: float) -> Tensor:
         """The clipped losses [k] of the records whose margins are not carried."""

@@ -14,12 +14,20 @@ from torch import Tensor
 from algorithms.gradients.arithmetic import (
     absolute_norms,
     raised,
-    scaled,
     square_distances,
     square_norms,
     wide,
 )
-from algorithms.gradients.products import keeps_rows, product_distances, product_norms, product_sizes, written
+from algorithms.gradients.products import (
+    prefers_gram,
+    product_distances,
+    product_norms,
+    product_sizes,
+    sum_of_rows,
+    sum_of_written,
+    weighted_products,
+    written,
+)
 
 
 class PerExample(Protocol):
@@ -49,11 +57,11 @@ class PerExample(Protocol):
         ...
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """The sum over records of weight times gradient, weights [batch] -> [numel], in at least 32 bits."""
+        """The sum over records of weight times gradient, weights [batch] -> [numel], float64."""
         ...
 
-    def take(self, chosen: Tensor) -> "PerExample":
-        """The gradients of the chosen records; chosen: their indices."""
+    def take(self, chosen: Tensor | slice) -> "PerExample":
+        """The gradients of the chosen records; chosen: their indices, or a slice."""
         ...
 
     def double(self) -> "PerExample":
@@ -77,10 +85,9 @@ class Rows:
         return square_distances(self.rows, shift, scale)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        rows = wide(self.rows)
-        return weights.to(rows.dtype) @ rows
+        return sum_of_rows(self.rows, weights)
 
-    def take(self, chosen: Tensor) -> "Rows":
+    def take(self, chosen: Tensor | slice) -> "Rows":
         return Rows(self.rows[chosen])
 
     def double(self) -> "Rows":
@@ -119,7 +126,7 @@ class Products:
     def square_norms(self) -> Tensor:
         if self.length == 1:
             return square_norms(self.inputs) * self.error_squares
-        if keeps_rows(self.length, self.inputs.shape[2], self.errors.shape[2]):
+        if not prefers_gram(self.length, self.inputs.shape[2], self.errors.shape[2]):
             return square_norms(self.rows)
         squares = product_norms(self.inputs, self.errors)
         return raised(squares, product_sizes(self.inputs, self.errors), self.length, wide(self.errors).dtype)
@@ -135,13 +142,12 @@ class Products:
         return product_distances(self.inputs[:, 0], self.errors[:, 0], shift, scale, cancels=cancels)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        inputs, errors = wide(self.inputs).flatten(0, 1), wide(self.errors).flatten(0, 1)
-        each = weights[:, None].expand(-1, self.length).reshape(-1, 1)
-        if inputs.shape[1] < errors.shape[1]:  # the narrower side takes the weights
-            return (errors.T @ scaled(inputs, each)).reshape(-1)
-        return (scaled(errors, each).T @ inputs).reshape(-1)
+        if self.length == 1:
+            return weighted_products(self.inputs[:, 0], self.errors[:, 0], weights).reshape(-1)
+        numbers = self.inputs.shape[2] * self.errors.shape[2]
+        return sum_of_written(written, self.inputs, self.errors, weights, numbers=numbers)
 
-    def take(self, chosen: Tensor) -> "Products":
+    def take(self, chosen: Tensor | slice) -> "Products":
         return Products(self.inputs[chosen], self.errors[chosen])
 
     def double(self) -> "Products":
@@ -172,7 +178,7 @@ class Sums:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return Rows(self.rows).weighted_sum(weights)
 
-    def take(self, chosen: Tensor) -> "Sums":
+    def take(self, chosen: Tensor | slice) -> "Sums":
         return Sums(self.of.take(chosen))
 
     def double(self) -> "Sums":
@@ -225,7 +231,7 @@ class Lookups:
         table = weighted.new_zeros(self.entries, weighted.shape[1])
         return table.index_add_(0, self.indices.reshape(-1), weighted).reshape(-1)
 
-    def take(self, chosen: Tensor) -> "Lookups":
+    def take(self, chosen: Tensor | slice) -> "Lookups":
         return Lookups(self.indices[chosen], self.errors[chosen], self.entries)
 
     def double(self) -> "Lookups":

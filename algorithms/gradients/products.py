@@ -1,14 +1,12 @@
 """Norms of sums of outer products, by the cheaper of two ways, a few records at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import raised, rounding, square_norms, wide
-
-_KEPT_LENGTH = 64
-"""From this length on, a second pass over the written gradients is cheaper than forming the weighted sum anew."""
+from algorithms.gradients.filling import even
 
 _IN_CACHE = 2**18
 """Numbers that a CPU computes, uses and drops together: about what the second-level cache of a core holds."""
@@ -21,11 +19,6 @@ _VAGUE = 1e-2
 
 _ON_DEVICE = 2**27
 """The same for a GPU, where a few large products beat many small ones."""
-
-
-def keeps_rows(length: int, inputs: int, outputs: int) -> bool:
-    """Whether gradients that are sums of `length` products are better written down and kept than formed twice."""
-    return length > _KEPT_LENGTH and not prefers_gram(length, inputs, outputs)
 
 
 def prefers_gram(length: int, inputs: int, outputs: int) -> bool:
@@ -42,14 +35,58 @@ def written(inputs: Tensor, errors: Tensor) -> Tensor:
     return torch.cat([_written(*part) for part in parts]).flatten(start_dim=1)
 
 
+def weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+    """sum_i weights_i errors_i inputs_i^T; [n, p], [n, o], [n] -> [o, p], float64.
+
+    In 64 bits for privacy: 32 would round what one record adds by what others have added, so that one record more could
+    change what all others count (Casacuberta et al. 2022, "Widespread underestimation of sensitivity in differentially
+    private libraries and how to fix it").
+    """
+    (_, p), o = inputs.shape, errors.shape[1]
+    total = torch.zeros(o, p, dtype=torch.float64, device=inputs.device)
+    size = slice_of(p + o, inputs.device)
+    for some, their, each in zip(
+        *(torch.split(part, size) for part in (inputs, errors, weights)), strict=True
+    ):
+        some, their, each = some.double(), their.double(), each.double()[:, None]
+        some, their = (
+            (some * each, their) if p < o else (some, their * each)
+        )  # the narrower side takes the weights
+        total.addmm_(their.T, some)
+    return total
+
+
+def sum_of_rows(rows: Tensor, weights: Tensor) -> Tensor:
+    """sum_i weights_i rows_i, [n, d], [n] -> [d], float64, like `weighted_products`."""
+    return weighted_products(rows, weights.new_ones(len(weights), 1), weights)[0]
+
+
+def sum_of_written(
+    write: Callable[[Tensor, Tensor], Tensor],
+    inputs: Tensor,
+    errors: Tensor,
+    weights: Tensor,
+    *,
+    numbers: int,
+) -> Tensor:
+    """The weighted sum of gradients that `write` forms of inputs and errors, a few records at a time; float64.
+
+    numbers: what each record needs for that.
+    """
+    size = slice_of(numbers, inputs.device)
+    parts = zip(*(torch.split(part, size) for part in (inputs, errors, weights)), strict=True)
+    first, *others = (sum_of_rows(write(some, their), each) for some, their, each in parts)
+    return sum(others, first)
+
+
 def product_norms(inputs: Tensor, errors: Tensor) -> Tensor:
-    """Squared L2 norms of sum_t errors_t inputs_t^T; [batch, length, p], [batch, length, o] -> [batch], float64."""
+    """Squared L2 norms of sum_t errors_t inputs_t^T by Gram matrices, a few records at a time.
+
+    inputs: [batch, length, p]. errors: [batch, length, o]. Returns [batch], float64.
+    """
     _, length, p = inputs.shape
-    o = errors.shape[2]
-    if prefers_gram(length, p, o):
-        parts = _slices(inputs, errors, 2 * (length * (p + o) + 2 * length**2))
-        return torch.cat([gram_norms(*part) for part in parts])
-    return torch.cat([square_norms(_written(*part)) for part in _slices(inputs, errors, p * o)])
+    parts = _slices(inputs, errors, 2 * (length * (p + errors.shape[2]) + 2 * length**2))
+    return torch.cat([gram_norms(*part) for part in parts])
 
 
 def gram_norms(inputs: Tensor, errors: Tensor) -> Tensor:
@@ -123,7 +160,8 @@ def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:
 
 def slice_of(numbers: int, device: torch.device) -> int:
     """How many records to take at once where each needs so many numbers."""
-    return max(_AT_LEAST, (_ON_DEVICE if device.type == "cuda" else _IN_CACHE) // max(1, numbers))
+    most = (_ON_DEVICE if device.type == "cuda" else _IN_CACHE) // max(1, numbers)
+    return max(_AT_LEAST, even(most))
 
 
 def _slices(inputs: Tensor, errors: Tensor, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -102,7 +102,7 @@ def blocks(records: int, numbers: int) -> list[slice]:
 
 def _sums(losses: Tensor, bound: float) -> Tensor:
     """Row sums of losses [k, b] clipped to [0, bound], not a number as 0; overwrites the losses."""
-    return losses.clamp_(0.0, _below(bound, losses.dtype)).nansum(dim=1).double()
+    return losses.clamp_(0.0, _below(bound, losses.dtype)).nansum(dim=1, dtype=torch.float64)
 
 
 @functools.lru_cache(maxsize=16)
@@ -131,7 +131,7 @@ def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
         half = (count + 1) // 2
         factors[:, : count - half].mul_(factors[:, half:])
         factors = factors[:, :half]
-    return factors.log().sum(dim=1).double()
+    return factors.log().sum(dim=1, dtype=torch.float64)
 
 
 def _hinge_sums(negated: Tensor, bound: float) -> Tensor:

@@ -36,6 +36,7 @@ _LOOKING = (
         "equal",
     ),
     *("allclose", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"),
+    *("bincount", "to_sparse", "_pack_padded_sequence", "pack_padded_sequence", "__contains__"),
 )
 """Functions whose answer is a value or a number of values, on which the way through a model may then depend."""
 
@@ -93,7 +94,7 @@ class Tape(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._is_learning and _looks(func, args):
+        if self._is_learning and _looks(func, args, kwargs):
             raise Unrecorded(
                 "a look at the values of a tensor, on which the way through the model may depend"
             )
@@ -156,9 +157,14 @@ class _Anchored(torch.autograd.Function):
         return None, None
 
 
-def _looks(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+def _looks(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a function looks at the values of a tensor."""
     name = getattr(func, "__name__", "")
+    given = (*args, *kwargs.values())
     if name == "__getitem__":
         return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:]))
-    return name in _LOOKING or (name == "where" and len(args) == 1)
+    if name in ("where", "one_hot"):
+        return len(given) == 1
+    if name in ("repeat_interleave", "tensor_split"):
+        return any(isinstance(value, Tensor) for value in given[1:])
+    return name in _LOOKING

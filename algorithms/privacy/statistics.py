@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from algorithms.gradients import L1, L2, clip_and_sum
+from algorithms.gradients import L1, L2, clip_and_sum, filled
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.moments import moment_sum
 from algorithms.privacy.performance import Records
@@ -51,22 +51,29 @@ def second_moment_sum(statistic: Statistic, batches: Batches, bound: L2, dimensi
 
 
 def _answers(statistic: Statistic, batches: Batches) -> Iterator[Tensor]:
-    """The statistic of some records at a time, without those of which it cannot be taken."""
+    """The statistic of some records at a time, without those of which it cannot be taken.
+
+    These are found by copies of each record, and another record takes their place: all others are computed as they
+    would be without them.
+    """
     for inputs, labels in batches:
         found = _taken(statistic, inputs, labels)
         if found is not None:
             yield found
             continue
-        alone = (
-            _taken(statistic, *one)
-            for one in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
-        )
-        yield from (one for one in alone if one is not None)
+        sound = [i for i in range(len(labels)) if _taken(statistic, inputs[[i]], labels[[i]]) is not None]
+        if not sound:
+            continue
+        places = torch.full((len(labels),), sound[0])
+        places[sound] = torch.tensor(sound)
+        found = _taken(statistic, inputs[places], labels[places])
+        if found is not None:
+            yield found[sound]
 
 
 def _taken(statistic: Statistic, inputs: Tensor, labels: Tensor) -> Tensor | None:
     """The statistic of each record, or None where that raises: the error would tell that there is such a record."""
     try:
-        return torch.func.vmap(statistic)(inputs, labels)
+        return torch.func.vmap(statistic)(filled(inputs), filled(labels))[: len(labels)]
     except Exception:
         return None

@@ -93,11 +93,12 @@ def test_the_physical_batch_follows_the_memory() -> None:
     made = problem(NETWORKS["cnn"], torch.float32)
     sizes = [made.engine(memory_mb=megabytes).physical_batch for megabytes in (1, 2, 4, 8, 100_000)]
     assert sizes == sorted(sizes) and sizes[0] >= 1
-    assert sizes[1] == pytest.approx(2 * sizes[0], rel=0.1)
+    assert sizes[1] >= 2 * sizes[0]
     assert sizes[2] > sizes[0]
     heavy = build("softmax", input_shape=(100_000,), classes=2, seed=0)
     assert Engine(heavy, input_shape=(100_000,), memory_mb=1).physical_batch == 1
-    assert made.engine(physical_batch=7).physical_batch == 7
+    given = {asked: made.engine(physical_batch=asked).physical_batch for asked in (1, 7, 63, 64, 200)}
+    assert given == {1: 1, 7: 4, 63: 32, 64: 64, 200: 192}
 
 
 @pytest.mark.parametrize("name", WAYS)

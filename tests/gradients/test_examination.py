@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import Engine, Unclippable
+from algorithms.gradients import L2, Engine, Unclippable
 from algorithms.models import Model
 from algorithms.models.linear import cross_entropy
 from tests.gradients.zoo import Spec, Wired, frozen, problem, wavy, zero_start
@@ -170,3 +170,41 @@ def test_a_model_without_anything_to_train_is_refused() -> None:
     model = Model("fixed", frozen(nn.Linear(4, 2)), wavy, lambda outputs: outputs)
     with pytest.raises(ValueError, match="the model fixed has no"):
         Engine(model, input_shape=(4,))
+
+
+LOOKING: dict[str, Callable[[Tensor], Tensor]] = {
+    "where": lambda mask: torch.where(mask)[0],
+    "where by name": lambda mask: torch.where(condition=mask)[0],
+    "repeated": lambda mask: torch.arange(len(mask)).repeat_interleave(mask.long()),
+    "repeated by name": lambda mask: torch.arange(len(mask)).repeat_interleave(repeats=mask.long()),
+}
+
+
+def _routed(chosen: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Of two places of each record those go through a layer that their size selects: as a rule the first alone."""
+
+    def wiring(self: Wired, inputs: Tensor) -> Tensor:
+        mask = torch.stack([inputs[:, 0, 0] < 50, inputs[:, 1, 0] > 50], dim=1).flatten()
+        places = chosen(mask)
+        routed: Tensor = self.layer(inputs.flatten(0, 1)[places])
+        sums = routed.new_zeros(len(inputs), 3).index_add(0, places // 2, routed)
+        return torch.tanh(sums)
+
+    return wiring
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_a_choice_by_value_is_no_layout(name: str) -> None:
+    """One record with two chosen places and one with none: the records between must keep their own gradients."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(Wired(_routed(LOOKING[name]), layer=nn.Linear(4, 3)), nn.Linear(3, 2))
+
+    made = problem(Spec(make, (2, 4)), torch.float32, count=40)
+    engine = made.engine()
+    inputs = made.inputs.clone()
+    inputs[1::2] *= 0.01
+    inputs[0, 1, 0], inputs[39, 0, 0] = 60.0, 60.0
+    found = engine.clipped_sum(made.parameters, inputs, made.labels, L2(1e-2))
+    without = engine.clipped_sum(made.parameters, inputs[:39], made.labels[:39], L2(1e-2))
+    assert float((found - without).norm()) <= 1e-2

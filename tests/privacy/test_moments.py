@@ -3,10 +3,12 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from algorithms.gradients import L2
+from algorithms.privacy.ahead import Mapped
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.moments import as_matrix, as_vector, dimension, moment_sum
 from algorithms.privacy.releases import Gaussian
@@ -75,3 +77,23 @@ def test_a_record_of_which_a_statistic_cannot_be_taken_counts_as_zero() -> None:
         lambda asked: asked.moment(lambda f, y: table[y][None], bound=L2(1.0), noise=quiet),
     ):
         torch.testing.assert_close(ask(barrier(odd)), ask(barrier(usual)), rtol=0, atol=1e-4)
+
+
+def test_a_record_of_which_a_statistic_cannot_be_taken_changes_no_other() -> None:
+    """A sign at a kink, where a last bit decides: taken alone, the others would turn with it."""
+    draw = torch.Generator().manual_seed(0)
+    weights, table = torch.randn(4, 16, generator=draw), torch.eye(2)
+
+    def statistic(features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.nn.functional.linear(features, weights) > 0, 1.0, -1.0) * table[label].sum()
+
+    points = torch.randn(60, 16, generator=draw).double()
+    at_kink = points - points @ weights.double().T @ torch.linalg.pinv(weights.double()).T
+    for one in 10.0 * at_kink.float():
+        features = one.expand(51, 16).numpy()
+        usual = Mapped(features[:50], np.zeros(50, np.int64))
+        odd = Mapped(features, np.append(np.zeros(50, np.int64), 7))
+        sums = [
+            barrier(records).total(statistic, bound=L2(2.0), noise=Gaussian(1e-6)) for records in (usual, odd)
+        ]
+        torch.testing.assert_close(*sums, rtol=0, atol=1e-3)

@@ -1,0 +1,21 @@
+"""Numbers of records at which no record's results depend on how many there are, or on its place among them.
+
+A matrix product computes the rows that its kernel leaves over in another order, which changes their last bits. Where a
+function has a kink, a last bit can decide a whole gradient; so one record more could turn the gradients of many others.
+"""
+
+from torch import Tensor, cat
+
+WHOLE = 64
+"""Records that fill the kernels of all products; multiples of it give the same bits."""
+
+
+def even(count: int) -> int:
+    """The most records, at most `count`, that can be taken at once: a multiple of 64, or a power of two below."""
+    return count // WHOLE * WHOLE if count >= WHOLE else 2 ** (max(1, count).bit_length() - 1)
+
+
+def filled(values: Tensor, step: int = WHOLE) -> Tensor:
+    """Values of some records, [batch, ...], at least one, with the last repeated up to a multiple of `step`."""
+    missing = -len(values) % step
+    return cat([values, values[-1:].expand(missing, *values.shape[1:])]) if missing else values

@@ -1,0 +1,137 @@
+"""What a record counts does not depend on how many others there are, on its place among them, or on what they count."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.gradients import L1, L2, Affine, Clipping, Engine, PerLayer
+from algorithms.gradients.contributions import Contributions
+from algorithms.gradients.convolution import Patches, Window
+from algorithms.gradients.linear import LinearRecords
+from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows
+from algorithms.models import Model, build
+from tests.gradients.networks import NETWORKS
+from tests.gradients.test_bound import SPECS
+from tests.gradients.test_engine import WAYS
+from tests.gradients.zoo import Problem, once
+
+_RECORDS = 2**13
+
+
+def halves() -> Tensor:
+    """Numbers that lift a sum just above 4096, then as many that are half of what 32 bits tell apart there."""
+    lift = np.full(_RECORDS, 0.995, np.float32)
+    lifted = int(np.searchsorted(lift.cumsum(dtype=np.float32), 4096 + 2**-10)) + 1
+    return torch.cat([torch.from_numpy(lift[:lifted]), torch.full((_RECORDS - lifted,), -0.98 * 2.0**-12)])
+
+
+FORMS = {
+    "rows": lambda v: Rows(v[:, None]),
+    "wide rows": lambda v: Rows(v[:, None] * torch.eye(1, 64)),
+    "products": lambda v: Products(torch.ones(len(v), 1, 1), v[:, None, None]),
+    "wide products": lambda v: Products(torch.eye(1, 120).expand(len(v), 1, 120), v[:, None, None]),
+    "patches": lambda v: Patches(
+        torch.ones(len(v), 1, 1, 1), v[:, None, None, None], Window((1, 1), (1, 1), (0, 0), (1, 1), 1)
+    ),
+    "lookups": lambda v: Lookups(torch.zeros(len(v), 1, dtype=torch.int64), v[:, None, None], 2),
+}
+
+
+def summed(gradient: PerExample, clipping: Clipping, size: int) -> Tensor:
+    losses = torch.zeros(_RECORDS)
+    everything = Contributions(losses, {"w": gradient}, {"w": slice(0, size)}, (("w",),), torch.float32)
+    without = everything.take(torch.arange(1, _RECORDS))
+    return everything.clipped_sum(clipping) - without.clipped_sum(clipping)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_sum_takes_every_record_for_what_it_is(name: str) -> None:
+    """In 32 bits the first record decides whether thousands of small ones are swallowed: two whole bounds."""
+    gradient = FORMS[name](halves())
+    size = gradient.rows.shape[1] if name != "lookups" else 2
+    for clipping in (L2(1.0), L1(1.0), PerLayer((1.0,)), Affine(1.0, torch.zeros(size), torch.ones(size))):
+        assert float(summed(FORMS[name](halves()), clipping, size).norm()) <= 1.0
+
+
+def test_a_closed_form_takes_every_record_for_what_it_is() -> None:
+    """A public number of records, of which the first is exchanged for one that counts nothing."""
+    model = build("logistic_through_origin", input_shape=(1,), classes=2, seed=0)
+    values = halves()
+    inputs, labels = 2.0 * values[:, None], torch.zeros(_RECORDS, dtype=torch.int64)
+    changed = torch.cat([torch.zeros(1, 1), inputs[1:]])
+    sums = [
+        LinearRecords(model, given, labels).clipped_sum(torch.zeros(1), L2(1.0))
+        for given in (inputs, changed)
+    ]
+    assert float((sums[0] - sums[1]).norm()) <= 1.0
+
+
+class Difference(nn.Module):
+    """A linear layer over positions, the last of which is taken off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(200, 32, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[batch, positions, 200] -> [batch, 32]."""
+        outputs: Tensor = self.layer(inputs)
+        return outputs[:, :-1].sum(dim=1) - outputs[:, -1]
+
+
+def test_terms_that_cancel_in_one_record_swallow_nothing_of_the_others() -> None:
+    direction = functional.normalize(torch.randn(32, generator=torch.Generator().manual_seed(0)), dim=0)
+    model = Model("difference", Difference(), lambda outputs, _: outputs @ direction, lambda outputs: outputs)
+    engine = Engine(model, input_shape=(5, 200))
+    unit = functional.normalize(torch.randn(200, generator=torch.Generator().manual_seed(1)), dim=0)
+    others = 0.1 * unit.expand(200, 5, 200).clone()
+    others[:, -1] *= -1
+    cancels = torch.zeros(1, 5, 200)
+    cancels[0, -2:] = 1e9 * unit
+    labels, start = torch.zeros(201, dtype=torch.int64), model.initial_parameters()
+    expected = engine.clipped_sum(start, others, labels[1:], L2(1.0))
+    for place in range(70, 80):
+        inputs = torch.cat([others[:place], cancels, others[place:]])
+        assert float((engine.clipped_sum(start, inputs, labels, L2(1.0)) - expected).norm()) <= 1.0
+
+
+def alone(engine: Engine, made: Problem, company: list[int], place: int) -> Tensor:
+    """The gradient of one record among others, and its norm."""
+    some = made.some(company)
+    found = engine.contributions(*some.arguments)
+    norms = found.norms(L2(1.0))
+    weights = torch.ones(1, dtype=torch.float64)
+    return torch.cat([found.take(torch.tensor([place])).weighted_sum(weights), norms[[place]]])
+
+
+@pytest.mark.parametrize("name", [*WAYS, *NETWORKS])
+@pytest.mark.parametrize("physical_batch", [None, 32])
+def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str, physical_batch: int | None) -> None:
+    made, _ = once(SPECS[name], torch.float32)
+    engine = made.engine(physical_batch=physical_batch)
+    expected = alone(engine, made, [0], 0)
+    for company, place in (([0, 1], 0), ([3, 2, 0], 2), ([1, 2, 0, 4, 5], 2), ([5, 4, 3, 2, 1, 0, 2], 5)):
+        assert torch.equal(alone(engine, made, company, place), expected), (company, place)
+
+
+@pytest.mark.parametrize("physical_batch", [5, 33, None])
+def test_records_at_a_kink_do_not_turn_when_one_is_taken_away(physical_batch: int | None) -> None:
+    """Records on the hinge of a support vector machine: a last bit of their margin is all of their gradient."""
+    model = build("svm", input_shape=(60,), classes=2, seed=0)
+    draw = torch.Generator().manual_seed(3)
+    start = torch.randn(61, generator=draw)
+    weights, bias = start[:60].double(), start[60].double()
+    points = 100.0 * torch.randn(40, 60, generator=draw).double()
+    on_hinge = points + weights * ((1.0 - bias - points @ weights) / (weights @ weights))[:, None]
+    engine = Engine(model, input_shape=(60,), physical_batch=physical_batch)
+    for one in on_hinge.float():
+        inputs, labels = one.expand(100, 60), torch.ones(100, dtype=torch.int64)
+        sums = [
+            engine.clipped_sum(start, inputs[:count], labels[:count], L2(1.0)) for count in (97, 98, 99, 100)
+        ]
+        for fewer, more in pairwise(sums):
+            assert float((more - fewer).norm()) <= 1.0
