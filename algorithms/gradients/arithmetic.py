@@ -4,6 +4,7 @@ A contribution is clipped by its norm, but what enters the sum is computed by ot
 orders. Each estimate below is therefore raised by what rounding can do to the contribution that it stands for.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -42,9 +43,16 @@ def square_norms(rows: Tensor) -> Tensor:
     rows = wide(rows.flatten(start_dim=1)).contiguous()  # along other strides PyTorch adds up one by one
     if rows.dtype == torch.float64 or rows.shape[1] <= _BLOCK:
         return _squares(rows, 1)
-    whole = rows.shape[1] // _BLOCK * _BLOCK
-    blocks = _squares(torch.unflatten(rows[:, :whole], 1, (-1, _BLOCK)), 2)
-    return blocks.sum(dim=1) + _squares(rows[:, whole:], 1)
+    block = _block(rows.shape[1])
+    whole = rows.shape[1] // block * block
+    blocks = _squares(torch.unflatten(rows[:, :whole], 1, (-1, block)), 2).sum(dim=1)
+    return blocks + _squares(rows[:, whole:], 1) if whole < rows.shape[1] else blocks
+
+
+@functools.cache
+def _block(width: int) -> int:
+    """How many of so many values are summed together: such that none are left over, where that is possible."""
+    return next((block for block in range(_BLOCK, _BLOCK // 2, -1) if width % block == 0), _BLOCK)
 
 
 def absolute_norms(rows: Tensor) -> Tensor:

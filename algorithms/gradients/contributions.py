@@ -92,8 +92,11 @@ class Contributions:
 
     @property
     def written_bytes(self) -> int:
-        """What the gradients take that are written down."""
-        return sum(g.rows.nbytes for g in self.gradients.values() if "rows" in g.__dict__)
+        """What the gradients take that are written down, once they are measured."""
+        kept = (
+            vars(gradient).get(name) for gradient in self.gradients.values() for name in ("rows", "_written")
+        )
+        return sum(part.nbytes for part in kept if part is not None)
 
     def _norms(self, clipping: Clipping) -> Tensor:
         """`norms`, of the padding as well."""

@@ -1,6 +1,6 @@
 """Per-example gradients of a convolution's weight."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from algorithms.gradients.products import (
     product_norms,
     product_sizes,
     slice_of,
+    sum_of_rows,
     sum_of_written,
 )
 
@@ -57,31 +58,67 @@ class Patches:
         """How many outer products are summed."""
         return self.errors.shape[2] * self.errors.shape[3]
 
-    @cached_property
+    @property
     def rows(self) -> Tensor:
-        return torch.cat([self._write(*part) for part in self._parts()])
+        return self._in_weight_order(self._written).flatten(start_dim=1)
+
+    @cached_property
+    def _written(self) -> Tensor:
+        """The gradients in the order of the patches, [batch, outputs, kernel x channels / groups]."""
+        written = wide(self.errors).new_empty(len(self.errors), self.errors.shape[1], self._patch)
+        size = slice_of(self._numbers, self.inputs.device)
+        for inputs, errors, into in zip(
+            *(torch.split(part, size) for part in (self.inputs, self.errors, written)), strict=True
+        ):
+            self._write(inputs, errors, into)
+        return written
 
     def square_norms(self) -> Tensor:
         if not prefers_gram(self.length, self._patch, self.errors.shape[1] // self.window.groups):
-            return square_norms(self.rows)
-        squares = torch.cat([_square_norms(*part, self.window) for part in self._parts()])
+            return square_norms(self._written)
+        size = slice_of(self._numbers, self.inputs.device)
+        parts = zip(torch.split(self.inputs, size), torch.split(self.errors, size), strict=True)
+        squares = torch.cat([_square_norms(*part, self.window) for part in parts])
         sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.errors)
         return raised(squares, sizes, self.length, wide(self.errors).dtype)
 
     def absolute_norms(self) -> Tensor:
-        return absolute_norms(self.rows)
+        return absolute_norms(self._written)
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
-        return square_distances(self.rows, shift, scale)
+        moved, scaled = (self._in_patch_order(part) for part in (shift, scale))
+        return square_distances(self._written.flatten(start_dim=1), moved, scaled)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return sum_of_written(self._write, self.inputs, self.errors, weights, numbers=self._numbers)
+        if "_written" in self.__dict__:
+            total = sum_of_rows(self._written.flatten(start_dim=1), weights)
+        else:
+            total = sum_of_written(self._write, self.inputs, self.errors, weights, numbers=self._numbers)
+        return self._in_weight_order(total.view(self.errors.shape[1], -1)).reshape(-1)
 
     def take(self, chosen: Tensor | slice) -> "Patches":
-        return Patches(self.inputs[chosen], self.errors[chosen], self.window)
+        return self._with(lambda part: part[chosen])
 
     def double(self) -> "Patches":
-        return Patches(self.inputs.double(), self.errors.double(), self.window)
+        return self._with(lambda part: part.double())
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> "Patches":
+        """The same with another form of its tensors; what is written down stays as it was measured."""
+        changed = Patches(change(self.inputs), change(self.errors), self.window)
+        if "_written" in self.__dict__:
+            changed.__dict__["_written"] = change(self._written)
+        return changed
+
+    def _in_weight_order(self, written: Tensor) -> Tensor:
+        """[..., kernel x channels] -> [..., channels x kernel]."""
+        height, width = self.window.kernel
+        apart = torch.unflatten(written, -1, (height * width, -1))
+        return apart.transpose(-1, -2).flatten(start_dim=-2)
+
+    def _in_patch_order(self, weight: Tensor) -> Tensor:
+        """A vector of the weight's length in the order of the patches."""
+        height, width = self.window.kernel
+        return weight.view(self.errors.shape[1], -1, height * width).transpose(1, 2).reshape(-1)
 
     @property
     def _patch(self) -> int:
@@ -93,18 +130,13 @@ class Patches:
         """What the products of one record need: its patches, or its gradient."""
         return self._patch * max(self.length * self.window.groups, self.errors.shape[1])
 
-    def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and errors of a few records at a time."""
-        size = slice_of(self._numbers, self.inputs.device)
-        return zip(torch.split(self.inputs, size), torch.split(self.errors, size), strict=True)
-
-    def _write(self, inputs: Tensor, errors: Tensor) -> Tensor:
-        """The gradients of a few records, by products of patches and errors; [batch, numel]."""
-        batch, outputs, *places = errors.shape
+    def _write(self, inputs: Tensor, errors: Tensor, into: Tensor | None = None) -> Tensor:
+        """The gradients of a few records, by products of patches and errors, in the order of the patches."""
+        batch, _, *places = errors.shape
         seen = patches(wide(inputs), self.window, (places[0], places[1]))
-        gradients = torch.bmm(wide(errors).reshape(batch * self.window.groups, -1, seen.shape[1]), seen)
-        height, width = self.window.kernel
-        return gradients.view(batch, outputs, height * width, -1).transpose(2, 3).reshape(batch, -1)
+        back = wide(errors).reshape(batch * self.window.groups, -1, seen.shape[1])
+        out = None if into is None else into.view(len(back), -1, seen.shape[2])
+        return torch.bmm(back, seen, out=out).view(batch, -1)
 
 
 def patches(inputs: Tensor, window: Window, places: tuple[int, int]) -> Tensor:

@@ -43,15 +43,14 @@ def weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor) -> Tensor
     private libraries and how to fix it").
     """
     (_, p), o = inputs.shape, errors.shape[1]
-    total = torch.zeros(o, p, dtype=torch.float64, device=inputs.device)
     size = slice_of(p + o, inputs.device)
+    seen, back = (torch.empty(size, n, dtype=torch.float64, device=inputs.device) for n in (p, o))
+    total = seen.new_zeros(o, p)
     for some, their, each in zip(
         *(torch.split(part, size) for part in (inputs, errors, weights)), strict=True
     ):
-        some, their, each = some.double(), their.double(), each.double()[:, None]
-        some, their = (
-            (some * each, their) if p < o else (some, their * each)
-        )  # the narrower side takes the weights
+        some, their = seen[: len(each)].copy_(some), back[: len(each)].copy_(their)
+        (some if p < o else their).mul_(each[:, None])  # the narrower side takes the weights
         total.addmm_(their.T, some)
     return total
 
