@@ -31,7 +31,7 @@ def in_full_precision() -> Iterator[None]:
 
 
 def wide(values: Tensor) -> Tensor:
-    """Values in at least 32 bits, in which sums are accumulated."""
+    """Values in at least 32 bits, in which gradients are measured."""
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 _SMALLEST, _LARGEST = 1e-12, 1e12
-"""Well inside 32-bit arithmetic, in which sums are computed."""
+"""Well inside 32-bit arithmetic, in which gradients are computed."""
 
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-15, 1e15
 """The same for the scale of an affine map."""
@@ -156,8 +156,8 @@ Clipping = L2 | L1 | Box | PerLayer | Affine | Normalised | Unclipped
 def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype) -> Tensor:
     """What contributions of the given norms are multiplied by, shape [batch], float64.
 
-    norms: [batch], float64, upper bounds. bound: the norm allowed. dtype: of the sums, which decides how much room is
-    left below the bound for their rounding.
+    norms: [batch], float64, upper bounds. bound: the norm allowed. dtype: of the gradients, which decides how much room
+    is left below the bound for the rounding of their norms.
     """
     room = bound * (1.0 - margin(dtype))
     if isinstance(clipping, Normalised):

@@ -24,8 +24,8 @@ NO_NOTES: Text = "None: the model starts as its name and seed have it, and every
 FLOATING_POINT = (
     "A noised sum is rounded to a grid whose step is a power of two at most 2^-24 of the noise, and the noise is a"
     " whole number of these steps, so that which values can occur does not depend on the data; the noise is raised by"
-    " what rounding adds to the sensitivity. Left open: the rounding of 32-bit arithmetic"
-    " inside the sum, which depends on the batch and is not small for extreme parameters."
+    " what rounding adds to the sensitivity. Contributions are added up in 64 bits. Left open: that a record's own"
+    " contribution, computed in 32 bits or fewer, does not depend on the records beside it is tested, not proven."
 )
 NO_FLOATING_POINT = "No noise was added, so there is nothing to protect from rounding."
 ONE_RUN = "This card states the cost of one run."

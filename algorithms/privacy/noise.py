@@ -8,7 +8,7 @@ and comparisons and gives no privacy.
 Floating point: a noised sum is rounded to a grid whose step is a power of two far below the noise, and both the sum
 and the noise are whole numbers of steps, added exactly. Which outputs are reachable then does not depend on the sum,
 the hole that Mironov 2012 found in plain floating-point noise. The standard deviation is raised by what rounding the
-sum can add to its sensitivity. Left open: timing, and the rounding of float32 arithmetic inside a sum.
+sum can add to its sensitivity. Left open: timing.
 """
 
 import hashlib
