@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
+from algorithms.gradients.products import product_in_64_bits
 from algorithms.gradients.sweep import blocks, losses_of
 from algorithms.models import Model
 
@@ -21,9 +22,6 @@ CARRIES = 16
 
 _HELD = 2**25
 """Numbers of which a second copy in 64 bits is kept."""
-
-_CONVERTED = 2**17
-"""Numbers that are converted to 64 bits at once where there is no copy: few enough to stay in a core's cache."""
 
 _LONGEST = 1e18
 """The longest record whose margins and clipping factors are sure to be normal numbers in 32 bits."""
@@ -95,17 +93,19 @@ class LinearRecords:
         features = _by_feature(inputs, layer)
         norms = {order: _norms(features, order) for order in (1, 2)}
         usual = norms[1] <= _LONGEST
-        self._losses = losses_of(model, labels[usual])
-        self._features = self._losses.oriented(features[:, usual].contiguous())
+        # Margins that are affine in the step would be inf - inf for the others: they meet each candidate itself. In
+        # their places are zeros, so that no other record moves.
+        self._odd_losses = losses_of(model, labels[~usual])
+        self._odd_features = self._odd_losses.oriented(features[:, ~usual])
+        features[:, ~usual] = 0.0
+        self._losses = losses_of(model, labels)
+        self._features = self._losses.oriented(features)
         self._wide = self._features.double() if self._features.numel() <= _HELD else None
-        self._norms = {order: values[usual] for order, values in norms.items()}
+        self._norms = {order: torch.where(usual, values, 0.0) for order, values in norms.items()}
         self._inverse_norms = {
             order: (1.0 / values.clamp(min=1.0 / _LONGEST)).to(features.dtype)
             for order, values in self._norms.items()
         }
-        # Margins that are affine in the step would be inf - inf for the others: they meet each candidate itself.
-        self._odd_losses = losses_of(model, labels[~usual])
-        self._odd_features = self._odd_losses.oriented(features[:, ~usual])
         self._held: Carried | None = None
 
     def clipped_sum(self, parameters: Tensor, clipping: Clipping) -> Tensor:
@@ -116,7 +116,7 @@ class LinearRecords:
         """
         bound = _bound(clipping)
         errors = self._losses.errors(self._at(parameters).margins)
-        total = self._summed(self._weighted(errors, clipping, bound).double())
+        total = self._summed(self._weighted(errors, clipping, bound))
         weights = self._layer.in_features
         return torch.cat([total[:weights].T.reshape(-1), total[weights:].reshape(-1)])
 
@@ -179,23 +179,18 @@ class LinearRecords:
         return (torch.cat(columns, dim=1) @ features).view(count, outputs, -1).transpose(1, 2)
 
     def _summed(self, errors: Tensor) -> Tensor:
-        """The features times errors [n, o], both in 64 bits: 32 would round one record's part by another's; [p, o]."""
+        """The features times errors [n, o], in 64 bits, so that no record rounds another's part; [p, o]."""
         if self._wide is not None:
-            return self._wide @ errors
-        total = errors.new_zeros(len(self._features), errors.shape[1])
-        size = max(1, _CONVERTED // len(self._features))
-        for features, their in zip(
-            torch.split(self._features, size, dim=1), torch.split(errors, size), strict=True
-        ):
-            total.addmm_(features.double(), their)
-        return total
+            return self._wide @ errors.double()
+        return product_in_64_bits(self._features, errors)
 
     def _odd(self, candidates: Tensor, bound: float) -> Tensor:
-        """The clipped losses [k] of the records whose margins are not carried."""
+        """The clipped losses [k] of the records whose margins are not carried, less those of the zeros for them."""
         if self._odd_features.shape[1] == 0:
             return torch.zeros(len(candidates), dtype=torch.float64, device=self._odd_features.device)
         margins = self._margins(candidates, self._odd_features)
-        return self._odd_losses.at(margins, slice(None), bound)
+        zeros = self._odd_losses.at(torch.zeros_like(margins), slice(None), bound)
+        return self._odd_losses.at(margins, slice(None), bound) - zeros
 
     def _weighted(self, errors: Tensor, clipping: Clipping, bound: float) -> Tensor:
         """Errors [n, o], scaled so that their norm times that of the features is within the bound."""

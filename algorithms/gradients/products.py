@@ -55,6 +55,15 @@ def weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor) -> Tensor
     return total
 
 
+def product_in_64_bits(features: Tensor, errors: Tensor) -> Tensor:
+    """features @ errors, [p, n], [n, o] -> [p, o], float64, for the reason of `weighted_products`."""
+    total = torch.zeros(len(features), errors.shape[1], dtype=torch.float64, device=errors.device)
+    size = slice_of(len(features), errors.device)
+    for some, their in zip(torch.split(features, size, dim=1), torch.split(errors, size), strict=True):
+        total.addmm_(some.double(), their.double())
+    return total
+
+
 def sum_of_rows(rows: Tensor, weights: Tensor) -> Tensor:
     """sum_i weights_i rows_i, [n, d], [n] -> [d], float64, like `weighted_products`."""
     return weighted_products(rows, weights.new_ones(len(weights), 1), weights)[0]

@@ -118,17 +118,35 @@ def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str, physical_bat
         assert torch.equal(alone(engine, made, company, place), expected), (company, place)
 
 
+def on_hinge(parameters: Tensor, count: int) -> Tensor:
+    """Records of label 1 whose margin is 1, where the gradient of the hinge jumps; [count, 60]."""
+    weights, bias = parameters[:60].double(), parameters[60].double()
+    points = 100.0 * torch.randn(count, 60, generator=torch.Generator().manual_seed(3)).double()
+    return (points + weights * ((1.0 - bias - points @ weights) / (weights @ weights))[:, None]).float()
+
+
+def test_a_record_too_long_for_a_closed_form_adds_nothing_and_moves_no_other() -> None:
+    model = build("svm", input_shape=(60,), classes=2, seed=0)
+    start, labels = (
+        torch.randn(61, generator=torch.Generator().manual_seed(3)),
+        torch.ones(5, dtype=torch.int64),
+    )
+    for one in on_hinge(start, 40):
+        usual = one.expand(5, 60).clone()
+        long = usual.clone()
+        long[0] = 1e19
+        sums = [LinearRecords(model, given, labels).clipped_sum(start, L2(1.0)) for given in (usual, long)]
+        assert float((sums[0] - sums[1]).norm()) <= 1.0
+        assert float(LinearRecords(model, long[:1], labels[:1]).clipped_sum(start, L2(1.0)).norm()) == 0.0
+
+
 @pytest.mark.parametrize("physical_batch", [5, 33, None])
 def test_records_at_a_kink_do_not_turn_when_one_is_taken_away(physical_batch: int | None) -> None:
     """Records on the hinge of a support vector machine: a last bit of their margin is all of their gradient."""
     model = build("svm", input_shape=(60,), classes=2, seed=0)
-    draw = torch.Generator().manual_seed(3)
-    start = torch.randn(61, generator=draw)
-    weights, bias = start[:60].double(), start[60].double()
-    points = 100.0 * torch.randn(40, 60, generator=draw).double()
-    on_hinge = points + weights * ((1.0 - bias - points @ weights) / (weights @ weights))[:, None]
+    start = torch.randn(61, generator=torch.Generator().manual_seed(3))
     engine = Engine(model, input_shape=(60,), physical_batch=physical_batch)
-    for one in on_hinge.float():
+    for one in on_hinge(start, 40):
         inputs, labels = one.expand(100, 60), torch.ones(100, dtype=torch.int64)
         sums = [
             engine.clipped_sum(start, inputs[:count], labels[:count], L2(1.0)) for count in (97, 98, 99, 100)
