@@ -30,7 +30,7 @@ run: $(VENV)/installed
 	@epsilonflow run $(ARGS)
 
 test: lint
-	OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) # else files with few long tests end it alone
 
 lint: $(VENV)/installed-dev
 	ruff check .
