@@ -73,7 +73,7 @@ class Memory(Group):
     """Settings that never change the result, but for its rounding.
 
     memory_mb: for per-record work; physical_batch, the records taken at once, follows from it unless given, and is
-    rounded down to a multiple of 64, or to a power of two below.
+    rounded down to a multiple of 64, or to 32 or 1.
     """
 
     memory_mb: int = Field(default=1024, ge=1)

@@ -62,7 +62,7 @@ class Contributions:
         norms = self.norms(clipping) if norms is None else norms
         finite = _all_finite(norms)
         if not bool(finite.all()):
-            return self._sum_of_finite(finite, clipping)
+            return self._sum_of_finite(norms, finite, clipping)
         if not isinstance(clipping, PerLayer):
             weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
             total = self.weighted_sum(weights)
@@ -108,9 +108,9 @@ class Contributions:
             return self._widths()
         return self._root(self.places, clipping)
 
-    def _sum_of_finite(self, finite: Tensor, clipping: Clipping) -> Tensor:
+    def _sum_of_finite(self, norms: Tensor, finite: Tensor, clipping: Clipping) -> Tensor:
         """The sum without what is not finite; what was only too large to square in 32 bits is taken in 64."""
-        total = self.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping)
+        total = self.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping, norms[finite])
         if self.dtype != torch.float64:
             total += self.take(torch.nonzero(~finite)[:, 0])._in_64_bits().clipped_sum(clipping)
         return total

@@ -18,7 +18,7 @@ from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
 from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.examination import Examined, examine
-from algorithms.gradients.filling import WHOLE, even, filled
+from algorithms.gradients.filling import FEWEST, WHOLE, even, filled
 from algorithms.gradients.layout import Unrecorded
 from algorithms.gradients.passes import Passes
 from algorithms.models import Model
@@ -36,9 +36,9 @@ class Engine:
     """Per-example gradients of a model on one device.
 
     input_shape, input_dtype: of one record. memory_mb: what a pass may take, from which the physical batch follows
-    unless it is given; a multiple of 64 or a power of two, at most what was given. Passes are filled up to 64 records
-    or the physical batch, so that the number of records changes nothing in what one of them counts. Raises
-    Unclippable where the model mixes records.
+    unless it is given; a multiple of 64, or 32, or 1, at most what was given. Passes are filled up to 64 records or the
+    physical batch, so that the number of records changes nothing in what one of them counts. Raises Unclippable where
+    the model mixes records.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
 def _fitting(examined: Examined, memory_mb: int, device: torch.device) -> int:
     """How many records to take at once: what fits the memory, on a CPU no more than is fast."""
     most = math.inf if device.type == "cuda" else _CACHED_BYTES
-    each = _PASSES * examined.bytes_per_record + examined.written_bytes
-    return max(1, int(min(memory_mb * 1e6, most) / each))
+    each = _PASSES * (examined.bytes_per_record + examined.written_bytes)
+    return max(1, int(min(memory_mb * 1e6 / each, max(FEWEST, most / each))))
 
 
 def _on(model: Model, device: torch.device) -> Model:

@@ -9,10 +9,13 @@ from torch import Tensor, cat
 WHOLE = 64
 """Records that fill the kernels of all products; multiples of it give the same bits."""
 
+FEWEST = 32
+"""Fewer records than this do not fill them all, but for one, which has no place among others."""
+
 
 def even(count: int) -> int:
-    """The most records, at most `count`, that can be taken at once: a multiple of 64, or a power of two below."""
-    return count // WHOLE * WHOLE if count >= WHOLE else 2 ** (max(1, count).bit_length() - 1)
+    """The most records, at most `count`, that can be taken at once: a multiple of 64, or 32, or 1."""
+    return count // WHOLE * WHOLE if count >= WHOLE else FEWEST if count >= FEWEST else 1
 
 
 def filled(values: Tensor, step: int = WHOLE) -> Tensor:

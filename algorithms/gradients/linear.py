@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
+from algorithms.gradients.filling import filled
 from algorithms.gradients.products import product_in_64_bits
 from algorithms.gradients.sweep import blocks, losses_of
 from algorithms.models import Model
@@ -137,7 +138,9 @@ class LinearRecords:
         """The same sums [k] at any candidates [k, d], each by a product of its own; changes nothing that is held."""
         sums = self._odd(candidates, bound)
         for records in blocks(self._features.shape[1], candidates.shape[0] * self._layer.out_features):
-            sums += self._losses.at(self._margins(candidates, self._features[:, records]), records, bound)
+            features = self._features[:, records]
+            margins = self._margins(candidates, filled(features.T).T.contiguous())[:, : features.shape[1]]
+            sums += self._losses.at(margins.double(), records, bound)
         return sums
 
     def carried(self) -> Carried | None:

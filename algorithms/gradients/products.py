@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import raised, rounding, square_norms, wide
-from algorithms.gradients.filling import even
+from algorithms.gradients.filling import FEWEST, even
 
 _IN_CACHE = 2**18
 """Numbers that a CPU computes, uses and drops together: about what the second-level cache of a core holds."""
@@ -169,7 +169,7 @@ def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:
 def slice_of(numbers: int, device: torch.device) -> int:
     """How many records to take at once where each needs so many numbers."""
     most = (_ON_DEVICE if device.type == "cuda" else _IN_CACHE) // max(1, numbers)
-    return max(_AT_LEAST, even(most))
+    return even(most) if most >= FEWEST else max(_AT_LEAST, 2 ** most.bit_length() // 2)
 
 
 def _slices(inputs: Tensor, errors: Tensor, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:

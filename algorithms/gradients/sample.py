@@ -32,7 +32,9 @@ class Sample:
         return Sample(inputs.to(device), labels.to(device))
 
     def times(self, factor: float) -> "Sample":
-        """The same records, larger; whole numbers stay as they are."""
+        """The same records, larger; whole numbers are all 0 for the factor 0 and stay as they are for others."""
+        if factor == 0.0:
+            return Sample(torch.zeros_like(self.inputs), self.labels)
         return Sample(self.inputs * factor if self.inputs.is_floating_point() else self.inputs, self.labels)
 
     def with_holes(self) -> "Sample":

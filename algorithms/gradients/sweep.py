@@ -96,7 +96,7 @@ def losses_of(model: Model, labels: Tensor) -> Losses:
 
 def blocks(records: int, numbers: int) -> list[slice]:
     """Slices of the records that are computed together when each needs so many numbers."""
-    size = max(64, _TOGETHER // max(numbers, 1))
+    size = max(64, _TOGETHER // max(numbers, 1) // 64 * 64)
     return [slice(start, min(start + size, records)) for start in range(0, records, size)]
 
 

@@ -163,8 +163,10 @@ def _looks(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     given = (*args, *kwargs.values())
     if name == "__getitem__":
         return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:]))
-    if name in ("where", "one_hot"):
+    if name == "where":
         return len(given) == 1
+    if name == "one_hot":
+        return given[1:] in ((), (-1,))
     if name in ("repeat_interleave", "tensor_split"):
-        return any(isinstance(value, Tensor) for value in given[1:])
+        return len(given) == 1 or any(isinstance(value, Tensor) for value in given[1:])
     return name in _LOOKING

@@ -64,8 +64,8 @@ def test_losses_norms_and_sums_come_from_one_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", SOME)
 def test_norms_of_all_records_are_streamed(name: str) -> None:
-    made = problem(SPECS[name], count=11)
-    kinds, engine = naive.clippings(made.model, made.gradients), made.engine(physical_batch=4)
+    made = problem(SPECS[name], count=70)
+    kinds, engine = naive.clippings(made.model, made.gradients), made.engine(physical_batch=32)
     calls = counted(made.model.module)
     for clipping in kinds.values():
         before = calls()
