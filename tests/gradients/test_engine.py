@@ -93,7 +93,7 @@ def test_the_physical_batch_follows_the_memory() -> None:
     made = problem(NETWORKS["cnn"], torch.float32)
     sizes = [made.engine(memory_mb=megabytes).physical_batch for megabytes in (1, 2, 4, 8, 100_000)]
     assert sizes == sorted(sizes) and sizes[0] >= 1
-    assert sizes[1] >= 2 * sizes[0]
+    assert 2 * sizes[0] <= sizes[1] <= 2 * sizes[0] + 64
     assert sizes[2] > sizes[0]
     heavy = build("softmax", input_shape=(100_000,), classes=2, seed=0)
     assert Engine(heavy, input_shape=(100_000,), memory_mb=1).physical_batch == 1
