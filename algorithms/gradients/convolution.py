@@ -18,7 +18,7 @@ from algorithms.gradients.products import (
     prefers_gram,
     product_norms,
     product_sizes,
-    slice_of,
+    slices,
     sum_of_rows,
     sum_of_written,
 )
@@ -66,19 +66,15 @@ class Patches:
     def _written(self) -> Tensor:
         """The gradients in the order of the patches, [batch, outputs, kernel x channels / groups]."""
         written = wide(self.errors).new_empty(len(self.errors), self.errors.shape[1], self._patch)
-        size = slice_of(self._numbers, self.inputs.device)
-        for inputs, errors, into in zip(
-            *(torch.split(part, size) for part in (self.inputs, self.errors, written)), strict=True
-        ):
+        for inputs, errors, into in slices(self._numbers, self.inputs, self.errors, written):
             self._write(inputs, errors, into)
         return written
 
     def square_norms(self) -> Tensor:
         if not prefers_gram(self.length, self._patch, self.errors.shape[1] // self.window.groups):
             return square_norms(self._written)
-        size = slice_of(self._numbers, self.inputs.device)
-        parts = zip(torch.split(self.inputs, size), torch.split(self.errors, size), strict=True)
-        squares = torch.cat([_square_norms(*part, self.window) for part in parts])
+        parts = slices(self._numbers, self.inputs, self.errors)
+        squares = torch.cat([_square_norms(inputs, errors, self.window) for inputs, errors in parts])
         sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.errors)
         return raised(squares, sizes, self.length, wide(self.errors).dtype)
 

@@ -31,7 +31,7 @@ def prefers_gram(length: int, inputs: int, outputs: int) -> bool:
 
 def written(inputs: Tensor, errors: Tensor) -> Tensor:
     """The sums of outer products, [batch, length, p], [batch, length, o] -> [batch, o * p]."""
-    parts = _slices(inputs, errors, inputs.shape[2] * errors.shape[2])
+    parts = slices(inputs.shape[2] * errors.shape[2], inputs, errors)
     return torch.cat([_written(*part) for part in parts]).flatten(start_dim=1)
 
 
@@ -81,8 +81,7 @@ def sum_of_written(
 
     numbers: what each record needs for that.
     """
-    size = slice_of(numbers, inputs.device)
-    parts = zip(*(torch.split(part, size) for part in (inputs, errors, weights)), strict=True)
+    parts = slices(numbers, inputs, errors, weights)
     first, *others = (sum_of_rows(write(some, their), each) for some, their, each in parts)
     return sum(others, first)
 
@@ -93,7 +92,7 @@ def product_norms(inputs: Tensor, errors: Tensor) -> Tensor:
     inputs: [batch, length, p]. errors: [batch, length, o]. Returns [batch], float64.
     """
     _, length, p = inputs.shape
-    parts = _slices(inputs, errors, 2 * (length * (p + errors.shape[2]) + 2 * length**2))
+    parts = slices(2 * (length * (p + errors.shape[2]) + 2 * length**2), inputs, errors)
     return torch.cat([gram_norms(*part) for part in parts])
 
 
@@ -141,8 +140,8 @@ def _distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> 
     largest = 1.0 + torch.maximum(weights.amax(), moved.abs().amax()).double()
     if inputs.shape[1] > errors.shape[1]:  # the wider side is multiplied, the narrower only weighted
         inputs, errors, weights, moved = errors, inputs, weights.T, moved.T
-    slices = _slices(inputs, errors, 2 * sum(shape))
-    parts = [_expanded(some.to(dtype), their.to(dtype), weights, moved) for some, their in slices]
+    pairs = slices(2 * sum(shape), inputs, errors)
+    parts = [_expanded(some.to(dtype), their.to(dtype), weights, moved) for some, their in pairs]
     squares, mixed, factors = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
     # What is too small for the type is lost in each product, of at most four factors from these.
     lost = 8.0 * torch.finfo(dtype).tiny * weights.numel() * largest * factors
@@ -172,10 +171,10 @@ def slice_of(numbers: int, device: torch.device) -> int:
     return even(most) if most >= FEWEST else max(_AT_LEAST, 2 ** most.bit_length() // 2)
 
 
-def _slices(inputs: Tensor, errors: Tensor, numbers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """A few records at a time, each of which needs so many numbers."""
-    size = slice_of(numbers, inputs.device)
-    return zip(torch.split(inputs, size), torch.split(errors, size), strict=True)
+def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of some records, a few records at a time, each of which needs so many numbers."""
+    size = slice_of(numbers, parts[0].device)
+    return zip(*(torch.split(part, size) for part in parts), strict=True)
 
 
 def _written(inputs: Tensor, errors: Tensor) -> Tensor:
