@@ -8,7 +8,8 @@ from torch import Tensor
 
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
-from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows, as_measured
+from algorithms.gradients.lookups import Lookups
+from algorithms.gradients.per_example import PerExample, Products, Rows, as_measured
 
 
 @dataclass(frozen=True)

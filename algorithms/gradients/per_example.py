@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from algorithms.gradients.arithmetic import (
@@ -183,67 +182,3 @@ class Sums:
 
     def double(self) -> "Sums":
         return Sums(self.of.double())
-
-
-@dataclass(frozen=True)
-class Lookups:
-    """Gradients of an embedding's table, shape [entries, width].
-
-    indices: [batch, length], the entries looked up. errors: [batch, length, width], zero where nothing is learned.
-    Sums are taken in 64 bits: the same entry many times rounds the same way each time.
-    """
-
-    indices: Tensor
-    errors: Tensor
-    entries: int
-
-    @cached_property
-    def rows(self) -> Tensor:
-        sums = _added_up(self.indices, self.errors.double(), self.entries)
-        return sums.flatten(start_dim=1).to(wide(self.errors).dtype)
-
-    @cached_property
-    def _places(self) -> tuple[Tensor, Tensor]:
-        """Lookups by entry, and the place at which those of one entry are summed; each [batch, length]."""
-        order = self.indices.argsort(dim=1, stable=True)
-        entries = self.indices.gather(1, order)
-        is_new = torch.ones_like(entries)
-        is_new[:, 1:] = entries[:, 1:] != entries[:, :-1]
-        return order, is_new.cumsum(dim=1) - 1
-
-    def _merged(self, values: Tensor) -> Tensor:
-        """Sums over the lookups of one entry; values [batch, length, k], result likewise, zero in the places left."""
-        order, places = self._places
-        by_entry = values.gather(1, order[:, :, None].expand(values.shape))
-        return _added_up(places, by_entry, values.shape[1])
-
-    def square_norms(self) -> Tensor:
-        return square_norms(self._merged(self.errors.double()))
-
-    def absolute_norms(self) -> Tensor:
-        return absolute_norms(self._merged(self.errors.double()))
-
-    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
-        return square_distances(self.rows, shift, scale)
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        weighted = (self.errors.double() * weights[:, None, None]).flatten(0, 1)
-        table = weighted.new_zeros(self.entries, weighted.shape[1])
-        return table.index_add_(0, self.indices.reshape(-1), weighted).reshape(-1)
-
-    def take(self, chosen: Tensor | slice) -> "Lookups":
-        return Lookups(self.indices[chosen], self.errors[chosen], self.entries)
-
-    def double(self) -> "Lookups":
-        return Lookups(self.indices, self.errors.double(), self.entries)
-
-
-def _added_up(places: Tensor, values: Tensor, count: int) -> Tensor:
-    """Sums of values [batch, length, k] by place, places [batch, length] below `count` -> [batch, count, k].
-
-    By an addition that is deterministic on a GPU, too, where that is asked for.
-    """
-    batch, _, width = values.shape
-    first = count * torch.arange(batch, device=values.device)[:, None]
-    sums = values.new_zeros(batch * count, width)
-    return sums.index_add_(0, (first + places).flatten(), values.flatten(0, 1)).view(batch, count, width)

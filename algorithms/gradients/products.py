@@ -114,13 +114,13 @@ def product_distances(
     what another one counts.
     """
     inputs, errors = wide(inputs), wide(errors)
-    is_vague = _room(inputs.shape[1] + errors.shape[1], errors.dtype) * cancels > _VAGUE
+    is_vague = expansion_room(inputs.shape[1] + errors.shape[1], errors.dtype) * cancels > _VAGUE
     dtype = torch.float64 if is_vague else errors.dtype
     squares, sizes, room = _distances(inputs, errors, shift.to(dtype), scale.to(dtype))
     return raised(squares + room, sizes.sqrt(), 1, dtype)
 
 
-def _room(terms: int, dtype: torch.dtype) -> float:
+def expansion_room(terms: int, dtype: torch.dtype) -> float:
     """What the sums of a distance can be off by together, relative to its sizes.
 
     Each may be off by twice `rounding`, in the worst order of its terms; 2 g a is at most |g|^2 + |a|^2.
@@ -147,7 +147,7 @@ def _distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> 
     lost = 8.0 * torch.finfo(dtype).tiny * weights.numel() * largest * factors
     sizes = squares + constant
     difference = (squares - 2.0 * mixed + constant).clamp(min=0.0)
-    return difference, sizes, _room(sum(shape), dtype) * sizes + lost
+    return difference, sizes, expansion_room(sum(shape), dtype) * sizes + lost
 
 
 def _expanded(

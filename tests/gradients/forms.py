@@ -10,7 +10,8 @@ from torch import Tensor
 from algorithms.gradients import Contributions
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.convolution import Patches, Window
-from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows, Sums
+from algorithms.gradients.lookups import Lookups
+from algorithms.gradients.per_example import PerExample, Products, Rows, Sums
 
 Draw = Callable[[torch.Generator], PerExample]
 

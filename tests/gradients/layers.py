@@ -28,6 +28,13 @@ CONVOLUTION = {
     "conv1d, same": Spec(lambda: nn.Conv1d(2, 3, 4, padding="same", dilation=3), (2, 9)),
     "conv1d, valid": Spec(lambda: nn.Conv1d(2, 3, 3, padding="valid"), (2, 5)),
     "conv1d, circular": Spec(lambda: nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), (2, 5)),
+    "conv1d, as the function has it": Spec(
+        lambda: Wired(
+            lambda self, x: functional.conv1d(x, self.kernel.weight, stride=2, padding=2, dilation=2),
+            kernel=nn.Conv1d(2, 3, 2, bias=False),
+        ),
+        (2, 7),
+    ),
     "conv1d, long": Spec(lambda: nn.Conv1d(1, 2, 3), (1, 90)),
     "conv2d": Spec(lambda: nn.Conv2d(2, 3, 3), (2, 5, 6)),
     "conv2d, stride and padding": Spec(lambda: nn.Conv2d(2, 3, 3, (2, 1), (2, 1)), (2, 6, 5)),

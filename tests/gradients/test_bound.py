@@ -11,7 +11,8 @@ from torch import Tensor
 from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped, clip_and_sum
 from algorithms.gradients.clipping import FARTHEST
 from algorithms.gradients.convolution import Patches
-from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows, Sums
+from algorithms.gradients.lookups import Lookups
+from algorithms.gradients.per_example import PerExample, Products, Rows, Sums
 from algorithms.models import Model
 from tests.gradients import naive
 from tests.gradients.forms import FORMS, absolute, contributions, patches, square, written

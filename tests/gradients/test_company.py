@@ -12,7 +12,8 @@ from algorithms.gradients import L1, L2, Affine, Clipping, Engine, PerLayer
 from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.convolution import Patches, Window
 from algorithms.gradients.linear import LinearRecords
-from algorithms.gradients.per_example import Lookups, PerExample, Products, Rows
+from algorithms.gradients.lookups import Lookups
+from algorithms.gradients.per_example import PerExample, Products, Rows
 from algorithms.models import Model, build
 from tests.gradients.networks import NETWORKS
 from tests.gradients.test_bound import SPECS

@@ -62,6 +62,14 @@ def test_losses_norms_and_sums_come_from_one_pass(name: str) -> None:
     assert not losses.requires_grad and not total.requires_grad
 
 
+@pytest.mark.parametrize("kind", ["L2", "L1", "PerLayer", "Affine"])
+def test_no_record_s_copy_of_a_large_table_is_written_down(kind: str) -> None:
+    made = problem(Spec(lambda: nn.Embedding(50, 3), (4,), entries=50))
+    found = made.engine().contributions(*made.arguments)
+    found.norms(naive.clippings(made.model, made.gradients)[kind])
+    assert found.written_bytes == 0
+
+
 @pytest.mark.parametrize("name", SOME)
 def test_norms_of_all_records_are_streamed(name: str) -> None:
     made = problem(SPECS[name], count=70)

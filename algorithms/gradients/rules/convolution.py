@@ -37,11 +37,12 @@ def _recorded(
     if isinstance(padding, str):
         input, padding = _padded(input, padding, weight.shape[2:], dilation)
     output = func(input, weight, bias, stride, padding, dilation, groups)
+    kernel = weight.shape[2:]
     window = Window(
-        kernel=_pair(tuple(weight.shape[2:]), 1),
-        stride=_pair(stride, 1),
-        padding=_pair(padding, 0),
-        dilation=_pair(dilation, 1),
+        kernel=_pair(kernel, len(kernel), 1),
+        stride=_pair(stride, len(kernel), 1),
+        padding=_pair(padding, len(kernel), 0),
+        dilation=_pair(dilation, len(kernel), 1),
         groups=groups,
     )
     names = tape.name(weight), tape.name(bias)
@@ -65,16 +66,12 @@ def _image(values: Tensor) -> Tensor:
     return values.unsqueeze(2) if values.dim() == 3 else values
 
 
-def _pair(value: Pair, above: int) -> tuple[int, int]:
-    """A setting for height and width; a sequence has `above` for the height that it lacks."""
-    match value:
-        case int():
-            return (value, value)
-        case (one,):
-            return (above, one)
-        case (vertical, horizontal):
-            return (vertical, horizontal)
-    raise ValueError(f"a convolution has a setting for one or two dimensions, not {value}.")
+def _pair(value: Pair, dimensions: int, above: int) -> tuple[int, int]:
+    """A setting for height and width; a convolution along one dimension has `above` for the height that it lacks."""
+    across = value if isinstance(value, int) else value[-1]
+    if dimensions == 1:
+        return (above, across)
+    return (value if isinstance(value, int) else value[0], across)
 
 
 def _padded(

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from algorithms.gradients.layout import Layout, Unrecorded
-from algorithms.gradients.per_example import Lookups
+from algorithms.gradients.lookups import Lookups
 from algorithms.gradients.rules.linear import as_sequence
 from algorithms.gradients.tape import Gradients, Tape
 
