@@ -6,8 +6,10 @@ from algorithms.gradients.engine import Engine, clip_and_sum
 from algorithms.gradients.filling import filled
 from algorithms.gradients.linear import Line, linear_layer
 from algorithms.gradients.mixing import Unclippable
+from algorithms.gradients.places import EVEN_THREADS
 
 __all__ = [
+    "EVEN_THREADS",
     "L1",
     "L2",
     "Affine",

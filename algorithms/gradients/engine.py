@@ -10,6 +10,7 @@ import copy
 import logging
 import math
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from algorithms.gradients.examination import Examined, examine
 from algorithms.gradients.filling import FEWEST, WHOLE, even, filled
 from algorithms.gradients.layout import Unrecorded
 from algorithms.gradients.passes import Passes
+from algorithms.gradients.places import EVEN_THREADS, alike_in_any_place
+from algorithms.gradients.sample import Sample, away_from_start
 from algorithms.models import Model
 
 _LOG = logging.getLogger(__name__)
@@ -51,16 +54,28 @@ class Engine:
         memory_mb: int = 1024,
         physical_batch: int | None = None,
     ) -> None:
-        device = device or torch.device("cpu")
+        self._device = device = device or torch.device("cpu")
         self._passes = Passes(_on(model, device))
         self._examined = examine(self._passes, input_shape, input_dtype, device)
         self._log()
         self.physical_batch = even(physical_batch or _fitting(self._examined, memory_mb, device))
+        self._draw = partial(Sample.draw, 1, input_shape, input_dtype, device)
 
     @property
     def is_random(self) -> bool:
         """Whether the model draws random numbers, as dropout does: its sums then differ from one call to the next."""
         return self._examined.is_random
+
+    def alike_in_any_place(self) -> bool:
+        """Whether with the present number of CPU threads a record counts the same wherever it lies in a pass.
+
+        Found out in a few passes over made-up records; for up to two threads, and for other devices, it is taken for
+        granted.
+        """
+        if self._device.type != "cpu" or torch.get_num_threads() <= EVEN_THREADS:
+            return True
+        point = away_from_start(self._passes.model)
+        return alike_in_any_place(partial(self.contributions, point), self._draw, self.physical_batch)
 
     def clipped_sum(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
         """The sum over records of their clipped gradients.

@@ -1,5 +1,6 @@
 """The records that a barrier holds, and with how much memory and where it works on them."""
 
+import logging
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.gradients import Engine, Unclippable
+from algorithms.gradients import EVEN_THREADS, Engine, Unclippable
 from algorithms.models import Model
 from algorithms.privacy.errors import Refused
+
+_LOG = logging.getLogger(__name__)
 
 _FAULT_AROUND = 2**16
 """Bytes around a page that Linux maps with it."""
@@ -71,7 +74,11 @@ class Performance:
         return getattr(array, "_mmap", None) is not None and array.nbytes > self.memory_mb * 1e6
 
     def engine(self, model: Model, records: Records) -> Engine:
-        """The gradient engine for a model of such records; raises Refused where the model mixes them."""
+        """The gradient engine for a model of such records; raises Refused where the model mixes them.
+
+        Where the model would take a record otherwise in another place of a pass, with as many CPU threads as there
+        are, there are two from now on.
+        """
         try:
             engine = Engine(
                 model,
@@ -90,5 +97,12 @@ class Performance:
             raise Refused(
                 f"the model {model.name} draws random numbers, which a run that is taken up again would draw anew;"
                 " leave dropout out."
+            )
+        if not engine.alike_in_any_place():
+            torch.set_num_threads(EVEN_THREADS)
+            _LOG.warning(
+                "the model %s runs on %d CPU threads: on more, a record counts otherwise in another place",
+                model.name,
+                EVEN_THREADS,
             )
         return engine

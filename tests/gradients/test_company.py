@@ -1,5 +1,6 @@
 """What a record counts does not depend on how many others there are, on its place among them, or on what they count."""
 
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,11 +15,14 @@ from algorithms.gradients.convolution import Patches, Window
 from algorithms.gradients.linear import LinearRecords
 from algorithms.gradients.lookups import Lookups
 from algorithms.gradients.per_example import PerExample, Products, Rows
+from algorithms.gradients.places import alike_in_any_place
+from algorithms.gradients.sample import Sample
 from algorithms.models import Model, build
 from tests.gradients.networks import NETWORKS
 from tests.gradients.test_bound import SPECS
 from tests.gradients.test_engine import WAYS
 from tests.gradients.zoo import Problem, once
+from tests.threads import cpu_threads
 
 _RECORDS = 2**13
 
@@ -154,3 +158,37 @@ def test_records_at_a_kink_do_not_turn_when_one_is_taken_away(physical_batch: in
         ]
         for fewer, more in pairwise(sums):
             assert float((more - fewer).norm()) <= 1.0
+
+
+def one_record(seed: int) -> Sample:
+    return Sample.draw(1, (20,), torch.float32, torch.device("cpu"), seed)
+
+
+def between(activation: nn.Module) -> Engine:
+    """Passes of 704 records, 101 numbers of each of which an activation takes: more than PyTorch leaves uncut."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 101), activation, nn.Linear(101, 3))
+    model = Model("between", net, lambda outputs, _: outputs[:, 0], lambda outputs: outputs)
+    return Engine(model, input_shape=(20,), physical_batch=704)
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.Sigmoid()])
+def test_a_cut_between_threads_is_noticed_where_it_changes_a_record(activation: nn.Module) -> None:
+    engine = between(activation)
+    with cpu_threads(3):
+        assert not engine.alike_in_any_place()
+    with cpu_threads(2):
+        assert engine.alike_in_any_place()
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU()])
+def test_threads_that_change_no_record_are_allowed(activation: nn.Module) -> None:
+    with cpu_threads(3):
+        assert between(activation).alike_in_any_place()
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.Sigmoid(), nn.Softplus()])
+def test_two_threads_cut_where_it_changes_nothing(activation: nn.Module) -> None:
+    engine, start = between(activation), torch.linspace(-1.0, 1.0, 21 * 101 + 102 * 3)
+    with cpu_threads(2):
+        assert alike_in_any_place(partial(engine.contributions, start), one_record, 704)

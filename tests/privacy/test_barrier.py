@@ -17,6 +17,7 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.filters import ScheduleFilter, ZCDPFilter
 from algorithms.privacy.noise import secure_generator, seeded_generator
+from algorithms.privacy.performance import Performance
 from algorithms.privacy.releases import (
     FullBatch,
     Gaussian,
@@ -34,6 +35,7 @@ from algorithms.privacy.releases import (
 )
 from algorithms.privacy.trace import Trace, read_trace
 from tests.algorithms.bench import MadeUp, made_up, small_model, with_record
+from tests.threads import cpu_threads
 
 FALSE_ALARM = 1e-6
 
@@ -286,6 +288,19 @@ def test_a_model_that_draws_random_numbers_is_refused() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3))
     with pytest.raises(Refused, match="draws random numbers"):
         barrier(made_up(), Model("dropping", module, small_model().losses, lambda outputs: outputs))
+
+
+def test_threads_that_would_tell_places_apart_are_fewer_from_then_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 101), nn.SiLU(), nn.Linear(101, 3))
+    smooth = Model("smooth", module, small_model().losses, lambda outputs: outputs)
+    with cpu_threads(3):
+        barrier(made_up(), performance=Performance(physical_batch=704))
+        assert (torch.get_num_threads(), caplog.messages) == (3, [])
+        barrier(made_up(), smooth, performance=Performance(physical_batch=704))
+        assert torch.get_num_threads() == 2
+        assert [message for message in caplog.messages if "smooth runs on 2 CPU threads" in message]
 
 
 @pytest.mark.parametrize("shape", [(0,), (50,), (52,)])
