@@ -20,9 +20,6 @@ GOLDEN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("golden.
 REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
 
 
-ORDERS = (*(1 + x / 10 for x in range(1, 30)), *map(float, range(4, 64)), 128.0, 256.0)
-
-
 def named(*prefixes: str, suffix: str = "") -> list[str]:
     return [name for name in GOLDEN if name.startswith(prefixes) and name.endswith(suffix)]
 
@@ -148,13 +145,18 @@ def decaying(sigma: float, steps: int = 11700, exact: int = 60, groups: int = 60
     return [(sampled(256 / 50000, z), count) for z, count in [(z, 1) for z in multipliers[:exact]] + later]
 
 
-@pytest.mark.parametrize("epsilon_bar", ["0.8", "1.6", "6.4"])
-def test_noise_matched_to_decaying_steps(epsilon_bar: str) -> None:
+def by_orders(schedule: Schedule, orders: tuple[float, ...]) -> float:
+    """Epsilon by the best of some orders: of 642 events, all orders take long."""
+    return epsilon_of_rdp(rdp(schedule, orders=orders), 1e-5, orders)
+
+
+@pytest.mark.parametrize(
+    ("epsilon_bar", "near"),
+    [("0.8", (62.0, 63.0, 128.0)), ("1.6", (21.0, 22.0, 23.0)), ("6.4", (2.1, 2.2, 2.3))],
+)
+def test_noise_matched_to_decaying_steps(epsilon_bar: str, near: tuple[float, ...]) -> None:
     sigma = GOLDEN[f"adp_sched_{epsilon_bar}_sigma"]["value"]
-    spent = epsilon_of_rdp(
-        rdp(decaying(sigma), orders=ORDERS), 1e-5, ORDERS
-    )  # 660 events: all orders take long
-    assert spent == expected(f"adp_sched_{epsilon_bar}_rdp")
+    assert by_orders(decaying(sigma), near) == expected(f"adp_sched_{epsilon_bar}_rdp")
 
 
 def in_planned_levels(sigma: float) -> Schedule:
@@ -175,7 +177,7 @@ def test_noise_in_levels_costs_what_noise_matched_to_each_step_costs(epsilon_bar
 
 def test_matched_noise_at_the_epsilon_of_constant_noise() -> None:
     schedule = decaying(GOLDEN["adp_match_1.6"]["value"])
-    spent = epsilon_of_rdp(rdp(schedule, orders=ORDERS), 1e-5, ORDERS)
+    spent = by_orders(schedule, (26.0, 27.0, 28.0))
     assert spent == pytest.approx(params("adp_match_1.6")["target_eps"], rel=0.02)
 
 
