@@ -11,8 +11,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.catalogue import CATALOGUE
+from tasks import calibrate
 from tasks.groups import WITHOUT_EFFECT
 from tasks.reproduce import STAGES
+from tasks.stage import refusals
 from tests.checkout import PROJECT, Checkout
 
 CANNOT_CHANGE_A_RESULT = {
@@ -207,13 +209,8 @@ def test_an_experiment_runs_and_is_charged(checkout: Checkout) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("name: dp_sgd", "name: dp_magic", "no algorithm 'dp_magic'"),
         ("dataset: digits", "dataset: nist", "no data set 'nist'"),
-        ("epsilon: 3.0", "epsilon: 0", "privacy.epsilon"),
-        ("delta: 1e-5", "delta: 0.1", "privacy.delta"),
         ("batch_size: 64", "batch_size: 5000", "algorithm.batch_size"),
-        ("clipping: l2", "clip: l2", "unknown key algorithm.clip"),
-        ("name: softmax", "name: logistic", "2 classes"),
     ],
 )
 def test_bad_parameters_are_refused_in_a_sentence_and_nothing_is_spent(
@@ -228,3 +225,24 @@ def test_bad_parameters_are_refused_in_a_sentence_and_nothing_is_spent(
     assert words in refusals[0]
     assert "Traceback" not in done.stderr
     assert checkout.ledger.head() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("name: dp_sgd", "name: dp_magic", "no algorithm 'dp_magic'"),
+        ("epsilon: 3.0", "epsilon: 0", "privacy.epsilon"),
+        ("delta: 1e-5", "delta: 0.1", "privacy.delta"),
+        ("clipping: l2", "clip: l2", "unknown key algorithm.clip"),
+        ("name: softmax", "name: logistic", "2 classes"),
+    ],
+)
+def test_bad_parameters_are_refused_before_the_training(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, old: str, new: str, words: str
+) -> None:
+    checkout.set(old, new)
+    plan = checkout.artifact("plan.json")
+    monkeypatch.chdir(checkout.root)
+    with pytest.raises(refusals(), match=words):
+        calibrate.main()
+    assert checkout.artifact("plan.json") == plan
