@@ -48,30 +48,29 @@ class Performance:
         """Whether so many 32-bit numbers of each record fit the memory for all of them."""
         return self.number is not None and 4 * numbers * self.number <= self.memory_mb * 1e6
 
-    def rows_at_once(self, array: NDArray[Any], physical_batch: int) -> int:
-        """How many rows to read before `let_go`: each row of a mapped file may bring its neighbours into memory."""
-        if not self._is_streamed(array):
-            return physical_batch
-        return max(1, min(physical_batch, int(self.memory_mb * 1e6 / (2 * _FAULT_AROUND))))
+    def read(self, array: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
+        """A copy of some rows.
 
-    def let_go(self, array: NDArray[Any]) -> None:
-        """Gives back what was read of a mapped array that is larger than the memory; the file keeps it."""
-        if self._is_streamed(array):
+        Each row of a mapped file may bring its neighbours into memory, so of a file that is larger than the memory a
+        few rows are read at a time, and what came along is given back; the file keeps it.
+        """
+        if getattr(array, "_mmap", None) is None or array.nbytes <= self.memory_mb * 1e6:
+            return array[rows]
+        found = np.empty((len(rows), *array.shape[1:]), array.dtype)
+        size = max(1, int(self.memory_mb * 1e6 / (2 * _FAULT_AROUND)))
+        for start in range(0, len(rows), size):
+            found[start : start + size] = array[rows[start : start + size]]
             array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined] # numpy names it nowhere else
+        return found
 
     def batches(
         self, records: Records, rows: NDArray[np.intp], physical_batch: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The records of some indices in their order, in physical batches, on the device."""
-        size = self.rows_at_once(records.features, physical_batch)
-        for start in range(0, len(rows), size):
-            some = rows[start : start + size]
-            inputs = torch.from_numpy(records.features[some]).to(self.device)
+        for start in range(0, len(rows), physical_batch):
+            some = rows[start : start + physical_batch]
+            inputs = torch.from_numpy(self.read(records.features, some)).to(self.device)
             yield inputs, torch.from_numpy(records.labels[some]).to(self.device)
-            self.let_go(records.features)
-
-    def _is_streamed(self, array: NDArray[Any]) -> bool:
-        return getattr(array, "_mmap", None) is not None and array.nbytes > self.memory_mb * 1e6
 
     def engine(self, model: Model, records: Records) -> Engine:
         """The gradient engine for a model of such records; raises Refused where the model mixes them.

@@ -151,7 +151,7 @@ def test_records_at_a_kink_do_not_turn_when_one_is_taken_away(physical_batch: in
     model = build("svm", input_shape=(60,), classes=2, seed=0)
     start = torch.randn(61, generator=torch.Generator().manual_seed(3))
     engine = Engine(model, input_shape=(60,), physical_batch=physical_batch)
-    for one in on_hinge(start, 40):
+    for one in on_hinge(start, 40 if engine.physical_batch > 1 else 5):
         inputs, labels = one.expand(100, 60), torch.ones(100, dtype=torch.int64)
         sums = [
             engine.clipped_sum(start, inputs[:count], labels[:count], L2(1.0)) for count in (97, 98, 99, 100)
