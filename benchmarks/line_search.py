@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients import L2
-from algorithms.gradients.linear import Line, LinearRecords
+from algorithms.gradients.line import Line
+from algorithms.gradients.linear import LinearRecords
 from benchmarks.line import BOUND, STEPS
 from benchmarks.methods import OnTorch, Problem
 

@@ -4,7 +4,8 @@ from algorithms.gradients.clipping import L1, L2, Affine, Box, Clipping, Normali
 from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.engine import Engine, clip_and_sum
 from algorithms.gradients.filling import filled
-from algorithms.gradients.linear import Line, linear_layer
+from algorithms.gradients.line import Line
+from algorithms.gradients.linear import linear_layer
 from algorithms.gradients.mixing import Unclippable
 from algorithms.gradients.places import EVEN_THREADS
 

@@ -39,9 +39,9 @@ class Engine:
     """Per-example gradients of a model on one device.
 
     input_shape, input_dtype: of one record. memory_mb: what a pass may take, from which the physical batch follows
-    unless it is given; a multiple of 64, or 32, or 1, at most what was given. Passes are filled up to 64 records or the
-    physical batch, so that the number of records changes nothing in what one of them counts. Raises Unclippable where
-    the model mixes records.
+    unless it is given; a multiple of 64, or 32 (not in bfloat16), or 1, at most what was given. Passes are filled up to
+    64 records or the physical batch, so that the number of records changes nothing in what one of them counts. Raises
+    Unclippable where the model mixes records.
     """
 
     def __init__(
@@ -58,7 +58,10 @@ class Engine:
         self._passes = Passes(_on(model, device))
         self._examined = examine(self._passes, input_shape, input_dtype, device)
         self._log()
-        self.physical_batch = even(physical_batch or _fitting(self._examined, memory_mb, device))
+        fewest = WHOLE if model.precision == torch.bfloat16 else FEWEST
+        self.physical_batch = even(
+            physical_batch or _fitting(self._examined, memory_mb, device, fewest), fewest
+        )
         self._draw = partial(Sample.draw, 1, input_shape, input_dtype, device)
 
     @property
@@ -156,11 +159,11 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
     return Contributions.of_rows(wide(rows)).clipped_sum(clipping)
 
 
-def _fitting(examined: Examined, memory_mb: int, device: torch.device) -> int:
-    """How many records to take at once: what fits the memory, on a CPU no more than is fast."""
+def _fitting(examined: Examined, memory_mb: int, device: torch.device, fewest: int) -> int:
+    """How many records to take at once: what fits the memory, on a CPU no more than is fast, or `fewest`."""
     most = math.inf if device.type == "cuda" else _CACHED_BYTES
     each = _PASSES * (examined.bytes_per_record + examined.written_bytes)
-    return max(1, int(min(memory_mb * 1e6 / each, max(FEWEST, most / each))))
+    return max(1, int(min(memory_mb * 1e6 / each, max(fewest, most / each))))
 
 
 def _on(model: Model, device: torch.device) -> Model:

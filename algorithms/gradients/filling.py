@@ -13,9 +13,12 @@ FEWEST = 32
 """Fewer records than this do not fill them all, but for one, which has no place among others."""
 
 
-def even(count: int) -> int:
-    """The most records, at most `count`, that can be taken at once: a multiple of 64, or 32, or 1."""
-    return count // WHOLE * WHOLE if count >= WHOLE else FEWEST if count >= FEWEST else 1
+def even(count: int, fewest: int = FEWEST) -> int:
+    """The most records, at most `count`, that can be taken at once: a multiple of 64, or 32, or 1.
+
+    fewest: of several at once; 64 where numbers are of 16 bits, of which a vector holds twice as many.
+    """
+    return count // WHOLE * WHOLE if count >= WHOLE else FEWEST if count >= fewest else 1
 
 
 def filled(values: Tensor, step: int = WHOLE) -> Tensor:

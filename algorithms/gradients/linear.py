@@ -6,76 +6,21 @@ w - step * g the outputs are affine in the step: Xw - step * Xg needs two produc
 one where Xw is carried over from the question before.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
 from algorithms.gradients.filling import filled
+from algorithms.gradients.line import Carried, Line, at_point
 from algorithms.gradients.products import product_in_64_bits
 from algorithms.gradients.sweep import blocks, losses_of
 from algorithms.models import Model
-
-CARRIES = 16
-"""How often margins are carried over before they are computed afresh, which bounds their drift."""
 
 _HELD = 2**25
 """Numbers of which a second copy in 64 bits is kept."""
 
 _LONGEST = 1e18
 """The longest record whose margins and clipping factors are sure to be normal numbers in 32 bits."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """The candidates `origin - steps[i] * direction`; origin and direction have the shape [d]."""
-
-    origin: Tensor
-    direction: Tensor
-    steps: tuple[float, ...]
-
-    def at(self, index: int) -> Tensor:
-        """One candidate, shape [d]; who goes on from it takes it from here, so that it is recognised bit for bit."""
-        return self.candidates[index].clone()
-
-    @cached_property
-    def candidates(self) -> Tensor:
-        """All candidates, shape [k, d], computed in 64 bits and rounded to the origin's type; not to be changed."""
-        steps = torch.tensor(self.steps, dtype=torch.float64, device=self.origin.device)
-        return (self.origin - steps[:, None] * self.direction).to(self.origin.dtype)
-
-
-@dataclass(frozen=True)
-class Carried:
-    """Margins from which the next question starts; functions of the records, to be kept where the records may be.
-
-    parameters: [d], where the margins [n, o] belong. age: [], how often they were carried since a fresh product.
-    direction [d], steps [k], slopes [n, o]: the last line from there and its direction's margins; empty without one.
-    """
-
-    parameters: Tensor
-    margins: Tensor
-    age: Tensor
-    direction: Tensor
-    steps: Tensor
-    slopes: Tensor
-
-    def moved_to(self, parameters: Tensor) -> "Carried | None":
-        """The same where the parameters are its own, or a candidate of the line unless carried too often; else None."""
-        if parameters.dtype != self.parameters.dtype:
-            return None
-        if self.parameters.equal(parameters):
-            return self
-        if len(self.steps) == 0 or int(self.age) >= CARRIES:
-            return None
-        candidates = Line(self.parameters, self.direction, tuple(self.steps.tolist())).candidates
-        found = (candidates == parameters).all(dim=1).nonzero()
-        if len(found) == 0:
-            return None
-        margins = torch.sub(self.margins, self.slopes, alpha=float(self.steps[found[0, 0]]))
-        return _at_point(parameters, margins, self.age + 1)
 
 
 class LinearRecords:
@@ -138,9 +83,8 @@ class LinearRecords:
         """The same sums [k] at any candidates [k, d], each by a product of its own; changes nothing that is held."""
         sums = self._odd(candidates, bound)
         for records in blocks(self._features.shape[1], candidates.shape[0] * self._layer.out_features):
-            features = self._features[:, records]
-            margins = self._margins(candidates, filled(features.T).T.contiguous())[:, : features.shape[1]]
-            sums += self._losses.at(margins.double(), records, bound)
+            margins = self._margins_in_any_place(candidates, self._features[:, records])
+            sums += self._losses.at(margins, records, bound)
         return sums
 
     def carried(self) -> Carried | None:
@@ -170,7 +114,7 @@ class LinearRecords:
 
     def _fresh(self, parameters: Tensor) -> Carried:
         margins = self._margins(parameters[None], self._features)[0].contiguous()
-        return _at_point(parameters, margins, torch.zeros((), dtype=torch.int64))
+        return at_point(parameters, margins, torch.zeros((), dtype=torch.int64))
 
     def _margins(self, vectors: Tensor, features: Tensor) -> Tensor:
         """Outputs [k, n, o] of flat parameters [k, d] for records stored by feature."""
@@ -180,6 +124,11 @@ class LinearRecords:
         )
         columns = [weights.reshape(count * outputs, -1), biases.reshape(count * outputs, -1)]
         return (torch.cat(columns, dim=1) @ features).view(count, outputs, -1).transpose(1, 2)
+
+    def _margins_in_any_place(self, vectors: Tensor, features: Tensor) -> Tensor:
+        """The same in full products, in which no record's outputs depend on the number of others, and in 64 bits."""
+        full = filled(features.T).T.contiguous()
+        return self._margins(vectors, full)[:, : features.shape[1]].double()
 
     def _summed(self, errors: Tensor) -> Tensor:
         """The features times errors [n, o], in 64 bits, so that no record rounds another's part; [p, o]."""
@@ -191,7 +140,7 @@ class LinearRecords:
         """The clipped losses [k] of the records whose margins are not carried, less those of the zeros for them."""
         if self._odd_features.shape[1] == 0:
             return torch.zeros(len(candidates), dtype=torch.float64, device=self._odd_features.device)
-        margins = self._margins(candidates, self._odd_features)
+        margins = self._margins_in_any_place(candidates, self._odd_features)
         zeros = self._odd_losses.at(torch.zeros_like(margins), slice(None), bound)
         return self._odd_losses.at(margins, slice(None), bound) - zeros
 
@@ -244,9 +193,3 @@ def _bound(clipping: Clipping) -> float:
     if isinstance(clipping, Affine | Box) or (isinstance(clipping, PerLayer) and len(clipping.norms) > 1):
         raise ValueError(f"{clipping} has no single bound for one linear layer; give L2, L1 or one bound.")
     return clipping.sensitivity
-
-
-def _at_point(parameters: Tensor, margins: Tensor, age: Tensor) -> Carried:
-    """Margins without a line."""
-    none, steps = margins.new_empty(0), torch.empty(0, dtype=torch.float64)
-    return Carried(parameters.detach().clone(), margins, age, none, steps, none)

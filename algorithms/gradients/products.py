@@ -161,8 +161,12 @@ def _expanded(
 
 
 def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:
-    """A bound on sum_t |inputs_t| |errors_t|, to which rounding is relative; [batch, ...] each -> [batch], float64."""
-    return (square_norms(inputs) * square_norms(errors)).sqrt()
+    """A bound on sum_t |inputs_t| |errors_t|, to which rounding is relative; [batch, ...] each -> [batch], float64.
+
+    Infinite where their type might not hold the sum, which a norm by Gram matrices, in 64 bits, does not show.
+    """
+    sizes = (square_norms(inputs) * square_norms(errors)).sqrt()
+    return torch.where(sizes > torch.finfo(wide(errors).dtype).max / 4, torch.inf, sizes)
 
 
 def slice_of(numbers: int, device: torch.device) -> int:

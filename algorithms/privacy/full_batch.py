@@ -87,13 +87,16 @@ def loss_sums(
     bound: float,
     performance: Performance,
 ) -> Tensor:
-    """The sums over batches of losses, clipped to [0, bound], at each candidate; shape [k], float64."""
+    """The sums over batches of losses, clipped to [0, bound], at each candidate; shape [k], float64.
+
+    Candidates on a line are points like others: what is quicker on a line computes a record by its place.
+    """
     points = candidates.candidates if isinstance(candidates, Line) else candidates
     points = points.to(performance.device)
     totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
     for inputs, labels in batches:
         if FullBatchAnswers.serve(model):
-            totals += FullBatchAnswers(model, inputs, labels).clipped_losses(candidates, bound)
+            totals += FullBatchAnswers(model, inputs, labels).clipped_losses(points, bound)
             continue
         for index, point in enumerate(points):
             totals[index] += engine.clipped_losses(point, inputs, labels, bound)

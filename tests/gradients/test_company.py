@@ -1,5 +1,6 @@
 """What a record counts does not depend on how many others there are, on its place among them, or on what they count."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L1, L2, Affine, Clipping, Engine, PerLayer
+from algorithms.gradients import L1, L2, Affine, Clipping, Engine, Line, Normalised, PerLayer
 from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.convolution import Patches, Window
 from algorithms.gradients.linear import LinearRecords
@@ -18,6 +19,7 @@ from algorithms.gradients.per_example import PerExample, Products, Rows
 from algorithms.gradients.places import alike_in_any_place
 from algorithms.gradients.sample import Sample
 from algorithms.models import Model, build
+from tests.gradients import forms
 from tests.gradients.networks import NETWORKS
 from tests.gradients.test_bound import SPECS
 from tests.gradients.test_engine import WAYS
@@ -75,6 +77,40 @@ def test_a_closed_form_takes_every_record_for_what_it_is() -> None:
     assert float((sums[0] - sums[1]).norm()) <= 1.0
 
 
+@pytest.mark.parametrize("clipping", [L2(1.0), L1(1.0), PerLayer((1.0,)), Normalised(1.0)])
+@pytest.mark.parametrize("size", [1e6, 1e17, 1e20])
+def test_lookups_of_one_entry_that_cancel_swallow_nothing_of_the_others(
+    clipping: Clipping, size: float
+) -> None:
+    errors = torch.cat([torch.ones(200, 2, 1), torch.tensor([[[size], [-size]]])])
+    twice = Lookups(torch.zeros(201, 2, dtype=torch.int64), errors, 2)
+    all_of_them = forms.contributions(twice)
+    others = all_of_them.take(torch.arange(200)).clipped_sum(clipping)
+    assert float(others.norm()) == pytest.approx(200.0, rel=1e-5)
+    assert float((all_of_them.clipped_sum(clipping) - others).norm()) <= 1.0
+
+
+LARGE = {
+    "products": lambda v: Products(*(v[:, None, None] * torch.eye(2, 512) for _ in range(2))),
+    "patches": lambda v: Patches(
+        *(v[:, None, None, None] * torch.ones(1, 512, 1, 1) / 512**0.5 for _ in range(2)),
+        Window((1, 1), (1, 1), (0, 0), (1, 1), 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("clipping", [L2(1.0), L2(100.0), PerLayer((1.0,)), Normalised(1.0)])
+@pytest.mark.parametrize("name", LARGE)
+def test_a_gradient_that_32_bits_cannot_hold_adds_its_bound(name: str, clipping: Clipping) -> None:
+    """Its norm by Gram matrices, in 64 bits, is finite."""
+    values = torch.full((11,), 1e-3)
+    values[-1] = 1.8e19
+    everything = forms.contributions(LARGE[name](values))
+    others = everything.take(torch.arange(10)).clipped_sum(clipping)
+    moved = float((everything.clipped_sum(clipping) - others).norm())
+    assert moved == pytest.approx(clipping.sensitivity, rel=1e-5)
+
+
 class Difference(nn.Module):
     """A linear layer over positions, the last of which is taken off."""
 
@@ -104,6 +140,34 @@ def test_terms_that_cancel_in_one_record_swallow_nothing_of_the_others() -> None
         assert float((engine.clipped_sum(start, inputs, labels, L2(1.0)) - expected).norm()) <= 1.0
 
 
+def cancelling(weights: Tensor, size: float) -> Tensor:
+    """A record, [60], whose margins by weights [o, 60] are what rounding leaves of terms of a size."""
+    drawn = torch.randn(60, generator=torch.Generator().manual_seed(4)).double()
+    wide = weights.double()
+    return (size * (drawn - wide.T @ torch.linalg.solve(wide @ wide.T, wide @ drawn))).float()
+
+
+@pytest.mark.parametrize("is_line", [True, False])
+@pytest.mark.parametrize("name", ["logistic", "svm", "softmax"])
+def test_losses_of_very_long_records_do_not_turn_when_one_is_exchanged(name: str, *, is_line: bool) -> None:
+    """Of forty records some are too long for margins that are carried, the others zero."""
+    outputs = 3 if name == "softmax" else 1
+    model = build(name, input_shape=(60,), classes=max(2, outputs), seed=0)
+    line = Line(*torch.randn(2, 61 * outputs, generator=torch.Generator().manual_seed(5)), (0.0, 1.0, 2.0))
+    long = cancelling(line.candidates[0][: 60 * outputs].view(outputs, 60), 1e19)
+    sums = []
+    for count in range(1, 40):
+        inputs = torch.zeros(40, 60)
+        inputs[:count] = long
+        records = LinearRecords(model, inputs, torch.zeros(40, dtype=torch.int64))
+        of_all = (
+            records.losses_on(line, bound=1.0) if is_line else records.losses_at(line.candidates, bound=1.0)
+        )
+        sums.append(of_all)
+    for fewer, more in pairwise(sums):
+        assert float((more - fewer).abs().max()) <= 1.0 + 1e-9
+
+
 def alone(engine: Engine, made: Problem, company: list[int], place: int) -> Tensor:
     """The gradient of one record among others, and its norm."""
     some = made.some(company)
@@ -121,6 +185,13 @@ def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str, physical_bat
     expected = alone(engine, made, [0], 0)
     for company, place in (([0, 1], 0), ([3, 2, 0], 2), ([1, 2, 0, 4, 5], 2), ([5, 4, 3, 2, 1, 0, 2], 5)):
         assert torch.equal(alone(engine, made, company, place), expected), (company, place)
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(31, 1), (32, 1), (63, 1), (64, 64), (130, 128)])
+def test_passes_in_16_bits_have_no_32_records(asked: int, taken: int) -> None:
+    """They leave numbers over where a vector holds 64, and GELU takes those in another way."""
+    in_16_bits = replace(build("mlp", input_shape=(8,), classes=2, seed=0), precision=torch.bfloat16)
+    assert Engine(in_16_bits, input_shape=(8,), physical_batch=asked).physical_batch == taken
 
 
 def on_hinge(parameters: Tensor, count: int) -> Tensor:

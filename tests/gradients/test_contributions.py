@@ -64,10 +64,11 @@ def test_losses_norms_and_sums_come_from_one_pass(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["L2", "L1", "PerLayer", "Affine"])
 def test_no_record_s_copy_of_a_large_table_is_written_down(kind: str) -> None:
-    made = problem(Spec(lambda: nn.Embedding(50, 3), (4,), entries=50))
+    made = problem(Spec(lambda: nn.Embedding(90, 3), (4,), entries=90))
     found = made.engine().contributions(*made.arguments)
     found.norms(naive.clippings(made.model, made.gradients)[kind])
-    assert found.written_bytes == 0
+    table, records = made.gradients[0].nbytes, len(found.losses) + found.padding
+    assert 0 < found.written_bytes < 0.1 * records * table
 
 
 @pytest.mark.parametrize("name", SOME)

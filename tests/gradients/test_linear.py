@@ -11,7 +11,8 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped
-from algorithms.gradients.linear import CARRIES, Carried, Line, LinearRecords, linear_layer
+from algorithms.gradients.line import CARRIES, Carried, Line
+from algorithms.gradients.linear import LinearRecords, linear_layer
 from algorithms.models import Model, build
 from algorithms.models.linear import cross_entropy
 

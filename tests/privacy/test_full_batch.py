@@ -11,7 +11,7 @@ from torch import Tensor
 from algorithms.gradients import L1, L2, Affine, Clipping, Line, Normalised, PerLayer
 from algorithms.models import build
 from algorithms.privacy.barrier import Barrier, Performance
-from algorithms.privacy.full_batch import FullBatchAnswers
+from algorithms.privacy.full_batch import FullBatchAnswers, loss_sums
 from algorithms.privacy.noise import seeded_generator
 from algorithms.privacy.releases import FullBatch, Gaussian, Gumbel, Laplace
 from algorithms.privacy.trace import Trace
@@ -73,6 +73,24 @@ def test_selections_are_those_of_the_general_way(is_line: bool) -> None:
     }
     assert len(set(chosen.values())) > 1  # the noise decides, in the same way both times
     assert all(chosen[True, seed] == chosen[False, seed] for seed in range(8))
+
+
+def test_sampled_losses_on_a_line_do_not_turn_when_a_record_is_taken_away() -> None:
+    """Equal records whose margins are what rounding leaves of large terms: the last bits decide the whole loss."""
+    model = build("softmax", input_shape=(784,), classes=10, seed=0)
+    draw = torch.Generator().manual_seed(0)
+    line = Line(*torch.randn(2, model.parameter_count, generator=draw), (0.0, 1.0))
+    weights = line.origin[:7840].view(10, 784).double()
+    for _ in range(30):
+        drawn = torch.randn(784, generator=draw).double()
+        across = drawn - weights.T @ torch.linalg.solve(weights @ weights.T, weights @ drawn)
+        inputs, labels = (1e8 * across).float().expand(12, 784), torch.zeros(12, dtype=torch.int64)
+        engine = Performance().engine(model, MadeUp(inputs.numpy(), labels.numpy()))
+        fewer, more = (
+            loss_sums(model, engine, line, [(inputs[:count], labels[:count])], 1.0, Performance())
+            for count in (11, 12)
+        )
+        assert float((more - fewer).abs().max()) <= 1.0 + 1e-9
 
 
 def iteration(barrier: Barrier, start: Tensor) -> Tensor:
