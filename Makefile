@@ -35,7 +35,7 @@ test: lint
 lint: $(VENV)/installed-dev
 	ruff check .
 	ruff format --check .
-	mypy
+	mypy --num-workers 2
 	lint-imports
 
 format: $(VENV)/installed-dev

@@ -1,5 +1,6 @@
 """No test sees the budget, the runs, the servers or the accounts of the person who runs it."""
 
+import fcntl
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -48,11 +49,20 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 @pytest.fixture(scope="session")
-def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
-    """A checkout in which `dvc repro` has run a few steps on digits; not to be changed: see `checkout`."""
-    folder = tmp_path_factory.mktemp("finished")
-    checkout = new_checkout(folder / "checkout", folder / "home")
-    subprocess.run(checkout.command("dvc", "repro"), **checkout.where(), check=True)
+def finished_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Checkout:
+    """A checkout in which `dvc repro` has run a few steps on digits; not to be changed: see `checkout`.
+
+    The first process of this test run that asks makes it for all.
+    """
+    own = tmp_path_factory.getbasetemp()
+    folder = (own if worker_id == "master" else own.parent) / "finished"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        checkout = Checkout(folder / "checkout", folder / "home")
+        if not (folder / "done").exists():
+            new_checkout(checkout.root, checkout.home)
+            subprocess.run(checkout.command("dvc", "repro"), **checkout.where(), check=True)
+            (folder / "done").touch()
     return checkout
 
 
