@@ -10,7 +10,6 @@ from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
 from algorithms.planning import plan_renyi, plan_zcdp
-from algorithms.privacy.accounting import rdp
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.filters import conversion, rho_of_budget
@@ -19,6 +18,7 @@ from algorithms.privacy.releases import (
     Poisson,
     argmin_release,
 )
+from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
 
 _SLACK = 1e-9

@@ -32,10 +32,10 @@ from algorithms.algorithm import Plan, Target
 from algorithms.gradients import L2, Normalised
 from algorithms.importance_budget import SLACK, Epoch, Steps, cost, least_noise, precommitted
 from algorithms.planning import plan_fixed, plan_renyi
-from algorithms.privacy.accounting import rdp
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.releases import Gaussian, Importance, Release, gradient_release, norm_total_release
+from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
 from algorithms.sampled import batches, count_release, expected_batch
 from algorithms.update import STRICT, Moving, Update

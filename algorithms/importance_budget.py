@@ -11,10 +11,10 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from algorithms.algorithm import Target
-from algorithms.privacy.accounting import rdp
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule
 from algorithms.privacy.filters import conversion
+from algorithms.privacy.renyi import rdp
 
 SLACK = 1e-9
 """Part of a budget that is left over, so that what is spent of it does not round above it."""

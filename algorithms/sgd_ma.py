@@ -24,11 +24,11 @@ from torch import Tensor
 from algorithms.algorithm import Plan, Target
 from algorithms.gradients import L2
 from algorithms.planning import plan_given
-from algorithms.privacy.accounting import rdp
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule
+from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
 from algorithms.sampled import State, classic_batches, descended, gradient_steps, start
 from algorithms.update import STRICT, Update

@@ -7,33 +7,26 @@ third adds up pure epsilons, for delta = 0.
 Events carry the noise multiplier std / C of the clip bound C, whatever the adjacency: see `adjacency`.
 """
 
-import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal
 
-import dp_accounting as dp
-import numpy as np
-from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from scipy.optimize import brentq
-from scipy.special import log_ndtr
 
-from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, parts, pure_epsilon, under
+from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, pure_epsilon, under
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent, RenyiDpEvent, Schedule
+from algorithms.privacy.events import PureDpEvent, Schedule
 from algorithms.privacy.losses import composed, in_few_kinds
+from algorithms.privacy.renyi import epsilon_of_rdp, is_not_private, rdp
 
 Accountant = Literal["pld", "rdp", "pure"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "pure")
-ORDERS = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
 
 FINE, FINEST, COARSENING = 1e-4, 1e-5, 10.0
 _FEW_ORDERS = (1.25, 1.5, *map(float, range(2, 64)), 128.0, 256.0, 512.0, 1024.0)
-_TAIL_ORDER = ORDERS.index(63.0)
+_TAIL_ORDER = 63.0
 _NOISE_RANGE = (1e-6, 1e7)
 _TOLERANCE, _WASTE = 2e-4, 1e-3
 
@@ -54,11 +47,26 @@ def epsilon(
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
     """
+    try:
+        return _epsilon(tuple(schedule), delta, accountant, adjacency, discretisation)
+    except TypeError:  # a ComposedDpEvent holds a list, which no cache can key
+        return _epsilon.__wrapped__(tuple(schedule), delta, accountant, adjacency, discretisation)
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(
+    schedule: Schedule,
+    delta: float,
+    accountant: Accountant,
+    adjacency: Adjacency,
+    discretisation: float | None,
+) -> float:
+    """What calibration has verified is asked for again by the plan, and by its card."""
     if accountant == "pure":
         return math.fsum(count * pure_epsilon(under(adjacency, event)) for event, count in schedule)
     if not 0 < delta < 1:
         raise Refused(f"delta must lie strictly between 0 and 1, not {delta}; 1/n or less is customary.")
-    if any(_is_not_private(event) for event, _ in schedule):
+    if any(is_not_private(event) for event, _ in schedule):
         return math.inf
     for event, _ in schedule:
         under(adjacency, event)  # what is refused is refused before it is merged with others
@@ -67,91 +75,6 @@ def epsilon(
         return epsilon_of_rdp(rdp(few, adjacency=adjacency), delta)
     grid = discretisation or discretisation_of(few, delta, adjacency)
     return float(composed(few, grid, adjacency).get_epsilon_for_delta(delta))
-
-
-def rdp(
-    schedule: Schedule, *, orders: tuple[float, ...] = ORDERS, adjacency: Adjacency = ADD_OR_REMOVE_ONE
-) -> np.ndarray:
-    """The Rényi divergence bound of a schedule at each order, shape [orders]."""
-    total = np.zeros(len(orders))
-    for event, count in schedule:
-        total += count * _event_rdp(event, orders, adjacency)
-    return total
-
-
-def epsilon_of_rdp(divergences: np.ndarray, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
-    """The epsilon at `delta` of Rényi bounds, shape [orders], at the best of their orders."""
-    if np.isinf(divergences).all():
-        return math.inf
-    return float(compute_epsilon(orders, divergences, delta)[0])
-
-
-def _event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
-    try:
-        return _cached_event_rdp(event, orders, adjacency)
-    except TypeError:  # a ComposedDpEvent holds a list, which no cache can key
-        return _cached_event_rdp.__wrapped__(event, orders, adjacency)
-
-
-@lru_cache(maxsize=4096)
-def _cached_event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
-    if _is_not_private(event):
-        return np.full(len(orders), math.inf)
-    divergences = _plain_rdp(under(adjacency, event), orders, adjacency)
-    divergences.setflags(write=False)
-    return divergences
-
-
-def _plain_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
-    """The divergences of an event as `under` gives it, shape [orders]."""
-    match event:
-        case PureDpEvent(epsilon=epsilon):
-            return _rdp_of_pure(epsilon, np.array(orders))
-        case ObjectivePerturbationDpEvent():
-            return _rdp_of_objective(event, np.array(orders))
-        case RenyiDpEvent(order=order, bound=bound):  # which never falls as the order grows
-            return np.where(np.array(orders) <= order, bound, math.inf)
-        case dp.PoissonSampledDpEvent(event=dp.LaplaceDpEvent()):
-            return _rdp_of_pure(pure_epsilon(event), np.array(orders))
-        case dp.ComposedDpEvent(events=inners):
-            return sum((_plain_rdp(inner, orders, adjacency) for inner in inners), np.zeros(len(orders)))
-        case dp.SelfComposedDpEvent(event=inner, count=count):
-            return int(count) * _plain_rdp(inner, orders, adjacency)
-    is_own = isinstance(event, dp.PoissonSampledDpEvent | dp.SampledWithoutReplacementDpEvent)
-    accountant = RdpAccountant(orders, adjacency if is_own else ADD_OR_REMOVE_ONE)
-    _supported(accountant, event, "RDP")
-    with _quiet_about_dropped_orders():
-        accountant.compose(event)
-    return np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader
-
-
-def _rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
-    """Of randomised response, which every mechanism with this epsilon can be made from (Mironov 2017, Prop. 5)."""
-    truth = -np.logaddexp(0.0, -epsilon)
-    lie = truth - epsilon
-    moments = np.logaddexp(orders * truth + (1 - orders) * lie, orders * lie + (1 - orders) * truth)
-    divergences: np.ndarray = np.clip(moments / (orders - 1), 0.0, epsilon)
-    return divergences
-
-
-def _rdp_of_objective(event: ObjectivePerturbationDpEvent, orders: np.ndarray) -> np.ndarray:
-    """Of the privacy loss that `losses` bounds: Redberg, Koskela and Wang 2023."""
-    s = 1.0 / event.noise_multiplier
-    divergences: np.ndarray = (
-        math.log1p(event.curvature_ratio)
-        + orders * s**2 / 2
-        + (math.log(2.0) + log_ndtr((orders - 1) * s)) / (orders - 1)
-    )
-    return divergences
-
-
-def _is_not_private(event: dp.DpEvent) -> bool:
-    return isinstance(event, dp.NonPrivateDpEvent) or any(map(_is_not_private, parts(event)))
-
-
-def _supported(accountant: dp.PrivacyAccountant, event: dp.DpEvent, name: str) -> None:
-    if not accountant.supports(event):
-        raise Refused(f"the {name} accountant has no bound for {event}; use the other accountant.")
 
 
 def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) -> float:
@@ -164,20 +87,8 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
     pairs = sum(n for event, n in schedule if isinstance(under(adjacency, event), PureDpEvent))
     if pairs * FINE > 0.02 * upper:  # both losses of a pair are rounded up, each time
         return FINEST
-    light_tailed = max(_event_rdp(event, ORDERS, adjacency)[_TAIL_ORDER] for event, _ in schedule) < 10
-    return FINEST if upper < 0.4 and count >= 10_000 and light_tailed else FINE
-
-
-@contextmanager
-def _quiet_about_dropped_orders() -> Iterator[None]:
-    """The RDP accountant warns when it drops an order whose series is slow; the bound stays valid."""
-    absl = logging.getLogger("absl")
-    level = absl.level
-    absl.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        absl.setLevel(level)
+    tails = (rdp([(event, 1)], orders=(_TAIL_ORDER,), adjacency=adjacency)[0] for event, _ in schedule)
+    return FINEST if upper < 0.4 and count >= 10_000 and max(tails) < 10 else FINE
 
 
 def calibrate(

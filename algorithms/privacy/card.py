@@ -23,6 +23,7 @@ from algorithms.privacy.card_model import PrivacyCard
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_from_json
 from algorithms.privacy.ledger_composition import Composition
+from algorithms.privacy.renyi import ORDERS
 
 __all__ = ["Check", "PrivacyCard", "RunRecord", "Verification", "build", "read", "recompute", "verify"]
 
@@ -196,9 +197,9 @@ def _accounting(run: RunRecord) -> dict[str, Any]:
         "library_version": version(_LIBRARY),
         "discretisation": {
             "pld_interval": grid,
-            "rdp_lowest_order": min(accounting.ORDERS),
-            "rdp_highest_order": max(accounting.ORDERS),
-            "rdp_orders": len(accounting.ORDERS),
+            "rdp_lowest_order": min(ORDERS),
+            "rdp_highest_order": max(ORDERS),
+            "rdp_orders": len(ORDERS),
         },
         "composition": composition,
         "population": ledger | {"statement": card_words.across_runs(receipt["ledger"])},

@@ -19,6 +19,7 @@ from algorithms.privacy.card_model import RELEASED, Composition, PrivacyCard
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule, event_from_json, schedule_from_json, schedule_to_json
 from algorithms.privacy.filters import conversion, epsilon_of_zcdp, rho_of
+from algorithms.privacy.renyi import rdp
 
 BELOW, ABOVE, ABSOLUTE = 1e-6, 1e-2, 1e-9
 """How far a stated epsilon may lie below and above the one recomputed, relatively, and either way absolutely.
@@ -92,7 +93,7 @@ def recompute(
         return {name: _or_none(partial(by, name)) for name in accounting.ACCOUNTANTS}
     if composition.order is not None and composition.limit is not None:
         order = composition.order
-        total = float(accounting.rdp(schedule, orders=(order,), adjacency=adjacency)[0])
+        total = float(rdp(schedule, orders=(order,), adjacency=adjacency)[0])
         held = max(total, composition.limit)
         return {"pld": None, "rdp": _finite(max(0.0, held + conversion(order, delta))), "pure": None}
     rho = math.fsum(count * rho_of(event) for event, count in schedule)

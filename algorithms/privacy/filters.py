@@ -12,11 +12,11 @@ import dp_accounting as dp
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
-from algorithms.privacy.accounting import ORDERS, epsilon_of_rdp, rdp
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, Adjacency, under
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import PureDpEvent, Schedule, schedule_to_json
+from algorithms.privacy.renyi import ORDERS, epsilon_of_rdp, rdp
 
 
 class Filter(Protocol):

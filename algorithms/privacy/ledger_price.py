@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from algorithms.privacy.accounting import rdp
 from algorithms.privacy.adjacency import named
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule, schedule_from_json
 from algorithms.privacy.filters import rho_under
 from algorithms.privacy.group import grouped
+from algorithms.privacy.renyi import rdp
 
 
 def price_of(

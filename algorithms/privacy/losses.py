@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from functools import lru_cache
 from itertools import groupby
 
 import dp_accounting as dp
@@ -24,19 +23,8 @@ _GROUPS = 24
 def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLossDistribution:
     """The distribution of a schedule's privacy loss, rounded up to multiples of `grid`.
 
-    The last few are kept: what calibration has verified is asked for again by the plan. Raises Refused for an event
-    without one.
+    Raises Refused for an event without one.
     """
-    try:
-        return _composed(tuple(schedule), grid, adjacency)
-    except TypeError:  # a ComposedDpEvent holds a list, which no cache can key
-        return _composed.__wrapped__(tuple(schedule), grid, adjacency)
-
-
-@lru_cache(maxsize=8)
-def _composed(
-    schedule: tuple[tuple[dp.DpEvent, int], ...], grid: float, adjacency: Adjacency
-) -> PrivacyLossDistribution:
     return _sum(((under(adjacency, event), count) for event, count in schedule), grid, adjacency)
 
 

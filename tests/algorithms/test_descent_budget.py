@@ -13,10 +13,10 @@ from algorithms.algorithm import Plan, Target
 from algorithms.dp_agd import DPAGD, OURS
 from algorithms.gradients import L2
 from algorithms.models import LossBounds
-from algorithms.privacy.accounting import rdp
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.releases import Gaussian, Gumbel, Laplace, Poisson
+from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
 from tests.algorithms.descent import (
     DELTA,

@@ -18,12 +18,12 @@ from algorithms.algorithm import Algorithm, Plan, Target
 from algorithms.models import Model, build
 from algorithms.objective_perturbation import ObjectivePerturbation, noise_multiplier_by_kst
 from algorithms.output_perturbation import OutputPerturbation
-from algorithms.privacy.accounting import rdp
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import ObjectivePerturbationDpEvent
 from algorithms.privacy.noise import seeded_generator
+from algorithms.privacy.renyi import rdp
 from algorithms.privacy.trace import Trace
 from algorithms.public import Inputs, Public
 from tests.algorithms.bench import MadeUp

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.privacy.accounting import calibrate, epsilon, rdp
+from algorithms.privacy.accounting import calibrate, epsilon
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import (
@@ -19,6 +19,7 @@ from algorithms.privacy.events import (
     schedule_to_json,
 )
 from algorithms.privacy.filters import RenyiFilter, ScheduleFilter, ZCDPFilter, rho_of, rho_of_budget
+from algorithms.privacy.renyi import rdp
 
 GAUSSIAN = dp.GaussianDpEvent(2.0)
 EVENTS = [

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from algorithms.privacy.accounting import epsilon, rdp
+from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, named, under
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent, Schedule
 from algorithms.privacy.losses import composed, in_few_kinds
+from algorithms.privacy.renyi import rdp
 
 GAUSSIAN, LAPLACE, PURE = dp.GaussianDpEvent(2.0), dp.LaplaceDpEvent(3.0), PureDpEvent(0.4)
 SAMPLED = dp.PoissonSampledDpEvent(0.1, GAUSSIAN)

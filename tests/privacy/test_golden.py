@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from algorithms.noise_course import in_levels
-from algorithms.privacy.accounting import calibrate, epsilon, epsilon_of_rdp, rdp
+from algorithms.privacy.accounting import calibrate, epsilon
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.events import Schedule
 from algorithms.privacy.filters import conversion, epsilon_of_zcdp, rho_of_budget
 from algorithms.privacy.releases import Gumbel, Laplace, argmin_release
+from algorithms.privacy.renyi import epsilon_of_rdp, rdp
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("golden.json").read_text())
 REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from algorithms.gradients import L1, L2, Affine, Engine, Normalised
 from algorithms.models import Model, build
-from algorithms.privacy.accounting import rdp
 from algorithms.privacy.barrier import Barrier, Performance
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.importance import LastNorms, Norms
@@ -29,6 +28,7 @@ from algorithms.privacy.releases import (
     norm_count_release,
     norm_total_release,
 )
+from algorithms.privacy.renyi import rdp
 from algorithms.privacy.trace import Trace, read_trace
 from tests.algorithms.bench import MadeUp, made_up, small_model, with_record
 from tests.privacy.test_barrier import FALSE_ALARM, Free, barrier, no_records, wide_model

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from algorithms.privacy.accounting import epsilon, rdp
+from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.adjacency import REPLACE_ONE
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, LedgerBroken, Refused
@@ -27,6 +27,7 @@ from algorithms.privacy.filters import conversion, epsilon_of_zcdp, rho_under
 from algorithms.privacy.group import grouped
 from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.ledger_copy import check_prices
+from algorithms.privacy.renyi import rdp
 
 CAP, ONE = Budget(8.0, 1e-5), Budget(1.0, 1e-6)
 RENYI, ZCDP = Composition("renyi", 8.0), Composition("zcdp")

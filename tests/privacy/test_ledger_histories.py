@@ -8,7 +8,6 @@ import dp_accounting as dp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algorithms.privacy.accounting import rdp
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
@@ -16,6 +15,7 @@ from algorithms.privacy.events import PureDpEvent, schedule_from_json, schedule_
 from algorithms.privacy.filters import conversion, epsilon_of_zcdp, rho_under
 from algorithms.privacy.group import grouped
 from algorithms.privacy.ledger import Composition, Ledger
+from algorithms.privacy.renyi import rdp
 
 CAP, ONE = Budget(8.0, 1e-5), Budget(1.0, 1e-6)
 BLOCKS = "xyz"

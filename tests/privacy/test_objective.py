@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import expit, logsumexp
 
-from algorithms.privacy.accounting import rdp
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE
 from algorithms.privacy.events import ObjectivePerturbationDpEvent
 from algorithms.privacy.losses import composed
 from algorithms.privacy.releases import Minimum
+from algorithms.privacy.renyi import rdp
 from tests.algorithms.bench import MadeUp
 from tests.privacy.test_minimum import problem, some, with_one
 

@@ -12,13 +12,14 @@ from scipy import stats
 
 from algorithms.algorithm import Target, by_accountants
 from algorithms.planning import plan_renyi, plan_zcdp
-from algorithms.privacy.accounting import calibrate, epsilon, rdp
+from algorithms.privacy.accounting import calibrate, epsilon
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, pure_epsilon
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import PureDpEvent
 from algorithms.privacy.filters import ScheduleFilter
 from algorithms.privacy.losses import composed
+from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
 
 LAPLACE = dp.LaplaceDpEvent(4.0)

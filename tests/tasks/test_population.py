@@ -7,13 +7,13 @@ import pytest
 
 from algorithms.algorithm import Target
 from algorithms.planning import plan_renyi
-from algorithms.privacy.accounting import rdp
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import RenyiDpEvent, schedule_from_json
 from algorithms.privacy.filters import RenyiFilter
 from algorithms.privacy.group import grouped
 from algorithms.privacy.ledger import Composition
+from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
 from tasks import calibrate, params, prepare, runs, train
 from tasks.receipt import reserved_events
