@@ -7,10 +7,8 @@ from algorithms.gradients.filling import filled
 from algorithms.gradients.line import Line
 from algorithms.gradients.linear import linear_layer
 from algorithms.gradients.mixing import Unclippable
-from algorithms.gradients.places import EVEN_THREADS
 
 __all__ = [
-    "EVEN_THREADS",
     "L1",
     "L2",
     "Affine",

@@ -44,7 +44,7 @@ class Contributions:
 
     def finite(self, clipping: Clipping) -> Tensor:
         """Which records have a finite norm, shape [batch]."""
-        return _all_finite(self.norms(clipping))
+        return all_finite(self.norms(clipping))
 
     @in_full_precision()
     def clipped_sum(self, clipping: Clipping, norms: Tensor | None = None) -> Tensor:
@@ -61,7 +61,7 @@ class Contributions:
         if len(self.losses) == 0:
             return self._weighted({})
         norms = self.norms(clipping) if norms is None else norms
-        finite = _all_finite(norms)
+        finite = all_finite(norms)
         if not bool(finite.all()):
             return self._sum_of_finite(norms, finite, clipping)
         if not isinstance(clipping, PerLayer):
@@ -163,7 +163,7 @@ class Contributions:
         return (total - weights.sum() * clipping.shift.double()) / clipping.scale.double()
 
 
-def _all_finite(norms: Tensor) -> Tensor:
+def all_finite(norms: Tensor) -> Tensor:
     """Which records have finite norms, [batch] or [batch, layers] -> [batch]."""
     return torch.isfinite(norms.sum(dim=1) if norms.dim() > 1 else norms)
 

@@ -10,20 +10,17 @@ import copy
 import logging
 import math
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
-from algorithms.gradients.contributions import Contributions
+from algorithms.gradients.contributions import Contributions, all_finite
 from algorithms.gradients.examination import Examined, examine
 from algorithms.gradients.filling import FEWEST, WHOLE, even, filled
 from algorithms.gradients.layout import Unrecorded
 from algorithms.gradients.passes import Passes
-from algorithms.gradients.places import EVEN_THREADS, alike_in_any_place
-from algorithms.gradients.sample import Sample, away_from_start
 from algorithms.models import Model
 
 _LOG = logging.getLogger(__name__)
@@ -54,7 +51,7 @@ class Engine:
         memory_mb: int = 1024,
         physical_batch: int | None = None,
     ) -> None:
-        self._device = device = device or torch.device("cpu")
+        device = device or torch.device("cpu")
         self._passes = Passes(_on(model, device))
         self._examined = examine(self._passes, input_shape, input_dtype, device)
         self._log()
@@ -62,23 +59,21 @@ class Engine:
         self.physical_batch = even(
             physical_batch or _fitting(self._examined, memory_mb, device, fewest), fewest
         )
-        self._draw = partial(Sample.draw, 1, input_shape, input_dtype, device)
 
     @property
     def is_random(self) -> bool:
         """Whether the model draws random numbers, as dropout does: its sums then differ from one call to the next."""
         return self._examined.is_random
 
-    def alike_in_any_place(self) -> bool:
-        """Whether with the present number of CPU threads a record counts the same wherever it lies in a pass.
+    @property
+    def threads(self) -> int:
+        """The most CPU threads with which a record counts the same wherever it lies in a pass.
 
-        Found out in a few passes over made-up records; for up to two threads, and for other devices, it is taken for
-        granted.
+        PyTorch cuts long elementwise work into a part for each thread, and takes the numbers before a cut that do not
+        fill two vectors in another way. Halves of 64 records in 32 bits leave none over.
         """
-        if self._device.type != "cpu" or torch.get_num_threads() <= EVEN_THREADS:
-            return True
-        point = away_from_start(self._passes.model)
-        return alike_in_any_place(partial(self.contributions, point), self._draw, self.physical_batch)
+        leaves_none = self.physical_batch % WHOLE == 0 and self._passes.model.precision == torch.float32
+        return 2 if leaves_none or self.physical_batch == 1 else 1
 
     def clipped_sum(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
         """The sum over records of their clipped gradients.
@@ -127,10 +122,11 @@ class Engine:
         record that is not finite in company is taken again in a pass of its own.
         """
         found = self.contributions(parameters, inputs, labels)
+        norms = found.norms(clipping)
         if self._passes.model.precision != torch.bfloat16:
-            return found.clipped_sum(clipping)
-        finite = found.finite(clipping)
-        total = found.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping)
+            return found.clipped_sum(clipping, norms)
+        finite = all_finite(norms)
+        total = found.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping, norms[finite])
         for i in torch.nonzero(~finite)[:, 0].tolist():
             total += self.contributions(parameters, inputs[i : i + 1], labels[i : i + 1]).clipped_sum(
                 clipping

@@ -54,12 +54,6 @@ class Sample:
         inputs[place], labels[place] = self.inputs[place], self.labels[place]
         return Sample(inputs, labels)
 
-    def repeated(self, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of one record, several times."""
-        return self.inputs[:1].expand(count, *self.inputs.shape[1:]).contiguous(), self.labels[:1].repeat(
-            count
-        )
-
     def alone(self, place: int) -> "Sample":
         """One record without any other."""
         return Sample(self.inputs[place : place + 1], self.labels[place : place + 1])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from algorithms.gradients.filling import filled
 from algorithms.models import Model, build
 
 _TOGETHER = 2**17
@@ -50,10 +51,11 @@ class Losses:
 
         outputs: [k, len(records), o]. A loss that is not a number counts as zero.
         """
+        count, labels = outputs.shape[1], filled(self.labels[records])
+        full = filled(outputs.transpose(0, 1)).transpose(0, 1)
         with torch.no_grad():
-            labels = self.labels[records].repeat(len(outputs))
-            losses = self.model.losses(outputs.flatten(end_dim=1), labels)
-        return _sums(losses.view(outputs.shape[:2]), bound)
+            losses = self.model.losses(full.flatten(end_dim=1), labels.repeat(len(full)))
+        return _sums(losses.view(full.shape[:2])[:, :count], bound)
 
     def along(self, outputs: Tensor, slopes: Tensor, steps: Tensor, bound: float) -> Tensor:
         """The sums [k], float64, of all records' clipped losses at the outputs `outputs - steps[j] * slopes`."""

@@ -25,8 +25,8 @@ FLOATING_POINT = (
     "A noised sum is rounded to a grid whose step is a power of two at most 2^-24 of the noise, and the noise is a"
     " whole number of these steps, so that which values can occur does not depend on the data; the noise is raised by"
     " what rounding adds to the sensitivity. Contributions are added up in 64 bits. Left open: that a record's own"
-    " contribution, computed in 32 bits or fewer, does not depend on the records beside it is tested on a CPU, for"
-    " each model with as many threads as it runs on where these are more than two, and not proven."
+    " contribution, computed in 32 bits or fewer, does not depend on the records beside it is tested on a CPU with"
+    " one thread and with two, which are the most that a run uses, and not proven."
 )
 NO_FLOATING_POINT = "No noise was added, so there is nothing to protect from rounding."
 ONE_RUN = "This card states the cost of one run."

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.gradients import EVEN_THREADS, Engine, Unclippable
+from algorithms.gradients import Engine, Unclippable
 from algorithms.models import Model
 from algorithms.privacy.errors import Refused
 
@@ -75,8 +75,7 @@ class Performance:
     def engine(self, model: Model, records: Records) -> Engine:
         """The gradient engine for a model of such records; raises Refused where the model mixes them.
 
-        Where the model would take a record otherwise in another place of a pass, with as many CPU threads as there
-        are, there are two from now on.
+        On a CPU PyTorch computes with at most as many threads from then on as the engine allows.
         """
         try:
             engine = Engine(
@@ -97,11 +96,7 @@ class Performance:
                 f"the model {model.name} draws random numbers, which a run that is taken up again would draw anew;"
                 " leave dropout out."
             )
-        if not engine.alike_in_any_place():
-            torch.set_num_threads(EVEN_THREADS)
-            _LOG.warning(
-                "the model %s runs on %d CPU threads: on more, a record counts otherwise in another place",
-                model.name,
-                EVEN_THREADS,
-            )
+        if self.device.type == "cpu" and torch.get_num_threads() > engine.threads:
+            torch.set_num_threads(engine.threads)
+            _LOG.info("CPU threads: %d, so that a record counts the same in any place", engine.threads)
         return engine

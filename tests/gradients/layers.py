@@ -44,6 +44,7 @@ CONVOLUTION = {
     "conv2d, depthwise": Spec(lambda: nn.Conv2d(3, 6, 3, groups=3, bias=False), (3, 5, 5)),
     "conv2d, depthwise on many places": Spec(lambda: nn.Conv2d(3, 3, 3, groups=3), (3, 11, 11)),
     "conv2d, same": Spec(lambda: nn.Conv2d(2, 3, (2, 4), padding="same", dilation=(1, 2)), (2, 6, 7)),
+    "conv2d, same, one dilation": Spec(lambda: nn.Conv2d(2, 3, 3, padding="same", dilation=[2]), (2, 6, 7)),
     "conv2d, circular": Spec(lambda: nn.Conv2d(2, 3, 3, padding=(1, 2), padding_mode="circular"), (2, 4, 5)),
     "conv2d, reflect": Spec(lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 4, 4)),
     "conv2d, many places": Spec(lambda: nn.Conv2d(1, 2, 3, padding=1), (1, 9, 9)),

@@ -1,7 +1,6 @@
 """What a record counts does not depend on how many others there are, on its place among them, or on what they count."""
 
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,8 +15,6 @@ from algorithms.gradients.convolution import Patches, Window
 from algorithms.gradients.linear import LinearRecords
 from algorithms.gradients.lookups import Lookups
 from algorithms.gradients.per_example import PerExample, Products, Rows
-from algorithms.gradients.places import alike_in_any_place
-from algorithms.gradients.sample import Sample
 from algorithms.models import Model, build
 from tests.gradients import forms
 from tests.gradients.networks import NETWORKS
@@ -26,6 +23,7 @@ from tests.gradients.test_engine import WAYS
 from tests.gradients.zoo import Problem, once
 from tests.threads import cpu_threads
 
+F32, BF16 = torch.float32, torch.bfloat16
 _RECORDS = 2**13
 
 
@@ -231,35 +229,70 @@ def test_records_at_a_kink_do_not_turn_when_one_is_taken_away(physical_batch: in
             assert float((more - fewer).norm()) <= 1.0
 
 
-def one_record(seed: int) -> Sample:
-    return Sample.draw(1, (20,), torch.float32, torch.device("cpu"), seed)
-
-
-def between(activation: nn.Module) -> Engine:
-    """Passes of 704 records, 101 numbers of each of which an activation takes: more than PyTorch leaves uncut."""
+def between(activation: nn.Module, width: int, physical_batch: int, precision: torch.dtype = F32) -> Engine:
+    """A model with an activation of so many numbers of each record between two layers."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(20, 101), activation, nn.Linear(101, 3))
-    model = Model("between", net, lambda outputs, _: outputs[:, 0], lambda outputs: outputs)
-    return Engine(model, input_shape=(20,), physical_batch=704)
+    net = nn.Sequential(nn.Linear(20, width), activation, nn.Linear(width, 3))
+    model = Model(
+        "between", net, lambda outputs, _: outputs[:, 0], lambda outputs: outputs, precision=precision
+    )
+    return Engine(model, input_shape=(20,), physical_batch=physical_batch)
 
 
-@pytest.mark.parametrize("activation", [nn.SiLU(), nn.Sigmoid()])
-def test_a_cut_between_threads_is_noticed_where_it_changes_a_record(activation: nn.Module) -> None:
-    engine = between(activation)
-    with cpu_threads(3):
-        assert not engine.alike_in_any_place()
-    with cpu_threads(2):
-        assert engine.alike_in_any_place()
+def told_apart(engine: Engine, start: Tensor, count: int) -> bool:
+    """Whether an activation has other values for a record in some places of a pass of `count` than in others."""
+    records = torch.randn(10, 20, generator=torch.Generator().manual_seed(0))
+    labels = torch.zeros(count, dtype=torch.int64)
+    activations = (
+        engine.contributions(start, one.expand(count, 20).contiguous(), labels).gradients["2.weight"].inputs
+        for one in records
+    )
+    return not all(torch.equal(found, found[:1].expand_as(found)) for found in activations)
 
 
-@pytest.mark.parametrize("activation", [nn.Tanh(), nn.ReLU()])
-def test_threads_that_change_no_record_are_allowed(activation: nn.Module) -> None:
-    with cpu_threads(3):
-        assert between(activation).alike_in_any_place()
+WIDE, START = 1027, torch.randn(21 * 1027 + 3 * 1028, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.mark.parametrize("activation", [nn.SiLU(), nn.Sigmoid(), nn.Softplus()])
-def test_two_threads_cut_where_it_changes_nothing(activation: nn.Module) -> None:
-    engine, start = between(activation), torch.linspace(-1.0, 1.0, 21 * 101 + 102 * 3)
-    with cpu_threads(2):
-        assert alike_in_any_place(partial(engine.contributions, start), one_record, 704)
+@pytest.mark.parametrize("count", [64, 128, 192])
+def test_two_threads_cut_passes_where_it_changes_no_record(activation: nn.Module, count: int) -> None:
+    engine = between(activation, WIDE, 192)
+    with cpu_threads(engine.threads):
+        assert not told_apart(engine, START, count)
+
+
+def test_more_threads_cut_where_it_changes_a_record() -> None:
+    engine = between(nn.SiLU(), WIDE, 192)
+    with cpu_threads(5):
+        assert told_apart(engine, START, 192)
+
+
+@pytest.mark.parametrize(
+    ("physical_batch", "precision", "threads"),
+    [(192, F32, 2), (32, F32, 1), (1, F32, 2), (192, BF16, 1), (1, BF16, 2)],
+)
+def test_as_many_threads_as_leave_no_numbers_over(
+    physical_batch: int, precision: torch.dtype, threads: int
+) -> None:
+    assert between(nn.SiLU(), 8, physical_batch, precision).threads == threads
+
+
+def test_losses_at_candidates_do_not_turn_when_a_record_is_taken_away() -> None:
+    """A loss that jumps where the sigmoids of a vector and of single numbers differ."""
+    points = torch.randn(4096, generator=torch.Generator().manual_seed(0)).double()
+    together, apart = torch.sigmoid(points), torch.cat([torch.sigmoid(one) for one in points.split(1)])
+    found = int((apart > together).nonzero()[0])
+
+    def losses(outputs: Tensor, _labels: Tensor) -> Tensor:
+        return 1e18 * (torch.sigmoid(outputs[:, 0].double()) - together[found]).clamp(min=0.0)
+
+    steep = Model("steep", nn.Sequential(nn.Flatten(), nn.Linear(1, 1)), losses, lambda outputs: outputs)
+    candidates = torch.stack([points[found], torch.zeros(())]).float()[None]
+    sums = [
+        LinearRecords(steep, torch.ones(count, 1), torch.zeros(count, dtype=torch.int64)).losses_at(
+            candidates, bound=1.0
+        )
+        for count in range(1, 130)
+    ]
+    for fewer, more in pairwise(sums):
+        assert float((more - fewer).abs().max()) <= 1.0

@@ -290,17 +290,13 @@ def test_a_model_that_draws_random_numbers_is_refused() -> None:
         barrier(made_up(), Model("dropping", module, small_model().losses, lambda outputs: outputs))
 
 
-def test_threads_that_would_tell_places_apart_are_fewer_from_then_on(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(("physical_batch", "threads"), [(None, 2), (32, 1)])
+def test_threads_are_as_few_as_leave_a_record_the_same_in_any_place(
+    physical_batch: int | None, threads: int
 ) -> None:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 101), nn.SiLU(), nn.Linear(101, 3))
-    smooth = Model("smooth", module, small_model().losses, lambda outputs: outputs)
     with cpu_threads(3):
-        barrier(made_up(), performance=Performance(physical_batch=704))
-        assert (torch.get_num_threads(), caplog.messages) == (3, [])
-        barrier(made_up(), smooth, performance=Performance(physical_batch=704))
-        assert torch.get_num_threads() == 2
-        assert [message for message in caplog.messages if "smooth runs on 2 CPU threads" in message]
+        barrier(made_up(), performance=Performance(physical_batch=physical_batch))
+        assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("shape", [(0,), (50,), (52,)])

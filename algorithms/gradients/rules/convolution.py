@@ -81,7 +81,7 @@ def _padded(
     none = (0,) * len(kernel)
     if padding == "valid":
         return input, none
-    spread = (dilation,) * len(kernel) if isinstance(dilation, int) else tuple(dilation)
+    spread = _pair(dilation, len(kernel), 1)[-len(kernel) :]
     totals = [step * (size - 1) for step, size in zip(spread, kernel, strict=True)]
     sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
     return functional.pad(input, sides), none
