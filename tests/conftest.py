@@ -60,6 +60,7 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> C
         fcntl.flock(lock, fcntl.LOCK_EX)
         checkout = Checkout(folder / "checkout", folder / "home")
         if not (folder / "done").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # where another process has failed
             new_checkout(checkout.root, checkout.home)
             subprocess.run(checkout.command("dvc", "repro"), **checkout.where(), check=True)
             (folder / "done").touch()

@@ -70,9 +70,9 @@ class Engine:
         """The most CPU threads with which a record counts the same wherever it lies in a pass.
 
         PyTorch cuts long elementwise work into a part for each thread, and takes the numbers before a cut that do not
-        fill two vectors in another way. Halves of 64 records in 32 bits leave none over.
+        fill two vectors in another way. Halves of 64 records in 32 bits or more leave none over.
         """
-        leaves_none = self.physical_batch % WHOLE == 0 and self._passes.model.precision == torch.float32
+        leaves_none = self.physical_batch % WHOLE == 0 and self._passes.model.precision != torch.bfloat16
         return 2 if leaves_none or self.physical_batch == 1 else 1
 
     def clipped_sum(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:

@@ -7,7 +7,7 @@ function has a kink, a last bit can decide a whole gradient; so one record more 
 from torch import Tensor, cat
 
 WHOLE = 64
-"""Records that fill the kernels of all products; multiples give the same bits, with one or two threads on a CPU."""
+"""Records that fill the kernels of all products; multiples give the same bits, with `Engine.threads` on a CPU."""
 
 FEWEST = 32
 """Fewer records than this do not fill them all, but for one, which has no place among others."""

@@ -53,7 +53,7 @@ def epsilon(
         return _epsilon.__wrapped__(tuple(schedule), delta, accountant, adjacency, discretisation)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=32)
 def _epsilon(
     schedule: Schedule,
     delta: float,
@@ -113,6 +113,8 @@ def calibrate(
 
     @lru_cache
     def cost(z: float, coarsening: float = 1.0) -> float:
+        if coarsening == 1.0:
+            return epsilon(schedule_at(z), target.delta, adjacency=adjacency)  # as the plan asks for it
         schedule = in_few_kinds(schedule_at(z))
         grid = discretisation_of(schedule, target.delta, adjacency) * coarsening
         return epsilon(schedule, target.delta, adjacency=adjacency, discretisation=grid)

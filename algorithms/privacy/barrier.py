@@ -152,7 +152,7 @@ class Barrier:
     ) -> int:
         """The index of the candidate whose total loss is least, by noisy selection.
 
-        candidates: parameters, shape [k, d], or a line of them, which is cheaper for a linear model. bound: each
+        candidates: parameters, shape [k, d], or a line of them, cheaper over all records of a linear model. bound: each
         record's loss is clipped to [0, bound]. Returns 0 .. k - 1. Raises as `gradient` does.
         """
         release = releases.argmin_release(bound, noise, sampling)

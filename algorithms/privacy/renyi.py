@@ -25,18 +25,21 @@ def rdp(
     """The Rényi divergence bound of a schedule at each order, shape [orders]."""
     total = np.zeros(len(orders))
     for event, count in schedule:
-        total += count * event_rdp(event, orders, adjacency)
+        total += count * _event_rdp(event, orders, adjacency)
     return total
 
 
 def epsilon_of_rdp(divergences: np.ndarray, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
-    """The epsilon at `delta` of Rényi bounds, shape [orders], at the best of their orders."""
+    """The epsilon at `delta` of Rényi bounds, shape [orders], at the best of their orders.
+
+    Source: Mironov 2017; Canonne et al. 2020, Proposition 12.
+    """
     if np.isinf(divergences).all():
         return math.inf
     return float(compute_epsilon(orders, divergences, delta)[0])
 
 
-def event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
+def _event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
     try:
         return _cached_event_rdp(event, orders, adjacency)
     except TypeError:  # a ComposedDpEvent holds a list, which no cache can key
@@ -69,7 +72,8 @@ def _plain_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacenc
             return int(count) * _plain_rdp(inner, orders, adjacency)
     is_own = isinstance(event, dp.PoissonSampledDpEvent | dp.SampledWithoutReplacementDpEvent)
     accountant = RdpAccountant(orders, adjacency if is_own else ADD_OR_REMOVE_ONE)
-    _supported(accountant, event, "RDP")
+    if not accountant.supports(event):
+        raise Refused(f"the RDP accountant has no bound for {event}; use the other accountant.")
     with _quiet_about_dropped_orders():
         accountant.compose(event)
     return np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader
@@ -97,11 +101,6 @@ def _rdp_of_objective(event: ObjectivePerturbationDpEvent, orders: np.ndarray) -
 
 def is_not_private(event: dp.DpEvent) -> bool:
     return isinstance(event, dp.NonPrivateDpEvent) or any(map(is_not_private, parts(event)))
-
-
-def _supported(accountant: dp.PrivacyAccountant, event: dp.DpEvent, name: str) -> None:
-    if not accountant.supports(event):
-        raise Refused(f"the {name} accountant has no bound for {event}; use the other accountant.")
 
 
 @contextmanager

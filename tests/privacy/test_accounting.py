@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from algorithms.privacy import accounting
 from algorithms.privacy.accounting import calibrate, epsilon
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
@@ -118,6 +119,19 @@ def test_calibration_meets_its_target_from_below_and_closely(
     found = calibrate(schedule_at, Budget(target, 1e-5), accountant=accountant)  # type: ignore[arg-type]
     spent = epsilon(schedule_at(found), 1e-5, accountant=accountant)  # type: ignore[arg-type]
     assert 0.985 * target < spent <= target
+
+
+def test_what_calibration_has_verified_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def schedule_at(z: float) -> list[tuple[dp.DpEvent, int]]:
+        return [(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(z)), 7)]
+
+    found = calibrate(schedule_at, Budget(1.0, 1e-5))
+
+    def again(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(accounting, "composed", again)
+    assert epsilon(schedule_at(found), 1e-5) <= 1.0
 
 
 def test_a_target_that_no_noise_meets_is_refused() -> None:
