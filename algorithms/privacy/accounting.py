@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, pure_epsilon, under
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import PureDpEvent, Schedule
+from algorithms.privacy.events import PureDpEvent, Schedule, kept
 from algorithms.privacy.losses import composed, in_few_kinds
 from algorithms.privacy.renyi import epsilon_of_rdp, is_not_private, rdp
 
@@ -47,10 +47,7 @@ def epsilon(
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
     """
-    try:
-        return _epsilon(tuple(schedule), delta, accountant, adjacency, discretisation)
-    except TypeError:  # a ComposedDpEvent holds a list, which no cache can key
-        return _epsilon.__wrapped__(tuple(schedule), delta, accountant, adjacency, discretisation)
+    return kept(_epsilon, tuple(schedule), delta, accountant, adjacency, discretisation)
 
 
 @lru_cache(maxsize=32)

@@ -7,8 +7,8 @@ Formal guarantees (under the adjacency of the run's plan, for callers that keep 
 - a release's noise and its event are built from the same `Release`, so the two cannot disagree;
 - a record enters a sum, of 64 bits, through a clipped contribution of its own loss or statistic, never above its bound,
   whatever the other records are; what it contributes is computed in passes that are always full, in which PyTorch's
-  kernels take a record alike in any place and company (tested bit for bit on a CPU, not proven; with two threads at
-  most, since more leave rests); a model that mixes records, as seen on made-up inputs, is refused;
+  kernels take a record alike in any place and company (tested bit for bit on a CPU, not proven; with as few
+  threads as `Engine.threads` says); a model that mixes records, as seen on made-up inputs, is refused;
 - sums are divided by a public constant; an empty sample answers with noise; a record without a finite contribution
   counts as zero.
 """

@@ -1,12 +1,17 @@
 """Privacy events as JSON: dp_accounting's own class and field names, nested as the events are, and three more."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import dp_accounting as dp
 
 from algorithms.privacy.errors import Refused
+
+if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
+
+T = TypeVar("T")
 
 Schedule = Sequence[tuple[dp.DpEvent, int]]
 """Events with the number of times each occurs in a row, in the order of the releases."""
@@ -40,6 +45,14 @@ class RenyiDpEvent(dp.DpEvent):  # type: ignore[misc]
 
     order: float
     bound: float
+
+
+def kept(function: "_lru_cache_wrapper[T]", *key: Any) -> T:
+    """What a function with a cache makes of events, each time anew where an event is such as no cache can key."""
+    try:
+        return function(*key)
+    except TypeError:  # a ComposedDpEvent holds a list
+        return function.__wrapped__(*key)
 
 
 _TYPES: dict[str, type[dp.DpEvent]] = {

@@ -14,7 +14,7 @@ from scipy.special import log_ndtr
 
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, parts, pure_epsilon, under
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent, RenyiDpEvent, Schedule
+from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent, RenyiDpEvent, Schedule, kept
 
 ORDERS = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
 
@@ -25,7 +25,7 @@ def rdp(
     """The Rényi divergence bound of a schedule at each order, shape [orders]."""
     total = np.zeros(len(orders))
     for event, count in schedule:
-        total += count * _event_rdp(event, orders, adjacency)
+        total += count * kept(_event_rdp, event, orders, adjacency)
     return total
 
 
@@ -39,15 +39,8 @@ def epsilon_of_rdp(divergences: np.ndarray, delta: float, orders: tuple[float, .
     return float(compute_epsilon(orders, divergences, delta)[0])
 
 
-def _event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
-    try:
-        return _cached_event_rdp(event, orders, adjacency)
-    except TypeError:  # a ComposedDpEvent holds a list, which no cache can key
-        return _cached_event_rdp.__wrapped__(event, orders, adjacency)
-
-
 @lru_cache(maxsize=4096)
-def _cached_event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
+def _event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
     if is_not_private(event):
         return np.full(len(orders), math.inf)
     divergences = _plain_rdp(under(adjacency, event), orders, adjacency)
@@ -100,6 +93,7 @@ def _rdp_of_objective(event: ObjectivePerturbationDpEvent, orders: np.ndarray) -
 
 
 def is_not_private(event: dp.DpEvent) -> bool:
+    """Whether an event, or one that it is made of, protects nobody."""
     return isinstance(event, dp.NonPrivateDpEvent) or any(map(is_not_private, parts(event)))
 
 

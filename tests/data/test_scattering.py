@@ -17,6 +17,7 @@ from data.scattering import scattered, scattered_shape
 from tasks import params
 from tasks.params import ParamsRefused
 from tasks.prepare import prepare
+from tests.threads import cpu_threads
 
 Document = dict[str, Any]
 SHAPES = {"mnist": (81, 7, 7), "fashion-mnist": (81, 7, 7), "digits": (81, 2, 2), "cifar-10": (243, 8, 8)}
@@ -67,15 +68,11 @@ def test_an_image_has_the_same_features_whatever_is_beside_it(
     pixels = images(name, 20)
     together = features(name, pixels)
     assert np.array_equal(features(name, *np.split(pixels, [1, 7, 12])), together)
-    threads = torch.get_num_threads()
     for at_once, workers in ((1, 1), (3, 2), (9, 3)):
         monkeypatch.setattr(scattering, "_AT_ONCE", at_once)
-        torch.set_num_threads(workers)
-        try:
+        with cpu_threads(workers):
             assert np.array_equal(features(name, pixels), together)
             assert torch.get_num_threads() == workers
-        finally:
-            torch.set_num_threads(threads)
     pixels[1:] = 1.0
     assert np.array_equal(features(name, pixels)[0], together[0])
 

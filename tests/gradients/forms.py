@@ -53,6 +53,13 @@ def absolute(gradient: PerExample) -> PerExample:
     raise TypeError(gradient)
 
 
+def cancelling(weights: Tensor, size: float, draw: torch.Generator) -> Tensor:
+    """A record [p] whose margins by weights [o, p] are what rounding leaves of terms of a size."""
+    wider = weights.double()
+    drawn = torch.randn(wider.shape[1], generator=draw).double()
+    return (size * (drawn - wider.T @ torch.linalg.solve(wider @ wider.T, wider @ drawn))).float()
+
+
 def spread(draw: torch.Generator, *shape: int, decades: float = 3.0) -> Tensor:
     """Normal numbers of sizes that differ by orders of magnitude."""
     powers = 10.0 ** (decades * (2 * torch.rand(shape, generator=draw) - 1))

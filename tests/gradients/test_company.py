@@ -138,13 +138,6 @@ def test_terms_that_cancel_in_one_record_swallow_nothing_of_the_others() -> None
         assert float((engine.clipped_sum(start, inputs, labels, L2(1.0)) - expected).norm()) <= 1.0
 
 
-def cancelling(weights: Tensor, size: float) -> Tensor:
-    """A record, [60], whose margins by weights [o, 60] are what rounding leaves of terms of a size."""
-    drawn = torch.randn(60, generator=torch.Generator().manual_seed(4)).double()
-    wide = weights.double()
-    return (size * (drawn - wide.T @ torch.linalg.solve(wide @ wide.T, wide @ drawn))).float()
-
-
 @pytest.mark.parametrize("is_line", [True, False])
 @pytest.mark.parametrize("name", ["logistic", "svm", "softmax"])
 def test_losses_of_very_long_records_do_not_turn_when_one_is_exchanged(name: str, *, is_line: bool) -> None:
@@ -152,7 +145,8 @@ def test_losses_of_very_long_records_do_not_turn_when_one_is_exchanged(name: str
     outputs = 3 if name == "softmax" else 1
     model = build(name, input_shape=(60,), classes=max(2, outputs), seed=0)
     line = Line(*torch.randn(2, 61 * outputs, generator=torch.Generator().manual_seed(5)), (0.0, 1.0, 2.0))
-    long = cancelling(line.candidates[0][: 60 * outputs].view(outputs, 60), 1e19)
+    weights = line.candidates[0][: 60 * outputs].view(outputs, 60)
+    long = forms.cancelling(weights, 1e19, torch.Generator().manual_seed(4))
     sums = []
     for count in range(1, 40):
         inputs = torch.zeros(40, 60)
@@ -220,7 +214,7 @@ def test_records_at_a_kink_do_not_turn_when_one_is_taken_away(physical_batch: in
     model = build("svm", input_shape=(60,), classes=2, seed=0)
     start = torch.randn(61, generator=torch.Generator().manual_seed(3))
     engine = Engine(model, input_shape=(60,), physical_batch=physical_batch)
-    for one in on_hinge(start, 40 if engine.physical_batch > 1 else 5):
+    for one in on_hinge(start, 40):
         inputs, labels = one.expand(100, 60), torch.ones(100, dtype=torch.int64)
         sums = [
             engine.clipped_sum(start, inputs[:count], labels[:count], L2(1.0)) for count in (97, 98, 99, 100)

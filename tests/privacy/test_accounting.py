@@ -140,7 +140,7 @@ def test_a_target_that_no_noise_meets_is_refused() -> None:
 
 
 @given(z=st.floats(0.5, 20), rate=st.floats(0.001, 1.0), steps=st.integers(1, 200))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_the_tight_accountant_is_never_above_the_other(z: float, rate: float, steps: int) -> None:
     schedule = [(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z)), steps)]
     assert epsilon(schedule, 1e-5) <= epsilon(schedule, 1e-5, accountant="rdp") + 1e-3

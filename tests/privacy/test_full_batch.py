@@ -16,6 +16,7 @@ from algorithms.privacy.noise import seeded_generator
 from algorithms.privacy.releases import FullBatch, Gaussian, Gumbel, Laplace
 from algorithms.privacy.trace import Trace
 from tests.algorithms.bench import MadeUp
+from tests.gradients.forms import cancelling
 from tests.privacy.test_barrier import Free
 
 COUNT, WIDTH = 300, 7
@@ -80,11 +81,9 @@ def test_sampled_losses_on_a_line_do_not_turn_when_a_record_is_taken_away() -> N
     model = build("softmax", input_shape=(784,), classes=10, seed=0)
     draw = torch.Generator().manual_seed(0)
     line = Line(*torch.randn(2, model.parameter_count, generator=draw), (0.0, 1.0))
-    weights = line.origin[:7840].view(10, 784).double()
+    weights = line.origin[:7840].view(10, 784)
     for _ in range(30):
-        drawn = torch.randn(784, generator=draw).double()
-        across = drawn - weights.T @ torch.linalg.solve(weights @ weights.T, weights @ drawn)
-        inputs, labels = (1e8 * across).float().expand(12, 784), torch.zeros(12, dtype=torch.int64)
+        inputs, labels = cancelling(weights, 1e8, draw).expand(12, 784), torch.zeros(12, dtype=torch.int64)
         engine = Performance().engine(model, MadeUp(inputs.numpy(), labels.numpy()))
         fewer, more = (
             loss_sums(model, engine, line, [(inputs[:count], labels[:count])], 1.0, Performance())

@@ -57,7 +57,9 @@ def resident(path: str) -> int:
 @pytest.mark.parametrize("sampling", [FullBatch(), Poisson(0.3)])
 def test_the_answers_are_those_of_records_in_memory(mapped: MadeUp, sampling: FullBatch | Poisson) -> None:
     copied = MadeUp(np.array(mapped.features), mapped.labels)
-    assert torch.equal(answer(mapped, sampling, SMALL), answer(copied, sampling, SMALL))
+    found = answer(mapped, sampling, SMALL)
+    assert torch.equal(found, answer(copied, sampling, SMALL))
+    torch.testing.assert_close(found, answer(copied, sampling, Performance()), rtol=1e-5, atol=1e-2)
 
 
 def test_the_pages_of_the_file_are_let_go(mapped: MadeUp) -> None:
@@ -66,3 +68,9 @@ def test_the_pages_of_the_file_are_let_go(mapped: MadeUp) -> None:
     assert resident("/features.npy") > 0.9 * whole
     answer(mapped, Poisson(0.3), SMALL)
     assert resident("/features.npy") < 0.2 * whole
+
+
+def test_the_pages_of_a_file_that_fits_the_memory_are_kept(mapped: MadeUp) -> None:
+    assert float(np.asarray(mapped.features).sum()) > 0
+    answer(mapped, Poisson(0.3), Performance())
+    assert resident("/features.npy") > 0.9 * RECORDS * WIDTH * 4 / 1024
