@@ -5,14 +5,23 @@ orders. Each estimate below is therefore raised by what rounding can do to the c
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
+
 _IN_CACHE = 2**16
 """Numbers that a CPU passes over several times without going back to memory."""
+
+_BACKENDS: Any = torch.backends  # its types say less than it has
+_PRODUCTS = (
+    *(_BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv, _BACKENDS.cudnn.rnn),
+    *(_BACKENDS.mkldnn.matmul, _BACKENDS.mkldnn.conv, _BACKENDS.mkldnn.rnn),
+)
 
 _BLOCK = 256
 """Values summed in 32 bits before the sum goes on in 64: too few for rounding to matter, enough for speed."""
@@ -20,14 +29,40 @@ _BLOCK = 256
 
 @contextmanager
 def in_full_precision() -> Iterator[None]:
-    """Switches off GPU products of fewer than 32 bits (TF32), in which a norm and its contribution could differ."""
-    products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    """Switches off products of 32-bit numbers in fewer bits, in which a norm and its contribution could differ.
+
+    That is TF32 on GPUs, and bfloat16 on those CPUs that have products of it.
+    """
+    kept = [kind.fp32_precision for kind in _PRODUCTS]
+    if set(kept) == {"ieee"}:
+        yield
+        return
+    products = _where_set(torch.get_float32_matmul_precision)
+    convolutions = _where_set(lambda: torch.backends.cudnn.allow_tf32)
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    _set_precisions(["ieee"] * len(kept))
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = products
-        torch.backends.cudnn.allow_tf32 = convolutions
+        if products is not None:
+            torch.set_float32_matmul_precision(products)
+        if convolutions is not None:
+            torch.backends.cudnn.allow_tf32 = convolutions
+        _set_precisions(kept)
+
+
+def _set_precisions(precisions: Sequence[str]) -> None:
+    for kind, precision in zip(_PRODUCTS, precisions, strict=True):
+        kind.fp32_precision = precision
+
+
+def _where_set(setting: Callable[[], T]) -> T | None:
+    """One of PyTorch's settings from before 2.9, or None where the newer ones were set, beside which it tells none."""
+    try:
+        return setting()
+    except RuntimeError:
+        return None
 
 
 def wide(values: Tensor) -> Tensor:

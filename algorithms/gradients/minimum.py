@@ -30,6 +30,10 @@ _INSIDE = 1.0 - 1e-12
 """Keeps a clipped gradient within its bound after rounding."""
 
 
+class OutOfReach(ArithmeticError):
+    """The minimum was not reached within the tolerance."""
+
+
 @dataclass(frozen=True)
 class Objective:
     """The sum over records of clipped losses, plus regularisation / 2 ||v||^2 + <tilt, v>.
@@ -114,7 +118,7 @@ def minimum(problem: Objective, *, tolerance: float) -> Tensor:
     """A point whose gradient has at most the L2 norm `tolerance`; shape [d], float64.
 
     Newton's method on the gradient; where a step does not at least halve it, as where many losses turn linear at once,
-    going down to the least objective along the step. Raises RuntimeError where rounding keeps the gradient above the
+    going down to the least objective along the step. Raises OutOfReach where rounding keeps the gradient above the
     tolerance.
     """
     point = torch.zeros_like(problem.tilt)
@@ -127,13 +131,13 @@ def minimum(problem: Objective, *, tolerance: float) -> Tensor:
         found = problem.gradient(moved)
         is_shorter = found.norm() <= max(float(gradient.norm()) / 2, tolerance)
         point, gradient = (moved, found) if is_shorter else _lowest(problem, point, step)
-    raise RuntimeError(_OUT_OF_REACH)
+    raise OutOfReach(_OUT_OF_REACH)
 
 
 def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """The point along a step where the objective, which is convex, is least, and its gradient.
 
-    Raises RuntimeError where it does not fall along the step, up to rounding.
+    Raises OutOfReach where it does not fall along the step, up to rounding.
     """
     low, high = 0.0, 1.0
     while problem.gradient(point - high * step) @ step > 0:
@@ -143,7 +147,7 @@ def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Te
         falls = bool(problem.gradient(point - middle * step) @ step > 0)
         low, high = (middle, high) if falls else (low, middle)
     if low * step.norm() <= _ROUNDING * point.norm():
-        raise RuntimeError(_OUT_OF_REACH)
+        raise OutOfReach(_OUT_OF_REACH)
     return point - low * step, problem.gradient(point - low * step)
 
 

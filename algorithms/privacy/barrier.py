@@ -1,7 +1,8 @@
 """The barrier: the only place that holds the private records during training.
 
 It answers through releases alone. Each one is validated, its event is charged to the run's filter, and only then are
-the records touched, noise is added and the answer is given; an exception after the charge leaves the charge.
+the records touched, noise is added and the answer is given; an exception after the charge leaves the charge, and says
+nothing of the records.
 
 Formal guarantees (under the adjacency of the run's plan, for callers that keep to the public methods):
 - a release's noise and its event are built from the same `Release`, so the two cannot disagree;
@@ -13,28 +14,23 @@ Formal guarantees (under the adjacency of the run's plan, for callers that keep 
   counts as zero.
 """
 
-from collections.abc import Iterator
-from functools import partial
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.gradients import L1, L2, Clipping, Line
 from algorithms.models import Model
 from algorithms.privacy import minimiser, moments, releases
-from algorithms.privacy.ahead import taken_ahead
 from algorithms.privacy.checks import check_gradient, check_norms, check_number, check_points
 from algorithms.privacy.diagnostics import Answered, Diagnostics
+from algorithms.privacy.exact import ExactAnswers
 from algorithms.privacy.filters import Filter
-from algorithms.privacy.full_batch import FullBatchAnswers, WholeRecords, loss_sums
-from algorithms.privacy.importance import LastNorms, Norms
+from algorithms.privacy.importance import LastNorms
 from algorithms.privacy.noise import Generator, Stream
-from algorithms.privacy.noised import chosen, least, noise_std, noised
+from algorithms.privacy.noised import least, noise_std, noised
 from algorithms.privacy.performance import Performance, Records
-from algorithms.privacy.releases import FullBatch, Importance, Minimum, Noise, Release, Sampling
-from algorithms.privacy.statistics import Statistic, columns_of, second_moment_sum, shape_of, statistic_sum
+from algorithms.privacy.releases import Importance, Minimum, Noise, Release, Sampling
+from algorithms.privacy.statistics import Statistic, columns_of, shape_of
 from algorithms.privacy.trace import Trace
 
 __all__ = ["Barrier", "Performance", "Records"]
@@ -63,6 +59,7 @@ class Barrier:
         last_norms: LastNorms | None = None,
         diagnostics: Diagnostics | None = None,
     ) -> None:
+        self.__exact = ExactAnswers(records, model, performance or Performance(), last_norms or LastNorms())
         self.__records = records
         self.__generator = generator
         self.__spend = spend
@@ -70,12 +67,6 @@ class Barrier:
         self.__delta = delta
         self.__trace = trace
         self.__diagnostics = diagnostics
-        self.__performance = performance or Performance()
-        self.__engine = self.__performance.engine(model, records)
-        self.__whole = WholeRecords(model, records, self.__performance)
-        size = self.__engine.physical_batch
-        self.__slices = partial(self.__performance.batches, records, physical_batch=size)
-        self.__norms = Norms(self.__engine, self.__slices, last_norms or LastNorms())
 
     def gradient(
         self, parameters: Tensor, *, sampling: Sampling, clipping: Clipping, noise: Noise, divisor: float
@@ -89,9 +80,10 @@ class Barrier:
         check_gradient(self.__model, parameters, sampling, clipping)
         release = releases.gradient_release(sampling, clipping, noise, divisor)
         stream = self.__charge(release, dimension=len(parameters))
-        point = parameters.to(self.__performance.device)
-        total = self.__clipped_sum(point, clipping, release, stream).numpy()
+        step = self.__trace.step
+        total = self.__exact.clipped_sum(parameters, clipping, release, stream, step=step).numpy()
         noisy = noised(total, release, stream)
+        point = parameters.to(self.__exact.performance.device)
         self.__measure(Answered(point, clipping, divisor, total, noisy), release)
         return torch.from_numpy(noisy / divisor).to(torch.float32).to(parameters.device)
 
@@ -106,7 +98,7 @@ class Barrier:
         release = releases.total_release(bound, noise, sampling)
         dimension = shape_of(statistic, self.__records).numel()
         stream = self.__charge(release, dimension=dimension)
-        total = statistic_sum(statistic, self.__drawn(release, stream), bound, dimension)
+        total = self.__exact.statistic_sum(statistic, bound, dimension, release, stream)
         return torch.from_numpy(noised(total.numpy(), release, stream))
 
     def moment(self, statistic: Statistic, *, bound: L2, noise: Noise) -> Tensor:
@@ -115,9 +107,9 @@ class Barrier:
         statistic: (input [*input_shape], label []) -> A [m, c]. Returns [c, c], float64. Raises as `gradient` does.
         """
         release, columns = releases.total_release(bound, noise), columns_of(statistic, self.__records)
-        stream = self.__charge(release, dimension=moments.dimension(columns))
-        batches = self.__drawn(release, stream)
-        total = second_moment_sum(statistic, batches, bound, moments.dimension(columns))
+        dimension = moments.dimension(columns)
+        stream = self.__charge(release, dimension=dimension)
+        total = self.__exact.second_moment_sum(statistic, bound, dimension, release, stream)
         return moments.as_matrix(torch.from_numpy(noised(total.numpy(), release, stream)), columns)
 
     def norm_total(self, parameters: Tensor, *, bound: L2, noise: Noise) -> float:
@@ -128,8 +120,7 @@ class Barrier:
         check_norms(self.__model, parameters)
         release = releases.norm_total_release(bound, noise)
         stream = self.__charge(release, dimension=1)
-        point = parameters.to(self.__performance.device)
-        total = self.__norms.total(point, len(self.__records.labels), bound)
+        total = self.__exact.norm_total(parameters, bound)
         return float(noised(np.array([total]), release, stream)[0])
 
     def norm_count(
@@ -143,8 +134,7 @@ class Barrier:
         check_norms(self.__model, parameters, bound)
         release = releases.norm_count_release(noise, sampling)
         stream = self.__charge(release, dimension=1)
-        point = parameters.to(self.__performance.device)
-        balance = self.__norms.balance(point, self.__sample(release, stream), bound)
+        balance = self.__exact.norm_balance(parameters, bound, release, stream)
         return float(noised(np.array([balance]), release, stream)[0])
 
     def argmin(
@@ -159,23 +149,23 @@ class Barrier:
         points = candidates.candidates if isinstance(candidates, Line) else candidates
         check_points(self.__model, points)
         stream = self.__charge(release, dimension=len(points))
-        return least(self.__clipped_losses(candidates, release, stream).cpu(), points.cpu(), release, stream)
+        losses = self.__exact.clipped_losses(candidates, release, stream, step=self.__trace.step)
+        return least(losses, points.cpu(), release, stream)
 
     def minimum(self, problem: Minimum, *, noise: Noise) -> Tensor:
         """The minimum of a regularised sum of all records' losses, with noise in the objective or on the result.
 
         For a linear model with one output and a smooth loss. Returns the parameters, shape [d], float32.
-        Raises as `gradient` does, and RuntimeError where the tolerance is out of the arithmetic's reach.
+        Raises as `gradient` does, and OutOfReach where the tolerance is out of the arithmetic's reach.
         """
         minimiser.check(self.__model, problem, noise)
         release = releases.minimum_release(problem, noise)
         stream = self.__charge(release, dimension=self.__model.parameter_count)
-        records = self.__records
-        return minimiser.minimised(self.__model, records.features, records.labels, release, stream).float()
+        return self.__exact.minimum(release, stream).float()
 
     def about(self, model: Model) -> "Barrier":
         """The same records, budget, noise and trace, asked about another model of them."""
-        model, records = taken_ahead(model, self.__records, self.__performance)
+        model, records = self.__exact.ahead_of(model)
         return Barrier(
             records,
             model,
@@ -183,8 +173,8 @@ class Barrier:
             generator=self.__generator,
             delta=self.__delta,
             trace=self.__trace,
-            performance=self.__performance,
-            last_norms=self.__norms.last,
+            performance=self.__exact.performance,
+            last_norms=self.__exact.last_norms,
             diagnostics=self.__diagnostics,
         )
 
@@ -216,36 +206,5 @@ class Barrier:
         if self.__diagnostics is None or isinstance(release.sampling, Importance):
             return
         place = len(self.__trace.rows) - 1, self.__trace.step
-        batches = self.__drawn(release, self.__generator.stream(place[0]))
-        self.__diagnostics.measure(answered, self.__engine, batches, place=place)
-
-    def __clipped_sum(self, point: Tensor, clipping: Clipping, release: Release, stream: Stream) -> Tensor:
-        """The exact sum of the sample's clipped gradients, shape [d], float64."""
-        is_whole = isinstance(release.sampling, FullBatch) and FullBatchAnswers.clip(clipping)
-        answers = self.__whole.at_step(self.__trace.step) if is_whole else None
-        if answers is not None:
-            return answers.clipped_sum(point, clipping).cpu()
-        if isinstance(release.sampling, Importance):
-            count = len(self.__records.labels)
-            return self.__norms.importance_sum(point, count, release.sampling, clipping, stream)
-        total = torch.zeros(len(point), dtype=torch.float64)
-        for inputs, labels in self.__drawn(release, stream):
-            total += self.__engine.clipped_sum(point, inputs, labels, clipping).cpu()
-        return total
-
-    def __clipped_losses(self, candidates: Tensor | Line, release: Release, stream: Stream) -> Tensor:
-        """The exact sums of the sample's clipped losses at each candidate, shape [k], float64."""
-        bound = release.clipping.sensitivity
-        answers = self.__whole.at_step(self.__trace.step) if isinstance(release.sampling, FullBatch) else None
-        if answers is not None:
-            return answers.clipped_losses(candidates, bound)
-        batches = self.__drawn(release, stream)
-        return loss_sums(self.__model, self.__engine, candidates, batches, bound, self.__performance)
-
-    def __sample(self, release: Release, stream: Stream) -> NDArray[np.intp]:
-        """The indices of the records that take part, ascending."""
-        return chosen(release.sampling, len(self.__records.labels), stream)
-
-    def __drawn(self, release: Release, stream: Stream) -> Iterator[tuple[Tensor, Tensor]]:
-        """The records that take part, in physical batches, on the device."""
-        return self.__slices(self.__sample(release, stream))
+        batches = self.__exact.drawn(release, self.__generator.stream(place[0]))
+        self.__diagnostics.measure(answered, self.__exact.engine, batches, place=place)

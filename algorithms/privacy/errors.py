@@ -1,4 +1,4 @@
-"""What the privacy layer refuses: one sentence each, raised before anything is spent."""
+"""What the privacy layer refuses, one sentence each, before anything is spent; and what fails after it."""
 
 
 class Refused(ValueError):
@@ -11,3 +11,7 @@ class BudgetRefused(Refused):
 
 class LedgerBroken(Refused):
     """The ledger's hash chain does not hold: a row was changed, removed or inserted outside the ledger."""
+
+
+class Failed(RuntimeError):
+    """An answer that could not be computed after its charge; the message holds nothing of the records."""

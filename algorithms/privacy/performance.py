@@ -3,6 +3,7 @@
 import logging
 import mmap
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.gradients import Engine, Unclippable
+from algorithms.gradients.arithmetic import in_full_precision
 from algorithms.models import Model
 from algorithms.privacy.errors import Refused
 
@@ -73,10 +75,7 @@ class Performance:
             yield inputs, torch.from_numpy(records.labels[some]).to(self.device)
 
     def engine(self, model: Model, records: Records) -> Engine:
-        """The gradient engine for a model of such records; raises Refused where the model mixes them.
-
-        On a CPU PyTorch computes with at most as many threads from then on as the engine allows.
-        """
+        """The gradient engine for a model of such records; raises Refused where the model mixes them."""
         try:
             engine = Engine(
                 model,
@@ -96,7 +95,17 @@ class Performance:
                 f"the model {model.name} draws random numbers, which a run that is taken up again would draw anew;"
                 " leave dropout out."
             )
+        return engine
+
+    @contextmanager
+    def computing(self, engine: Engine) -> Iterator[None]:
+        """Sets for what it holds what could have a record count for more or otherwise than alone.
+
+        Products are of 32 bits or more, autocast is only the model's own, and on a CPU there are at most as many
+        threads as the engine allows. PyTorch counts these for each thread that asks, and keeps the smaller number.
+        """
         if self.device.type == "cpu" and torch.get_num_threads() > engine.threads:
             torch.set_num_threads(engine.threads)
             _LOG.info("CPU threads: %d, so that a record counts the same in any place", engine.threads)
-        return engine
+        with in_full_precision(), torch.autocast(self.device.type, enabled=False):
+            yield

@@ -294,8 +294,9 @@ def test_a_model_that_draws_random_numbers_is_refused() -> None:
 def test_threads_are_as_few_as_leave_a_record_the_same_in_any_place(
     physical_batch: int | None, threads: int
 ) -> None:
+    asked = barrier(made_up(), performance=Performance(physical_batch=physical_batch))
     with cpu_threads(3):
-        barrier(made_up(), performance=Performance(physical_batch=physical_batch))
+        ask(asked, L2(1.0), small_model().initial_parameters())
         assert torch.get_num_threads() == threads
 
 

@@ -1,0 +1,102 @@
+"""Under which conditions answers are computed, and what is told of one that fails."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.gradients import L2
+from algorithms.models import Model
+from algorithms.privacy.barrier import Barrier
+from algorithms.privacy.errors import Failed
+from algorithms.privacy.releases import FullBatch, Gaussian
+from tests.algorithms.bench import MadeUp, made_up, small_model
+from tests.privacy.test_barrier import Free, barrier
+from tests.privacy.test_questions import PARAMETERS, QUESTIONS
+from tests.threads import cpu_threads
+
+ASKS: dict[str, Callable[[Barrier], Any]] = {
+    **{kind: ask for kind, (ask, _) in QUESTIONS.items()},
+    "moment": lambda asked: asked.moment(lambda one, label: one[0], bound=L2(1.0), noise=Gaussian(2.0)),
+    "norm total": lambda asked: asked.norm_total(PARAMETERS, bound=L2(1.0), noise=Gaussian(2.0)),
+    "norm count": lambda asked: asked.norm_count(PARAMETERS, bound=L2(1.0), noise=Gaussian(2.0)),
+}
+backends: Any = torch.backends  # its types say less than it has
+OF_THE_MODEL = ["gradient", "argmin", "norm total", "norm count"]
+SECRET = 987_654
+
+
+def gradient(asked: Barrier) -> Tensor:
+    return asked.gradient(
+        PARAMETERS, sampling=FullBatch(), clipping=L2(1.0), noise=Gaussian(1e-6), divisor=1.0
+    )
+
+
+def telling() -> MadeUp:
+    """Records of which one has a label that is no class."""
+    records = made_up()
+    return MadeUp(records.features, np.append(records.labels[:-1], SECRET))
+
+
+@pytest.mark.parametrize("kind", OF_THE_MODEL)
+def test_what_fails_stays_charged_and_tells_nothing_of_a_record(kind: str) -> None:
+    spend = Free()
+    with pytest.raises(Failed, match="why is not shown") as failed:
+        ASKS[kind](barrier(telling(), spend=spend))
+    assert len(spend.events) == 1
+    assert str(SECRET) not in str(failed.value)
+    assert failed.value.__cause__ is failed.value.__context__ is None
+
+
+@pytest.mark.parametrize("kind", list(ASKS))
+def test_an_answer_has_few_threads_whoever_asks(kind: str) -> None:
+    """PyTorch has a number of threads for each thread of the program."""
+    asked, seen = barrier(made_up()), []
+
+    def ask() -> None:
+        torch.set_num_threads(4)
+        ASKS[kind](asked)
+        seen.append(torch.get_num_threads())
+
+    with cpu_threads(1):
+        (other := threading.Thread(target=ask)).start()
+        other.join()
+    assert seen == [2]
+
+
+def test_autocast_around_a_run_changes_nothing() -> None:
+    expected = gradient(barrier(made_up()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(gradient(barrier(made_up())), expected)
+
+
+class Watched(nn.Linear):
+    """Notes with which precision its product would be taken."""
+
+    seen: list[str]
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.seen.append(backends.mkldnn.matmul.fp32_precision)
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("kind", OF_THE_MODEL)
+def test_products_have_32_bits_whatever_the_program_has_set(kind: str) -> None:
+    layer, before = Watched(16, 3), torch.get_float32_matmul_precision()
+    layer.seen = []
+    model = Model(
+        "watched", nn.Sequential(nn.Flatten(), layer), small_model().losses, lambda outputs: outputs
+    )
+    asked = barrier(made_up(), model)
+    layer.seen.clear()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        ASKS[kind](asked)
+        assert set(layer.seen) == {"ieee"}
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
