@@ -18,7 +18,7 @@ from algorithms.gradients.minimum import OutOfReach
 from algorithms.models import Model
 from algorithms.privacy import minimiser
 from algorithms.privacy.ahead import taken_ahead
-from algorithms.privacy.errors import Failed, Refused
+from algorithms.privacy.errors import Failed
 from algorithms.privacy.full_batch import FullBatchAnswers, WholeRecords, loss_sums
 from algorithms.privacy.importance import LastNorms, Norms
 from algorithms.privacy.noise import Stream
@@ -30,29 +30,30 @@ from algorithms.privacy.statistics import Statistic, second_moment_sum, statisti
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SHOWN = (Refused, OutOfReach, MemoryError, torch.OutOfMemoryError)
-"""Errors whose text holds nothing of a record."""
+_UNTOLD = (
+    "an answer could not be computed; why is not shown, as it may tell of a record:"
+    " try the model and the algorithm on public records of the same form."
+)
+_TOO_LITTLE = "memory did not suffice for an answer; set performance.physical_batch or memory_mb to less."
 
 
 def _computed(
     answer: Callable[Concatenate["ExactAnswers", P], T],
 ) -> Callable[Concatenate["ExactAnswers", P], T]:
-    """An answer computed under the conditions of the performance; its errors are raised as Failed."""
+    """An answer computed under the conditions of the performance; its errors as Failed."""
 
     @functools.wraps(answer)
     def computed(self: "ExactAnswers", /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             with self.performance.computing(self.engine):
                 return answer(self, *args, **kwargs)
-        except _SHOWN:
+        except OutOfReach:
             raise
+        except (MemoryError, torch.OutOfMemoryError):
+            told = _TOO_LITTLE
         except Exception:
-            pass
-        # Raised out here, since an error raised while another is handled carries it along.
-        raise Failed(
-            "an answer could not be computed; why is not shown, as it may tell of a record:"
-            " try the model and the algorithm on public records of the same form."
-        )
+            told = _UNTOLD
+        raise Failed(told)  # out here, since an error raised while another is handled carries it along
 
     return computed
 

@@ -52,6 +52,29 @@ def test_what_fails_stays_charged_and_tells_nothing_of_a_record(kind: str) -> No
     assert failed.value.__cause__ is failed.value.__context__ is None
 
 
+class Hungry:
+    """Records whose file cannot be read into memory."""
+
+    labels = made_up().labels
+
+    @property
+    def features(self) -> np.ndarray:
+        if self.asked:
+            raise MemoryError(f"Unable to allocate an array with shape ({SECRET}, 1, 4, 4)")
+        return made_up().features
+
+    asked = False
+
+
+def test_too_little_memory_is_said_without_a_number_of_records() -> None:
+    records = Hungry()
+    asked = barrier(records)  # type: ignore[arg-type]
+    records.asked = True
+    with pytest.raises(Failed, match="memory did not suffice") as failed:
+        gradient(asked)
+    assert str(SECRET) not in str(failed.value)
+
+
 @pytest.mark.parametrize("kind", list(ASKS))
 def test_an_answer_has_few_threads_whoever_asks(kind: str) -> None:
     """PyTorch has a number of threads for each thread of the program."""
