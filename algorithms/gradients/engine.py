@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
 from algorithms.gradients.contributions import Contributions, all_finite
-from algorithms.gradients.examination import Examined, examine
+from algorithms.gradients.examination import Examined, examine, fills
 from algorithms.gradients.filling import FEWEST, WHOLE, even, filled
 from algorithms.gradients.layout import Unrecorded
 from algorithms.gradients.passes import Passes
@@ -56,14 +56,25 @@ class Engine:
         self._examined = examine(self._passes, input_shape, input_dtype, device)
         self._log()
         fewest = WHOLE if model.precision == torch.bfloat16 else FEWEST
-        self.physical_batch = even(
-            physical_batch or _fitting(self._examined, memory_mb, device, fewest), fewest
-        )
+        size = even(physical_batch or _fitting(self._examined, memory_mb, device, fewest), fewest)
+        if size > 1 and not fills(self._passes, self._examined.form, min(WHOLE, size)):
+            size = 1
+            _LOG.warning(
+                "the model %s takes one record at a time, since what it computes of several lies in other numbers of"
+                " rows than there are records, or on a way that their values decide",
+                model.name,
+            )
+        self.physical_batch = size
 
     @property
     def is_random(self) -> bool:
         """Whether the model draws random numbers, as dropout does: its sums then differ from one call to the next."""
         return self._examined.is_random
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the model computes in 16 bits somewhere."""
+        return self._examined.is_narrow
 
     @property
     def threads(self) -> int:

@@ -8,19 +8,24 @@ import copy
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L2
 from algorithms.gradients.layout import Layout, Unrecorded, layout_of
-from algorithms.gradients.mixing import Looked, Unclippable, check_apart, check_buffers, mixing_layer
+from algorithms.gradients.mixing import Looked, Unclippable, check_apart, check_state, mixing_layer
 from algorithms.gradients.passes import Passes
-from algorithms.gradients.sample import Sample, away_from_start, same_randomness
-from algorithms.gradients.tape import Tape
+from algorithms.gradients.sample import Form, Sample, away_from_start, same_randomness
+from algorithms.gradients.tape import LOOKED, Tape
+from algorithms.gradients.watch import Watch, fill_alike
 
 Layouts = tuple[Layout | None, ...]
 
 _FEW, _MORE = 3, 17
 _ROUNDS = 4
+_BYTE = 256
+"""Whole numbers that are tried where no table says how many there are."""
+_SPECIAL = 8
+"""The first entries of a table, among which paddings and other marks usually are."""
 _ROUNDING = 1e-2
 """Of the tolerance, relative to the whole gradient: what rounding makes of a parameter's gradient that is zero."""
 
@@ -29,11 +34,14 @@ _ROUNDING = 1e-2
 class Examined:
     """What an examination found.
 
+    form: of the made-up records. is_narrow: whether 16 bits were used.
     layouts: of the tensors that the rules ask about; None where passes cannot be recorded, for the `reason` given.
     bytes_per_record: what a pass keeps for each record. written_bytes: what its gradient takes as far as it is written
     down. is_random: whether the model draws random numbers. without_rule: operations that are taken record by record.
     """
 
+    form: Form
+    is_narrow: bool
     layouts: Layouts | None
     reason: str
     bytes_per_record: int
@@ -50,19 +58,18 @@ def examine(passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: 
     if not passes.model.shapes:
         raise Unclippable(f"the model {passes.model.name} has no parameters to train")
 
-    def draw(count: int, seed: int) -> Sample:
-        return Sample.draw(count, shape, dtype, device, seed)
-
     parameters = away_from_start(passes.model).to(device)
-    few, more = draw(_FEW, 0), draw(_MORE, 0)
+    form = _form(passes, parameters, Form(shape, dtype, device))
+    few, more = form.draw(_FEW, 0), form.draw(_MORE, 0)
     exact = _exact(passes, parameters, few)
     is_exact = exact.parameters.dtype == torch.float64
 
     def draw_exactly(count: int, seed: int) -> Sample:
-        return draw(count, seed).in_64_bits() if is_exact else draw(count, seed)
+        return form.draw(count, seed).in_64_bits() if is_exact else form.draw(count, seed)
 
-    check_buffers(exact, draw_exactly(_FEW, 0))
-    is_random = check_apart(exact, draw_exactly)
+    check_state(exact, draw_exactly(_FEW, 0))
+    is_random = check_apart(exact, draw_exactly, () if dtype.is_floating_point else form.constants)
+    is_narrow = _watched(passes, parameters, few).is_narrow
     sizes = [_kept_bytes(passes, parameters, sample) for sample in (few, more)]
     each = max(1, (sizes[1] - sizes[0]) // (_MORE - _FEW))
     try:
@@ -72,8 +79,55 @@ def examine(passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: 
         written = _written_bytes(passes, parameters, few, layouts)
     except Unrecorded as reason:
         _check_alone(passes, parameters, few)
-        return Examined(None, str(reason), each, 4 * len(parameters), is_random)
-    return Examined(layouts, "", each, written, is_random, without_rule)
+        return Examined(form, is_narrow, None, str(reason), each, 4 * len(parameters), is_random)
+    return Examined(form, is_narrow, layouts, "", each, written, is_random, without_rule)
+
+
+def fills(passes: Passes, form: Form, records: int) -> bool:
+    """Whether a pass of `records` records fills whatever the model computes, on a way that no value decides."""
+    parameters = away_from_start(passes.model).to(form.device)
+    few, twice = (_watched(passes, parameters, form.draw(count, 0)) for count in (records, 2 * records))
+    return not (few.has_looked or twice.has_looked) and fill_alike(few, twice, records)
+
+
+def _form(passes: Passes, parameters: Tensor, least: Form) -> Form:
+    """The form with all entries of the model's tables, or of a byte, and all labels, as far as the model takes them."""
+    layers = [
+        layer for layer in passes.model.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    ]
+    entries = min((layer.num_embeddings for layer in layers), default=_BYTE)
+    paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
+    constants = sorted({*paddings, *range(min(_SPECIAL, entries)), entries - 1})
+    form = replace(least, entries=entries, constants=tuple(constants))
+    form = form if _takes(passes, parameters, form) else least
+    outputs = _outputs(passes, parameters, form.draw(1, 0))
+    labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _MORE))
+    return labelled if _takes(passes, parameters, labelled) else form
+
+
+def _outputs(passes: Passes, parameters: Tensor, sample: Sample) -> Tensor:
+    with torch.no_grad(), same_randomness():
+        return passes.model.outputs(passes.model.named(parameters), sample.inputs)
+
+
+def _takes(passes: Passes, parameters: Tensor, form: Form) -> bool:
+    """Whether a model has losses for records of a form."""
+    sample = form.draw(_MORE, 0)
+    try:
+        with same_randomness():
+            passes.losses(parameters, sample.inputs, sample.labels)
+    except Exception:
+        return False
+    return True
+
+
+def _watched(passes: Passes, parameters: Tensor, sample: Sample) -> Watch:
+    """What a model computes of some records."""
+    point = parameters.clone().requires_grad_()
+    watch = Watch()
+    with watch, same_randomness():
+        passes.followed(point, sample.inputs, sample.labels)
+    return watch
 
 
 def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
@@ -117,8 +171,12 @@ def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tup
 
 
 def _record(passes: Passes, parameters: Tensor, sample: Sample, layouts: Layouts) -> Tape:
-    with same_randomness():
-        return passes.taped(parameters, sample.inputs, sample.labels, layouts, is_learning=True)[1]
+    watch = Watch()
+    with same_randomness(), watch:
+        tape = passes.taped(parameters, sample.inputs, sample.labels, layouts, is_learning=True)[1]
+    if watch.has_looked:
+        raise Unrecorded(LOOKED)
+    return tape
 
 
 def _layouts(few: list[tuple[int, ...]], more: list[tuple[int, ...]]) -> Layouts:

@@ -2,8 +2,9 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,13 +62,14 @@ class Looked:
         )
 
 
-def check_apart(looked: Looked, draw: Callable[[int, int], Sample]) -> bool:
+def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: Sequence[int] = ()) -> bool:
     """Raises Unclippable where a record's loss, or an output on the way to it, changes with the other records.
 
     Returns whether the model draws random numbers.
 
     draw: records by number and seed. They are looked at alone, among ordinary records, among large ones, and with
-    values that are missing or not finite, since some layers mix records only then.
+    values that are missing or not finite, since some layers mix records only then. constants: of whole numbers, to look
+    at them among records of each alone.
     """
     sample = draw(_FEW, 0)
     losses = looked.losses(sample)
@@ -79,6 +81,7 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample]) -> bool:
     for shown in (sample, sample.times(_LARGE), sample.with_holes()):
         others = draw(_FEW, 1)
         contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
+        contexts += [others.all_of(constant) for constant in constants]
         _check_places(looked, shown, contexts, range(_FEW), alone=not is_random)
     many = draw(_MANY, 2)
     _check_places(
@@ -117,16 +120,36 @@ def _check_losses_apart(looked: Looked, sample: Sample) -> None:
         raise Unclippable(f"{looked.loss_name} mixes records")
 
 
-def check_buffers(looked: Looked, sample: Sample) -> None:
-    """Raises Unclippable where a forward pass changes a buffer, which is meant to carry on what it saw."""
+def check_state(looked: Looked, sample: Sample) -> None:
+    """Raises Unclippable where a forward pass changes what a model keeps, which carries on what it saw or how often.
+
+    What is the same after two passes over the same records, like a table that the first one makes, is no such thing.
+    """
     module = copy.deepcopy(looked.passes.model.module)
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with torch.no_grad(), same_randomness():
-        named = looked.passes.model.named(looked.parameters)
-        torch.func.functional_call(module, named, (sample.inputs,))
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    kept = []
+    for _ in range(2):
+        with torch.no_grad(), same_randomness():
+            named = looked.passes.model.named(looked.parameters)
+            torch.func.functional_call(module, named, (sample.inputs,))
+        kept.append(_attributes(module))
     for name, buffer in module.named_buffers():
-        if not torch.equal(before[name], buffer):
+        if not torch.equal(buffers[name], buffer):
             raise Unclippable(f"the buffer {name} is changed by a forward pass, which mixes records")
+    for name in kept[0].keys() | kept[1].keys():
+        if kept[0].get(name) != kept[1].get(name):
+            raise Unclippable(f"the attribute {name} is changed by every forward pass, which mixes records")
+
+
+def _attributes(module: nn.Module) -> dict[str, bytes]:
+    """What the layers keep besides parameters, buffers and hooks, by name, as far as it can be written down."""
+    own, found = vars(nn.Module()).keys() - {"training"}, {}
+    for layer_name, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if name not in own:
+                with suppress(Exception):  # whatever a value's own way of being written down raises
+                    found[f"{layer_name}.{name}".lstrip(".")] = pickle.dumps(value)
+    return found
 
 
 @contextmanager

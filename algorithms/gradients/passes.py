@@ -91,13 +91,17 @@ class Passes:
         losses, rows = [], []
         for one_input, one_label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):
             point = parameters.detach().clone().requires_grad_()
-            with torch.enable_grad(), self._precision(inputs.device):
-                loss = self.model.losses(self.model.outputs(self.model.named(point), one_input), one_label)
+            loss = self.followed(point, one_input, one_label)
             rows.append(torch.autograd.grad(loss.sum(), point)[0])
             losses.append(loss.detach())
         written = torch.stack(rows)
         gradients = {name: Rows(written[:, place]) for name, place in self.model.places.items()}
         return self.contributions(parameters, torch.cat(losses), dict(gradients))
+
+    def followed(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each record, [batch], with a graph."""
+        with torch.enable_grad(), self._precision(inputs.device):
+            return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
 
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch]."""

@@ -12,24 +12,44 @@ from algorithms.models import Model
 
 
 @dataclass(frozen=True)
+class Form:
+    """What records look like: shape and type of their inputs, whole numbers below `entries`, labels below `classes`.
+
+    constants: whole numbers of which one may fill up a record's rest, as padding does.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    entries: int = 2
+    constants: tuple[int, ...] = (0, 1)
+    classes: int = 2
+
+    def draw(self, count: int, seed: int) -> "Sample":
+        """Made-up records: normal numbers, or whole ones of any entry, the rest of each one constant."""
+        source = torch.Generator().manual_seed(seed)
+        labels = torch.arange(seed, seed + count) % self.classes
+        if self.dtype.is_floating_point:
+            inputs = torch.randn(count, *self.shape, generator=source).to(self.dtype)
+            return Sample(inputs.to(self.device), labels.to(self.device))
+        inputs = torch.randint(0, self.entries, (count, math.prod(self.shape)), generator=source)
+        for index, record in enumerate(inputs):
+            begins = int(torch.randint(0, len(record) + 1, (), generator=source))
+            record[begins:] = self.constants[(seed + index) % len(self.constants)]
+        whole = inputs.view(count, *self.shape).to(self.dtype)
+        return Sample(whole.to(self.device), labels.to(self.device))
+
+
+@dataclass(frozen=True)
 class Sample:
-    """Made-up inputs [count, *shape] and labels 0 and 1."""
+    """Made-up inputs [count, *shape] and labels."""
 
     inputs: Tensor
     labels: Tensor
 
-    @staticmethod
-    def draw(
-        count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int
-    ) -> "Sample":
-        """Normal numbers; for whole numbers 0 and 1, which any table of entries has."""
-        source = torch.Generator().manual_seed(seed)
-        if dtype.is_floating_point:
-            inputs = torch.randn(count, *shape, generator=source).to(dtype)
-        else:
-            inputs = torch.randint(0, 2, (count, *shape), generator=source).to(dtype)
-        labels = torch.arange(seed, seed + count) % 2
-        return Sample(inputs.to(device), labels.to(device))
+    def all_of(self, constant: int) -> "Sample":
+        """The same number of records, in which every number is the same."""
+        return Sample(torch.full_like(self.inputs, constant), self.labels)
 
     def times(self, factor: float) -> "Sample":
         """The same records, larger; whole numbers are all 0 for the factor 0 and stay as they are for others."""

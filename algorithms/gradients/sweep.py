@@ -42,9 +42,9 @@ class Losses:
 
     def errors(self, outputs: Tensor) -> Tensor:
         """The derivative of each record's loss by its own outputs, shape [n, o]."""
-        free = outputs.detach().requires_grad_()
+        free, labels = filled(outputs.detach()).requires_grad_(), filled(self.labels)
         with torch.enable_grad():
-            return torch.autograd.grad(self.model.losses(free, self.labels).sum(), free)[0]
+            return torch.autograd.grad(self.model.losses(free, labels).sum(), free)[0][: len(outputs)]
 
     def at(self, outputs: Tensor, records: slice, bound: float) -> Tensor:
         """The sums [k], float64, of the losses of some records clipped to [0, bound]; may overwrite the outputs.

@@ -22,6 +22,8 @@ Errors = Tensor
 Gradients = dict[str, PerExample]
 Rule = Callable[["Tape", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
+LOOKED = "a look at the values of a tensor, on which the way through the model may depend"
+
 _LOOKING = (
     *(
         "__bool__",
@@ -95,9 +97,7 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self._is_learning and _looks(func, args, kwargs):
-            raise Unrecorded(
-                "a look at the values of a tensor, on which the way through the model may depend"
-            )
+            raise Unrecorded(LOOKED)
         if not any(self.name(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
             return func(*args, **kwargs)
         return self._rules.get(func, self._general)(self, func, args, kwargs)

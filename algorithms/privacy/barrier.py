@@ -14,6 +14,8 @@ Formal guarantees (under the adjacency of the run's plan, for callers that keep 
   counts as zero.
 """
 
+from typing import NoReturn
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -177,6 +179,10 @@ class Barrier:
             last_norms=self.__exact.last_norms,
             diagnostics=self.__diagnostics,
         )
+
+    def __reduce__(self) -> NoReturn:
+        """Raises TypeError: a copy would draw the same noise for other answers, which tell the sums together."""
+        raise TypeError("a barrier cannot be copied or pickled; make one for each run.")
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -4,8 +4,10 @@ All of them are computed under the same conditions, whatever the process around 
 arithmetic is raised without what it says, which may be of a record.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -67,9 +69,11 @@ class ExactAnswers:
     def __init__(
         self, records: Records, model: Model, performance: Performance, last_norms: LastNorms
     ) -> None:
-        self.records, self.model, self.performance = records, model, performance
-        self.engine = performance.engine(model, records)
-        self._whole = WholeRecords(model, records, performance)
+        self.records, self.performance = records, performance
+        # A copy, which nobody else can change or switch to training after it was examined.
+        self.model = replace(model, module=copy.deepcopy(model.module))
+        self.engine = performance.engine(self.model, records)
+        self._whole = WholeRecords(self.model, records, performance)
         self._norms = Norms(self.engine, self._batches, last_norms)
 
     @property

@@ -36,10 +36,14 @@ class ScheduleFilter:
     """Holds a run to a schedule fixed before its first release: its events, in their order, and no other.
 
     total: what the whole schedule was accounted to cost; a part of it never costs more. adjacency: under which.
+    Raises Refused for a count that is not a whole number from 1.
     """
 
     def __init__(self, schedule: Schedule, total: Budget, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> None:
         self._schedule = list(schedule)
+        for event, count in self._schedule:
+            if count < 1 or count != int(count):
+                raise Refused(f"{event} is planned {count} times; give a whole number from 1.")
         self._total = total
         self._adjacency = adjacency
         self._position = 0

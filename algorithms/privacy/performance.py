@@ -19,6 +19,10 @@ from algorithms.privacy.errors import Refused
 
 _LOG = logging.getLogger(__name__)
 
+_ENDS = torch.ones(2**16)
+"""Numbers of which PyTorch gives the first half to one thread and the rest to others."""
+_ENDS[0] = _ENDS[-1] = 1e-39
+
 _FAULT_AROUND = 2**16
 """Bytes around a page that Linux maps with it."""
 
@@ -56,7 +60,8 @@ class Performance:
         Each row of a mapped file may bring its neighbours into memory, so of a file that is larger than the memory a
         few rows are read at a time, and what came along is given back; the file keeps it.
         """
-        if getattr(array, "_mmap", None) is None or array.nbytes <= self.memory_mb * 1e6:
+        # What was changed in memory of a file mapped as "c" would be given back with it.
+        if getattr(array, "mode", None) not in ("r", "r+") or array.nbytes <= self.memory_mb * 1e6:
             return array[rows]
         found = np.empty((len(rows), *array.shape[1:]), array.dtype)
         size = max(1, int(self.memory_mb * 1e6 / (2 * _FAULT_AROUND)))
@@ -77,14 +82,15 @@ class Performance:
     def engine(self, model: Model, records: Records) -> Engine:
         """The gradient engine for a model of such records; raises Refused where the model mixes them."""
         try:
-            engine = Engine(
-                model,
-                input_shape=records.features.shape[1:],
-                input_dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype,
-                device=self.device,
-                memory_mb=self.memory_mb,
-                physical_batch=self.physical_batch,
-            )
+            with torch.autocast(self.device.type, enabled=False):
+                engine = Engine(
+                    model,
+                    input_shape=records.features.shape[1:],
+                    input_dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype,
+                    device=self.device,
+                    memory_mb=self.memory_mb,
+                    physical_batch=self.physical_batch,
+                )
         except Unclippable as reason:
             raise Refused(
                 f"{reason}, so no record's gradient can be clipped; use layers and losses that take each record by"
@@ -95,6 +101,11 @@ class Performance:
                 f"the model {model.name} draws random numbers, which a run that is taken up again would draw anew;"
                 " leave dropout out."
             )
+        if engine.is_narrow and model.precision == torch.float32:
+            raise Refused(
+                f"the model {model.name} computes in 16 bits somewhere, though its precision is float32; set"
+                " model.precision to bfloat16, or take the conversions out."
+            )
         return engine
 
     @contextmanager
@@ -102,10 +113,30 @@ class Performance:
         """Sets for what it holds what could have a record count for more or otherwise than alone.
 
         Products are of 32 bits or more, autocast is only the model's own, and on a CPU there are at most as many
-        threads as the engine allows. PyTorch counts these for each thread that asks, and keeps the smaller number.
+        threads as the engine allows, which PyTorch counts for each thread that asks: it keeps the smaller number. Where
+        they do not all take the smallest numbers for zero, or none of them, there is one.
         """
-        if self.device.type == "cpu" and torch.get_num_threads() > engine.threads:
-            torch.set_num_threads(engine.threads)
-            _LOG.info("CPU threads: %d, so that a record counts the same in any place", engine.threads)
-        with in_full_precision(), torch.autocast(self.device.type, enabled=False):
-            yield
+        flushes = _flushes(_ENDS[:1])
+        torch.set_flush_denormal(False)
+        try:
+            if self.device.type == "cpu":
+                _limit_threads(engine.threads)
+            with in_full_precision(), torch.autocast(self.device.type, enabled=False):
+                yield
+        finally:
+            torch.set_flush_denormal(flushes)
+
+
+def _limit_threads(most: int) -> None:
+    if torch.get_num_threads() > most:
+        torch.set_num_threads(most)
+        _LOG.info("CPU threads: %d, so that a record counts the same in any place", most)
+    if torch.get_num_threads() > 1 and _flushes(_ENDS):
+        torch.set_num_threads(1)
+        _LOG.warning("CPU threads: 1, since some of them take the smallest numbers for zero")
+
+
+def _flushes(ends: Tensor) -> bool:
+    """Whether a thread takes numbers below 1e-38 for zero; the first and the last number are such ones."""
+    halved = ends * 0.5
+    return bool(halved[0] == 0.0) or bool(halved[-1] == 0.0)

@@ -17,6 +17,7 @@ from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent, RenyiDpEvent, Schedule, kept
 
 ORDERS = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
+_ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
 
 
 def rdp(
@@ -69,7 +70,20 @@ def _plain_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacenc
         raise Refused(f"the RDP accountant has no bound for {event}; use the other accountant.")
     with _quiet_about_dropped_orders():
         accountant.compose(event)
-    return np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader
+    found = np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader
+    return _rounded_up(found, np.array(orders)) if is_own else found
+
+
+def _rounded_up(divergences: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    """Bounds of a sample, logarithms over (order - 1): infinite where they overflowed, and the least with room.
+
+    Rounding takes up to 1e-15 times the order from a logarithm, which counts where it is near 0: a large number of
+    such events must not cost nothing, nor one less than nothing.
+    """
+    least = np.nan_to_num(divergences, nan=math.inf, posinf=math.inf).clip(min=0.0)
+    is_near_zero = least * (orders - 1) < _NEAR_ZERO * orders
+    raised: np.ndarray = least + np.where(is_near_zero, _ROUNDING * orders / (orders - 1), 0.0)
+    return raised
 
 
 def _rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from tests.gradients import forms
 from tests.gradients.networks import NETWORKS
 from tests.gradients.test_bound import SPECS
 from tests.gradients.test_engine import WAYS
-from tests.gradients.zoo import Problem, once
+from tests.gradients.zoo import Problem, once, unlike_alone
 from tests.threads import cpu_threads
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -273,15 +273,13 @@ def test_as_many_threads_as_leave_no_numbers_over(
 
 def test_losses_at_candidates_do_not_turn_when_a_record_is_taken_away() -> None:
     """A loss that jumps where the sigmoids of a vector and of single numbers differ."""
-    points = torch.randn(4096, generator=torch.Generator().manual_seed(0)).double()
-    together, apart = torch.sigmoid(points), torch.cat([torch.sigmoid(one) for one in points.split(1)])
-    found = int((apart > together).nonzero()[0])
+    point, value = unlike_alone(torch.sigmoid, torch.float64)
 
     def losses(outputs: Tensor, _labels: Tensor) -> Tensor:
-        return 1e18 * (torch.sigmoid(outputs[:, 0].double()) - together[found]).clamp(min=0.0)
+        return 1e18 * (torch.sigmoid(outputs[:, 0].double()) - value).clamp(min=0.0)
 
     steep = Model("steep", nn.Sequential(nn.Flatten(), nn.Linear(1, 1)), losses, lambda outputs: outputs)
-    candidates = torch.stack([points[found], torch.zeros(())]).float()[None]
+    candidates = torch.stack([point, torch.zeros(())]).float()[None]
     sums = [
         LinearRecords(steep, torch.ones(count, 1), torch.zeros(count, dtype=torch.int64)).losses_at(
             candidates, bound=1.0
@@ -290,3 +288,22 @@ def test_losses_at_candidates_do_not_turn_when_a_record_is_taken_away() -> None:
     ]
     for fewer, more in pairwise(sums):
         assert float((more - fewer).abs().max()) <= 1.0
+
+
+def test_a_gradient_of_all_records_does_not_turn_when_one_is_taken_away() -> None:
+    """The derivative of a kinked loss behind an activation, whose last bits differ in vectors and single numbers."""
+    point, value = unlike_alone(functional.silu, torch.float32)
+
+    def losses(outputs: Tensor, _labels: Tensor) -> Tensor:
+        return 1e4 * torch.relu(functional.silu(outputs[:, 0]) - value)
+
+    steep = Model("steep", nn.Sequential(nn.Flatten(), nn.Linear(1, 1)), losses, lambda outputs: outputs)
+    at = torch.stack([point, torch.zeros(())])
+    sums = [
+        LinearRecords(steep, torch.ones(count, 1), torch.zeros(count, dtype=torch.int64)).clipped_sum(
+            at, L2(1.0)
+        )
+        for count in range(1, 130)
+    ]
+    for fewer, more in pairwise(sums):
+        assert float((more - fewer).norm()) <= 1.0

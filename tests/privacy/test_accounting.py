@@ -3,6 +3,7 @@
 import math
 
 import dp_accounting as dp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from algorithms.privacy.events import (
     schedule_to_json,
 )
 from algorithms.privacy.filters import RenyiFilter, ScheduleFilter, ZCDPFilter, rho_of, rho_of_budget
-from algorithms.privacy.renyi import rdp
+from algorithms.privacy.renyi import ORDERS, rdp
 
 GAUSSIAN = dp.GaussianDpEvent(2.0)
 EVENTS = [
@@ -195,6 +196,32 @@ def test_a_schedule_filter_states_the_part_and_in_the_end_the_whole() -> None:
     assert stated[0] == 0.0
     assert stated[1] >= epsilon([(GAUSSIAN, 1)], 1e-5)
     assert stated[3] == total.epsilon
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5])
+def test_a_schedule_filter_wants_whole_counts(count: float) -> None:
+    """It would wait for ever for the end of a row that has none."""
+    with pytest.raises(Refused, match="give a whole number from 1"):
+        ScheduleFilter([(GAUSSIAN, count)], Budget(1.0, 1e-5))  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "count"), [(0.5, 1e-155, 1), (0.01, 1e7, 10**17), (0.3, 1e9, 10**19)]
+)
+def test_no_event_makes_others_cheaper(rate: float, multiplier: float, count: int) -> None:
+    """Neither one whose bound is too large for a number, nor many whose bounds are lost in rounding."""
+    more = (dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), count)
+    alone, both = rdp([(GAUSSIAN, 1)]), rdp([(GAUSSIAN, 1), more])
+    as_many = rdp([(dp.GaussianDpEvent(multiplier / rate / math.sqrt(count)), 1)])
+    few = (
+        np.array(ORDERS) < 20
+    )  # small orders, where a sample costs about what noise of multiplier / rate does
+    assert not np.isnan(both).any()
+    assert (both >= alone).all()
+    assert ((both - alone)[few] >= 0.99 * as_many[few]).all()
+    assert epsilon([(GAUSSIAN, 1), more], 1e-5, accountant="rdp") >= epsilon(
+        [(GAUSSIAN, 1)], 1e-5, accountant="rdp"
+    )
 
 
 @pytest.mark.parametrize(

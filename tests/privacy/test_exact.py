@@ -1,5 +1,7 @@
 """Under which conditions answers are computed, and what is told of one that fails."""
 
+import copy
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from algorithms.gradients import L2
+from algorithms.gradients import L2, Engine
 from algorithms.models import Model
-from algorithms.privacy.barrier import Barrier
-from algorithms.privacy.errors import Failed
+from algorithms.privacy.barrier import Barrier, Performance
+from algorithms.privacy.errors import Failed, Refused
 from algorithms.privacy.releases import FullBatch, Gaussian
-from tests.algorithms.bench import MadeUp, made_up, small_model
+from tests.algorithms.bench import SHAPE, MadeUp, made_up, small_model
 from tests.privacy.test_barrier import Free, barrier
 from tests.privacy.test_questions import PARAMETERS, QUESTIONS
 from tests.threads import cpu_threads
@@ -97,29 +99,80 @@ def test_autocast_around_a_run_changes_nothing() -> None:
         assert torch.equal(gradient(barrier(made_up())), expected)
 
 
+SEEN: list[str] = []
+
+
 class Watched(nn.Linear):
     """Notes with which precision its product would be taken."""
 
-    seen: list[str]
-
     def forward(self, input: Tensor) -> Tensor:
-        self.seen.append(backends.mkldnn.matmul.fp32_precision)
+        SEEN.append(backends.mkldnn.matmul.fp32_precision)
         return super().forward(input)
+
+
+def of(*layers: nn.Module) -> Model:
+    """A model of made-up records."""
+    module = nn.Sequential(nn.Flatten(), *layers)
+    return Model("made up", module, small_model().losses, lambda outputs: outputs)
 
 
 @pytest.mark.parametrize("kind", OF_THE_MODEL)
 def test_products_have_32_bits_whatever_the_program_has_set(kind: str) -> None:
-    layer, before = Watched(16, 3), torch.get_float32_matmul_precision()
-    layer.seen = []
-    model = Model(
-        "watched", nn.Sequential(nn.Flatten(), layer), small_model().losses, lambda outputs: outputs
-    )
-    asked = barrier(made_up(), model)
-    layer.seen.clear()
+    asked, before = barrier(made_up(), of(Watched(16, 3))), torch.get_float32_matmul_precision()
+    SEEN.clear()
     torch.set_float32_matmul_precision("medium")
     try:
         ASKS[kind](asked)
-        assert set(layer.seen) == {"ieee"}
+        assert set(SEEN) == {"ieee"}
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_what_is_done_to_the_model_after_it_was_examined_changes_nothing() -> None:
+    """A layer that would mix records in training was let through as it does not when it evaluates."""
+    model = of(nn.BatchNorm1d(16, affine=False).eval(), nn.Linear(16, 3))
+    expected, asked = gradient(barrier(made_up(), model)), barrier(made_up(), model)
+    model.module.train()
+    assert torch.equal(gradient(asked), expected)
+
+
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16).float()
+
+
+def test_16_bits_within_32_are_refused() -> None:
+    """They would need other passes, and another number of threads."""
+    with pytest.raises(Refused, match="the model made up computes in 16 bits somewhere"):
+        barrier(made_up(), of(Halved(), nn.Linear(16, 3)))
+
+
+def is_zero(tiny: Tensor) -> bool:
+    return bool((tiny * 0.5 == 0.0).any())
+
+
+def test_the_smallest_numbers_are_no_zeros_or_one_thread_computes() -> None:
+    """Whether they are is set for a thread, and those that it begins: half of a pass could be computed otherwise."""
+    seen: list[tuple[bool, int]] = []
+    engine = Engine(small_model(), input_shape=SHAPE)
+
+    def ask() -> None:
+        torch.set_num_threads(2)
+        torch.set_flush_denormal(True)
+        torch.ones(2**17).add_(1.0)  # begins a second thread, which takes after this one
+        with Performance().computing(engine):
+            seen.append((is_zero(torch.full((2**17,), 1e-39)), torch.get_num_threads()))
+        seen.append((is_zero(torch.full((1,), 1e-39)), torch.get_num_threads()))
+
+    with cpu_threads(1):
+        (other := threading.Thread(target=ask)).start()
+        other.join()
+    assert seen == [(False, 1), (True, 1)]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_barrier_is_not_copied(copied: Callable[[Barrier], Any]) -> None:
+    """Two would draw the same noise for different answers, whose difference then has none."""
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copied(barrier(made_up()))

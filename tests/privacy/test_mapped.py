@@ -74,3 +74,11 @@ def test_the_pages_of_a_file_that_fits_the_memory_are_kept(mapped: MadeUp) -> No
     assert float(np.asarray(mapped.features).sum()) > 0
     answer(mapped, Poisson(0.3), Performance())
     assert resident("/features.npy") > 0.9 * RECORDS * WIDTH * 4 / 1024
+
+
+def test_what_was_changed_in_memory_of_a_mapped_file_stays_changed(tmp_path: Path) -> None:
+    np.save(tmp_path / "features.npy", np.ones((RECORDS, WIDTH), np.float32))
+    changed = np.load(tmp_path / "features.npy", mmap_mode="c")
+    changed[:] = 0.0
+    for _ in range(2):
+        assert not SMALL.read(changed, np.arange(RECORDS)).any()
