@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
 from algorithms.gradients.contributions import Contributions, all_finite
-from algorithms.gradients.examination import Examined, examine, fills
+from algorithms.gradients.examination import Examined, examine
 from algorithms.gradients.filling import FEWEST, WHOLE, even, filled
 from algorithms.gradients.layout import Unrecorded
 from algorithms.gradients.passes import Passes
+from algorithms.gradients.watch import fills
 from algorithms.models import Model
 
 _LOG = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Engine:
         self._log()
         fewest = WHOLE if model.precision == torch.bfloat16 else FEWEST
         size = even(physical_batch or _fitting(self._examined, memory_mb, device, fewest), fewest)
-        if size > 1 and not fills(self._passes, self._examined.form, min(WHOLE, size)):
+        if size > 1 and not fills(self._passes, self._examined.form, _sizes(size)):
             size = 1
             _LOG.warning(
                 "the model %s takes one record at a time, since what it computes of several lies in other numbers of"
@@ -171,6 +172,12 @@ def _fitting(examined: Examined, memory_mb: int, device: torch.device, fewest: i
     most = math.inf if device.type == "cuda" else _CACHED_BYTES
     each = _PASSES * (examined.bytes_per_record + examined.written_bytes)
     return max(1, int(min(memory_mb * 1e6 / each, max(fewest, most / each))))
+
+
+def _sizes(physical_batch: int) -> list[int]:
+    """Of passes to look at: the smallest, twice it, and the largest."""
+    least = min(WHOLE, physical_batch)
+    return sorted({least, 2 * least, physical_batch})
 
 
 def _on(model: Model, device: torch.device) -> Model:

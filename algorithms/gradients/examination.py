@@ -16,7 +16,7 @@ from algorithms.gradients.mixing import Looked, Unclippable, check_apart, check_
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.sample import Form, Sample, away_from_start, same_randomness
 from algorithms.gradients.tape import LOOKED, Tape
-from algorithms.gradients.watch import Watch, fill_alike
+from algorithms.gradients.watch import Watch, watched
 
 Layouts = tuple[Layout | None, ...]
 
@@ -69,7 +69,7 @@ def examine(passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: 
 
     check_state(exact, draw_exactly(_FEW, 0))
     is_random = check_apart(exact, draw_exactly, () if dtype.is_floating_point else form.constants)
-    is_narrow = _watched(passes, parameters, few).is_narrow
+    is_narrow = watched(passes, parameters, few).is_narrow
     sizes = [_kept_bytes(passes, parameters, sample) for sample in (few, more)]
     each = max(1, (sizes[1] - sizes[0]) // (_MORE - _FEW))
     try:
@@ -83,26 +83,23 @@ def examine(passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: 
     return Examined(form, is_narrow, layouts, "", each, written, is_random, without_rule)
 
 
-def fills(passes: Passes, form: Form, records: int) -> bool:
-    """Whether a pass of `records` records fills whatever the model computes, on a way that no value decides."""
-    parameters = away_from_start(passes.model).to(form.device)
-    few, twice = (_watched(passes, parameters, form.draw(count, 0)) for count in (records, 2 * records))
-    return not (few.has_looked or twice.has_looked) and fill_alike(few, twice, records)
-
-
 def _form(passes: Passes, parameters: Tensor, least: Form) -> Form:
     """The form with all entries of the model's tables, or of a byte, and all labels, as far as the model takes them."""
     layers = [
         layer for layer in passes.model.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     ]
-    entries = min((layer.num_embeddings for layer in layers), default=_BYTE)
     paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
-    constants = sorted({*paddings, *range(min(_SPECIAL, entries)), entries - 1})
-    form = replace(least, entries=entries, constants=tuple(constants))
-    form = form if _takes(passes, parameters, form) else least
+    tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
+    forms = (_with_entries(least, entries, paddings) for entries in tables)
+    form = next((form for form in forms if _takes(passes, parameters, form)), least)
     outputs = _outputs(passes, parameters, form.draw(1, 0))
     labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _MORE))
     return labelled if _takes(passes, parameters, labelled) else form
+
+
+def _with_entries(form: Form, entries: int, paddings: set[int]) -> Form:
+    constants = {*paddings, *range(_SPECIAL), entries - 1}
+    return replace(form, entries=entries, constants=tuple(sorted(c for c in constants if c < entries)))
 
 
 def _outputs(passes: Passes, parameters: Tensor, sample: Sample) -> Tensor:
@@ -119,15 +116,6 @@ def _takes(passes: Passes, parameters: Tensor, form: Form) -> bool:
     except Exception:
         return False
     return True
-
-
-def _watched(passes: Passes, parameters: Tensor, sample: Sample) -> Watch:
-    """What a model computes of some records."""
-    point = parameters.clone().requires_grad_()
-    watch = Watch()
-    with watch, same_randomness():
-        passes.followed(point, sample.inputs, sample.labels)
-    return watch
 
 
 def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
@@ -171,7 +159,7 @@ def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tup
 
 
 def _record(passes: Passes, parameters: Tensor, sample: Sample, layouts: Layouts) -> Tape:
-    watch = Watch()
+    watch = Watch((), ())
     with same_randomness(), watch:
         tape = passes.taped(parameters, sample.inputs, sample.labels, layouts, is_learning=True)[1]
     if watch.has_looked:

@@ -4,8 +4,9 @@ import copy
 import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from algorithms.gradients.sample import Sample, same_randomness
 
 Outputs = dict[str, Tensor]
 
-_FEW, _MANY = 3, 33
+_FEW, _MANY = 3, 65
 
 _LARGE = 1e3
 """How much larger than ordinary the large records are."""
@@ -88,6 +89,10 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
         looked, many, [draw(_MANY, 3).times(_LARGE)], (0, _MANY // 2, _MANY - 1), alone=not is_random
     )
     _check_losses_apart(looked, sample)
+    if not is_random:
+        large = sample.times(_LARGE)
+        for shown, weight in product((sample, large, sample.among(large, 0)), (1.0, _LARGE)):
+            _check_gradients_apart(looked, shown, weight)
     return is_random
 
 
@@ -120,35 +125,79 @@ def _check_losses_apart(looked: Looked, sample: Sample) -> None:
         raise Unclippable(f"{looked.loss_name} mixes records")
 
 
+def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> None:
+    """Raises Unclippable where errors mix on their way back: where a gradient is not the sum of each record's alone.
+
+    weight: of the losses, as some ways back mix large errors alone.
+    """
+
+    def gradient(some: Sample) -> Tensor | None:
+        point = looked.parameters.clone().requires_grad_()
+        with same_randomness():
+            losses = looked.passes.followed(point, some.inputs, some.labels)
+        return (
+            torch.autograd.grad(weight * losses.sum(), point, allow_unused=True)[0]
+            if losses.requires_grad
+            else None
+        )
+
+    together = gradient(sample)
+    alone = [gradient(sample.alone(place)) for place in range(len(sample.labels))]
+    parts = (
+        torch.stack([one for one in alone if one is not None]) if together is not None else torch.zeros(1, 0)
+    )
+    if together is None or not bool(parts.isfinite().all()):
+        return
+    sizes = parts.abs().sum(dim=0)
+    if not bool(
+        ((together - parts.sum(dim=0)).abs() <= 10.0 * looked.tolerance * (sizes + sizes.amax())).all()
+    ):
+        raise Unclippable(f"the way back through the model {looked.passes.model.name} mixes records")
+
+
 def check_state(looked: Looked, sample: Sample) -> None:
     """Raises Unclippable where a forward pass changes what a model keeps, which carries on what it saw or how often.
 
     What is the same after two passes over the same records, like a table that the first one makes, is no such thing.
     """
     module = copy.deepcopy(looked.passes.model.module)
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    kept = []
+    named = looked.passes.model.named(looked.parameters.clone())
+    own = {f"buffer {name}": value for name, value in module.named_buffers()}
+    own |= {f"parameter {name}": value for name, value in (*module.named_parameters(), *named.items())}
+    before, kept = {name: value.detach().clone() for name, value in own.items()}, []
     for _ in range(2):
         with torch.no_grad(), same_randomness():
-            named = looked.passes.model.named(looked.parameters)
-            torch.func.functional_call(module, named, (sample.inputs,))
-        kept.append(_attributes(module))
-    for name, buffer in module.named_buffers():
-        if not torch.equal(buffers[name], buffer):
-            raise Unclippable(f"the buffer {name} is changed by a forward pass, which mixes records")
+            outputs = torch.func.functional_call(module, named, (sample.inputs,))
+            looked.passes.model.losses(outputs, sample.labels)
+        kept.append(_attributes(module) | _values("the loss", looked.passes.model.losses))
+    for name, value in own.items():
+        if not torch.equal(before[name], value):
+            raise Unclippable(f"the {name} is changed by a forward pass, which mixes records")
     for name in kept[0].keys() | kept[1].keys():
         if kept[0].get(name) != kept[1].get(name):
             raise Unclippable(f"the attribute {name} is changed by every forward pass, which mixes records")
 
 
 def _attributes(module: nn.Module) -> dict[str, bytes]:
-    """What the layers keep besides parameters, buffers and hooks, by name, as far as it can be written down."""
+    """What the layers and their classes keep besides parameters, buffers and hooks, by name."""
+    found: dict[str, bytes] = {}
+    for name, layer in module.named_modules():
+        found |= _values(name, layer)
+        if not type(layer).__module__.startswith("torch."):
+            found |= _values(type(layer).__name__, type(layer))
+    return found
+
+
+def _values(name: str, owner: object) -> dict[str, bytes]:
+    """The attributes of a layer, class or function, by name, as far as they can be written down."""
     own, found = vars(nn.Module()).keys() - {"training"}, {}
-    for layer_name, layer in module.named_modules():
-        for name, value in vars(layer).items():
-            if name not in own:
-                with suppress(Exception):  # whatever a value's own way of being written down raises
-                    found[f"{layer_name}.{name}".lstrip(".")] = pickle.dumps(value)
+    for key, value in getattr(owner, "__dict__", {}).items():
+        if key not in own and not callable(value):
+            try:
+                written = pickle.dumps(value)
+            except Exception:  # whatever a value's own way of being written down raises
+                written = repr(value).encode()
+            found[f"{name}.{key}".lstrip(".")] = written
     return found
 
 

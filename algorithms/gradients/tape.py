@@ -96,7 +96,7 @@ class Tape(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._is_learning and _looks(func, args, kwargs):
+        if self._is_learning and looks(func, args, kwargs):
             raise Unrecorded(LOOKED)
         if not any(self.name(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
             return func(*args, **kwargs)
@@ -157,7 +157,7 @@ class _Anchored(torch.autograd.Function):
         return None, None
 
 
-def _looks(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def looks(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a function looks at the values of a tensor."""
     name = getattr(func, "__name__", "")
     given = (*args, *kwargs.values())

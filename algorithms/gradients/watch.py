@@ -1,60 +1,190 @@
 """What a model computes, operation by operation, seen on made-up records."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-_TO_A_NUMBER = torch.ops.aten._local_scalar_dense.default
+from algorithms.gradients.passes import Passes
+from algorithms.gradients.sample import Form, Sample, away_from_start, same_randomness
+from algorithms.gradients.tape import looks
+
+Shapes = tuple[torch.Size, ...]
+
+_ATEN = torch.ops.aten
+_LOOKING = (
+    *(_ATEN._local_scalar_dense, _ATEN.equal, _ATEN.nonzero, _ATEN.nonzero_static, _ATEN.masked_select),
+    *(_ATEN._unique, _ATEN._unique2, _ATEN.unique_dim, _ATEN.unique_consecutive, _ATEN.is_nonzero),
+)
+_OF_NO_VALUE = (
+    *(_ATEN.new_zeros, _ATEN.new_ones, _ATEN.new_full, _ATEN.new_empty, _ATEN.new_empty_strided),
+    *(_ATEN.zeros_like, _ATEN.ones_like, _ATEN.full_like, _ATEN.empty_like),
+)
 _NARROW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The shapes of what an operation gave, of the values of records that it took, and of what nobody watched made."""
+
+    given: Shapes
+    of_records: Shapes
+    unknown: Shapes
 
 
 class Watch(TorchDispatchMode):
     """Sees every operation that runs inside of it, whatever function or method of PyTorch led there.
 
-    has_looked: whether one made a number of Python out of a tensor's value. is_narrow: whether one gave numbers of 16
-    bits. shapes: of the numbers with fractions that each one gave.
+    records: what the values of the records come from. known: other tensors there are before. has_looked: whether a
+    number of Python, or of values, was made out of a tensor's values. is_narrow: whether there were numbers of 16 bits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, records: Iterable[Tensor], known: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.has_looked = self.is_narrow = False
-        self.shapes: list[tuple[torch.Size, ...]] = []
+        self.operations: list[Operation] = []
+        self.turned: int | None = None
+        # Held, so that an id stays theirs.
+        self._of_records = {id(tensor): tensor for tensor in records}
+        self._known = self._of_records | {id(tensor): tensor for tensor in known}
+
+    def turn(self) -> None:
+        """Says that from here on errors go back, whose sums over records belong to no record."""
+        self.turned = len(self.operations)
 
     def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        taken = _tensors((args, kwargs))
+        of_records = [tensor for tensor in taken if id(tensor) in self._of_records]
+        unknown = [tensor for tensor in taken if id(tensor) not in self._known]
+        found = func(*args, **kwargs)
+        given, kind = _tensors(found), func.overloadpacket
+        by_mask = kind is _ATEN.index and any(tensor.dtype == torch.bool for tensor in taken[1:])
+        self.has_looked |= by_mask or kind in _LOOKING
+        self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
+        self.operations.append(Operation(_shapes(given), _shapes(of_records), _shapes(unknown)))
+        self._known |= {id(tensor): tensor for tensor in given}
+        if of_records and kind not in _OF_NO_VALUE:
+            self._of_records |= {id(tensor): tensor for tensor in given}
+        return found
+
+
+class LookingFunctions(TorchFunctionMode):
+    """Tells a watch of functions that look at values without an operation, such as `tolist`."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
         self,
         func: Callable[..., Any],
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        given = [one for one in tree_leaves(found) if isinstance(one, Tensor) and one.is_floating_point()]
-        self.has_looked |= func is _TO_A_NUMBER
-        self.is_narrow |= any(one.dtype in _NARROW for one in given)
-        self.shapes.append(tuple(one.shape for one in given))
-        return found
+        self._watch.has_looked |= looks(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
 
 
-def fill_alike(few: Watch, twice: Watch, records: int) -> bool:
-    """Whether all numbers that `records` records were computed in lie in multiples of so many rows.
+def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
+    """Whether passes of these numbers of records fill whatever the model computes, each record apart from the others.
 
-    few, twice: of so many records and of twice as many. Else what one record counts could depend on its place, or on
-    the number of others, even where a pass is full: as where a row is put in front of them, or where they are cut.
+    On a way that no value decides; with a graph, through which errors go back, and without one. Else what one record
+    counts could depend on its place, or on the number of others, even where a pass is full: as where a row is put in
+    front of them, or where they are cut.
     """
-    pairs = list(zip(few.shapes, twice.shapes, strict=False))
-    return len(few.shapes) == len(twice.shapes) and all(
-        len(some) == len(more) and all(map(lambda a, b: _is_multiple(a, b, records), some, more))
-        for some, more in pairs
+    parameters = away_from_start(passes.model).to(form.device)
+    for follow in (_there_and_back, _there):
+        first, *others = (watched(passes, parameters, form.draw(size, 0), follow) for size in sizes)
+        if first.has_looked or not all(
+            _fill_alike(first, other, (sizes[0], size)) for size, other in zip(sizes[1:], others, strict=True)
+        ):
+            return False
+    return True
+
+
+Follow = Callable[[Passes, Tensor, Sample, Watch], object]
+
+
+def _there_and_back(passes: Passes, point: Tensor, sample: Sample, watch: Watch) -> None:
+    losses = passes.followed(point, sample.inputs, sample.labels)
+    watch.turn()
+    if losses.requires_grad:
+        torch.autograd.grad(losses.sum(), point, allow_unused=True)
+
+
+def _there(passes: Passes, point: Tensor, sample: Sample, watch: Watch) -> None:
+    passes.losses(point.detach(), sample.inputs, sample.labels)
+
+
+def watched(passes: Passes, parameters: Tensor, sample: Sample, follow: Follow = _there) -> Watch:
+    """What a model computes of some records."""
+    point = parameters.clone().requires_grad_()
+    module = passes.model.module
+    watch = Watch((sample.inputs, sample.labels), (point, *module.parameters(), *module.buffers()))
+    with watch, LookingFunctions(watch), same_randomness():
+        follow(passes, point, sample, watch)
+    return watch
+
+
+def _fill_alike(few: Watch, many: Watch, records: tuple[int, int]) -> bool:
+    """Whether all numbers that records were computed in lie in multiples of so many rows, each record apart.
+
+    few, many: of these two numbers of records. What was made of the records' values and used again has a dimension for
+    them, up to the turn; what nobody watched made has none.
+    """
+    pairs = list(zip(few.operations, many.operations, strict=False))
+    if len(few.operations) != len(many.operations) or many.has_looked:
+        return False
+    there = pairs[: few.turned]
+    return (
+        all(_all(_is_multiple, some.given, more.given, records) for some, more in pairs)
+        and all(_all(_stays, some.unknown, more.unknown, records) for some, more in pairs)
+        and all(_all(_grows, some.of_records, more.of_records, records) for some, more in there)
     )
 
 
-def _is_multiple(few: torch.Size, twice: torch.Size, records: int) -> bool:
-    """Whether one dimension alone, or none, grows with the records: a multiple of their number, twice as long."""
-    if len(few) != len(twice):
+def _all(
+    holds: Callable[[torch.Size, torch.Size, tuple[int, int]], bool],
+    few: Shapes,
+    many: Shapes,
+    records: tuple[int, int],
+) -> bool:
+    return len(few) == len(many) and all(holds(a, b, records) for a, b in zip(few, many, strict=True))
+
+
+def _is_multiple(few: torch.Size, many: torch.Size, records: tuple[int, int]) -> bool:
+    """Whether one dimension alone, or none, grows with the records: a multiple of their number."""
+    if len(few) != len(many):
         return False
-    growing = [(a, b) for a, b in zip(few, twice, strict=True) if a != b]
-    return len(growing) <= 1 and all(a % records == 0 and b == 2 * a for a, b in growing)
+    growing = [(a, b) for a, b in zip(few, many, strict=True) if a != b]
+    fewer, more = records
+    return len(growing) <= 1 and all(a % fewer == 0 and b == a // fewer * more for a, b in growing)
+
+
+def _grows(few: torch.Size, many: torch.Size, _records: tuple[int, int]) -> bool:
+    return few != many
+
+
+def _stays(few: torch.Size, many: torch.Size, _records: tuple[int, int]) -> bool:
+    return few == many
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _shapes(tensors: Iterable[Tensor]) -> Shapes:
+    return tuple(tensor.shape for tensor in tensors)

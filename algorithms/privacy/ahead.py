@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from algorithms.gradients import filled
 from algorithms.models import Model
 from algorithms.models.fronts import front_of, shape_after
 from algorithms.models.scattered import UnitRecords
@@ -64,6 +65,6 @@ def _mapped(
     placed = copy.deepcopy(maps).to(performance.device)
     with torch.no_grad():
         for inputs, _labels in performance.batches(records, np.arange(len(features)), _AT_ONCE):
-            features[done : done + len(inputs)] = placed(inputs).cpu().numpy()
+            features[done : done + len(inputs)] = placed(filled(inputs))[: len(inputs)].cpu().numpy()
             done += len(inputs)
     return features

@@ -14,6 +14,7 @@ Formal guarantees (under the adjacency of the run's plan, for callers that keep 
   counts as zero.
 """
 
+import os
 from typing import NoReturn
 
 import numpy as np
@@ -25,6 +26,7 @@ from algorithms.models import Model
 from algorithms.privacy import minimiser, moments, releases
 from algorithms.privacy.checks import check_gradient, check_norms, check_number, check_points
 from algorithms.privacy.diagnostics import Answered, Diagnostics
+from algorithms.privacy.errors import Refused
 from algorithms.privacy.exact import ExactAnswers
 from algorithms.privacy.filters import Filter
 from algorithms.privacy.importance import LastNorms
@@ -69,6 +71,7 @@ class Barrier:
         self.__delta = delta
         self.__trace = trace
         self.__diagnostics = diagnostics
+        self.__process = os.getpid()
 
     def gradient(
         self, parameters: Tensor, *, sampling: Sampling, clipping: Clipping, noise: Noise, divisor: float
@@ -199,6 +202,10 @@ class Barrier:
 
     def __charge(self, release: Release, *, dimension: int) -> Stream:
         """Charges a release, writes it to the trace and opens its stream of noise and coins."""
+        if os.getpid() != self.__process:  # a fork is a copy, too
+            raise Refused(
+                "a barrier was asked in another process than it was made in; make one for each run."
+            )
         check_number(release.sampling, self.__records)
         event = release.event()
         self.__spend.charge(event)

@@ -91,7 +91,7 @@ class ExactAnswers:
         self, point: Tensor, clipping: Clipping, release: Release, stream: Stream, *, step: int
     ) -> Tensor:
         """The sum of the sample's clipped gradients at a point [d], in a training step; shape [d], float64."""
-        point = point.to(self.performance.device)
+        point = self._copied(point)
         if isinstance(release.sampling, Importance):
             return self._norms.importance_sum(point, self._count, release.sampling, clipping, stream)
         is_whole = isinstance(release.sampling, FullBatch) and FullBatchAnswers.clip(clipping)
@@ -109,6 +109,7 @@ class ExactAnswers:
     ) -> Tensor:
         """The sums of the sample's clipped losses at each candidate, in a training step; shape [k], float64."""
         bound = release.clipping.sensitivity
+        candidates = candidates if isinstance(candidates, Line) else self._copied(candidates)
         answers = self._whole.at_step(step) if isinstance(release.sampling, FullBatch) else None
         if answers is not None:
             return answers.clipped_losses(candidates, bound).cpu()
@@ -132,13 +133,13 @@ class ExactAnswers:
     @_computed
     def norm_total(self, point: Tensor, bound: L2) -> float:
         """The sum of the norms of all records' gradients at a point [d], each cut off at `bound`."""
-        return self._norms.total(point.to(self.performance.device), self._count, bound)
+        return self._norms.total(self._copied(point), self._count, bound)
 
     @_computed
     def norm_balance(self, point: Tensor, bound: L2, release: Release, stream: Stream) -> float:
         """Half of how many more of the sample's norms at a point [d] are within `bound` than beyond it."""
         rows = chosen(release.sampling, self._count, stream)
-        return self._norms.balance(point.to(self.performance.device), rows, bound)
+        return self._norms.balance(self._copied(point), rows, bound)
 
     @_computed
     def minimum(self, release: Release, stream: Stream) -> Tensor:
@@ -148,6 +149,10 @@ class ExactAnswers:
     def drawn(self, release: Release, stream: Stream) -> Iterator[tuple[Tensor, Tensor]]:
         """The records that take part, in physical batches, on the device."""
         return self._batches(chosen(release.sampling, self._count, stream))
+
+    def _copied(self, points: Tensor) -> Tensor:
+        """Points on the device, of which nothing that a model does to them is seen outside."""
+        return points.detach().to(self.performance.device, copy=True)
 
     @property
     def _count(self) -> int:

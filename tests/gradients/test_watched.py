@@ -1,6 +1,9 @@
 """What a model computes is seen, with whatever functions it is written: a private value may not choose the way."""
 
+from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -153,3 +156,130 @@ def test_a_table_that_the_first_pass_makes_is_no_memory() -> None:
         return self.layer(x * self.waves.to(x))
 
     check(problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,))))
+
+
+def of_layer(wiring: Callable[[Wired, Tensor], Tensor]) -> Problem:
+    return problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 3)), (4,)))
+
+
+class Chunked(torch.autograd.Function):
+    """Works through errors in chunks, on their way back alone."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, errors: Tensor) -> Tensor:
+        return torch.cat([part * 1.0 for part in errors.split(21)])
+
+
+def marked(self: Wired, x: Tensor) -> Tensor:
+    """Scaled by how many records have a mark that no made-up record has."""
+    return self.layer(x) * (1 + (x == -999.0).any(dim=1).sum())
+
+
+def pooled(self: Wired, x: Tensor) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        halves = list(pool.map(functional.silu, self.layer(x).detach().split(21)))
+    return self.layer(x) + torch.cat(halves)
+
+
+HIDDEN: dict[str, Callable[[Wired, Tensor], Tensor]] = {
+    "chunks of more than the first passes": chunked(1001),
+    "chunks on the way back": lambda self, x: Chunked.apply(self.layer(x)),
+    "chunks without a graph": lambda self, x: (
+        self.layer(x)
+        if torch.is_grad_enabled()
+        else torch.cat([part * 1.0 for part in self.layer(x).split(21)])
+    ),
+    "a value of all records": marked,
+    "another thread": pooled,
+    "a list": lambda self, x: self.layer(x) * len([x.tolist()]),
+    "complex numbers": lambda self, x: torch.cat(
+        [part.abs() for part in torch.complex(self.layer(x), self.layer(x)).chunk(3)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_shows_in_other_passes_or_elsewhere_is_seen(name: str) -> None:
+    assert of_layer(HIDDEN[name]).engine(physical_batch=4096).physical_batch == 1
+
+
+def clipped_errors(self: Wired, x: Tensor) -> Tensor:
+    found = self.layer(x)
+    if found.requires_grad:
+        found.register_hook(lambda errors: errors * (10.0 / errors.norm()).clamp(max=1.0))
+    return found
+
+
+def test_errors_that_mix_on_their_way_back_are_refused() -> None:
+    with pytest.raises(Unclippable, match="the way back through the model made up mixes records"):
+        of_layer(clipped_errors).engine()
+
+
+def counting_in(kept: Any) -> Callable[[Wired, Tensor], Tensor]:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        kept(self)
+        return self.layer(x)
+
+    return wiring
+
+
+def in_a_parameter(self: Wired) -> None:
+    with torch.no_grad():
+        self.steps += 1
+
+
+def in_the_class(self: Wired) -> None:
+    type(self).steps = getattr(type(self), "steps", 0) + 1
+
+
+def in_a_dictionary(self: Wired) -> None:
+    if not hasattr(self, "counts"):
+        self.counts = defaultdict(lambda: 0)
+    self.counts["steps"] += 1
+
+
+@pytest.mark.parametrize("kept", [in_a_parameter, in_the_class, in_a_dictionary])
+def test_a_model_that_counts_is_refused_wherever_it_does(kept: Callable[[Wired], None]) -> None:
+    class Own(Wired):
+        pass
+
+    def make() -> nn.Module:
+        steps = nn.Parameter(torch.zeros(()), requires_grad=False)
+        return Own(
+            counting_in(kept), layer=nn.Linear(4, 2), **({"steps": steps} if kept is in_a_parameter else {})
+        )
+
+    with pytest.raises(Unclippable, match=r"is changed by (a|every) forward pass"):
+        problem(Spec(make, (4,))).engine()
+
+
+class CountingLoss:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        return cross_entropy(outputs, labels)
+
+
+def test_a_loss_that_counts_is_refused() -> None:
+    with pytest.raises(Unclippable, match=r"the loss\.calls is changed by every forward pass"):
+        problem(Spec(lambda: nn.Linear(4, 3), (4,), losses=CountingLoss())).engine()
+
+
+def test_tokens_are_of_the_largest_table_that_takes_them() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        used = (x != PADDING + 1).any(dim=0).sum().clamp(min=1)
+        segments = self.segments((x > PADDING).long())
+        return self.layer((self.table(x) + segments).sum(dim=1) / used)
+
+    def make() -> nn.Module:
+        table, segments = nn.Embedding(ENTRIES, 4), nn.Embedding(2, 4)
+        return Wired(wiring, table=table, segments=segments, layer=nn.Linear(4, 2))
+
+    with pytest.raises(Unclippable, match="mixes records"):
+        problem(Spec(make, (LENGTH,), entries=ENTRIES)).engine()

@@ -176,3 +176,31 @@ def test_a_barrier_is_not_copied(copied: Callable[[Barrier], Any]) -> None:
     """Two would draw the same noise for different answers, whose difference then has none."""
     with pytest.raises(TypeError, match="cannot be copied"):
         copied(barrier(made_up()))
+
+
+def test_a_barrier_is_not_asked_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    spend = Free()
+    asked = barrier(made_up(), spend=spend)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(Refused, match="in another process than it was made in"):
+        gradient(asked)
+    assert spend.events == []
+
+
+class Shrinking(nn.Linear):
+    """Writes into its own weights, as tables with a largest norm do, where it is not examined."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if SEEN:
+            self.weight.data.mul_(0.5)
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("kind", OF_THE_MODEL)
+def test_no_answer_changes_the_point_it_was_asked_at(kind: str) -> None:
+    before = PARAMETERS.clone()
+    SEEN.clear()
+    asked = barrier(made_up(), of(Shrinking(16, 3)))
+    SEEN.append("examined")
+    ASKS[kind](asked)
+    assert torch.equal(PARAMETERS, before)
