@@ -32,6 +32,9 @@ _PASSES = 3
 _CACHED_BYTES = 128e6
 """What a CPU works on best at once."""
 
+_MOST, _MOST_ON_DEVICE = 2**12, 2**16
+"""Records of a pass, of which as many are made up to look at it before."""
+
 
 class Engine:
     """Per-example gradients of a model on one device.
@@ -169,9 +172,10 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
 
 def _fitting(examined: Examined, memory_mb: int, device: torch.device, fewest: int) -> int:
     """How many records to take at once: what fits the memory, on a CPU no more than is fast, or `fewest`."""
-    most = math.inf if device.type == "cuda" else _CACHED_BYTES
+    is_cpu = device.type != "cuda"
     each = _PASSES * (examined.bytes_per_record + examined.written_bytes)
-    return max(1, int(min(memory_mb * 1e6 / each, max(fewest, most / each))))
+    best = max(fewest, _CACHED_BYTES / each) if is_cpu else math.inf
+    return max(1, int(min(memory_mb * 1e6 / each, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
 
 
 def _sizes(physical_batch: int) -> list[int]:

@@ -162,15 +162,19 @@ def check_state(looked: Looked, sample: Sample) -> None:
     """
     module = copy.deepcopy(looked.passes.model.module)
     named = looked.passes.model.named(looked.parameters.clone())
-    own = {f"buffer {name}": value for name, value in module.named_buffers()}
-    own |= {f"parameter {name}": value for name, value in (*module.named_parameters(), *named.items())}
-    before, kept = {name: value.detach().clone() for name, value in own.items()}, []
+
+    def own() -> dict[str, Tensor]:
+        found = {f"buffer {name}": value for name, value in module.named_buffers()}
+        parts = (*module.named_parameters(), *named.items())
+        return found | {f"parameter {name}": value.detach() for name, value in parts}
+
+    before, kept = {name: value.clone() for name, value in own().items()}, []
     for _ in range(2):
         with torch.no_grad(), same_randomness():
             outputs = torch.func.functional_call(module, named, (sample.inputs,))
             looked.passes.model.losses(outputs, sample.labels)
         kept.append(_attributes(module) | _values("the loss", looked.passes.model.losses))
-    for name, value in own.items():
+    for name, value in own().items():
         if not torch.equal(before[name], value):
             raise Unclippable(f"the {name} is changed by a forward pass, which mixes records")
     for name in kept[0].keys() | kept[1].keys():

@@ -73,7 +73,8 @@ class Watch(TorchDispatchMode):
         by_mask = kind is _ATEN.index and any(tensor.dtype == torch.bool for tensor in taken[1:])
         self.has_looked |= by_mask or kind in _LOOKING
         self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
-        self.operations.append(Operation(_shapes(given), _shapes(of_records), _shapes(unknown)))
+        numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are room to work in
+        self.operations.append(Operation(_shapes(numbers), _shapes(of_records), _shapes(unknown)))
         self._known |= {id(tensor): tensor for tensor in given}
         if of_records and kind not in _OF_NO_VALUE:
             self._of_records |= {id(tensor): tensor for tensor in given}
