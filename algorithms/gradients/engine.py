@@ -41,7 +41,8 @@ class Engine:
 
     input_shape, input_dtype: of one record. memory_mb: what a pass may take, from which the physical batch follows
     unless it is given; a multiple of 64, or 32 (not in bfloat16), or 1, at most what was given. Passes are filled up to
-    64 records or the physical batch, so that the number of records changes nothing in what one of them counts. Raises
+    64 records or the physical batch, so that the number of records changes nothing in what one of them counts; where a
+    model computes in other numbers of rows than that, or on a way that values decide, the physical batch is 1. Raises
     Unclippable where the model mixes records.
     """
 

@@ -173,7 +173,7 @@ def check_state(looked: Looked, sample: Sample) -> None:
         with torch.no_grad(), same_randomness():
             outputs = torch.func.functional_call(module, named, (sample.inputs,))
             looked.passes.model.losses(outputs, sample.labels)
-        kept.append(_attributes(module) | _values("the loss", looked.passes.model.losses))
+        kept.append(_attributes(module) | _values("losses", looked.passes.model.losses))
     for name, value in own().items():
         if not torch.equal(before[name], value):
             raise Unclippable(f"the {name} is changed by a forward pass, which mixes records")

@@ -267,7 +267,7 @@ class CountingLoss:
 
 
 def test_a_loss_that_counts_is_refused() -> None:
-    with pytest.raises(Unclippable, match=r"the loss\.calls is changed by every forward pass"):
+    with pytest.raises(Unclippable, match=r"the attribute losses\.calls is changed by every forward pass"):
         problem(Spec(lambda: nn.Linear(4, 3), (4,), losses=CountingLoss())).engine()
 
 
