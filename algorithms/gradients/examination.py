@@ -15,8 +15,8 @@ from algorithms.gradients.layout import Layout, Unrecorded, layout_of
 from algorithms.gradients.mixing import Looked, Unclippable, check_apart, check_state, mixing_layer
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.sample import Form, Sample, away_from_start, same_randomness
-from algorithms.gradients.tape import LOOKED, Tape
-from algorithms.gradients.watch import Watch, watched
+from algorithms.gradients.tape import Tape
+from algorithms.gradients.watch import watched, watching
 
 Layouts = tuple[Layout | None, ...]
 
@@ -159,11 +159,10 @@ def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tup
 
 
 def _record(passes: Passes, parameters: Tensor, sample: Sample, layouts: Layouts) -> Tape:
-    watch = Watch((), ())
-    with same_randomness(), watch:
+    with watching() as watch:
         tape = passes.taped(parameters, sample.inputs, sample.labels, layouts, is_learning=True)[1]
     if watch.has_looked:
-        raise Unrecorded(LOOKED)
+        raise Unrecorded("a look at the values of a tensor, on which the way through the model may depend")
     return tape
 
 

@@ -22,26 +22,6 @@ Errors = Tensor
 Gradients = dict[str, PerExample]
 Rule = Callable[["Tape", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
-LOOKED = "a look at the values of a tensor, on which the way through the model may depend"
-
-_LOOKING = (
-    *(
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__index__",
-        "__array__",
-        "item",
-        "tolist",
-        "numpy",
-        "is_nonzero",
-        "equal",
-    ),
-    *("allclose", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"),
-    *("bincount", "to_sparse", "_pack_padded_sequence", "pack_padded_sequence", "__contains__"),
-)
-"""Functions whose answer is a value or a number of values, on which the way through a model may then depend."""
-
 
 @dataclass(frozen=True)
 class Use:
@@ -96,8 +76,6 @@ class Tape(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._is_learning and looks(func, args, kwargs):
-            raise Unrecorded(LOOKED)
         if not any(self.name(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
             return func(*args, **kwargs)
         return self._rules.get(func, self._general)(self, func, args, kwargs)
@@ -155,18 +133,3 @@ class _Anchored(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, error: Tensor) -> tuple[None, None]:
         return None, None
-
-
-def looks(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function looks at the values of a tensor."""
-    name = getattr(func, "__name__", "")
-    given = (*args, *kwargs.values())
-    if name == "__getitem__":
-        return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:]))
-    if name == "where":
-        return len(given) == 1
-    if name == "one_hot":
-        return given[1:] in ((), (-1,))
-    if name in ("repeat_interleave", "tensor_split"):
-        return len(given) == 1 or any(isinstance(value, Tensor) for value in given[1:])
-    return name in _LOOKING

@@ -1,6 +1,7 @@
 """What a model computes, operation by operation, seen on made-up records."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,29 @@ from torch.utils._pytree import tree_leaves
 
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.sample import Form, Sample, away_from_start, same_randomness
-from algorithms.gradients.tape import looks
 
 Shapes = tuple[torch.Size, ...]
 
+_FUNCTIONS_THAT_LOOK = (
+    *(
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__array__",
+        "item",
+        "tolist",
+        "numpy",
+        "is_nonzero",
+        "equal",
+    ),
+    *("allclose", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"),
+    *("bincount", "to_sparse", "_pack_padded_sequence", "pack_padded_sequence", "__contains__"),
+)
+"""Functions whose answer is a value or a number of values, on which the way through a model may then depend."""
+
 _ATEN = torch.ops.aten
-_LOOKING = (
+_OPERATIONS_THAT_LOOK = (
     *(_ATEN._local_scalar_dense, _ATEN.equal, _ATEN.nonzero, _ATEN.nonzero_static, _ATEN.masked_select),
     *(_ATEN._unique, _ATEN._unique2, _ATEN.unique_dim, _ATEN.unique_consecutive, _ATEN.is_nonzero),
 )
@@ -71,7 +89,7 @@ class Watch(TorchDispatchMode):
         found = func(*args, **kwargs)
         given, kind = _tensors(found), func.overloadpacket
         by_mask = kind is _ATEN.index and any(tensor.dtype == torch.bool for tensor in taken[1:])
-        self.has_looked |= by_mask or kind in _LOOKING
+        self.has_looked |= by_mask or kind in _OPERATIONS_THAT_LOOK
         self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
         numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are room to work in
         self.operations.append(Operation(_shapes(numbers), _shapes(of_records), _shapes(unknown)))
@@ -81,7 +99,7 @@ class Watch(TorchDispatchMode):
         return found
 
 
-class LookingFunctions(TorchFunctionMode):
+class _LookingFunctions(TorchFunctionMode):
     """Tells a watch of functions that look at values without an operation, such as `tolist`."""
 
     def __init__(self, watch: Watch) -> None:
@@ -95,8 +113,16 @@ class LookingFunctions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        self._watch.has_looked |= looks(func, args, kwargs or {})
+        self._watch.has_looked |= _looks(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watching(records: Iterable[Tensor] = (), known: Iterable[Tensor] = ()) -> Iterator[Watch]:
+    """A watch of what runs inside of the block, with the same random numbers each time."""
+    watch = Watch(records, known)
+    with watch, _LookingFunctions(watch), same_randomness():
+        yield watch
 
 
 def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
@@ -109,9 +135,8 @@ def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
     parameters = away_from_start(passes.model).to(form.device)
     for follow in (_there_and_back, _there):
         first, *others = (watched(passes, parameters, form.draw(size, 0), follow) for size in sizes)
-        if first.has_looked or not all(
-            _fill_alike(first, other, (sizes[0], size)) for size, other in zip(sizes[1:], others, strict=True)
-        ):
+        pairs = zip(sizes[1:], others, strict=True)
+        if not all(_fill_alike(first, other, (sizes[0], size)) for size, other in pairs):
             return False
     return True
 
@@ -134,8 +159,8 @@ def watched(passes: Passes, parameters: Tensor, sample: Sample, follow: Follow =
     """What a model computes of some records."""
     point = parameters.clone().requires_grad_()
     module = passes.model.module
-    watch = Watch((sample.inputs, sample.labels), (point, *module.parameters(), *module.buffers()))
-    with watch, LookingFunctions(watch), same_randomness():
+    known = (point, *module.parameters(), *module.buffers())
+    with watching((sample.inputs, sample.labels), known) as watch:
         follow(passes, point, sample, watch)
     return watch
 
@@ -147,7 +172,7 @@ def _fill_alike(few: Watch, many: Watch, records: tuple[int, int]) -> bool:
     them, up to the turn; what nobody watched made has none.
     """
     pairs = list(zip(few.operations, many.operations, strict=False))
-    if len(few.operations) != len(many.operations) or many.has_looked:
+    if len(few.operations) != len(many.operations) or few.has_looked or many.has_looked:
         return False
     there = pairs[: few.turned]
     return (
@@ -189,3 +214,18 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _shapes(tensors: Iterable[Tensor]) -> Shapes:
     return tuple(tensor.shape for tensor in tensors)
+
+
+def _looks(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function looks at the values of a tensor."""
+    name = getattr(func, "__name__", "")
+    given = (*args, *kwargs.values())
+    if name == "__getitem__":
+        return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:]))
+    if name == "where":
+        return len(given) == 1
+    if name == "one_hot":
+        return given[1:] in ((), (-1,))
+    if name in ("repeat_interleave", "tensor_split"):
+        return len(given) == 1 or any(isinstance(value, Tensor) for value in given[1:])
+    return name in _FUNCTIONS_THAT_LOOK

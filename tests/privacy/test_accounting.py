@@ -213,9 +213,7 @@ def test_no_event_makes_others_cheaper(rate: float, multiplier: float, count: in
     more = (dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), count)
     alone, both = rdp([(GAUSSIAN, 1)]), rdp([(GAUSSIAN, 1), more])
     as_many = rdp([(dp.GaussianDpEvent(multiplier / rate / math.sqrt(count)), 1)])
-    few = (
-        np.array(ORDERS) < 20
-    )  # small orders, where a sample costs about what noise of multiplier / rate does
+    few = np.array(ORDERS) < 20  # where a sample costs about what noise of multiplier / rate does
     assert not np.isnan(both).any()
     assert (both >= alone).all()
     assert ((both - alone)[few] >= 0.99 * as_many[few]).all()
