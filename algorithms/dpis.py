@@ -177,7 +177,10 @@ class DPIS:
         now: Steps = (fraction, per_epoch)
         later: Steps = (1.0 if is_cautious else fraction, per_epoch * (self.epochs - 1 - index))
         event = self._event_at(plan.sampling_rate)
-        noise, _ = least_noise(event, [now, later], {order: limit - spent - reserved})
+        found = least_noise(event, [now, later], {order: limit - spent - reserved})
+        if found is None:
+            return None
+        noise, _ = found
         return epoch.changed(noise=noise, spent=spent + float(cost(event, [now], noise, (order,))[0]))
 
     def _plan_released(self, rate: float, own: Mapping[str, float], target: Target, public: Public) -> Plan:

@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from algorithms.algorithm import Target
+from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule
 from algorithms.privacy.filters import conversion
@@ -50,8 +51,10 @@ def cost(event: Event, steps: Sequence[Steps], noise: float, orders: tuple[float
     return rdp([(event(fraction, noise), count) for fraction, count in steps if count], orders=orders)
 
 
-def least_noise(event: Event, steps: Sequence[Steps], limits: Mapping[float, float]) -> tuple[float, float]:
-    """The least noise sigma_G at which the steps keep to the limit of one order, and that order.
+def least_noise(
+    event: Event, steps: Sequence[Steps], limits: Mapping[float, float]
+) -> tuple[float, float] | None:
+    """The least noise sigma_G at which the steps keep to the limit of one order, and that order; None above 1e8.
 
     limits: by order, above 0.
     """
@@ -62,6 +65,8 @@ def least_noise(event: Event, steps: Sequence[Steps], limits: Mapping[float, flo
         return np.asarray(np.log(costs / allowed))
 
     low, high = map(math.log, _NOISE_RANGE)
+    if excess(high).min() > 0:
+        return None
     if excess(low).min() > 0:
         low = brentq(lambda x: float(excess(x).min()), low, high, xtol=1e-10) + SLACK
     return math.exp(low), orders[int(excess(low).argmin())]
@@ -70,24 +75,51 @@ def least_noise(event: Event, steps: Sequence[Steps], limits: Mapping[float, flo
 def precommitted(event: Event, steps: int, others: Schedule, target: Target) -> tuple[float, float]:
     """The order at which `steps` steps at K = N C need the least noise beside other releases, and that noise.
 
-    It follows from public values and is fixed with the plan, as a filter needs it. Raises Refused where the others
-    leave nothing.
+    It follows from public values and is fixed with the plan, as a filter needs it. Raises Refused where the filter or
+    what is released beside the steps leaves nothing, and where no noise up to 1e8 fits in what is left.
     """
     budget = target.budget
     if not 0 < budget.epsilon < math.inf or not 0 < budget.delta < 1:
         raise Refused(
             f"{budget} gives no budget to spend; give a finite epsilon above 0 and delta in (0, 1)."
         )
-    costs = rdp(others, orders=_ORDERS)
-    left = {
-        a: budget.epsilon - conversion(a, budget.delta) - float(c)
-        for a, c in zip(_ORDERS, costs, strict=True)
-    }
-    usable = {order: limit for order, limit in left.items() if limit > 0}
-    if not usable:
+    found = least_noise(event, [(1.0, steps)], _limits(others, target))
+    if found is None:
         raise Refused(
-            f"epsilon {budget.epsilon:g} at delta {budget.delta:g} leaves nothing beside the releases of norms; raise"
-            " algorithm.norm_noise or epsilon, or give algorithm.public_norms."
+            f"no noise multiplier up to {_NOISE_RANGE[1]:.0e} fits in what {_asked(budget)} leaves for the steps;"
+            " ask for a larger epsilon, or more noise in what is released beside them."
         )
-    noise, order = least_noise(event, [(1.0, steps)], usable)
+    noise, order = found
     return order, noise
+
+
+def _limits(others: Schedule, target: Target) -> dict[float, float]:
+    """What other releases leave of a budget, by order; raises Refused, with the one to blame, where that is nothing."""
+    if not _left(target.budget, []):
+        least = min(conversion(order, target.budget.delta) for order in _ORDERS)
+        raise Refused(
+            f"{_asked(target.budget)} is not above {least:.4g}, what a Rényi filter costs at any noise; ask for a"
+            " larger epsilon, or give algorithm.public_norms."
+        )
+    if not _left(target.budget, target.before):
+        raise Refused(
+            f"{_asked(target.budget)} leaves nothing beside the learned features; raise their noise or epsilon."
+        )
+    left = _left(target.budget, others)
+    if not left:
+        raise Refused(
+            f"{_asked(target.budget)} leaves nothing beside the releases of norms; raise algorithm.norm_noise or"
+            " epsilon, or give algorithm.public_norms."
+        )
+    return left
+
+
+def _asked(budget: Budget) -> str:
+    return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
+
+
+def _left(budget: Budget, others: Schedule) -> dict[float, float]:
+    """What other releases leave of a budget at each order, where they leave something."""
+    costs = map(float, rdp(others, orders=_ORDERS))
+    left = {a: budget.epsilon - conversion(a, budget.delta) - c for a, c in zip(_ORDERS, costs, strict=True)}
+    return {order: limit for order, limit in left.items() if limit > 0}

@@ -19,7 +19,8 @@ def cost_table(root: Path, settings: Params) -> Table:
 
     Raises what `plan_for` raises, and DataRefused for an unknown data set.
     """
-    public = public_description(catalogue.card(settings.data.dataset, root / "data" / "cards"))
+    card = catalogue.card(settings.data.dataset, root / "data" / "cards")
+    public = public_description(card, settings.data.transform)
     plan = plan_for(settings, public)
     table = Table(show_header=False)
     for name, text in [*_plan_rows(settings, plan), *_ledger_rows(root, plan, public, settings)]:

@@ -4,7 +4,7 @@ A start is the parameters of a public model, or of an earlier release: those of 
 were charged when they were released. Nothing of the private records is looked at here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,24 +16,28 @@ from torch import Tensor
 from algorithms.models.model import Model, ModelRefused
 from algorithms.models.words import digest
 
+Tensors = Mapping[str, Tensor]
+
 
 def started(model: Model, path: Path, *, fresh: Sequence[str] = ()) -> Model:
     """The model with the parameters of a safetensors file as its start, in place.
 
+    Of a release with a learned map in front of its model the model's parameters are taken, and the map is not.
     fresh: parameters, or layers by their names, that keep the start they have, whatever the file holds for them.
     Raises ModelRefused for a file that cannot be read, for names that the model has not or the file lacks, for another
     shape and for what is not finite.
     """
     own = model.module.state_dict()
     keeps = named(model, fresh, what="model.fresh") if fresh else set()
-    stored = {name: t for name, t in _read(path).items() if not (name in keeps or _is_below(name, fresh))}
+    held, map_note = _behind_a_map(_read(path), own)
+    stored = {name: t for name, t in held.items() if not (name in keeps or _is_below(name, fresh))}
     _check_names(path, wanted=own.keys() - keeps, found=stored.keys())
     for name, tensor in stored.items():
         _check_tensor(path, name, tensor, own[name])
         own[name].copy_(tensor)
     note = f"The start is the file {path.name} (SHA-256 {digest(path)})"
     kept = f", but for {', '.join(fresh)}, drawn from the model's seed." if fresh else "."
-    return replace(model, notes=(*model.notes, note + kept))
+    return replace(model, notes=(*model.notes, note + kept + map_note))
 
 
 def frozen(model: Model, chosen: Sequence[str]) -> Model:
@@ -72,6 +76,15 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise ModelRefused(
             f"{path} is no safetensors file that can be read whole; set model.start to one."
         ) from None
+
+
+def _behind_a_map(stored: Tensors, own: Tensors) -> tuple[Tensors, str]:
+    """The tensors of the model alone where there is a map in front of it, as `fronts.in_front` names both."""
+    is_whole = {name.partition(".")[0] for name in stored} == {"features", "model"}
+    if not is_whole or not own.keys().isdisjoint(stored):
+        return stored, ""
+    behind = {name.removeprefix("model."): t for name, t in stored.items() if name.startswith("model.")}
+    return behind, " The learned map in front of it there is not taken over."
 
 
 def _check_names(path: Path, *, wanted: set[str], found: object) -> None:

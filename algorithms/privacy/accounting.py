@@ -146,7 +146,7 @@ def _solve(
         if high > _NOISE_RANGE[1]:
             raise Refused(
                 f"no noise multiplier up to {_NOISE_RANGE[1]:.0e} meets epsilon = {target:g};"
-                " ask for a larger epsilon, fewer steps or smaller batches."
+                " ask for a larger epsilon, fewer steps, smaller batches or more noise in what is released beside them."
             )
     while low >= high and low > _NOISE_RANGE[0]:
         low /= factor

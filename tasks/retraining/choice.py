@@ -12,7 +12,7 @@ from data import PublicDescription, blocks, catalogue, public_description
 from data.card import DataCard
 from tasks.calibrate import plan_for
 from tasks.environment import database_url
-from tasks.params import ParamsRefused
+from tasks.params import Params, ParamsRefused
 from tasks.population import declare
 from tasks.request import Request, Revision, revise
 from tasks.retraining.budget import epsilon_for
@@ -71,9 +71,10 @@ def next_of(
     used, price = _choose(settings, standing)
     if last is not None and set(used) <= set(last):
         raise TooFew("none of the blocks that can pay is new, so the model that serves stays.")
-    public = replace(public_description(card), blocks=used)
     own = _own(settings, used, registry, root)
-    epsilon, delta = _affordable(settings, ledger, public, price, root, own)
+    asked = _asked(settings, root, own)
+    public = replace(public_description(card, asked.data.transform), blocks=used)
+    epsilon, delta = _affordable(asked, ledger, public, price)
     return Next(used, epsilon, revise(root, Request(epsilon=epsilon, delta=delta, settings=own)))
 
 
@@ -101,20 +102,20 @@ def _own(settings: Retraining, used: tuple[str, ...], registry: Registry, root: 
     return own
 
 
-def _affordable(
-    settings: Retraining,
-    ledger: Ledger,
-    public: PublicDescription,
-    price: Price,
-    root: Path,
-    own: Mapping[str, Any],
-) -> tuple[float, float]:
+def _asked(settings: Retraining, root: Path, own: Mapping[str, Any]) -> Params:
+    """What params.yaml becomes, but for epsilon; raises ParamsRefused where it is about another data set."""
     asked = revise(root, Request(delta=settings.delta, settings=own)).params
     if asked.data.dataset != settings.dataset:
         raise ParamsRefused(
             f"params.yaml is about {asked.data.dataset!r} and the retraining about {settings.dataset!r}; use a checkout"
             f" for each, or `epsilonflow run --dataset {settings.dataset}` first."
         )
+    return asked
+
+
+def _affordable(
+    asked: Params, ledger: Ledger, public: PublicDescription, price: Price
+) -> tuple[float, float]:
     privacy, rest = asked.privacy, dict(asked.groups)
     return epsilon_for(
         price,

@@ -21,6 +21,7 @@ from algorithms.importance_budget import precommitted
 from algorithms.privacy.accounting import calibrate
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
+from algorithms.privacy.events import RenyiDpEvent
 from algorithms.privacy.filters import conversion
 from algorithms.privacy.releases import (
     Gaussian,
@@ -237,6 +238,20 @@ def test_public_norms_are_a_schedule_with_one_noise() -> None:
 def test_settings_that_do_not_fit_are_refused(settings: Any, records: int | None, message: str) -> None:
     with pytest.raises(Refused, match=message):
         planned(method(**settings), records=records)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "before", "message"),
+    [
+        (0.005, [], "is not above 0.008.*any noise"),
+        (1.0, [(dp.GaussianDpEvent(0.1), 1)], "beside the learned features"),
+        (1.0, [(RenyiDpEvent(512.0, 1.0 - conversion(512.0, DELTA) - 1e-15), 1)], "no noise .* up to 1e.08"),
+    ],
+)
+def test_what_eats_the_budget_is_named(epsilon: float, before: Any, message: str) -> None:
+    target = Target(Budget(epsilon, DELTA), before=tuple(before))
+    with pytest.raises(Refused, match=message):
+        precommitted(method()._event_at(0.01), 100, before, target)
 
 
 def trained(

@@ -1,6 +1,7 @@
 """The command `epsilonflow`: what it says, what it refuses, and that it spends nothing unasked."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from algorithms.privacy.budget import Budget
 from flows.command import app
-from tests.checkout import Checkout
+from tests.checkout import PROJECT, Checkout
 
 
 def call(*arguments: str) -> Result:
@@ -94,6 +95,14 @@ def test_a_plan_for_a_population_without_runs_says_its_cap(here: Checkout) -> No
     assert result.exit_code == 0, result.output
     assert "cap of population adult, not charged so far" in result.stdout
     assert "adult" not in here.ledger.populations()
+
+
+@pytest.mark.parametrize("preset", sorted((PROJECT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_preset_is_planned_as_it_stands(here: Checkout, preset: Path) -> None:
+    shutil.copyfile(preset, here.root / "params.yaml")
+    result = call("plan")
+    assert result.exit_code == 0, result.output
+    assert "epsilon" in {cells[0] for cells in _cells(result.stdout)}
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,13 @@ def test_params_of_another_data_set_are_refused(place: Place) -> None:
     assert place.stages == []
 
 
+def test_a_retraining_is_planned_for_the_features_that_it_trains_on(place: Place) -> None:
+    scattered = PARAMS | {"data": {"dataset": "tiny", "transform": "scattering"}}
+    YAML(typ="safe", pure=True).dump(scattered, place.root / "params.yaml")
+    assert "Scattering takes images" in place.deliver().message
+    assert place.stages == []
+
+
 def test_the_ledger_charges_a_retraining_once(own_home: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{own_home}/once.sqlite")
     ledger.declare("p", Budget(10.0, 1e-3), public=False)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from algorithms.gradients import Engine
 from algorithms.models import Model, ModelRefused, adapted
+from algorithms.models.fronts import front, in_front
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 from tests.gradients import naive
 
@@ -44,6 +45,17 @@ def test_a_fresh_layer_keeps_its_random_start_whatever_the_file_has(tmp_path: Pa
     for name, value in model.named(model.initial_parameters()).items():
         origin = own if name.startswith("fc3") else other
         assert torch.equal(value, origin.named(origin.initial_parameters())[name])
+
+
+def test_a_release_with_a_learned_map_in_front_starts_the_model_behind_it(tmp_path: Path) -> None:
+    shape = FORMS["scatter_linear"].shape
+    whole = in_front(front({"kind": "whitening", "groups": 3}, shape), form_of("scatter_linear", seed=5))
+    at = torch.linspace(-1, 1, whole.parameter_count)
+    path = tmp_path / "start.safetensors"
+    save_file(whole.published(at), path)
+    model = adapted(form_of("scatter_linear"), input_shape=shape, start=path)
+    assert torch.equal(model.initial_parameters(), at)
+    assert "learned map in front of it there is not taken over" in model.notes[0]
 
 
 def test_an_embedding_that_is_not_trained_is_in_the_file_too(tmp_path: Path) -> None:
