@@ -39,7 +39,7 @@ def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple
     """The run's last checkpoint in `folder` as (state, steps taken, trace), or None where there is none.
 
     start: the state before the first step, which gives the structure and the devices. last_norms: takes back its own.
-    Raises Refused where the checkpoint is damaged or of another run.
+    Raises Refused where the checkpoint is damaged, of another run or of a state of other shapes.
     """
     if not (folder / _STATE).exists():
         return None
@@ -53,16 +53,29 @@ def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple
             f"the checkpoint in {folder} is damaged; forfeit that run and start a new one."
         ) from None
     kept = tensors.pop(_LAST_NORMS, None)
-    if facts["run_id"] != run_id or _layout(tensors) != _layout(expected):
+    if facts["run_id"] != run_id:
         raise Refused(f"the checkpoint in {folder} is of another run; forfeit that run and start a new one.")
+    _check_forms(folder, tensors, expected)
     if kept is not None:
         last_norms.restore(kept)
     placed = {name: tensor.to(expected[name].device) for name, tensor in tensors.items()}
     return unflatten(start, placed), facts["step"], Trace([Row(**row) for row in facts["trace"]])
 
 
-def _layout(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+def _check_forms(folder: Path, stored: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    for name in sorted({*stored, *expected}):
+        there, here = _form(stored.get(name)), _form(expected.get(name))
+        if there != here:
+            raise Refused(
+                f"{name} is {there} in the checkpoint in {folder}, but {here} in this run; go on with the version that"
+                " wrote it, or forfeit that run and start a new one."
+            )
+
+
+def _form(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"
 
 
 def flatten(state: Any, prefix: str = "") -> dict[str, Tensor]:

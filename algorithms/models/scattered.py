@@ -20,9 +20,9 @@ _SMALLEST_NORM = 1e-6
 
 
 class GroupSettings(Settings):
-    """groups: of channels, each normalised by itself."""
+    """groups: of channels, each normalised by itself; 0 for none, as where learned features have normalised them."""
 
-    groups: int = Field(default=27, ge=1)
+    groups: int = Field(default=27, ge=0)
 
 
 class UnitSettings(Settings):
@@ -116,8 +116,10 @@ def _readout(given: Given) -> nn.Linear:
 
 
 def _normalisation(name: str, given: Given, groups: int) -> nn.Module:
-    """Group normalisation without parameters."""
+    """Group normalisation without parameters, or none of 0 groups."""
     shape = given.input_shape
+    if len(shape) == 3 and groups == 0:
+        return nn.Identity()
     if len(shape) != 3 or shape[0] % groups or torch.Size(shape).numel() < 2 * groups:
         raise ModelRefused(
             f"the model {name!r} takes maps [channels, height, width] whose channels {groups} groups divide, not inputs"

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from algorithms import checkpoint
+from algorithms.privacy.errors import Refused
 from tests.algorithms import bench
 from tests.algorithms.bench import Stopped, algorithm, planned, small_model
 
@@ -52,6 +55,20 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
         with pytest.raises(Stopped):
             trained(broken)
     assert torch.equal(trained(broken)[0], expected)
+
+
+def test_a_checkpoint_of_another_shape_is_refused_by_what_differs(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        trained(tmp_path, stop_after=2)
+    path = tmp_path / checkpoint._STATE
+    with safe_open(path, framework="pt") as file:
+        facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    name = next(name for name, tensor in tensors.items() if tensor.dim() == 1)
+    save_file(tensors | {name: tensors[name][:-1].clone()}, path, metadata=facts)
+    count = len(tensors[name])
+    forms = [rf"float32 of shape \[{length}\] in" for length in (count - 1, count)]
+    with pytest.raises(Refused, match=f"{name} is {forms[0]} the checkpoint .* {forms[1]} this run"):
+        trained(tmp_path)
 
 
 def test_a_released_count_survives_a_crash(folders: tuple[Path, Path]) -> None:

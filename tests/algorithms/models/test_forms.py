@@ -44,6 +44,18 @@ def test_a_model_has_the_published_size(
     assert model.parameter_count == count
 
 
+@pytest.mark.parametrize("name", ["scatter_linear", "scatter_cnn"])
+def test_without_groups_the_coefficients_are_taken_as_they_come(name: str) -> None:
+    form = FORMS[name]
+    plain, normalised = form_of(name, groups=0), form_of(name)
+    values, _ = records(form)
+    at = moved(plain)
+    front = torch.nn.GroupNorm(form.settings.get("groups", 27), form.shape[0], affine=False)
+    found = plain.outputs(plain.named(at), front(values))
+    torch.testing.assert_close(found, normalised.outputs(normalised.named(at), values))
+    assert not torch.allclose(found, plain.outputs(plain.named(at), values))
+
+
 @pytest.mark.parametrize("name", NEW)
 def test_the_engine_s_sum_is_that_of_a_loop_and_takes_the_recorded_way(
     name: str, caplog: pytest.LogCaptureFixture
