@@ -1,6 +1,6 @@
 """Private whitening: channels are decorrelated by a noisy second moment, so that one step size suits all directions.
 
-The moments are Gaussian releases, the second as in "Analyze Gauss" (Dwork et al. 2014, Algorithm 1); no paper has the whole.
+The moments are Gaussian releases, the second as in "Analyze Gauss" (Dwork et al. 2014, Algorithm 1).
 """
 
 import math

@@ -109,9 +109,7 @@ def _document(run: RunRecord) -> dict[str, Any]:
     receipt, public, guarantee = run.receipt, run.public, _guarantee(run.receipt)
     return {
         "setting": _setting(run, guarantee),
-        "scope": card_words.scope(
-            guarantee, public, adjacency=run.plan["adjacency"], diagnosed=receipt["diagnostics"]
-        ).model_dump(),
+        "scope": card_words.scope(guarantee, public, **_circumstances(run)).model_dump(),
         "mechanism": _mechanism(run),
         "accounting": _accounting(run),
         "events": receipt["events"],
@@ -133,6 +131,13 @@ def _guarantee(receipt: Mapping[str, Any]) -> card_words.Guarantee:
     return "private" if receipt["diagnostics"] is False else "diagnosed"
 
 
+def _circumstances(run: RunRecord) -> dict[str, Any]:
+    """What the words about a run depend on, beside what it promises."""
+    started = card_words.is_started(card_words.notes(run.plan["model"]["notes"]))
+    adjacency, diagnosed = run.plan["adjacency"], run.receipt["diagnostics"]
+    return {"adjacency": adjacency, "diagnosed": diagnosed, "started": started}
+
+
 def _setting(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:
     receipt, public = run.receipt, run.public
     cost, delta = receipt["epsilon"][receipt["accountant"]], receipt["delta"]
@@ -143,9 +148,8 @@ def _setting(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:
             epsilon=cost,
             delta=delta,
             unit=public["unit"],
-            adjacency=run.plan["adjacency"],
             caveat=run.plan["own"].get("not_private"),
-            diagnosed=receipt["diagnostics"],
+            **_circumstances(run),
         ),
         "private": guarantee == "private",
         "epsilon": cost if guarantee == "private" else None,

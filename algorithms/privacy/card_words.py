@@ -63,6 +63,21 @@ _HOLDOUT = {
 }
 
 
+_BESIDE_THE_START = (
+    "what it cost to make the model that this one starts from is not in that number, and whoever was in both trainings"
+    " loses both together"
+)
+_BOTH = (
+    "who was in its training data is shown by it as far as its own card says, and who was in both trainings by both"
+    " together. The account of the population has the sum, where both were charged to it."
+)
+
+
+def is_started(of_model: str) -> bool:
+    """Whether a model starts from a file, by its notes, as `models.start` writes them."""
+    return "The start is the file " in of_model
+
+
 def rounded_up(number: float, digits: int = 4) -> str:
     """A number in `digits` significant digits, never below it, as statements about privacy need it."""
     return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number))).normalize():f}"
@@ -77,11 +92,13 @@ def statement(
     adjacency: str = "ADD_OR_REMOVE_ONE",
     caveat: str | None = None,
     diagnosed: bool = False,
+    started: bool = False,
 ) -> str:
     """The promise in a sentence. epsilon: of the recorded events, also where noise was not secret.
 
     caveat: why the plan itself says that this epsilon does not hold; such a run is seeded, and never private.
-    diagnosed: whether diagnostics were computed from the records, which is said in any case.
+    diagnosed: whether diagnostics were computed from the records, which is said in any case. started: whether the model
+    starts from a file, of which it may keep all.
     """
     if diagnosed and guarantee != "diagnosed":
         said = statement(
@@ -100,7 +117,8 @@ def statement(
             "NOT PRIVATE: the noise came from a seeded generator, so that anyone can compute it and take it away;"
             f" with secret noise the same releases would have had {numbers}."
         )
-    return f"Differential privacy with {numbers}, when one record ({unit}) is {_CHANGE[adjacency]}."
+    beside = f"; {_BESIDE_THE_START}" if started else ""
+    return f"Differential privacy with {numbers}, when one record ({unit}) is {_CHANGE[adjacency]}{beside}."
 
 
 def features(chosen: Mapping[str, Any]) -> Text:
@@ -123,10 +141,11 @@ def scope(
     *,
     adjacency: str = "ADD_OR_REMOVE_ONE",
     diagnosed: bool = False,
+    started: bool = False,
 ) -> Scope:
     """Who is protected, who is not, and from what. public: the description of the data set."""
     return Scope(
-        protected=_protected(guarantee, public["unit"], adjacency),
+        protected=_protected(guarantee, public["unit"], adjacency, started),
         not_protected=_not_protected(public),
         released=(*_RELEASED.values(), *([_DIAGNOSTICS] if diagnosed else [])),
         holdout=_HOLDOUT[public["holdout"]],
@@ -141,12 +160,13 @@ def scope(
     )
 
 
-def _protected(guarantee: Guarantee, unit: str, adjacency: str) -> str:
+def _protected(guarantee: Guarantee, unit: str, adjacency: str, started: bool) -> str:
     if guarantee != "private":
         return "Nobody."
+    but = f" But for the model that it starts from: {_BOTH}" if started else ""
     return (
         f"Whoever contributed one record ({unit}) to the training data: all that was released would have looked nearly"
-        f" the same {_OTHERWISE[adjacency]}, whatever else an attacker knows and can compute."
+        f" the same {_OTHERWISE[adjacency]}, whatever else an attacker knows and can compute.{but}"
     )
 
 

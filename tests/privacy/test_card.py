@@ -10,7 +10,9 @@ from typing import Any, get_args
 
 import dp_accounting as dp
 import pytest
+from safetensors.torch import save_file
 
+from algorithms.models import adapted
 from algorithms.privacy import card
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.adjacency import REPLACE_ONE
@@ -21,6 +23,7 @@ from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_to_json
 from algorithms.privacy.filters import conversion, epsilon_of_zcdp
 from data.description import Transform
+from tests.algorithms.models.forms import FORMS, form_of
 from tests.synthetic_run import (
     DELTA,
     Folders,
@@ -120,6 +123,21 @@ def test_the_card_says_what_records_and_model_were_made_of(tmp_path: Path) -> No
     assert made.transform == TRANSFORMS["scattering"]
     assert made.features.startswith("whitened (noise_multiplier: 8.0): learned from the records")
     assert made.model.notes == "The embedding is random. Not trained: embedding."
+
+
+def test_a_model_that_starts_from_a_file_is_not_said_to_cost_this_run_alone(
+    tmp_path: Path, folders: Folders
+) -> None:
+    first = form_of("softmax")
+    save_file(first.published(first.initial_parameters()), tmp_path / "start.safetensors")
+    shape = FORMS["softmax"].shape
+    notes = adapted(form_of("softmax"), input_shape=shape, start=tmp_path / "start.safetensors").notes
+    run = record(folders)
+    plan = {**run.plan, "model": {**run.plan["model"], "notes": list(notes)}}
+    alone, started = build(run), build(replace(run, plan=plan))
+    assert "is not in that number" in started.setting.statement
+    assert "by both together" in started.scope.protected
+    assert "number" not in alone.setting.statement and "start" not in alone.scope.protected
 
 
 def test_every_transform_has_words() -> None:
