@@ -49,11 +49,15 @@ def _ledger_rows(
         cap = Budget(public.cap_epsilon, public.cap_delta)
         return [(f"cap of population {population}, not charged so far", _pair(cap))]
     balance = ledger.balance(population)
+    counts = _pair(balance.cap)
+    if balance.cap != Budget(public.cap_epsilon, public.cap_delta):
+        counts += "; that of the data card no longer counts, `epsilonflow ledger cap` changes it"
     named = [block.name for block in ledger.blocks(population) if block.name in settings.data.blocks]
     how_many = ledger.affordable(
         population, plan.cost, events=reserved_events(plan), adjacency=plan.adjacency, blocks=named
     )
     return [
+        ("cap", counts),
         (f"spent by population {population}", _pair(balance.spent)),
         ("reserved by open runs", _pair(balance.reserved)),
         ("remaining", _pair(balance.remaining)),

@@ -14,31 +14,46 @@ from tasks.params import ParamsRefused
 RETRAINING = "EPSILONFLOW_RETRAINING"
 SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"
 _RELATIVE_SQLITE = re.compile(r"sqlite(\+\w+)?:///(?!/)")
+_SQLITE_FILE = re.compile(r"sqlite(\+\w+)?:///(?P<path>/[^?]*)")
 
 
 def home() -> Path:
     """The folder of the ledger and of the runs: EPSILONFLOW_HOME, or the user's data folder.
 
-    It lies outside every checkout, so that no version control and no experiment can restore an old budget.
+    It lies outside every checkout, so that no version control and no experiment can restore an old budget, and no copy
+    has one of its own; raises ParamsRefused for a relative path and for one within a checkout.
     """
-    return (
-        Path(os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow"))
-        .expanduser()
-        .absolute()
-    )
+    folder = Path(
+        os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow")
+    ).expanduser()
+    if not folder.is_absolute():
+        raise ParamsRefused(f"EPSILONFLOW_HOME is {folder}, a relative path; write the path from the root.")
+    _check_outside("EPSILONFLOW_HOME", folder)
+    return folder
 
 
 def ledger_url(configured: str | None) -> str:
     """Where the ledger is: EPSILONFLOW_LEDGER_URL, else `configured`, else ledger.sqlite in `home()`.
 
-    Raises ParamsRefused for an SQLite file by a relative path: every copy of the checkout would have its own budget.
+    Raises ParamsRefused for an SQLite file by a relative path or in a checkout: every copy would have its own budget.
     """
     url = os.environ.get("EPSILONFLOW_LEDGER_URL") or configured or f"sqlite:///{home() / 'ledger.sqlite'}"
     if _RELATIVE_SQLITE.match(url):
         raise ParamsRefused(
             f"the ledger {url} is a relative path; write sqlite:/// and then the path from the root."
         )
+    if file := _SQLITE_FILE.match(url):
+        _check_outside(f"the ledger {url}", Path(file["path"]))
     return url
+
+
+def _check_outside(what: str, path: Path) -> None:
+    for folder in (path, *path.parents):
+        if (folder / ".dvc").is_dir():
+            raise ParamsRefused(
+                f"{what} lies in the checkout {folder}, each copy of which would have a budget of its own; name a place"
+                " outside of it."
+            )
 
 
 def data_mirror() -> Path | None:

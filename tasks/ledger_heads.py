@@ -3,7 +3,7 @@
 Known are the head in the receipt of the checkout's last run, and those that this user's home saw last at the same URL
 and of the same ledger, wherever it was: an old copy at another URL is an older copy, too. A receipt of another ledger,
 as in a checkout that was made on another machine, says nothing about this one; the hash of the first row tells them
-apart.
+apart. Which ledger a private population is charged in is kept in the home as well.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from algorithms.privacy.errors import LedgerBroken
+from algorithms.privacy.errors import LedgerBroken, Refused
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.ledger_copy import identity
 
@@ -43,11 +43,7 @@ def remember(ledger: Ledger, url: str, *, home: Path) -> None:
     """Keeps the ledger's head in `home`; a head of a moment ago does no harm, so processes need not take turns."""
     head = ledger.head()
     for file in _files(ledger, url, home):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as written:
-            written.write(head + "\n")
-        os.replace(name, file)
+        _write(file, head)
 
 
 def head_of(path: Path, ledger: Ledger) -> str | None:
@@ -59,8 +55,41 @@ def head_of(path: Path, ledger: Ledger) -> str | None:
     return str(kept["head"]) if is_ours else None
 
 
+def check_usual(ledger: Ledger, population: str, *, home: Path) -> None:
+    """Raises Refused where this user's home has seen the population charged in another ledger.
+
+    Else a branch that names another one would have a second budget for the same people. A ledger that was restored
+    elsewhere from a copy is the same one.
+    """
+    kept = _usual(population, home)
+    if kept.exists() and kept.read_text(encoding="utf-8").strip() != identity(ledger):
+        raise Refused(
+            f"the population {population!r} is charged in another ledger than the one that is named here; name that"
+            f" one, restore it here from a copy, or remove {kept} where its owner began a new one."
+        )
+
+
+def keep_usual(ledger: Ledger, population: str, *, home: Path) -> None:
+    """Keeps in `home` which ledger, by the first hash of its chain, a population is charged in."""
+    kept = _usual(population, home)
+    if not kept.exists():
+        _write(kept, identity(ledger) or "")
+
+
+def _usual(population: str, home: Path) -> Path:
+    return home / "ledger_of" / hashlib.sha256(population.encode()).hexdigest()[:16]
+
+
 def _files(ledger: Ledger, url: str, home: Path) -> list[Path]:
     """Where the head of what is at the URL is kept, and that of the ledger itself once it has a row."""
     place = sa.make_url(url).set(password=None).render_as_string()
     names = [hashlib.sha256(place.encode()).hexdigest(), identity(ledger) or ""]
     return [home / "ledger_heads" / name[:16] for name in names if name]
+
+
+def _write(file: Path, line: str) -> None:
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=file.parent)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as written:
+        written.write(line + "\n")
+    os.replace(name, file)

@@ -1,9 +1,21 @@
 """How a data card's population is entered into the ledger, and what of it can never change."""
 
+from pathlib import Path
+
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Composition, Ledger
 from data import PublicDescription
+from tasks.ledger_heads import check_usual, keep_usual
+
+
+def enter(ledger: Ledger, public: PublicDescription, *, home: Path) -> None:
+    """`declare`, in the ledger where these people are charged always; raises Refused for another one."""
+    if not public.public:
+        check_usual(ledger, public.population, home=home)
+    declare(ledger, public)
+    if not public.public:
+        keep_usual(ledger, public.population, home=home)
 
 
 def declare(ledger: Ledger, public: PublicDescription) -> None:

@@ -37,7 +37,7 @@ from tasks.calibrate import model_for
 from tasks.environment import home, ledger_url, retraining
 from tasks.ledger_heads import open_newest, remember
 from tasks.params import Params
-from tasks.population import declare
+from tasks.population import enter
 from tasks.progress import both, progress
 from tasks.receipt import account_of, cost_of, noise_source, reserved_events
 from tasks.software import software
@@ -94,6 +94,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     """
     check_plan(job.document, job.settings, job.public)
     _check_device(job.settings.performance.device)
+    enter(ledger, job.public, home=home)
 
     def is_forfeited(run_id: str) -> bool:
         return ledger.status(run_id) == "forfeited"
@@ -108,7 +109,6 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
 def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
     """Reserves, trains, settles; returns the folder with the result."""
     plan = job.plan
-    declare(ledger, job.public)
     about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency")}
     about |= {"retraining": job.retraining} if job.retraining else {}
     # A settled run without a result was killed in between: it is repeated, not charged again.

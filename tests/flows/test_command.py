@@ -86,6 +86,7 @@ def test_a_plan_says_the_cost_and_spends_nothing(here: Checkout) -> None:
     assert 0.99 < cost <= 1.0
     assert rows["steps"] == "5"
     assert rows["runs like this that fit"] == "3"
+    assert rows["cap"].startswith("epsilon 6, delta 0.001; that of the data card no longer counts")
     assert here.ledger.head() == head
     assert (here.root / "params.yaml").read_text() == params
 

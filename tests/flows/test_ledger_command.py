@@ -131,9 +131,9 @@ def test_an_older_copy_that_is_put_back_is_refused_by_the_receipt_of_a_run(
 
 
 def test_an_older_copy_at_another_url_is_an_older_copy_too(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ledger: Ledger, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"sqlite:///{tmp_path}/copy.sqlite"
+    url = f"sqlite:///{own_home}/copy.sqlite"
     call("export", "old.jsonl")
     ledger.forfeit("a")
     assert call("show").exit_code == 0

@@ -35,19 +35,19 @@ def test_blocks_that_were_prepared_while_a_run_began_are_not_read(
 ) -> None:
     file = place.root / "params.yaml"
     text = file.read_text()
-    declare = train.declare
+    enter = train.enter
 
     def of(block: str) -> None:
         file.write_text(text.replace("dataset: tiny", f"dataset: tiny, blocks: [{block}]"))
         place.run_stage("prepare", place.root)
 
-    def swapped(*given: object) -> None:
-        declare(*given)  # type: ignore[arg-type]
+    def swapped(*given: Any, **named: Any) -> None:
+        enter(*given, **named)
         of("w2")
 
     of("w1")
     place.run_stage("calibrate", place.root)
-    monkeypatch.setattr(train, "declare", swapped)
+    monkeypatch.setattr(train, "enter", swapped)
     with pytest.raises(DataRefused, match="made anew while this run began"):
         train.main()
     assert json.loads((place.root / "data/prepared/public.json").read_text())["blocks"] == ["w2"]

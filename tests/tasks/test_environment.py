@@ -29,6 +29,25 @@ def test_a_relative_ledger_is_refused_since_each_copy_would_have_its_own_budget(
         environment.ledger_url(url)
 
 
+@pytest.mark.parametrize("place", [".epsilonflow", "../budget"])
+def test_a_relative_home_is_refused_for_the_same_reason(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setenv("EPSILONFLOW_HOME", place)
+    with pytest.raises(ParamsRefused, match="relative path"):
+        environment.home()
+
+
+def test_no_budget_is_kept_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project" / ".dvc").mkdir(parents=True)
+    monkeypatch.setenv("EPSILONFLOW_HOME", str(tmp_path / "project" / "deep" / "home"))
+    with pytest.raises(ParamsRefused, match="EPSILONFLOW_HOME lies in the checkout"):
+        environment.home()
+    with pytest.raises(ParamsRefused, match=r"the ledger .* lies in the checkout"):
+        environment.ledger_url(f"sqlite:///{tmp_path}/project/ledger.sqlite?timeout=3")
+    assert (
+        environment.ledger_url(f"sqlite:///{tmp_path}/ledger.sqlite") == f"sqlite:///{tmp_path}/ledger.sqlite"
+    )
+
+
 @pytest.mark.parametrize("text", ["", "~/data"])
 def test_the_mirror_is_a_folder_or_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("EPSILONFLOW_DATA_MIRROR", text)

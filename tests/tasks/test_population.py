@@ -1,5 +1,6 @@
 """What the train stage reserves: blocks, and the bound of a run that is held by a Rényi filter of its own."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -7,15 +8,17 @@ import pytest
 
 from algorithms.algorithm import Target
 from algorithms.planning import plan_renyi
+from algorithms.privacy import ledger_copy
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import RenyiDpEvent, schedule_from_json
 from algorithms.privacy.filters import RenyiFilter
 from algorithms.privacy.group import grouped
-from algorithms.privacy.ledger import Composition
+from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
 from tasks import calibrate, params, prepare, runs, train
+from tasks.population import enter
 from tasks.receipt import reserved_events
 from tests.tasks.test_train import Workspace
 
@@ -28,6 +31,23 @@ def workspace(tmp_path: Path, own_home: Path) -> Workspace:
     place = Workspace(tmp_path, own_home)
     place.set("privacy")
     return place
+
+
+def test_private_people_are_charged_in_one_ledger_alone(workspace: Workspace, tmp_path: Path) -> None:
+    first, public = workspace.ledger, dataclasses.replace(workspace.public, public=False)
+    enter(first, public, home=workspace.home)
+    enter(first, public, home=workspace.home)
+    other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
+    with pytest.raises(Refused, match="is charged in another ledger"):
+        enter(other, public, home=workspace.home)
+    other.declare("somebody", Budget(1.0, 1e-5), public=True)
+    with pytest.raises(Refused, match="is charged in another ledger"):
+        enter(other, public, home=workspace.home)
+    assert other.populations() == ["somebody"]
+    ledger_copy.export(first, tmp_path / "copy.jsonl")
+    moved = f"sqlite:///{workspace.home}/moved.sqlite"
+    ledger_copy.restore(tmp_path / "copy.jsonl", moved)
+    enter(Ledger.open(moved), public, home=workspace.home)
 
 
 def test_a_run_that_chooses_on_the_way_reserves_the_bound_of_its_filter() -> None:
