@@ -118,17 +118,22 @@ def _refuse_missing(absent: NDArray[np.bool_], where: str) -> None:
 
 
 def _trimmed(values: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    return pc.utf8_trim_whitespace(_cast(values, pa.string(), where))
+    text = _cast(values, pa.string(), where)
+    try:
+        return pc.utf8_trim_whitespace(text)
+    except pa.ArrowException:  # bytes are cast as they are, also where they are no UTF-8
+        raise _is_not("text", where) from None
 
 
 def _cast(values: pa.ChunkedArray, kind: pa.DataType, where: str) -> pa.ChunkedArray:
     try:
         return pc.cast(values, kind, safe=False)
     except pa.ArrowException:  # its message quotes the value
-        what = "a number" if pa.types.is_floating(kind) else "text"
-        raise DataRefused(
-            f"{where}: holds something that is not {what}; correct the file or its card."
-        ) from None
+        raise _is_not("a number" if pa.types.is_floating(kind) else "text", where) from None
+
+
+def _is_not(what: str, where: str) -> DataRefused:
+    return DataRefused(f"{where}: holds something that is not {what}; correct the file or its card.")
 
 
 def _is_text(kind: pa.DataType) -> bool:
