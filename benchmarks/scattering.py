@@ -1,12 +1,11 @@
-"""python -m benchmarks.scattering [--images N]: how long `prepare` takes to put scattering features in place of MNIST.
+"""python -m benchmarks.scattering [--dataset D] [--images N]: how long `prepare` takes to scatter a set of images.
 
-The images are MNIST's first ones, of the files that `prepare` itself would use, and are put into a temporary folder.
+The images are the set's first ones, of the files that `prepare` itself would use; features go into a temporary folder.
 """
 
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -26,10 +25,13 @@ _WHOLE = 60_000
 
 
 def first_images(card: DataCard, images: int) -> Iterator[Block]:
-    """The first training images as one block."""
+    """The first training images, in the blocks that they are read in."""
     files = fetch(card, Places(root=Path(), mirror=data_mirror(), cache=RAW), key=PUBLIC_KEY)
-    for block in islice(read(card, files), 1):
-        yield Block("train", Records(block.records.features[:images], block.records.labels[:images]))
+    for block in read(card, files):
+        some = Records(block.records.features[:images], block.records.labels[:images])
+        if block.part == "train" and len(some):
+            images -= len(some)
+            yield Block("train", some)
 
 
 def seconds(card: DataCard, images: int) -> float:
@@ -42,12 +44,17 @@ def seconds(card: DataCard, images: int) -> float:
     return time.perf_counter() - start
 
 
-def main(images: Annotated[int, typer.Option(min=1, max=_WHOLE, help="How many images.")] = _WHOLE) -> None:
+def main(
+    dataset: Annotated[str, typer.Option(help="mnist, fashion-mnist, cifar-10 or cifar-100.")] = "mnist",
+    images: Annotated[int, typer.Option(min=1, max=_WHOLE, help="How many images at most.")] = _WHOLE,
+) -> None:
     """Prepare the features and say how many images that is a second."""
-    rate = images / seconds(catalogue.card("mnist"), images)
+    card = catalogue.card(dataset)
+    images = min(images, card.records.train or images)
+    rate = images / seconds(card, images)
     threads = torch.get_num_threads()
     Console().print(
-        f"{images} images, {threads} threads: {rate:.0f} images/s; {_WHOLE} take {_WHOLE / rate:.0f} s"
+        f"{images} images of {dataset}, {threads} threads: {rate:.0f} images/s; {_WHOLE} take {_WHOLE / rate:.0f} s"
     )
 
 
