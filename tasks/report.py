@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from algorithms.privacy.accounting import COARSENING, FINE, epsilon
 from algorithms.privacy.adjacency import named
 from algorithms.privacy.card import PrivacyCard, RunRecord, Verification, build, verify
-from algorithms.privacy.card_check import trace_schedule
+from algorithms.privacy.card_trace import trace_schedule
 from algorithms.privacy.errors import Refused
 from data import PublicDescription
 from tasks import params

@@ -6,8 +6,7 @@ number would let anyone test a guess of them.
 """
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -18,8 +17,11 @@ from pydantic import ValidationError
 
 from algorithms.privacy import accounting, card_words
 from algorithms.privacy.adjacency import named
-from algorithms.privacy.card_check import Check, Verification, check_all, digest, recompute
+from algorithms.privacy.card_check import check_all, digest, recompute
 from algorithms.privacy.card_model import PrivacyCard
+from algorithms.privacy.card_plan import mechanism_of
+from algorithms.privacy.card_trace import queries
+from algorithms.privacy.card_verdict import Check, Verification
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_from_json
 from algorithms.privacy.ledger_composition import Composition
@@ -28,8 +30,6 @@ from algorithms.privacy.renyi import ORDERS
 __all__ = ["Check", "PrivacyCard", "RunRecord", "Verification", "build", "read", "recompute", "verify"]
 
 _LIBRARY = "dp-accounting"
-_KINDS = ["kind", "sampling", "clipping", "noise"]
-_SPANS = ["sampling_rate", "clip_norm", "noise_multiplier", "noise_std", "divisor"]
 
 
 @dataclass(frozen=True)
@@ -162,29 +162,13 @@ def _setting(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:
 
 
 def _mechanism(run: RunRecord) -> dict[str, Any]:
-    copied = ("algorithm", "settings", "steps", "noise_multiplier", "sampling_rate", "divisor")
     return {
-        **{name: run.plan[name] for name in copied},
+        **mechanism_of(run.plan),
         "transform": card_words.TRANSFORMS[run.public["transform"]],
-        "features": card_words.features(run.plan["features"]),
         "diagnostics": run.receipt["diagnostics"],
-        "model": {
-            **{name: run.plan["model"][name] for name in ("name", "seed", "parameters")},
-            "notes": card_words.notes(run.plan["model"]["notes"]),
-        },
         "releases": run.receipt["releases"],
-        "queries": list(_queries(run.trace)),
+        "queries": list(queries(run.trace)),
     }
-
-
-def _queries(trace: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    for names, rows in trace.groupby(_KINDS, sort=False):
-        spans = {name: _span(rows[name].min(), rows[name].max()) for name in _SPANS}
-        yield {**dict(zip(_KINDS, names, strict=True)), "count": len(rows), **spans}
-
-
-def _span(least: float, most: float) -> dict[str, float | None]:
-    return {"least": _finite(least), "most": _finite(most)}
 
 
 def _accounting(run: RunRecord) -> dict[str, Any]:
@@ -242,7 +226,3 @@ def _implementation(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str
         "noise": {"generator": receipt["noise_source"], "private": receipt["private_noise"]},
         "floating_point": rounding,
     }
-
-
-def _finite(number: float) -> float | None:
-    return float(number) if math.isfinite(number) else None

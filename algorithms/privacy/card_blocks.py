@@ -42,17 +42,40 @@ class Blocks(Section):
             raise ValueError("a run is charged to a block once")
         return self
 
-    def least_spent(self, cost: Budget, events: Events, adjacency: str) -> dict[str, float]:
-        """The epsilon that this run alone takes from each block, counted as the ledger counts; nothing without noise.
+    def least_spent(self, cost: Budget, events: Events, adjacency: str) -> dict[str, Budget]:
+        """What this run alone takes from each block; see the function of this name."""
+        rule, count = Composition(self.composition.kind, self.composition.order), self.blocks_per_person
+        return {
+            block.name: least_spent(
+                rule,
+                cost,
+                events,
+                adjacency,
+                delta=block.cap.delta,
+                blocks_per_person=count,
+                together=min(count, len(self.charged)),
+            )
+            for block in self.charged
+        }
 
-        cost: of the run. events: its recorded releases. Raises Refused where an event has no bound under the
-        composition.
-        """
-        if math.isinf(cost.epsilon):
-            return {block.name: 0.0 for block in self.charged}
-        rule = Composition(self.composition.kind, self.composition.order)
-        together = min(self.blocks_per_person, len(self.charged))
-        price = rule.price(cost, events, adjacency, together)
-        charge = rule.cost(cost, together) if price is None else (Fraction(price),)
-        amount = times(charge, self.blocks_per_person)
-        return {block.name: rule.shown(amount, block.cap.delta).epsilon for block in self.charged}
+
+def least_spent(
+    rule: Composition,
+    cost: Budget,
+    events: Events,
+    adjacency: str,
+    *,
+    delta: float,
+    blocks_per_person: int = 1,
+    together: int = 1,
+) -> Budget:
+    """What a run alone takes from an account, counted as the ledger counts; nothing for one without noise.
+
+    cost: of the run. events: its recorded releases. delta: of the account's cap. together: how many records of a person
+    the run may have read. Raises Refused where an event has no bound under the composition.
+    """
+    if math.isinf(cost.epsilon):
+        return Budget(0.0, 0.0)
+    price = rule.price(cost, events, adjacency, together)
+    charge = rule.cost(cost, together) if price is None else (Fraction(price),)
+    return rule.shown(times(charge, blocks_per_person), delta)

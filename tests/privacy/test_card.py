@@ -172,7 +172,10 @@ def test_the_card_survives_a_file_and_is_checked_without_the_others(
         "trace.parquet",
         "plan.json",
         "events of the trace",
+        "columns of the trace",
         "composition",
+        "releases of the plan",
+        "mechanism",
     }
 
 

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from algorithms.privacy.card import PrivacyCard, build, verify
-from algorithms.privacy.card_check import ABOVE, BELOW, digest
+from algorithms.privacy.card_check import digest
+from algorithms.privacy.card_verdict import ABOVE, BELOW
 from tests.synthetic_run import Folders, record, write_run
 
 

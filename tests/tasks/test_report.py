@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.card import read, verify
-from algorithms.privacy.card_check import trace_schedule
+from algorithms.privacy.card_trace import trace_schedule
 from algorithms.privacy.card_words import NO_NOTES, NOTHING_LEARNED, TRANSFORMS, rounded_up
 from algorithms.privacy.errors import Refused
 from tasks.page import best_guess, best_true_positive_rate, score
