@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import save_file
 
-from algorithms.algorithm import by_accountants
+from algorithms.algorithm import Plan, by_accountants
 from algorithms.gradients import L2, Unclipped
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.budget import Budget
@@ -213,3 +213,27 @@ def record(folders: Folders) -> RunRecord:
         trace=pd.read_parquet(artifacts / "trace.parquet"),
         software={"recorded": "training", "python": "3.11.7", "packages": {"torch": "2.13.0"}, "git": None},
     )
+
+
+def left_by(folder: Path, plan: Plan, trace: Trace) -> RunRecord:
+    """What a run of `plan` would leave that recorded `trace`, both of them in `folder`."""
+    run = record(write_run(folder / "run"))
+    trace.write(folder / "trace.parquet")
+    model = dict(run.plan["model"]) | {"parameters": plan.public.parameters}
+    document = dict(run.plan) | plan.to_json() | {"model": model}
+    write_json(folder / "plan.json", document)
+    events = schedule_to_json(run_lengths(trace.events()))
+    receipt = dict(run.receipt) | {
+        "epsilon": document["epsilon"],
+        "accountant": plan.accountant,
+        "delta": plan.cost.delta,
+        "events": events,
+        "releases": len(trace.rows),
+    }
+    spent = {"epsilon": (document["epsilon"][plan.accountant] or 0.0) + 1.0, "delta": plan.cost.delta + 1e-5}
+    receipt["ledger"] = run.receipt["ledger"] | {"spent": spent}
+    for name in ("plan.json", "trace.parquet"):
+        receipt["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    public = dict(run.public) | {"records": plan.public.records}
+    written = pd.read_parquet(folder / "trace.parquet")
+    return replace(run, plan=document, receipt=receipt, public=public, trace=written)

@@ -75,6 +75,7 @@ def choose_a_filter(document: dict[str, Any]) -> None:
 
 
 EPSILONS = {"epsilon by PLD", "epsilon by RDP"}
+EVENTS = {"events of the trace", "releases of the plan"}
 
 
 @pytest.mark.parametrize(
@@ -84,11 +85,11 @@ EPSILONS = {"epsilon by PLD", "epsilon by RDP"}
         (overstate, {"epsilon by RDP"}),
         (understate_the_promise, {"promise"}),
         (loosen_delta, {"promise"}),
-        (add_noise_on_paper, {*EPSILONS, "events of the trace"}),
-        (drop_an_event, {*EPSILONS, "events of the trace", "releases"}),
-        (hide_the_seed, {"promise"}),
-        (overspend, {"target"}),
-        (choose_a_filter, {*EPSILONS, "promise", "composition"}),
+        (add_noise_on_paper, {*EPSILONS, *EVENTS, "queries"}),
+        (drop_an_event, {*EPSILONS, *EVENTS, "releases"}),
+        (hide_the_seed, {"promise", "statement", "words"}),
+        (overspend, {"target", "mechanism"}),
+        (choose_a_filter, {*EPSILONS, "promise", "composition", "statement", "words"}),
     ],
 )
 def test_a_changed_card_fails_even_with_a_new_hash(
@@ -100,7 +101,7 @@ def test_a_changed_card_fails_even_with_a_new_hash(
 
 
 def test_any_changed_word_breaks_the_hash(document: dict[str, Any]) -> None:
-    document["responsibility"]["contact"] += "!"
+    document["implementation"]["device"] += "!"
     assert failed(document) == {"card_sha256"}
 
 
@@ -122,6 +123,7 @@ def test_other_files_are_noticed(tmp_path: Path, built: PrivacyCard) -> None:
         "model.safetensors",
         "trace.parquet",
         "events of the trace",
+        "columns of the trace",
     }
     (folders.artifacts / "trace.parquet").write_bytes(b"no parquet")
     assert "events of the trace" in failed(built.to_json(), folders.artifacts)

@@ -1,14 +1,11 @@
 """Plans, filters, cards and ledgers say the same thing: under replace-one, at delta 0, and under filters."""
 
-import hashlib
 import json
 import math
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,10 +22,11 @@ from algorithms.privacy.card_check import digest
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.filters import RenyiFilter, rho_of_budget
 from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.noised import noise_std
 from algorithms.privacy.releases import FullBatch, Gaussian, Laplace, Release, gradient_release
 from algorithms.privacy.trace import Trace
 from algorithms.public import Inputs, Public
-from tests.synthetic_run import record, write_json, write_run
+from tests.synthetic_run import left_by
 
 DELTA = 1e-5
 
@@ -147,24 +145,12 @@ def test_a_planned_run_under_replace_one_is_held_to_its_schedule() -> None:
 
 def carded(folder: Path, plan: Plan, releases: list[Release]) -> RunRecord:
     """What a run of `plan` would leave, its plan and trace in `folder`."""
-    run, trace, spend = record(write_run(folder / "run")), Trace(), plan.open_filter()
+    trace, spend = Trace(), plan.open_filter()
     for one in releases:
         spend.charge(one.event())
-        trace.record(one, one.event(), noise_std=one.noise_scale, epsilon=spend.spent(plan.cost.delta))
-    trace.write(folder / "trace.parquet")
-    events = [{"event": json.loads(row.event), "count": 1} for row in trace.rows]
-    document = dict(run.plan) | plan.to_json()
-    write_json(folder / "plan.json", document)
-    receipt = dict(run.receipt) | {
-        "epsilon": document["epsilon"],
-        "accountant": plan.accountant,
-        "delta": plan.cost.delta,
-        "events": events,
-        "releases": len(events),
-    }
-    for name in ("plan.json", "trace.parquet"):
-        receipt["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    return replace(run, plan=document, receipt=receipt, trace=pd.read_parquet(folder / "trace.parquet"))
+        std = noise_std(one, PUBLIC.parameters)
+        trace.record(one, one.event(), noise_std=std, epsilon=spend.spent(plan.cost.delta))
+    return left_by(folder, plan, trace)
 
 
 def run_of(folder: Path, kind: str) -> RunRecord:
