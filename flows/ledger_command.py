@@ -116,9 +116,11 @@ def retire(
 @app.command()
 def verify(
     head: Annotated[str | None, typer.Option(help="A head of the chain that was kept elsewhere.")] = None,
-    card: Annotated[Path | None, typer.Option(help="A privacy_card.json, whose ledger_head it is.")] = None,
+    card: Annotated[
+        Path | None, typer.Option(help="A privacy_card.json, whose run the ledger settled.")
+    ] = None,
 ) -> None:
-    """Recompute the hash chain and the prices of the runs; exit status 2 if one does not hold."""
+    """Recompute the hash chain and the prices of the runs; exit status 2 if one does not hold, or the card differs."""
     with sentences():
         from algorithms.privacy.ledger_copy import check_prices
 
@@ -127,10 +129,14 @@ def verify(
         for containing in [head, *kept]:
             ledger.verify(containing=containing)
         priced = check_prices(ledger)
+        if card is not None:
+            _check_charged(card, ledger)
     rows = len(ledger.history())
     say(
         f"The chain holds, {rows} rows; {priced} prices are what their events cost. Its head is {ledger.head()}"
     )
+    if card is not None:
+        say("The card has the events, the cost and the model that its run was settled with.")
 
 
 @app.command()
@@ -164,6 +170,13 @@ def _head_in(card: Path) -> str:
     if head is None:
         raise Refused(f"{card} names no ledger_head; give the path of a privacy_card.json.")
     return str(head)
+
+
+def _check_charged(card: Path, ledger: "Ledger") -> None:
+    from algorithms.privacy.card import load
+    from algorithms.privacy.card_ledger import check_charged
+
+    check_charged(load(card), ledger)
 
 
 def _ledger() -> "Ledger":

@@ -27,7 +27,17 @@ from algorithms.privacy.events import schedule_from_json
 from algorithms.privacy.ledger_composition import Composition
 from algorithms.privacy.renyi import ORDERS
 
-__all__ = ["Check", "PrivacyCard", "RunRecord", "Verification", "build", "read", "recompute", "verify"]
+__all__ = [
+    "Check",
+    "PrivacyCard",
+    "RunRecord",
+    "Verification",
+    "build",
+    "load",
+    "read",
+    "recompute",
+    "verify",
+]
 
 _LIBRARY = "dp-accounting"
 
@@ -74,6 +84,11 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise Refused(f"{path} is no JSON object; give the path of a privacy_card.json.")
     return document
+
+
+def load(path: Path) -> PrivacyCard:
+    """The card in a file, which says nothing of whether it holds; raises Refused where it is not complete."""
+    return _validated(read(path))
 
 
 def verify(card: PrivacyCard | Mapping[str, Any], folder: Path | None = None) -> Verification:
