@@ -66,10 +66,19 @@ def _statement(card: PrivacyCard, guarantee: Guarantee, plan: Mapping[str, Any] 
         epsilon=getattr(accounting.epsilon, accounting.accountant),
         delta=accounting.delta,
         unit=setting.unit,
-        adjacency=setting.adjacency,
         caveat=_caveat(card, guarantee, plan),
-        diagnosed=card.mechanism.diagnostics,
+        **_circumstances(card),
     )
+
+
+def _circumstances(card: PrivacyCard) -> dict[str, Any]:
+    """What the words about a run depend on, beside what it promises."""
+    started = card_words.is_started(card.mechanism.model.notes)
+    return {
+        "adjacency": card.setting.adjacency,
+        "diagnosed": card.mechanism.diagnostics,
+        "started": started,
+    }
 
 
 def _caveat(card: PrivacyCard, guarantee: Guarantee, plan: Mapping[str, Any] | None) -> str | None:
@@ -88,8 +97,8 @@ def _pairs(
     card: PrivacyCard, guarantee: Guarantee, plan: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, object, object]]:
     """The name, the words and the expected words of each field that follows from others."""
-    diagnosed, public = card.mechanism.diagnostics, _public(card, plan)
-    scope = card_words.scope(guarantee, public, adjacency=card.setting.adjacency, diagnosed=diagnosed)
+    public = _public(card, plan)
+    scope = card_words.scope(guarantee, public, **_circumstances(card))
     for name in type(scope).model_fields:
         yield f"scope.{name}", getattr(card.scope, name), getattr(scope, name)
     duties = card_words.responsibility(guarantee, public)

@@ -12,6 +12,8 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.ledger_copy import identity
 from flows.command import app
+from tests.privacy.test_card_ledger import charged
+from tests.synthetic_run import record, write_json, write_run
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 4.0}, "count": 1}]
@@ -96,6 +98,19 @@ def test_a_chain_is_verified_exported_and_restored(ledger: Ledger, tmp_path: Pat
         assert "rows were cut off or an older copy was put back" in refused.stderr
     (tmp_path / "card.json").write_text("{}")
     assert "names no ledger_head" in call("verify", "--card", "card.json").stderr
+
+
+def test_a_card_is_compared_with_the_settlement_of_its_run(ledger: Ledger, tmp_path: Path) -> None:
+    made = charged(ledger, record(write_run(tmp_path / "run"))).to_json()
+    write_json(tmp_path / "card.json", made)
+    result = call("verify", "--card", "card.json")
+    assert result.exit_code == 0, result.output
+    assert "The card has the events, the cost and the model" in result.stdout
+    assert "The card" not in call("verify").stdout
+    write_json(tmp_path / "card.json", {**made, "events": made["events"][:1]})
+    refused = call("verify", "--card", "card.json")
+    assert refused.exit_code == 2
+    assert "differ in events; ask for the card that the run wrote" in refused.stderr
 
 
 def test_an_older_copy_that_is_put_back_is_refused_by_what_the_home_saw(

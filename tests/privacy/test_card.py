@@ -135,6 +135,7 @@ def test_a_model_that_starts_from_a_file_is_not_said_to_cost_this_run_alone(
     run = record(folders)
     plan = {**run.plan, "model": {**run.plan["model"], "notes": list(notes)}}
     alone, started = build(run), build(replace(run, plan=plan))
+    assert verify(started).passed
     assert "is not in that number" in started.setting.statement
     assert "by both together" in started.scope.protected
     assert "number" not in alone.setting.statement and "start" not in alone.scope.protected

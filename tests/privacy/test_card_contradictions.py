@@ -117,7 +117,12 @@ def ask_for_other_noise(document: dict[str, Any]) -> None:
     document["mechanism"]["queries"][1]["noise"] = "laplace"
 
 
+def start_from_a_file(document: dict[str, Any]) -> None:
+    document["mechanism"]["model"]["notes"] = "The start is the file earlier.safetensors."
+
+
 ALONE = [
+    (start_from_a_file, {"statement", "words"}),
     (say_a_smaller_epsilon, {"statement"}),
     (protect_another_unit, {"statement", "words"}),
     (protect_everybody, {"words"}),
