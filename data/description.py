@@ -1,5 +1,6 @@
 """What an algorithm may know about a data set: nothing but what its card declares."""
 
+import hashlib
 from dataclasses import dataclass
 from math import prod, sqrt
 from pathlib import Path
@@ -58,6 +59,11 @@ class PublicDescription:
     def to_json(self) -> str:
         """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
         return _ADAPTER.dump_json(self, indent=2).decode() + "\n"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the description; it covers nothing but what is public."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @staticmethod
     def read(folder: Path) -> "PublicDescription":

@@ -39,7 +39,7 @@ from tasks.ledger_heads import open_newest, remember
 from tasks.params import Params
 from tasks.population import enter
 from tasks.progress import both, progress
-from tasks.receipt import account_of, cost_of, noise_source, reserved_events
+from tasks.receipt import account_of, cost_of, described, noise_source, reserved_events
 from tasks.software import software
 from tasks.stage import main_of
 from tasks.tracking.live_curve import live_curve
@@ -136,8 +136,7 @@ def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "algorithm": job.document["algorithm"],
-        "dataset": job.public.dataset,
-        "population": job.public.population,
+        **described(job.public),
         "blocks": list(job.blocks),
         "noise_source": noise_source(private=run.private_noise),
         "private_noise": run.private_noise,

@@ -152,6 +152,7 @@ def _receipt(
         "algorithm": "non_private" if kind == "none" else "dp_sgd",
         "dataset": "animals",
         "population": "painters",
+        "description_sha256": description().digest,
         "steps": steps,
         "releases": releases,
         "epsilon": costs,

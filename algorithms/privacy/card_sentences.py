@@ -26,8 +26,9 @@ def check_sentences(
     guarantee: what its events allow. plan: the one beside it, or None, where the card's own words are taken for what
     the plan knows.
     """
-    same = card.setting.statement == _statement(card, guarantee, plan)
-    yield Check("statement", same, "that of the card's numbers" if same else "not that of the card's numbers")
+    expected = _statement(card, guarantee, plan)
+    same = card.setting.statement == expected
+    yield Check("statement", same, "of the card's numbers" if same else f"the card's numbers say: {expected}")
     differing = [name for name, stated, expected in _pairs(card, guarantee, plan) if stated != expected]
     words = (
         f"not those of the card's other fields: {', '.join(differing)}"

@@ -16,6 +16,7 @@ from algorithms.privacy.card import read, verify
 from algorithms.privacy.card_trace import trace_schedule
 from algorithms.privacy.card_words import NO_NOTES, NOTHING_LEARNED, TRANSFORMS, rounded_up
 from algorithms.privacy.errors import Refused
+from data import PublicDescription
 from tasks.page import best_guess, best_true_positive_rate, score
 from tasks.report import Report, epsilon_curve, report
 from tests.synthetic_run import DELTA, Folders, Kind, read_json, write_json, write_run
@@ -182,6 +183,35 @@ def test_a_card_without_what_it_must_state_fails_the_stage(tmp_path: Path) -> No
     assert not (folders.artifacts / "privacy_card.json").exists()
 
 
+def trained_under(folders: Folders, digest: str | None) -> None:
+    """Lets the receipt say under which description of the data the model was trained, or say nothing of it."""
+    path = folders.artifacts / "receipt.json"
+    receipt = read_json(path) | ({} if digest is None else {"description_sha256": digest})
+    write_json(path, {key: value for key, value in receipt.items() if digest or key != "description_sha256"})
+
+
+@pytest.mark.parametrize("change", [{"unit": "one gallery"}, {"title": "Plants"}, {"records": None}])
+def test_data_that_are_described_otherwise_than_in_training_are_refused(
+    tmp_path: Path, change: dict[str, str | None]
+) -> None:
+    folders = write_run(tmp_path)
+    path = folders.prepared / "public.json"
+    before = path.read_bytes()
+    write_json(path, read_json(path) | change)
+    with pytest.raises(Refused, match="otherwise than when the model was trained; prepare them again"):
+        make(folders)
+    assert not [name for name in WRITTEN if (folders.artifacts / name).exists()]
+    path.write_bytes(before)
+    assert make(folders).card.setting.unit == "one drawing"
+
+
+def test_a_receipt_that_does_not_say_how_the_data_were_described_is_refused(tmp_path: Path) -> None:
+    folders = write_run(tmp_path)
+    trained_under(folders, None)
+    with pytest.raises(Refused, match="of an older version, does not say how the data were described"):
+        make(folders)
+
+
 def test_what_training_recorded_about_the_software_is_kept(tmp_path: Path) -> None:
     folders = write_run(tmp_path)
     ran = {"recorded": "training", "python": "3.99.0", "packages": {"torch": "9.9"}, "git": None}
@@ -236,6 +266,7 @@ def test_class_names_that_look_like_numbers_or_nothing_are_read_as_they_are(tmp_
         "classes": list(classes)
     }
     write_json(folders.prepared / "public.json", public)
+    trained_under(folders, PublicDescription.read(folders.prepared).digest)
     plots = folders.artifacts / "plots"
     (plots / "confusion.csv").write_text("actual,predicted\n01,NA\nNA,NA\n")
     (plots / "per_class.csv").write_text("class,accuracy,records\n01,0.0,1\nNA,1.0,1\nowl,,0\n")

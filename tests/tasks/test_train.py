@@ -137,6 +137,7 @@ def test_a_run_reserves_settles_and_leaves_its_files(workspace: Workspace) -> No
     receipt = workspace.train()
     assert receipt["epsilon"]["pld"] <= 3.0 < receipt["epsilon"]["rdp"]
     assert receipt["private_noise"] is True
+    assert receipt["description_sha256"] == workspace.public.digest
     assert [entry.kind for entry in workspace.ledger.history("digits")] == ["population", "reserve", "settle"]
     balance = workspace.ledger.balance("digits")
     assert balance.spent == Budget(receipt["epsilon"]["pld"], 1e-5)
