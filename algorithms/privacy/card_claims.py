@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import dp_accounting as dp
 
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.card_blocks import least_spent
+from algorithms.privacy.card_blocks import Blocks, least_spent
 from algorithms.privacy.card_model import PrivacyCard, Query, Span
 from algorithms.privacy.card_parts import Amount
 from algorithms.privacy.card_sentences import rule_across_runs
@@ -33,8 +33,11 @@ def check_claims(
     yield from _releases(card, schedule)
     cost = recomputed[card.accounting.accountant]
     budget = Budget(math.inf if cost is None else cost, card.accounting.delta)
-    yield _population(card, budget)
-    yield from _blocks(card, budget)
+    yield (
+        _population(card, budget)
+        if card.accounting.blocks is None
+        else _blocks(card.accounting.blocks, card, budget)
+    )
 
 
 def _promise(card: PrivacyCard, *, private: bool) -> Iterator[Check]:
@@ -85,14 +88,12 @@ def _between(span: Span) -> Between:
 
 
 def _population(card: PrivacyCard, cost: Budget) -> Check:
-    """Whether this run is in what the population had spent; of a population's blocks another may be charged most."""
+    """Whether this run is in what the population had spent; of one with blocks, another block may be charged most."""
     rule, spent, cap = (
         rule_across_runs(card),
         card.accounting.population.spent,
         card.accounting.population.cap,
     )
-    if card.accounting.blocks is not None:
-        return Check("population", True, "the cost of this run is in its blocks")
     if rule is None:
         return Check("population", False, "says nothing known of how its runs add up")
     least = least_spent(rule, cost, _events(card), card.setting.adjacency, delta=cap.delta)
@@ -100,11 +101,8 @@ def _population(card: PrivacyCard, cost: Budget) -> Check:
     return Check("population", _holds(spent, least), words)
 
 
-def _blocks(card: PrivacyCard, cost: Budget) -> Iterator[Check]:
+def _blocks(blocks: Blocks, card: PrivacyCard, cost: Budget) -> Check:
     """Whether each block had at least this run's cost charged to it."""
-    blocks = card.accounting.blocks
-    if blocks is None:
-        return
     least = blocks.least_spent(cost, _events(card), card.setting.adjacency)
     too_little = [
         f"{block.name}: spent {_pair(block.spent)}, this run alone {least[block.name].epsilon:.10g} at delta"
@@ -113,7 +111,7 @@ def _blocks(card: PrivacyCard, cost: Budget) -> Iterator[Check]:
         if not _holds(block.spent, least[block.name])
     ]
     detail = "; ".join(too_little[:3]) or f"the cost of this run is in each of {len(blocks.charged)}"
-    yield Check("blocks", not too_little, detail)
+    return Check("blocks", not too_little, detail)
 
 
 def _events(card: PrivacyCard) -> list[dict[str, object]]:

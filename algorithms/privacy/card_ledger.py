@@ -8,13 +8,12 @@ from typing import Any
 from algorithms.privacy.card_model import PrivacyCard
 from algorithms.privacy.card_parts import Amount
 from algorithms.privacy.card_trace import same_events
+from algorithms.privacy.card_verdict import BELOW
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_from_json
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance, Ledger
 from algorithms.privacy.ledger_entry import Entry
 from algorithms.privacy.ledger_past import Settlement, settlement
-
-_ROUNDING = 1e-9
 
 
 def check_charged(card: PrivacyCard, ledger: Ledger) -> None:
@@ -81,7 +80,7 @@ def _same(one: Amount, other: Amount) -> bool:
 
 
 def _close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_ROUNDING, abs_tol=1e-300)
+    return math.isclose(one, other, rel_tol=BELOW, abs_tol=1e-300)
 
 
 def _finite(number: float) -> float | None:

@@ -64,6 +64,11 @@ def test_the_card_has_each_block_that_was_charged_and_fails_when_one_claims_too_
     document["accounting"]["blocks"]["charged"][1]["spent"]["epsilon"] *= 1 - 1e-4
     document["evidence"]["card_sha256"] = digest(document)
     assert {check.name for check in verify(document).failures} == {"blocks"}
+    document = made.to_json()
+    document["accounting"]["blocks"]["charged"][1]["spent"]["delta"] /= 10
+    document["accounting"]["blocks"]["unit"] = "Protected is everybody."
+    document["evidence"]["card_sha256"] = digest(document)
+    assert {check.name for check in verify(document).failures} == {"blocks", "words"}
 
 
 def test_the_account_is_that_of_the_settlement_however_late_it_is_taken(
