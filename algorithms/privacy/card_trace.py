@@ -87,13 +87,18 @@ def _is_of_its_event(row: Mapping[Hashable, Any], parameters: int) -> bool:
 
 
 def _ends_at(kept: "pd.Series[float]", card: PrivacyCard) -> bool:
-    """Whether the cost so far rises to that of the run, or under a filter to no more than it allowed."""
-    cost: float | None = getattr(card.accounting.epsilon, card.accounting.accountant)
+    """Whether the cost so far rises to that of the run, or under a filter to no more than it allowed.
+
+    It is kept by Rényi divergences, which may end below what the other accountant gives for the whole.
+    """
+    epsilon = card.accounting.epsilon
+    cost: float | None = getattr(epsilon, card.accounting.accountant)
     if cost is None:
         return True
     within = bool(kept.is_monotonic_increasing) and kept.iloc[-1] <= cost * (1 + _CLOSE)
     is_fixed = card.accounting.composition.kind == "schedule"
-    return within and (not is_fixed or kept.iloc[-1] >= cost * (1 - _CLOSE))
+    least = cost if epsilon.rdp is None else min(cost, epsilon.rdp)
+    return within and (not is_fixed or kept.iloc[-1] >= least * (1 - _CLOSE))
 
 
 @lru_cache(maxsize=4096)
