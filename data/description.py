@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from data.card import DataCard
 from data.errors import DataRefused
 from data.formats import Table
+from data.holdout import rule_of
 from data.scattering import scattered_shape
 
 Transform: TypeAlias = Literal["none", "scattering"]
@@ -27,7 +28,7 @@ class PublicDescription:
     holdout: whom the test metrics protect; "public" means that the test records are declared public.
     composition, composition_order: how the population's runs add up; see DataCard. blocks_per_person: in how many
     blocks a person may have records. blocks: those that the prepared records are of; none for a population that has
-    none.
+    none. holdout_rule: a digest of what decides which records are held out, for private records; see `data.holdout`.
     feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds them.
     tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them; None
     for real features, float32.
@@ -55,6 +56,7 @@ class PublicDescription:
     composition_order: float | None = None
     blocks_per_person: int = 1
     blocks: tuple[str, ...] = ()
+    holdout_rule: str | None = None
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
@@ -108,6 +110,7 @@ def public_description(card: DataCard, transform: Transform = "none") -> PublicD
         composition=card.composition.kind,
         composition_order=card.composition.order,
         blocks_per_person=card.blocks_per_person,
+        holdout_rule=None if card.public else rule_of(card),
     )
 
 

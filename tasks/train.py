@@ -138,6 +138,7 @@ def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
         "algorithm": job.document["algorithm"],
         **described(job.public),
         "blocks": list(job.blocks),
+        "holdout_rule": job.public.holdout_rule,
         "noise_source": noise_source(private=run.private_noise),
         "private_noise": run.private_noise,
         "diagnostics": job.settings.privacy.diagnostics,

@@ -22,7 +22,7 @@ from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger_balance import Balance, in_words
 from algorithms.privacy.ledger_books import Books, Status, Terms
 from algorithms.privacy.ledger_composition import BASIC, Composition, Events
-from algorithms.privacy.ledger_drafts import Blocks, Memory, reservation, settlement
+from algorithms.privacy.ledger_drafts import Blocks, Memory, declaration, reservation, settlement
 from algorithms.privacy.ledger_entry import WHOLE_POPULATION, Draft, Entry, head
 from algorithms.privacy.ledger_policy import Block
 from algorithms.privacy.ledger_store import Store, open_store
@@ -61,18 +61,23 @@ class Ledger:
         public: bool,
         composition: Composition = BASIC,
         blocks_per_person: int = 1,
+        bound: Mapping[str, str] | None = None,
     ) -> None:
-        """Enters a population with its cap at first sight; does nothing when the ledger has it already.
+        """Enters a population with its cap at first sight; one that the ledger has already keeps what it has.
 
         public: the records are public, so that runs without noise are allowed. composition: how its runs add up.
         blocks_per_person: in how many blocks a person may have records; 1 where a record is the unit.
+        bound: what else its runs are held to, by name; the first value of each name stays, see `terms`.
         Raises Refused for an infinite cap, and for one of which the composition leaves nothing.
         """
         rules.check_name(population, "population")
         rules.check_new(composition, cap, blocks_per_person)
-        about = Terms(bool(public), composition, blocks_per_person).to_json()
-        draft = Draft("population", population, cap, about=about)
-        self._append(lambda books: [] if population in books.terms else [draft])
+        terms = Terms(bool(public), composition, blocks_per_person, dict(bound or {}))
+        self._append(lambda books: declaration(books, population, cap, terms))
+
+    def terms(self, population: str) -> Terms:
+        """What a population was declared with; raises Refused for an unknown one."""
+        return self._books().term(population)
 
     def declare_block(self, population: str, block: str, cap: Budget | None = None) -> None:
         """Enters a block at first sight; does nothing when the ledger has it already.

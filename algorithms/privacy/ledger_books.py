@@ -28,17 +28,21 @@ ROUNDING = Fraction(1, 10**12)
 
 @dataclass(frozen=True)
 class Terms:
-    """What was declared with a population, for ever."""
+    """What was declared with a population, for ever.
+
+    bound: by name, what else its runs are held to; a name that comes later is bound from then on.
+    """
 
     public: bool
     composition: Composition
     blocks_per_person: int
+    bound: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, about: Mapping[str, Any]) -> "Terms":
         """The terms in the notes of a population's row."""
         composition = Composition.from_json(about.get("composition"))
-        return cls(about["public"], composition, about.get("blocks_per_person", 1))
+        return cls(about["public"], composition, about.get("blocks_per_person", 1), about.get("bound", {}))
 
     def to_json(self) -> dict[str, Any]:
         """The terms as notes; what is as it always was is left out."""
@@ -47,7 +51,17 @@ class Terms:
             notes["composition"] = self.composition.to_json()
         if self.blocks_per_person != 1:
             notes["blocks_per_person"] = self.blocks_per_person
+        if self.bound:
+            notes["bound"] = dict(self.bound)
         return notes
+
+    def unbound(self, bound: Mapping[str, str]) -> dict[str, str]:
+        """Of what is to be bound, that of which the terms say nothing yet."""
+        return {name: value for name, value in bound.items() if name not in self.bound}
+
+    def binding(self, bound: Mapping[str, str]) -> "Terms":
+        """The terms with more that is bound; what was bound before stays as it is."""
+        return replace(self, bound={**bound, **self.bound})
 
     def together(self, blocks: Collection[str]) -> int:
         """How many records a person may have in a run on these blocks: one in each, and one for each possible block."""
@@ -108,6 +122,8 @@ class Books:
                 self.retired.add((entry.population, entry.block))
             case "cap":
                 self.caps[entry.population, entry.block] = entry.budget
+                bound = json.loads(entry.about).get("bound", {})
+                self.terms[entry.population] = self.terms[entry.population].binding(bound)
             case "reserve":
                 self._reserve(entry)
             case "settle":

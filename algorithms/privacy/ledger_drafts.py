@@ -38,6 +38,14 @@ class Memory(threading.local):
         return self._books
 
 
+def declaration(books: Books, population: str, cap: Budget, terms: Terms) -> list[Draft]:
+    """The row that enters a population; for one that is there, the row that binds what was not bound, if any."""
+    if population not in books.terms:
+        return [Draft("population", population, cap, about=terms.to_json())]
+    unbound = books.terms[population].unbound(terms.bound)
+    return [Draft("cap", population, books.cap(population), about={"bound": unbound})] if unbound else []
+
+
 def reservation(terms: Terms, run: Draft, blocks: Blocks) -> list[Draft]:
     """The rows that reserve a run in its blocks; raises Refused where its events have no bound under the terms.
 

@@ -1,7 +1,8 @@
 """What the train stage reserves: blocks, and the bound of a run that is held by a Rényi filter of its own."""
 
-import dataclasses
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from algorithms.privacy.group import grouped
 from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
-from tasks import calibrate, params, prepare, runs, train
-from tasks.population import enter
+from tasks import calibrate, evaluate, params, prepare, runs, train
+from tasks.population import declare, enter
 from tasks.receipt import reserved_events
+from tests.checkout import PROJECT
+from tests.synthetic_run import description
 from tests.tasks.test_train import Workspace
 
 
@@ -34,7 +37,7 @@ def workspace(tmp_path: Path, own_home: Path) -> Workspace:
 
 
 def test_private_people_are_charged_in_one_ledger_alone(workspace: Workspace, tmp_path: Path) -> None:
-    first, public = workspace.ledger, dataclasses.replace(workspace.public, public=False)
+    first, public = workspace.ledger, replace(workspace.public, public=False)
     enter(first, public, home=workspace.home)
     enter(first, public, home=workspace.home)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
@@ -98,3 +101,51 @@ def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspa
     with pytest.raises(BudgetRefused, match="block 'january' of population 'digits'"):
         run()
     assert ledger.balance("digits", "february").spent.epsilon == job.plan.cost.epsilon
+
+
+def test_a_private_population_keeps_its_rule_of_the_holdout(tmp_path: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    first = replace(description(), holdout_rule="a")
+    for _ in range(2):
+        declare(ledger, first)
+    for rule in ("b", None):
+        with pytest.raises(Refused, match="records trained on could be published as held out") as refused:
+            declare(ledger, replace(first, holdout_rule=rule))
+        assert re.fullmatch(r"[^\n]+\.", str(refused.value))
+    declare(ledger, replace(first, holdout_rule="b", population="others"))
+
+
+def test_a_card_that_moves_records_to_the_other_side_is_refused_before_anything_is_spent(
+    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corrected bound encodes every record anew, and with it draws the split anew."""
+    card = (PROJECT / "examples/own_data/visits.yaml").read_text()
+    (tmp_path / "data/cards").mkdir(parents=True)
+    (tmp_path / "examples").symlink_to(PROJECT / "examples")
+
+    def prepared(text: str) -> None:
+        (tmp_path / "data/cards/visits.yaml").write_text(text)
+        settings = params.parse({"data": {"dataset": "visits"}}, reads=prepare.READS)
+        place, cards = tmp_path / "data/prepared", tmp_path / "data/cards"
+        prepare.prepare(settings, mirror=None, home=own_home, destination=place, root=tmp_path, cards=cards)
+
+    prepared(card)
+    place = Workspace(tmp_path, own_home)
+    place.set("algorithm", batch_size=None, sampling_rate=0.1)
+    place.set("privacy", epsilon=1.0)
+    place.train()
+    monkeypatch.chdir(tmp_path)
+    evaluate.main()
+    before = place.ledger.head()
+    prepared(card.replace("[18, 100]", "[18, 110]"))
+    place.set("privacy", epsilon=0.5)
+    with pytest.raises(
+        Refused, match="population 'visits' holds out other records than the card of 'visits'"
+    ):
+        place.train()
+    assert place.ledger.head() == before
+    with pytest.raises(Refused, match="other records of 'visits' were held out"):
+        evaluate.main()
+    prepared(card.replace("epsilon: 10.0", "epsilon: 11.0"))
+    place.train()
+    evaluate.main()

@@ -1,0 +1,83 @@
+"""The rule of a card's holdout: what moves a record to the other side changes it, and nothing else does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from data import public_description
+from data.card import DataCard
+from data.holdout import rule_of
+
+Document = dict[str, Any]
+CardOf = Callable[[Document], DataCard]
+MOVES: dict[str, tuple[tuple[str | int, ...], Any]] = {
+    "salt": (("split", "salt"), "another"),
+    "fraction": (("split", "test_fraction"), 0.25),
+    "bound": (("reader", "columns", 0, "bounds"), [0, 110]),
+    "scale": (("reader", "columns", 0, "scale"), "log"),
+    "category": (("reader", "columns", 1, "categories"), ["Rome", "Oslo", "Bern"]),
+    "column left out": (("reader", "columns", 1), {"name": "town", "kind": "ignored"}),
+    "classes": (("classes",), ["yes", "no"]),
+    "spellings": (("reader", "columns", 2, "spellings"), {"no": ["yes"], "yes": ["no"]}),
+    "what is missing": (("reader", "missing"), ["0"]),
+}
+KEEPS: dict[str, tuple[tuple[str | int, ...], Any]] = {
+    "title": (("title",), "Another"),
+    "cap": (("cap", "epsilon"), 2.0),
+    "bound of the number": (("records", "at_most"), 2000),
+    "training file": (("files", "train", "sha256"), "1" * 64),
+    "separator": (("reader", "separator"), ";"),
+    "default": (("reader", "columns", 0, "scale"), "linear"),
+    "ignored column": (("reader", "columns", 3), {"name": "note", "kind": "ignored"}),
+}
+
+
+def changed(document: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    """A copy with one key set; an index beyond the end of a list adds to it."""
+    if not path:
+        return value
+    key, *rest = path
+    if isinstance(document, list):
+        old = document[key] if key < len(document) else None
+        return [*document[:key], changed(old, tuple(rest), value), *document[key + 1 :]]
+    return {**document, key: changed(document.get(key), tuple(rest), value)}
+
+
+@pytest.mark.parametrize("what", MOVES)
+def test_what_moves_a_record_changes_the_rule(what: str, table: Document, card_of: CardOf) -> None:
+    assert rule_of(card_of(changed(table, *MOVES[what]))) != rule_of(card_of(table))
+
+
+@pytest.mark.parametrize("what", KEEPS)
+def test_what_moves_no_record_keeps_the_rule(what: str, table: Document, card_of: CardOf) -> None:
+    assert rule_of(card_of(changed(table, *KEEPS[what]))) == rule_of(card_of(table))
+
+
+def test_a_rule_stays_what_it_was(table: Document, card_of: CardOf) -> None:
+    """Ledgers hold it: were it computed otherwise, every private population would refuse its card."""
+    assert rule_of(card_of(table)) == "8fd68b3c2b3dbee8d5fdf54f68a2e95e374f38dd4df00c6e98453e490b6b4dbc"
+
+
+def test_with_a_test_file_its_checksum_is_the_rule(
+    table: Document, images: Document, card_of: CardOf
+) -> None:
+    def of(train: str, test: str) -> str:
+        files = {
+            role: {"path": f"{role}.csv", "sha256": sha * 64}
+            for role, sha in (("train", train), ("test", test))
+        }
+        return rule_of(card_of(table | {"files": files, "split": None}))
+
+    assert of("0", "1") == of("2", "1") != of("0", "2")
+    assert of("0", "1") != rule_of(card_of(table))
+    before = rule_of(card_of(images))
+    for role in images["files"]:
+        other = changed(images, ("files", role, "sha256"), "1" * 64)
+        assert (rule_of(card_of(other)) == before) == role.startswith("train")
+
+
+def test_the_rule_is_described_for_private_records_alone(table: Document, card_of: CardOf) -> None:
+    card = card_of(table)
+    assert public_description(card).holdout_rule == rule_of(card)
+    assert public_description(card_of(table | {"public": True})).holdout_rule is None

@@ -1,0 +1,44 @@
+"""What a population's runs are held to: the first value of each name stays, also in ledgers from before."""
+
+import sqlite3
+from pathlib import Path
+
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.ledger import Ledger
+
+CAP = Budget(3.0, 1e-4)
+
+
+def _open(folder: Path) -> Ledger:
+    return Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
+
+
+def test_the_first_value_of_each_name_stays(tmp_path: Path) -> None:
+    ledger = _open(tmp_path)
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "a"})
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "b"})
+    ledger.declare("patients", CAP, public=False)
+    assert _open(tmp_path).terms("patients").bound == {"holdout": "a"}
+    assert [row.kind for row in ledger.history()] == ["population"]
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "b", "blocks": "folder"})
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "a", "blocks": "sql"})
+    assert _open(tmp_path).terms("patients").bound == {"holdout": "a", "blocks": "folder"}
+    assert [row.kind for row in ledger.history()] == ["population", "cap"]
+
+
+def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Path) -> None:
+    """The file is a dump of a SQLite ledger that older software wrote; its population's cap was changed since."""
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as connection:
+        connection.executescript(Path(__file__).with_name("ledger_before_blocks.sql").read_text())
+    connection.close()
+    ledger = _open(tmp_path)
+    before, head = ledger.balance("patients"), ledger.head()
+    assert ledger.terms("patients").bound == {}
+    for value in ("first", "second"):
+        ledger.declare("patients", CAP, public=False, bound={"holdout": value})
+    again = _open(tmp_path)
+    assert again.terms("patients").bound == {"holdout": "first"}
+    assert again.balance("patients") == before
+    again.verify(containing=head)
+    ledger.set_cap("patients", Budget(1.75, 1e-4))
+    assert _open(tmp_path).terms("patients").bound == {"holdout": "first"}
