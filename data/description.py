@@ -29,6 +29,7 @@ class PublicDescription:
     composition, composition_order: how the population's runs add up; see DataCard. blocks_per_person: in how many
     blocks a person may have records. blocks: those that the prepared records are of; none for a population that has
     none. holdout_rule: a digest of what decides which records are held out, for private records; see `data.holdout`.
+    blocks_by: in words, what divides private records into blocks; None where nothing does.
     feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds them.
     tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them; None
     for real features, float32.
@@ -57,6 +58,7 @@ class PublicDescription:
     blocks_per_person: int = 1
     blocks: tuple[str, ...] = ()
     holdout_rule: str | None = None
+    blocks_by: str | None = None
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
@@ -111,6 +113,7 @@ def public_description(card: DataCard, transform: Transform = "none") -> PublicD
         composition_order=card.composition.order,
         blocks_per_person=card.blocks_per_person,
         holdout_rule=None if card.public else rule_of(card),
+        blocks_by=None if card.public or card.blocks is None else card.blocks.divides_by,
     )
 
 

@@ -15,6 +15,11 @@ class Folder(Strict):
     kind: Literal["folder"]
     path: Word
 
+    @property
+    def divides_by(self) -> str:
+        """In words, what says of a record in which block it is."""
+        return "the files of a folder"
+
     @field_validator("path")
     @classmethod
     def _is_below_the_root(cls, path: str) -> str:
@@ -34,6 +39,11 @@ class Query(Strict):
     url_from: Variable
     query: Annotated[str, StringConstraints(min_length=1)]
     column: Word
+
+    @property
+    def divides_by(self) -> str:
+        """In words, what says of a record in which block it is."""
+        return f"the column {self.column!r} of a query"
 
 
 Source: TypeAlias = Annotated[Folder | Query, Field(discriminator="kind")]

@@ -8,7 +8,7 @@ from algorithms.privacy.ledger import Composition, Ledger
 from data import PublicDescription
 from tasks.ledger_heads import check_usual, keep_usual
 
-_HOLDOUT = "holdout"
+_HOLDOUT, _BLOCKS = "holdout", "blocks"
 
 
 def enter(ledger: Ledger, public: PublicDescription, *, home: Path) -> None:
@@ -23,7 +23,8 @@ def enter(ledger: Ledger, public: PublicDescription, *, home: Path) -> None:
 def declare(ledger: Ledger, public: PublicDescription) -> None:
     """Enters the population and its blocks at first sight; raises Refused where one of that name is of another kind.
 
-    Of another kind is also a private one of which other records were held out: those trained on would be published.
+    Of another kind is also a private one of which other records were held out, since those trained on would be
+    published, or whose blocks are made otherwise, since a person would have a cap in each way.
     """
     cap = Budget(public.cap_epsilon, public.cap_delta)
     ledger.declare(
@@ -41,7 +42,8 @@ def declare(ledger: Ledger, public: PublicDescription) -> None:
 
 
 def _bound(public: PublicDescription) -> dict[str, str]:
-    return {} if public.holdout_rule is None else {_HOLDOUT: public.holdout_rule}
+    asked = {_HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _check_kind(ledger: Ledger, public: PublicDescription) -> None:
@@ -65,11 +67,17 @@ def _check_kind(ledger: Ledger, public: PublicDescription) -> None:
 
 
 def _check_bound(ledger: Ledger, public: PublicDescription) -> None:
-    terms, asked = ledger.terms(public.population), _bound(public)
-    if asked.get(_HOLDOUT) != terms.bound.get(_HOLDOUT) and not public.public:
+    bound = ledger.terms(public.population).bound
+    if public.holdout_rule != bound.get(_HOLDOUT) and not public.public:
         raise Refused(
             f"the population {public.population!r} holds out other records than the card of {public.dataset!r}, whose"
             " split, columns, classes or test file have changed or are those of another card, so that records trained"
             " on could be published as held out; set them back or, for other people only, give the card a population"
             " of its own."
+        )
+    if public.blocks_by not in (None, bound.get(_BLOCKS)):
+        raise Refused(
+            f"the blocks of the population {public.population!r} are made by {bound[_BLOCKS]}, but the card of"
+            f" {public.dataset!r} makes them by {public.blocks_by}, which would give each person a second cap; set it"
+            " back or, for other people only, give the card a population of its own."
         )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from data import DataRefused, blocks, catalogue, prepared
+from data import DataRefused, blocks, catalogue, prepared, public_description
 from data.card import DataCard
 from data.known_blocks import KnownBlocks
 from data.owner import PUBLIC_KEY
@@ -115,6 +115,18 @@ def run(names: list[str], document: Document, store: Callable[..., Path], tmp_pa
     cards, folder = store(document), tmp_path / "prepared"
     prepare(params, mirror=None, home=tmp_path / "home", destination=folder, root=tmp_path, cards=cards)
     return folder
+
+
+def test_what_makes_the_blocks_of_private_records_is_described(
+    folder_card: Document, query_card: tuple[Document, str], table: Document, card_of: CardOf
+) -> None:
+    by = [public_description(card_of(card)).blocks_by for card in (folder_card, query_card[0], table)]
+    assert by == ["the files of a folder", "the column 'week' of a query", None]
+    other = query_card[0] | {"blocks": query_card[0]["blocks"] | {"query": f"{QUERY} WHERE age > 0"}}
+    assert public_description(card_of(other)).blocks_by == by[1]
+    moved = folder_card | {"blocks": {"kind": "folder", "path": "elsewhere"}}
+    assert public_description(card_of(moved)).blocks_by == by[0]
+    assert public_description(card_of(folder_card | {"public": True})).blocks_by is None
 
 
 def test_preparing_reads_the_named_blocks_and_says_so(

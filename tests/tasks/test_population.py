@@ -115,6 +115,23 @@ def test_a_private_population_keeps_its_rule_of_the_holdout(tmp_path: Path) -> N
     declare(ledger, replace(first, holdout_rule="b", population="others"))
 
 
+def test_a_private_population_keeps_what_makes_its_blocks(tmp_path: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    whole = replace(description(), holdout_rule="a")
+    first = replace(whole, blocks_by="the column 'week' of a query", blocks=("monday",))
+    for public in (whole, first, whole, first):
+        declare(ledger, public)
+    before = ledger.head()
+    for way in ("the column 'region' of a query", "the files of a folder"):
+        words = re.escape(
+            f"are made by the column 'week' of a query, but the card of 'animals' makes them by {way}"
+        )
+        with pytest.raises(Refused, match=words) as refused:
+            declare(ledger, replace(first, blocks_by=way, blocks=("north",)))
+        assert re.fullmatch(r"[^\n]+\.", str(refused.value))
+    assert (ledger.head(), len(ledger.blocks("painters"))) == (before, 1)
+
+
 def test_a_card_that_moves_records_to_the_other_side_is_refused_before_anything_is_spent(
     tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
