@@ -15,7 +15,7 @@ from data import database
 from data.card import DataCard
 from data.errors import DataRefused
 from data.formats import Csv, Table
-from data.known_blocks import KnownBlocks
+from data.known_blocks import Contents, KnownBlocks
 from data.readers import table
 from data.records import Block, checked
 from data.sources import Folder, Query, Source
@@ -61,7 +61,7 @@ def read(
     missing = [name for name in chosen if name not in names(card, root=root, url=url)]
     if missing:
         raise DataRefused(f"{card.name!r} has no block {missing[0]!r}; choose among those that there are.")
-    each = (known.seen(name, _of_the_block(card, name, root, url)) for name in chosen)
+    each = (_of_the_block(card, name, root, url, known) for name in chosen)
     blocks = itertools.chain.from_iterable(each)
     parts = blocks if card.split is None else split(blocks, card.split)
     return checked(card, _chained(parts, card, files))
@@ -73,15 +73,28 @@ def _chained(parts: Iterable[Block], card: DataCard, files: Mapping[str, Path]) 
         yield from table.read({"test": files["test"]}, _table(card), classes=card.classes)
 
 
-def _of_the_block(card: DataCard, name: str, root: Path, url: str | None) -> Iterator[Block]:
+def _of_the_block(
+    card: DataCard, name: str, root: Path, url: str | None, known: KnownBlocks
+) -> Iterator[Block]:
+    """The records of a block; raises DataRefused at their end where another block had the same or many of them."""
+    declared, contents = _table(card), Contents()
+    for rows, where in _rows(card, name, root, url):
+        records = table.records(rows, declared, card.classes, where)
+        known.add(rows, declared, contents)
+        yield Block("train", records)
+    known.check(name, contents)
+
+
+def _rows(card: DataCard, name: str, root: Path, url: str | None) -> Iterator[tuple[pa.Table, str]]:
+    """Some rows of a block at a time, as they are read, and what messages call their source."""
     source, declared = _source(card), _table(card)
     if isinstance(source, Folder):
         path = _files(card, source, root)[name]
-        yield from table.read({"train": path}, declared, classes=card.classes)
+        for rows in table.tables("train", path, declared):
+            yield rows, str(path)
         return
-    rows: Iterator[pa.Table] = database.read(source, declared, name, _given(card, source, url))
-    for part in rows:
-        yield Block("train", table.records(part, declared, card.classes, f"block {name!r} of {card.name!r}"))
+    for rows in database.read(source, declared, name, _given(card, source, url)):
+        yield rows, f"block {name!r} of {card.name!r}"
 
 
 def _source(card: DataCard) -> Source:

@@ -47,7 +47,7 @@ def prepare(
     key = PUBLIC_KEY if card.public else owner_key(home)
     files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
     words = ["salt of a prepared folder", card.model_dump_json()]
-    known = KnownBlocks(card.population, folder=None if card.public else home / "blocks", key=key)
+    known = _known_blocks(card, home, key)
     if card.blocks is None:
         records = read(card, files)
     else:
@@ -73,6 +73,11 @@ def chosen_blocks(card: DataCard, named: Sequence[str], *, root: Path) -> tuple[
         what = f"no block {missing[0]!r}" if missing else "no blocks"
         raise DataRefused(f"{card.name!r} has {what}; choose among those that there are, or wait for one.")
     return tuple(name for name in there_are if not named or name in named)
+
+
+def _known_blocks(card: DataCard, home: Path, key: bytes) -> KnownBlocks:
+    folder = None if card.public else home / "blocks"
+    return KnownBlocks(card.population, folder=folder, key=key, blocks_per_person=card.blocks_per_person)
 
 
 def _noted(records: Iterable[Block], words: list[str]) -> Iterator[Block]:

@@ -21,11 +21,12 @@ def read(files: Mapping[str, Path], declared: Table, *, classes: tuple[str, ...]
     """
     for part in PARTS:
         if part in files:
-            for table in _tables(part, files[part], declared):
+            for table in tables(part, files[part], declared):
                 yield Block(part, records(table, declared, classes, str(files[part])))
 
 
-def _tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
+def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
+    """The rows of a file as they are, some at a time; raises DataRefused where it is not of the declared format."""
     if isinstance(declared, Parquet):
         return parquet.read(path, declared)
     if not isinstance(declared, Csv):

@@ -1,0 +1,77 @@
+"""Which records a block holds, in a few keyed digests: enough to see that two blocks share many of them.
+
+Kept are the distinct records with the lowest digests, and how often each occurs, so that two sketches under one key
+sample the same of what both blocks have (bottom-k sketches; Cohen and Kaplan 2007).
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+SIZE = 2048
+"""Distinct records that a sketch keeps."""
+SHARE = 0.1
+"""Of the smaller block's records, how many may be in the other one beyond chance."""
+CERTAINTY = 4.0
+"""By how many standard deviations that must exceed chance; 16 records that are all different and in both do."""
+
+
+@dataclass
+class Sketch:
+    """counts: how often a record occurs, by its hex digest; all of it for the lowest digests, as many as SIZE."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, digest: str) -> None:
+        """Counts one more record; digests are all of one length."""
+        self.counts[digest] += 1
+        if len(self.counts) >= 4 * SIZE:
+            self.counts = _lowest(self.counts)
+
+    @property
+    def kept(self) -> Counter[str]:
+        """The counts of the lowest digests, at most SIZE."""
+        return _lowest(self.counts)
+
+    def joined(self, other: "Sketch") -> "Sketch":
+        """The sketch of one block at two times, with what it ever held."""
+        return Sketch(_lowest(self.kept | other.kept))
+
+    def shares_many(self, other: "Sketch") -> bool:
+        """Whether the blocks have a tenth of the smaller one's records in common, beyond what chance explains.
+
+        Records of few columns are often equal without being of one person, within a block as between two. A record
+        that comes n times here and m times there has n m equal pairs between the blocks, against r m (m - 1) / 2 +
+        n (n - 1) / (2 r) within them, where r is the ratio of their sizes. Of blocks drawn apart, whatever their
+        distributions are, the difference is at most 0 on average given t = n + m, with a variance of t (t - 1) / 2
+        where these are the same. Weights of 1 / (t - 1) keep frequent records from hiding the others.
+        """
+        mine, others = _common_range(self.kept, other.kept)
+        if not mine or not others:
+            return False
+        ratio = mine.total() / others.total()
+        smaller = min((mine, others), key=Counter.total)
+        beyond, variance, base = 0.0, 0.0, 0.0
+        for record in mine.keys() | others.keys():
+            n, m = mine[record], others[record]
+            weight = 1 / max(n + m - 1, 1)
+            beyond += weight * (n * m - (ratio * m * (m - 1) + n * (n - 1) / ratio) / 2)
+            variance += weight**2 * (n + m) * (n + m - 1) / 2
+            base += weight * smaller[record]
+        return beyond >= max(SHARE * base, CERTAINTY * math.sqrt(variance))
+
+
+def _common_range(one: Counter[str], other: Counter[str]) -> tuple[Counter[str], Counter[str]]:
+    """Of both, the digests up to which both are whole."""
+    ends = [max(counts) for counts in (one, other) if len(counts) >= SIZE]
+    if not ends:
+        return one, other
+    return _up_to(min(ends), one), _up_to(min(ends), other)
+
+
+def _up_to(end: str, counts: Counter[str]) -> Counter[str]:
+    return Counter({digest: count for digest, count in counts.items() if digest <= end})
+
+
+def _lowest(counts: Counter[str]) -> Counter[str]:
+    return Counter({digest: counts[digest] for digest in sorted(counts)[:SIZE]})
