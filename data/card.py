@@ -1,12 +1,14 @@
 """The data card: all that is public about a data set, declared by its owner and never read off its rows."""
 
+from collections.abc import Mapping
+from posixpath import normpath
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, FiniteFloat, PositiveInt, StringConstraints, model_validator
 
 from data.columns import Strict, Word
 from data.formats import Cifar, Csv, Digits, Format, Idx, Md5, Reviews, Sha256, Synthetic, Table
-from data.sources import Source
+from data.sources import Folder, Source
 
 Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^?#\s]+/[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -159,6 +161,9 @@ class DataCard(Strict):
                 _check_roles(self.reader, set(files))
             else:
                 _check_roles_beside_blocks(self.reader, set(files), self.records)
+            _check_different(files)
+        if isinstance(self.blocks, Folder) and "test" in self.files:
+            _check_outside(self.blocks.path, self.files["test"])
         return self
 
     @model_validator(mode="after")
@@ -198,6 +203,25 @@ def _check_roles(reader: Format, roles: set[str]) -> None:
     if isinstance(reader, Reviews) and roles != ({"archive"} if reader.words else {"archive", "words"}):
         raise ValueError(
             "files of a reviews reader must be archive, and words where reader.words names no member"
+        )
+
+
+def _check_different(files: Mapping[str, File]) -> None:
+    """Checksums of zeros alone stand for one that is still to be filled in."""
+    paths = [normpath(file.path) for file in files.values() if file.path]
+    for kind in ("sha256", "keyed_sha256", "md5"):
+        sums = [given for file in files.values() if (given := getattr(file, kind)) and given.strip("0")]
+        if len(set(sums)) < len(sums) or len(set(paths)) < len(paths):
+            raise ValueError(
+                "two of the files are the same, and records to train on cannot be those to test on; name another file,"
+                " or leave the test file out and declare a split"
+            )
+
+
+def _check_outside(folder: str, test: File) -> None:
+    if test.path and f"{normpath(test.path)}/".startswith(f"{normpath(folder)}/"):
+        raise ValueError(
+            "the test file is in the folder of the blocks, and would be trained on; move it elsewhere"
         )
 
 

@@ -37,8 +37,9 @@ def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
 
     Of several sets of files the first one that the mirror holds is taken, else the first that can be had.
     key: the owner key, for files that are declared by a keyed checksum. Raises DataRefused, naming the file,
-    when one is missing, cannot be downloaded or is not the declared one.
+    when one is missing, cannot be downloaded or is not the declared one, and when two are the same.
     """
+    _check_different(card, key)
     folder = card.folder or card.name
     sets = (card.files, *card.alternatives)
     sets = next(((files,) for files in sets if _is_mirrored(folder, files, places)), sets)
@@ -49,6 +50,16 @@ def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
         except DataRefused as refusal:
             refusals.append(refusal)
     raise refusals[0]  # of the files that the card names first
+
+
+def _check_different(card: DataCard, key: bytes) -> None:
+    """A card itself shows the same file twice, unless one of the checksums is keyed and the other is not."""
+    plain = {keyed(key, [file.sha256]).hex() for file in card.files.values() if file.sha256}
+    if plain & {file.keyed_sha256 for file in card.files.values()}:
+        raise DataRefused(
+            f"Two files of {card.name!r} are the same, by sha256 and keyed_sha256 in its card, and records to train on"
+            " cannot be those to test on; name another file."
+        )
 
 
 def _is_mirrored(folder: str, files: Mapping[str, File], places: Places) -> bool:

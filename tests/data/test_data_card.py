@@ -201,3 +201,48 @@ def test_synthetic_records_need_public_numbers_one_axis_two_classes_and_no_files
         catalogue.card("tiny", store(good | {"split": table["split"]}))
     with pytest.raises(DataRefused, match="the synthetic reader takes no files"):
         catalogue.card("tiny", store(good | {"files": table["files"]}))
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ({"path": "a.csv", "sha256": "1" * 64}, {"path": "a.csv", "sha256": "1" * 64}),
+        ({"path": "a.csv", "sha256": "1" * 64}, {"path": "./b/../a.csv", "keyed_sha256": "2" * 64}),
+        ({"path": "a.csv", "sha256": "1" * 64}, {"path": "b.csv", "sha256": "1" * 64}),
+        ({"path": "a.csv", "keyed_sha256": "1" * 64}, {"path": "b.csv", "keyed_sha256": "1" * 64}),
+    ],
+)
+def test_the_training_file_is_no_test_file(
+    table: Document, store: Callable[..., Path], train: Document, test: Document
+) -> None:
+    del table["split"]
+    table["files"] = {
+        "train": train,
+        "test": test | {"path": "c.csv", "sha256": "3" * 64, "keyed_sha256": None},
+    }
+    assert catalogue.card("tiny", store(table)).files
+    table["files"] = {"train": train, "test": test}
+    with pytest.raises(
+        DataRefused, match="records to train on cannot be those to test on; name another"
+    ) as refused:
+        catalogue.card("tiny", store(table))
+    assert "\n" not in str(refused.value)
+
+
+def test_checksums_that_are_still_to_be_filled_in_may_be_equal(
+    table: Document, store: Callable[..., Path]
+) -> None:
+    del table["split"]
+    table["files"] = {role: {"path": f"{role}.csv", "keyed_sha256": "0" * 64} for role in ("train", "test")}
+    assert len(catalogue.card("tiny", store(table)).files) == 2
+
+
+@pytest.mark.parametrize("folder", ["weeks", "./weeks/", "data/../weeks"])
+def test_a_test_file_is_no_block(table: Document, store: Callable[..., Path], folder: str) -> None:
+    del table["split"]
+    table["blocks"] = {"kind": "folder", "path": folder.replace("data/../", "")}
+    table["files"] = {"test": {"path": f"{folder.rstrip('/')}-not/a.csv", "sha256": "1" * 64}}
+    assert catalogue.card("tiny", store(table)).blocks
+    table["files"] = {"test": {"path": f"{folder}/a.csv", "sha256": "1" * 64}}
+    with pytest.raises(DataRefused, match="the test file is in the folder of the blocks"):
+        catalogue.card("tiny", store(table))

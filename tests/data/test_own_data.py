@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from data import DataRefused, catalogue, prepared
+from data.owner import keyed, owner_key
 from tasks.groups import Data
 from tasks.params import Params
 from tasks.prepare import prepare
@@ -95,16 +96,33 @@ def test_too_many_records_for_the_declared_bound_are_refused(tmp_path: Path) -> 
 
 
 def test_a_table_with_a_test_file_is_not_split(tmp_path: Path) -> None:
-    text = (EXAMPLE / "visits.yaml").read_text()
-    train = text[text.index("  train:") : text.index("split:")]
-    test = train.replace("  train:", "  test:")
+    project = _project_without_the_last_record(tmp_path)
+    own, cards = project / "examples/own_data", project / "cards"
+    lines = (EXAMPLE / "visits.csv").read_bytes().splitlines(keepends=True)
+    (own / "test.csv").write_bytes(lines[0] + lines[-1])
+    text = (cards / "visits.yaml").read_text()
     split = next(line for line in text.splitlines() if line.startswith("split:"))
-    (tmp_path / "visits.yaml").write_text(
-        text.replace(train, train + test).replace(split, "").replace("2000", "2400")
-    )
-    run(tmp_path / "prepared", home=tmp_path, cards=tmp_path)
+    sha256 = hashlib.sha256((own / "test.csv").read_bytes()).hexdigest()
+    test = f"  test: {{path: examples/own_data/test.csv, sha256: {sha256}}}"
+    (cards / "visits.yaml").write_text(text.replace(split, test))
+    run(tmp_path / "prepared", home=tmp_path, root=project, cards=cards)
     loaded = prepared.load(tmp_path / "prepared")
-    assert len(loaded.train_labels) == len(loaded.test_labels) == 1200
+    assert (len(loaded.train_labels), len(loaded.test_labels)) == (1199, 1)
+
+
+def test_one_file_by_two_checksums_is_still_one_file(tmp_path: Path) -> None:
+    """A copy of the training file, of which the card gives the keyed checksum."""
+    project = _project_without_the_last_record(tmp_path)
+    own, cards = project / "examples/own_data", project / "cards"
+    copy = (own / "visits.csv").read_bytes()
+    (own / "copy.csv").write_bytes(copy)
+    mark = keyed(owner_key(tmp_path), [hashlib.sha256(copy).hexdigest()]).hex()
+    text = (cards / "visits.yaml").read_text()
+    split = next(line for line in text.splitlines() if line.startswith("split:"))
+    test = f"  test: {{path: examples/own_data/copy.csv, keyed_sha256: {mark}}}"
+    (cards / "visits.yaml").write_text(text.replace(split, test).replace("2000", "2400"))
+    with pytest.raises(DataRefused, match="Two files of 'visits' are the same"):
+        run(tmp_path / "prepared", home=tmp_path, root=project, cards=cards)
 
 
 def test_the_template_of_ipums_is_refused_until_its_file_is_there_and_declared(tmp_path: Path) -> None:
