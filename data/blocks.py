@@ -26,7 +26,7 @@ _WHOLE_POPULATION = "all"
 
 
 def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
-    """The blocks that there are now, sorted by name.
+    """The blocks that there are now, sorted by name; those that the card of a query declares, whatever rows there are.
 
     root: the project. url: of the database, for a card whose blocks are a query. Raises DataRefused for a card
     without blocks, a source that cannot be read, and a name that no block can have.
@@ -35,7 +35,7 @@ def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
     if isinstance(source, Folder):
         found = list(_files(card, source, root))
     else:
-        found = database.names(source, _given(card, source, url))
+        found = list(source.names) or database.names(source, _given(card, source, url))
     for name in found:
         _check_name(card, name)
     if len({name.casefold() for name in found}) < len(found):

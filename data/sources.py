@@ -32,13 +32,15 @@ class Query(Strict):
     """The rows of a query, of which one column says the block.
 
     url_from: the environment variable with the SQLAlchemy URL, which never stands in a file. query: a SELECT.
-    column: the query's column with the block's name; rows without one are in no block.
+    column: the query's column with the block's name; rows without one are in no block. names: the blocks that there
+    are, also those without rows, where the names in the database are not to be published; rows of others are in none.
     """
 
     kind: Literal["sql"]
     url_from: Variable
     query: Annotated[str, StringConstraints(min_length=1)]
     column: Word
+    names: tuple[Word, ...] = Field(default=(), exclude_if=lambda given: not given)
 
     @property
     def divides_by(self) -> str:

@@ -245,6 +245,25 @@ def test_a_database_that_minds_no_case_gives_no_row_to_two_blocks(
         whole(read(card, blocks.names(card, root=tmp_path, url=url)[:1], root=tmp_path, url=url))
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_declared_names_of_blocks_tell_nothing_of_the_rows(
+    query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path, late: int
+) -> None:
+    """One record that alone is in a block, or is alone in being in none that is declared."""
+    document, url = query_card
+    declared = [*WEEKS[:2], "2026-W09"]
+    card = card_of(document | {"blocks": document["blocks"] | {"names": declared[::-1]}})
+    with sa.create_engine(url).begin() as connection:
+        for week in ("2026-W09", "2026-W99")[: 2 * late]:
+            connection.execute(sa.text(f"INSERT INTO visits VALUES ('{week}', 7, 'Rome', 'no')"))
+    assert blocks.names(card, root=tmp_path, url=url) == tuple(declared)
+    found = whole(read(card, declared, root=tmp_path, url=url))
+    assert len(found.train) + len(found.test) == 20 + late
+    with pytest.raises(DataRefused, match="no block '2026-W99'"):
+        next(read(card, ("2026-W99",), root=tmp_path, url=url))
+    assert "names" not in card_of(document).model_dump_json()
+
+
 def test_a_url_that_cannot_be_read_is_refused_without_its_password(
     query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path
 ) -> None:
