@@ -16,10 +16,9 @@ from torch import Tensor
 from algorithms import models
 from algorithms.models import Model, ModelRefused
 from algorithms.models.fronts import front, in_front, shape_after
-from algorithms.privacy.errors import Refused
-from data import PublicDescription
 from data.prepared import Prepared, load
 from tasks import runs
+from tasks.described import check_described
 from tasks.environment import home
 from tasks.stage import main_of
 
@@ -77,16 +76,6 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: Prepared) -> 
     return Evaluation(torch.cat(predicted).numpy(), float(torch.cat(losses).double().mean()))
 
 
-def check_holdout(receipt: Mapping[str, Any], public: PublicDescription) -> None:
-    """Raises Refused where other private records are held out now than when the model was trained."""
-    rule = receipt.get("holdout_rule")
-    if rule != public.holdout_rule and not public.public:
-        raise Refused(
-            f"the model was trained when other records of {public.dataset!r} were held out, so evaluating it now could"
-            " publish records that it was trained on; set its data card back, prepare again, or train again."
-        )
-
-
 def metrics(evaluation: Evaluation, labels: NDArray[np.int64], receipt: Mapping[str, Any]) -> dict[str, Any]:
     """The document that is written to artifacts/metrics.json; epsilon is null for a run without privacy."""
     return {
@@ -125,7 +114,7 @@ def main() -> None:
     receipt = json.loads((artifacts / "receipt.json").read_text(encoding="utf-8"))
     runs.discard(home(), receipt["run_id"])
     data = load(Path("data/prepared"))
-    check_holdout(receipt, data.public)
+    check_described(receipt, data.public)
     evaluation = evaluate(*load_model(artifacts / "model.safetensors"), data)
     document = metrics(evaluation, data.test_labels, receipt)
     (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -12,7 +12,6 @@ from algorithms.privacy.events import RenyiDpEvent, schedule_to_json
 from algorithms.privacy.ledger import Balance, Ledger
 from algorithms.privacy.ledger_copy import identity
 from algorithms.privacy.ledger_past import settlement
-from data import PublicDescription
 
 
 def reserved_events(plan: Plan) -> list[dict[str, Any]]:
@@ -37,15 +36,6 @@ def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "accountant": plan.accountant,
         "delta": plan.target.budget.delta,
         "events": list(events),
-    }
-
-
-def described(public: PublicDescription) -> dict[str, str]:
-    """Of which data the run is; the report knows the description by its digest, and refuses to tell of another."""
-    return {
-        "dataset": public.dataset,
-        "population": public.population,
-        "description_sha256": public.digest,
     }
 
 

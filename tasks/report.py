@@ -18,6 +18,7 @@ from algorithms.privacy.errors import Refused
 from data import PublicDescription
 from tasks import params
 from tasks.closing import open_ledger
+from tasks.described import check_described
 from tasks.environment import home
 from tasks.figures import (
     DARK,
@@ -88,7 +89,7 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     blocks cannot be read; nothing is written then.
     """
     run = _read(artifacts, prepared)
-    _check_description(run)
+    check_described(run.receipt, run.public)
     ran = run.receipt.get("software") or software(root, recorded="report")
     public = json.loads(run.public.to_json())
     card = build(RunRecord(run.plan, run.receipt, public, run.trace, ran))
@@ -144,21 +145,6 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _check_description(run: Run) -> None:
-    """A card tells of the data as they were described when the model was trained, and public.json may be newer."""
-    trained_under = run.receipt.get("description_sha256")
-    if trained_under is None:
-        raise Refused(
-            "artifacts/receipt.json, of an older version, does not say how the data were described when the model was"
-            " trained; keep the card that the run has, or train again."
-        )
-    if trained_under != run.public.digest:
-        raise Refused(
-            "data/prepared/public.json describes the data otherwise than when the model was trained; prepare them again"
-            " with the data card as it was, or train again."
-        )
 
 
 def _check(verification: Verification) -> None:

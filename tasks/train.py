@@ -34,12 +34,13 @@ from data.records import Records
 from tasks import again, params, runs
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for
+from tasks.described import described
 from tasks.environment import home, ledger_url, retraining
 from tasks.ledger_heads import open_newest, remember
 from tasks.params import Params
 from tasks.population import enter
 from tasks.progress import both, progress
-from tasks.receipt import account_of, cost_of, described, noise_source, reserved_events
+from tasks.receipt import account_of, cost_of, noise_source, reserved_events
 from tasks.software import software
 from tasks.stage import main_of
 from tasks.tracking.live_curve import live_curve
@@ -138,7 +139,6 @@ def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
         "algorithm": job.document["algorithm"],
         **described(job.public),
         "blocks": list(job.blocks),
-        "holdout_rule": job.public.holdout_rule,
         "noise_source": noise_source(private=run.private_noise),
         "private_noise": run.private_noise,
         "diagnostics": job.settings.privacy.diagnostics,

@@ -13,34 +13,30 @@ kept elsewhere shows these, through `verify(containing=...)`. No clock decides a
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from algorithms.privacy import ledger_balance as balances
 from algorithms.privacy import ledger_rules as rules
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger_balance import Balance, in_words
-from algorithms.privacy.ledger_books import Books, Status, Terms
+from algorithms.privacy.ledger_books import Books, Status
 from algorithms.privacy.ledger_composition import BASIC, Composition, Events
-from algorithms.privacy.ledger_drafts import Blocks, Memory, declaration, reservation, settlement
-from algorithms.privacy.ledger_entry import WHOLE_POPULATION, Draft, Entry, head
+from algorithms.privacy.ledger_drafts import Blocks, declaration, reservation, settlement
+from algorithms.privacy.ledger_entry import WHOLE_POPULATION, Draft, Entry
 from algorithms.privacy.ledger_policy import Block
-from algorithms.privacy.ledger_store import Store, open_store
+from algorithms.privacy.ledger_reading import LedgerReading
+from algorithms.privacy.ledger_store import open_store
+from algorithms.privacy.ledger_terms import Terms
 
 __all__ = ["WHOLE_POPULATION", "Balance", "Block", "Composition", "Entry", "Ledger", "Status"]
 
 _Decision = Callable[[Books], Sequence[Draft]]
 
 
-@dataclass(frozen=True)
-class Ledger:
+class Ledger(LedgerReading):
     """An open ledger; threads may share it, and any number of processes may open the same one.
 
     Every method raises LedgerBroken when the hash chain does not hold, and Refused when the database fails.
     """
-
-    _store: Store = field(repr=False)
-    _memory: Memory = field(default_factory=Memory, repr=False, compare=False)
 
     @classmethod
     def open(cls, url: str) -> "Ledger":
@@ -67,17 +63,14 @@ class Ledger:
 
         public: the records are public, so that runs without noise are allowed. composition: how its runs add up.
         blocks_per_person: in how many blocks a person may have records; 1 where a record is the unit.
-        bound: what else its runs are held to, by name; the first value of each name stays, see `terms`.
+        bound: what else its runs are held to, by name; the first value of each name stays, and terms that contradict
+        those there are bind nothing: see `terms`.
         Raises Refused for an infinite cap, and for one of which the composition leaves nothing.
         """
         rules.check_name(population, "population")
         rules.check_new(composition, cap, blocks_per_person)
         terms = Terms(bool(public), composition, blocks_per_person, dict(bound or {}))
         self._append(lambda books: declaration(books, population, cap, terms))
-
-    def terms(self, population: str) -> Terms:
-        """What a population was declared with; raises Refused for an unknown one."""
-        return self._books().term(population)
 
     def declare_block(self, population: str, block: str, cap: Budget | None = None) -> None:
         """Enters a block at first sight; does nothing when the ledger has it already.
@@ -196,67 +189,6 @@ class Ledger:
             return [Draft("forfeit", run.population, run.reserved, run_id, block=block) for block in blocks]
 
         self._append(decide)
-
-    def balance(self, population: str, block: str | None = None) -> Balance:
-        """Where a block stands; when None, the whole population, or of its blocks the one that is charged most.
-
-        Raises Refused for an unknown population or block.
-        """
-        books = self._books()
-        name = balances.most_charged(books, population) if block is None else block
-        return balances.balance_of(books, population, name)
-
-    def blocks(self, population: str) -> list[Block]:
-        """The blocks as the policies take them, the whole population where it has none; Refused for an unknown one."""
-        return balances.standing(self._books(), population)
-
-    def affordable(
-        self,
-        population: str,
-        cost: Budget,
-        *,
-        events: Events = (),
-        adjacency: str = rules.ADJACENCY,
-        blocks: Sequence[str] = (),
-    ) -> int | None:
-        """How many more runs like this the caps allow, on these blocks or all living ones; None for no limit.
-
-        Raises Refused for an unknown population or block, and for events without a bound.
-        """
-        return balances.affordable(self._books(), population, cost, events, adjacency, blocks)
-
-    def status(self, run_id: str) -> Status | None:
-        """What became of a run; None when the ledger does not know it."""
-        run = self._books().runs.get(run_id)
-        return run.status if run else None
-
-    def populations(self) -> list[str]:
-        """The populations, in the order of their declaration."""
-        return list(self._books().terms)
-
-    def history(self, population: str | None = None) -> list[Entry]:
-        """The rows of a population, or all of them, in order; raises Refused for an unknown population."""
-        rows = self._store.read()
-        if population is not None:
-            self._memory.books(rows).term(population)
-        return [row for row in rows if population in (None, row.population)]
-
-    def head(self) -> str:
-        """The hash of the last row: it stands for the whole history, so keep it outside the ledger."""
-        return head(self._store.read())
-
-    def verify(self, *, containing: str | None = None) -> None:
-        """Recomputes the chain; raises LedgerBroken when it does not hold.
-
-        containing: a head() kept elsewhere; LedgerBroken when the chain does not contain it, which means
-        that rows were cut off or that an older copy was put back.
-        """
-        rows = self._store.read(afresh=True)
-        if containing is not None:
-            rules.check_contains(rows, containing)
-
-    def _books(self) -> Books:
-        return self._memory.books(self._store.read())
 
     def _append(self, decide: _Decision) -> None:
         self._store.append(lambda entries: decide(self._memory.books(entries)))

@@ -8,9 +8,10 @@ from typing import TypeAlias
 
 from algorithms.privacy import ledger_rules as rules
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.ledger_books import Books, Run, Terms, replay
+from algorithms.privacy.ledger_books import Books, Run, replay
 from algorithms.privacy.ledger_composition import Events
 from algorithms.privacy.ledger_entry import GENESIS, Draft, Entry, head
+from algorithms.privacy.ledger_terms import Terms
 
 Blocks: TypeAlias = Sequence[str] | Mapping[str, Events]
 """Blocks that share a run's events, or each with its own."""
@@ -42,7 +43,7 @@ def declaration(books: Books, population: str, cap: Budget, terms: Terms) -> lis
     """The row that enters a population; for one that is there, the row that binds what was not bound, if any."""
     if population not in books.terms:
         return [Draft("population", population, cap, about=terms.to_json())]
-    unbound = books.terms[population].unbound(terms.bound)
+    unbound = books.terms[population].unbound(terms)
     return [Draft("cap", population, books.cap(population), about={"bound": unbound})] if unbound else []
 
 

@@ -4,7 +4,7 @@ import sqlite3
 from pathlib import Path
 
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger import Composition, Ledger
 
 CAP = Budget(3.0, 1e-4)
 
@@ -20,10 +20,22 @@ def test_the_first_value_of_each_name_stays(tmp_path: Path) -> None:
     ledger.declare("patients", CAP, public=False)
     assert _open(tmp_path).terms("patients").bound == {"holdout": "a"}
     assert [row.kind for row in ledger.history()] == ["population"]
-    ledger.declare("patients", CAP, public=False, bound={"holdout": "b", "blocks": "folder"})
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "a", "blocks": "folder"})
     ledger.declare("patients", CAP, public=False, bound={"holdout": "a", "blocks": "sql"})
     assert _open(tmp_path).terms("patients").bound == {"holdout": "a", "blocks": "folder"}
     assert [row.kind for row in ledger.history()] == ["population", "cap"]
+
+
+def test_terms_that_contradict_bind_nothing(tmp_path: Path) -> None:
+    """As those of a card that is refused, or the right card could be refused for them."""
+    ledger = _open(tmp_path)
+    ledger.declare("patients", CAP, public=False)
+    ledger.declare("patients", CAP, public=True, bound={"holdout": "b"})
+    ledger.declare("patients", CAP, public=False, composition=Composition("zcdp"), bound={"holdout": "b"})
+    ledger.declare("patients", CAP, public=False, blocks_per_person=2, bound={"holdout": "b"})
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "a"})
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "b", "blocks": "folder"})
+    assert _open(tmp_path).terms("patients").bound == {"holdout": "a"}
 
 
 def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def test_a_card_that_moves_records_to_the_other_side_is_refused_before_anything_
     ):
         place.train()
     assert place.ledger.head() == before
-    with pytest.raises(Refused, match="other records of 'visits' were held out"):
+    with pytest.raises(Refused, match="describes the data otherwise"):
         evaluate.main()
     prepared(card.replace("epsilon: 10.0", "epsilon: 11.0"))
     place.train()

@@ -1,0 +1,68 @@
+"""What a population was declared with, and what a run of it therefore counts for."""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.ledger_composition import BASIC, Amount, Composition, exact, times
+from algorithms.privacy.ledger_entry import WHOLE_POPULATION
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What was declared with a population, for ever.
+
+    bound: by name, what else its runs are held to; a name that comes later is bound from then on.
+    """
+
+    public: bool
+    composition: Composition
+    blocks_per_person: int
+    bound: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, about: Mapping[str, Any]) -> "Terms":
+        """The terms in the notes of a population's row."""
+        composition = Composition.from_json(about.get("composition"))
+        return cls(about["public"], composition, about.get("blocks_per_person", 1), about.get("bound", {}))
+
+    def to_json(self) -> dict[str, Any]:
+        """The terms as notes; what is as it always was is left out."""
+        notes: dict[str, Any] = {"public": self.public}
+        if self.composition != BASIC:
+            notes["composition"] = self.composition.to_json()
+        if self.blocks_per_person != 1:
+            notes["blocks_per_person"] = self.blocks_per_person
+        if self.bound:
+            notes["bound"] = dict(self.bound)
+        return notes
+
+    def unbound(self, asked: "Terms") -> dict[str, str]:
+        """What other terms would bind beyond these; nothing where they contradict these and are to be refused."""
+        if self.binding(asked.bound) != replace(asked, bound={**self.bound, **asked.bound}):
+            return {}
+        return {name: value for name, value in asked.bound.items() if name not in self.bound}
+
+    def binding(self, bound: Mapping[str, str]) -> "Terms":
+        """The terms with more that is bound; what was bound before stays as it is."""
+        return replace(self, bound={**bound, **self.bound})
+
+    def together(self, blocks: Collection[str]) -> int:
+        """How many records a person may have in a run on these blocks: one in each, and one for each possible block."""
+        return (
+            self.blocks_per_person if WHOLE_POPULATION in blocks else min(self.blocks_per_person, len(blocks))
+        )
+
+    def charge(self, budget: Budget, about: Mapping[str, Any]) -> Amount:
+        """What a run counts for in a block; nothing for one without noise, which is recorded and not added up.
+
+        about: the notes of its row, in which the ledger keeps its price and how many records of a person it may read.
+        """
+        if math.isinf(budget.epsilon):
+            return self.composition.nothing()
+        if self.composition.kind == "basic":
+            together = about["together"] if self.blocks_per_person > 1 else 1
+            return times(self.composition.cost(budget, together), self.blocks_per_person)
+        return times((exact(about["price"]),), self.blocks_per_person)
