@@ -1,5 +1,6 @@
 """The train stage: reserve, train, settle; killed anywhere it ends with the same model and one charge."""
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -53,7 +54,7 @@ class Workspace:
     def set(self, group: str, **values: Any) -> None:
         """Change params.yaml and make the plan again."""
         path = self.root / "params.yaml"
-        document = YAML(typ="safe", pure=True).load(path) if path.exists() else PARAMS
+        document = YAML(typ="safe", pure=True).load(path) if path.exists() else copy.deepcopy(PARAMS)
         document[group] = document.get(group, {}) | values
         YAML(typ="safe", pure=True).dump(document, path)
         settings = params.load(path, reads=calibrate.READS)
