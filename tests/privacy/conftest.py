@@ -1,17 +1,38 @@
-"""Places for a ledger: a SQLite file, and a PostgreSQL server that is started here and stopped at the end."""
+"""A finished run with its card; and places for a ledger: a SQLite file, and a PostgreSQL server, ended at the end."""
 
 import os
 import pwd
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from algorithms.privacy.card import PrivacyCard, build
 from benchmarks.postgres import server
+from tests.synthetic_run import Folders, record, write_run
 
 PASSWORD = "s3cret%40word"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """The files of a finished run, not to be changed."""
+    return write_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def built(folders: Folders) -> PrivacyCard:
+    """Its card."""
+    return build(record(folders))
+
+
+@pytest.fixture
+def document(built: PrivacyCard) -> dict[str, Any]:
+    """Its card as a document, to be changed."""
+    return built.to_json()
 
 
 @pytest.fixture(scope="session")

@@ -38,21 +38,6 @@ FREE = ("mechanism.settings", "implementation.packages", "events")
 FIXED = Composition(kind="schedule", rho=None, order=None, limit=None, statement="fixed")
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return write_run(tmp_path_factory.mktemp("run"))
-
-
-@pytest.fixture(scope="module")
-def built(folders: Folders) -> PrivacyCard:
-    return build(record(folders))
-
-
-@pytest.fixture
-def document(built: PrivacyCard) -> dict[str, Any]:
-    return built.to_json()
-
-
 def places(value: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """The paths of all fields of a card but those whose keys are free."""
     if isinstance(value, dict) and ".".join(above) not in FREE:

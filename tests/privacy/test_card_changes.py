@@ -8,25 +8,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from algorithms.privacy.card import PrivacyCard, build, verify
+from algorithms.privacy.card import PrivacyCard, verify
 from algorithms.privacy.card_check import digest
 from algorithms.privacy.card_verdict import ABOVE, BELOW
-from tests.synthetic_run import Folders, record, write_run
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return write_run(tmp_path_factory.mktemp("run"))
-
-
-@pytest.fixture(scope="module")
-def built(folders: Folders) -> PrivacyCard:
-    return build(record(folders))
-
-
-@pytest.fixture
-def document(built: PrivacyCard) -> dict[str, Any]:
-    return built.to_json()
+from tests.synthetic_run import Folders, write_run
 
 
 def failed(document: dict[str, Any], folder: Path | None = None) -> set[str]:

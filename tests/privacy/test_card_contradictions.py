@@ -21,19 +21,9 @@ Change = Callable[[dict[str, Any]], None]
 PLANNED = {"releases of the plan"}
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return write_run(tmp_path_factory.mktemp("run"))
-
-
-@pytest.fixture(scope="module")
-def built(whole: Folders) -> PrivacyCard:
-    return build(record(whole))
-
-
 @pytest.fixture
-def folder(whole: Folders, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole.artifacts, tmp_path / "artifacts"))
+def folder(folders: Folders, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folders.artifacts, tmp_path / "artifacts"))
 
 
 def failed(document: dict[str, Any], folder: Path | None = None) -> set[str]:
