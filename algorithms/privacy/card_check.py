@@ -15,7 +15,7 @@ from algorithms.privacy.card_model import RELEASED, Composition, PrivacyCard
 from algorithms.privacy.card_plan import check_plan, read_plan
 from algorithms.privacy.card_sentences import check_sentences
 from algorithms.privacy.card_trace import check_trace
-from algorithms.privacy.card_verdict import Check, Verification, agrees, in_words
+from algorithms.privacy.card_verdict import Check, Verification, agrees, finite, in_words
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule, schedule_from_json
 from algorithms.privacy.filters import conversion, epsilon_of_zcdp, rho_of
@@ -53,18 +53,18 @@ def recompute(
     if composition.kind != "schedule" and adjacency is not ADD_OR_REMOVE_ONE:
         return {"pld": None, "rdp": None, "pure": None}
     if composition.kind == "schedule" and delta == 0:
-        return {"pld": None, "rdp": None, "pure": _finite(by("pure"))}
+        return {"pld": None, "rdp": None, "pure": finite(by("pure"))}
     if composition.kind == "schedule":
         return {name: _or_none(partial(by, name)) for name in accounting.ACCOUNTANTS}
     if composition.order is not None and composition.limit is not None:
         order = composition.order
         total = float(rdp(schedule, orders=(order,), adjacency=adjacency)[0])
         held = max(total, composition.limit)
-        return {"pld": None, "rdp": _finite(max(0.0, held + conversion(order, delta))), "pure": None}
+        return {"pld": None, "rdp": finite(max(0.0, held + conversion(order, delta))), "pure": None}
     rho = math.fsum(count * rho_of(event) for event, count in schedule)
     return {
         "pld": None,
-        "rdp": _finite(epsilon_of_zcdp(max(rho, composition.rho or 0.0), delta)),
+        "rdp": finite(epsilon_of_zcdp(max(rho, composition.rho or 0.0), delta)),
         "pure": None,
     }
 
@@ -104,10 +104,6 @@ def _file(path: Path, card: PrivacyCard) -> Check:
 
 def _or_none(compute: Callable[[], float]) -> float | None:
     try:
-        return _finite(compute())
+        return finite(compute())
     except Refused:
         return None
-
-
-def _finite(number: float) -> float | None:
-    return float(number) if math.isfinite(number) else None

@@ -8,7 +8,7 @@ from typing import Any
 from algorithms.privacy.card_model import PrivacyCard
 from algorithms.privacy.card_parts import Amount
 from algorithms.privacy.card_trace import same_events
-from algorithms.privacy.card_verdict import BELOW
+from algorithms.privacy.card_verdict import BELOW, finite
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_from_json
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance, Ledger
@@ -67,7 +67,7 @@ def _of_account(card: PrivacyCard, past: Settlement) -> Iterator[str]:
 def _stands(stated: Any, balance: Balance) -> bool:
     """Whether an account stands on the card as in the ledger; stated: with cap, spent and remaining."""
     return all(
-        _same(getattr(stated, name), Amount(epsilon=_finite(found.epsilon), delta=found.delta))
+        _same(getattr(stated, name), Amount(epsilon=finite(found.epsilon), delta=found.delta))
         for name in ("cap", "spent", "remaining")
         for found in [getattr(balance, name)]
     )
@@ -81,7 +81,3 @@ def _same(one: Amount, other: Amount) -> bool:
 
 def _close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=BELOW, abs_tol=1e-300)
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

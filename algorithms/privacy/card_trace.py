@@ -1,7 +1,6 @@
 """Checking a privacy card against the noise trace beside it: its events, its columns, and what the card sums up."""
 
 import json
-import math
 from collections.abc import Hashable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +11,7 @@ import pandas as pd
 
 from algorithms.privacy.card_model import PrivacyCard
 from algorithms.privacy.card_terms import row_fits
-from algorithms.privacy.card_verdict import Check
+from algorithms.privacy.card_verdict import Check, finite
 from algorithms.privacy.events import Schedule, event_from_json, schedule_to_json
 
 EVENTS, COLUMNS = "events of the trace", "columns of the trace"
@@ -113,8 +112,4 @@ def _run_lengths(texts: "pd.Series[str]") -> Iterator[tuple[str, int]]:
 
 
 def _span(least: float, most: float) -> dict[str, float | None]:
-    return {"least": _finite(least), "most": _finite(most)}
-
-
-def _finite(number: float) -> float | None:
-    return float(number) if math.isfinite(number) else None
+    return {"least": finite(least), "most": finite(most)}

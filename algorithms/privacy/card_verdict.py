@@ -1,5 +1,6 @@
 """What the checks of a privacy card find, and how closely numbers have to agree."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -55,3 +56,8 @@ def covers(stated: float | None, least: float) -> bool:
 def in_words(number: float | None) -> str:
     """A number as the checks show it."""
     return "none" if number is None else f"{number:.10g}"
+
+
+def finite(number: float) -> float | None:
+    """A number as cards have it: None where it is infinite."""
+    return float(number) if math.isfinite(number) else None
