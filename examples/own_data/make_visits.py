@@ -10,6 +10,7 @@ from math import exp
 from pathlib import Path
 
 RECORDS = 1200
+HEADER = ["age", "distance_km", "insurance", "reason", "returned"]
 
 
 def patient(rng: random.Random) -> list[str]:
@@ -29,7 +30,7 @@ def main(path: Path) -> None:
     rng = random.Random(2024)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["age", "distance_km", "insurance", "reason", "returned"])
+        writer.writerow(HEADER)
         writer.writerows(patient(rng) for _ in range(RECORDS))
 
 
