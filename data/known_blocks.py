@@ -2,7 +2,8 @@
 
 Kept in the user's home, beside the owner key, by digests that only this key makes. A record is digested as it was read,
 whatever its card makes of it, and the order of records does not count. It sees a block that comes whole under another
-name, or of which a tenth does and at least 16 records; not what another home has seen, nor values that were rewritten.
+name, or of which a tenth does and at least 16 records, in one other block or in all together (unless a record may be
+in several); not what another home has seen, nor values that were rewritten.
 """
 
 import hashlib
@@ -93,15 +94,20 @@ class KnownBlocks:
             contents.add(hasher.digest())
 
     def check(self, name: str, contents: Contents) -> None:
-        """Raises DataRefused where too many blocks of other names have the same records or many of them."""
-        alike = [
-            other for other, known in self._known.items() if other != name and contents.is_too_like(known)
-        ]
+        """Raises DataRefused where too many blocks of other names, or all together, have the same records or many."""
+        others = {other: known for other, known in self._known.items() if other != name}
+        alike = [other for other, known in others.items() if contents.is_too_like(known)]
         if len(alike) >= self._most:
             places = "one block alone" if self._most == 1 else f"{self._most} blocks at most"
             raise DataRefused(
                 f"The blocks {alike[0]!r} and {name!r} of population {self._population!r} hold the same records or many"
                 f" of them, and a record is in {places}, whose name is for ever; leave each record in the block that"
+                " had it first."
+            )
+        if self._most == 1 and contents.sketch.shares_many(*(known.sketch for known in others.values())):
+            raise DataRefused(
+                f"Many records of the block {name!r} of population {self._population!r} are in other blocks of it, a few"
+                " in each, as if the same people had been cut into blocks anew; leave each record in the block that"
                 " had it first."
             )
         self._known[name] = contents.joined(self._known.get(name))

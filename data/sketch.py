@@ -6,6 +6,7 @@ sample the same of what both blocks have (bottom-k sketches; Cohen and Kaplan 20
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 SIZE = 2048
@@ -37,8 +38,8 @@ class Sketch:
         """The sketch of one block at two times, with what it ever held."""
         return Sketch(_lowest(self.kept | other.kept))
 
-    def shares_many(self, other: "Sketch") -> bool:
-        """Whether the blocks have a tenth of the smaller one's records in common, beyond what chance explains.
+    def shares_many(self, *others: "Sketch") -> bool:
+        """Whether a block and others, taken as one, have a tenth of the smaller's records in common beyond chance.
 
         Records of few columns are often equal without being of one person, within a block as between two. A record
         that comes n times here and m times there has n m equal pairs between the blocks, against r m (m - 1) / 2 +
@@ -46,14 +47,15 @@ class Sketch:
         distributions are, the difference is at most 0 on average given t = n + m, with a variance of t (t - 1) / 2
         where these are the same. Weights of 1 / (t - 1) keep frequent records from hiding the others.
         """
-        mine, others = _common_range(self.kept, other.kept)
-        if not mine or not others:
+        mine, *each = _common_range([sketch.kept for sketch in (self, *others)])
+        theirs = sum(each, Counter[str]())
+        if not mine or not theirs:
             return False
-        ratio = mine.total() / others.total()
-        smaller = min((mine, others), key=Counter.total)
+        ratio = mine.total() / theirs.total()
+        smaller = min((mine, theirs), key=Counter.total)
         beyond, variance, base = 0.0, 0.0, 0.0
-        for record in mine.keys() | others.keys():
-            n, m = mine[record], others[record]
+        for record in mine.keys() | theirs.keys():
+            n, m = mine[record], theirs[record]
             weight = 1 / max(n + m - 1, 1)
             beyond += weight * (n * m - (ratio * m * (m - 1) + n * (n - 1) / ratio) / 2)
             variance += weight**2 * (n + m) * (n + m - 1) / 2
@@ -61,12 +63,10 @@ class Sketch:
         return beyond >= max(SHARE * base, CERTAINTY * math.sqrt(variance))
 
 
-def _common_range(one: Counter[str], other: Counter[str]) -> tuple[Counter[str], Counter[str]]:
-    """Of both, the digests up to which both are whole."""
-    ends = [max(counts) for counts in (one, other) if len(counts) >= SIZE]
-    if not ends:
-        return one, other
-    return _up_to(min(ends), one), _up_to(min(ends), other)
+def _common_range(each: Sequence[Counter[str]]) -> list[Counter[str]]:
+    """Of each, the digests up to which all are whole."""
+    ends = [max(counts) for counts in each if len(counts) >= SIZE]
+    return [_up_to(min(ends), counts) for counts in each] if ends else list(each)
 
 
 def _up_to(end: str, counts: Counter[str]) -> Counter[str]:

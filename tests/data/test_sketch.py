@@ -60,6 +60,34 @@ def test_equal_records_of_different_people_are_none_in_common(values: int, size:
         assert seen(size // 2, size) >= 55
 
 
+@pytest.mark.parametrize("size", [60, 3000])
+def test_records_that_come_from_many_blocks_are_seen_in_all_together(size: int) -> None:
+    """A twentieth of the block is in each of twenty others, which no pair shows."""
+    blocks = [sketch(range(size * part, size * (part + 1))) for part in range(20)]
+    again = sketch(range(7, 20 * size, 20))
+    assert not any(again.shares_many(block) for block in blocks)
+    assert again.shares_many(*blocks)
+    assert not sketch(range(-size, 0)).shares_many(*blocks)
+    assert not sketch([*range(-size, 0), *range(0, 20 * size, 400)]).shares_many(*blocks)
+
+
+@pytest.mark.parametrize(("values", "size"), [(2, 400), (100, 60), (1000, 200), (5000, 500)])
+@pytest.mark.parametrize("drifts", [False, True])
+def test_equal_records_of_different_people_are_none_in_common_with_many(
+    values: int, size: int, drifts: bool
+) -> None:
+    """Of 40 blocks none is taken for the people of the 20 before it, also where what is common changes over time."""
+    generator = np.random.default_rng(values + size)
+
+    def people(time: int) -> list[int]:
+        weights = 1 / (1 + (np.arange(values) - time * values / 40 * drifts) % values)
+        drawn: list[int] = generator.choice(values, size, p=weights / weights.sum()).tolist()
+        return drawn
+
+    blocks = [sketch(people(time)) for time in range(60)]
+    assert not any(blocks[now].shares_many(*blocks[now - 20 : now]) for now in range(20, 60))
+
+
 def test_a_sketch_stays_small_and_whole_where_it_counts() -> None:
     records = [number % 20_000 for number in range(60_000)]
     made, other = sketch(records), sketch(reversed(records))
