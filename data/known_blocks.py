@@ -106,8 +106,8 @@ class KnownBlocks:
             )
         if self._most == 1 and contents.sketch.shares_many(*(known.sketch for known in others.values())):
             raise DataRefused(
-                f"Many records of the block {name!r} of population {self._population!r} are in other blocks of it, a few"
-                " in each, as if the same people had been cut into blocks anew; leave each record in the block that"
+                f"Many records of the block {name!r} of population {self._population!r} are in other blocks of it, a"
+                " few in each, as if the same people had been cut into blocks anew; leave each record in the block that"
                 " had it first."
             )
         self._known[name] = contents.joined(self._known.get(name))

@@ -94,7 +94,9 @@ def test_people_who_are_cut_into_blocks_anew_are_not_new(visits: Visits) -> None
     """Each new block has a twentieth of each old one."""
     people = [f"{18 + i % 80},{i / 100},public,pain,yes" for i in range(1200)]
     visits.prepare(**{f"week-{week:02}": people[60 * week : 60 * (week + 1)] for week in range(20)})
-    with pytest.raises(DataRefused, match="'ward-00' of population 'tiny' are in other blocks of it, a few in each"):
+    with pytest.raises(
+        DataRefused, match="'ward-00' of population 'tiny' are in other blocks of it, a few in each"
+    ):
         visits.prepare(**{f"ward-{ward:02}": people[ward::20] for ward in range(20)})
     visits.prepare(late=[f"{18 + i % 80},{i / 100},public,injury,yes" for i in range(60)])
 
