@@ -154,6 +154,11 @@ class DataCard(Strict):
         """How many tokens there are where a record's features are tokens, else None."""
         return self.reader.vocabulary if isinstance(self.reader, Reviews) else None
 
+    @property
+    def words_sha256(self) -> str | None:
+        """Checksum of the words that the tokens stand for, where it is declared."""
+        return self.reader.words_sha256 if isinstance(self.reader, Reviews) else None
+
     @model_validator(mode="after")
     def _files_fit_the_reader(self) -> "DataCard":
         for files in (self.files, *self.alternatives):

@@ -4,9 +4,9 @@ import hashlib
 from dataclasses import dataclass
 from math import prod, sqrt
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from data.card import DataCard
 from data.errors import DataRefused
@@ -32,7 +32,8 @@ class PublicDescription:
     blocks_by: in words, what divides private records into blocks; None where nothing does.
     feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds them.
     tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them; None
-    for real features, float32.
+    for real features, float32. words_sha256: checksum of the words that the tokens stand for, in their order, where the
+    card declares it; left out where it does not, so that the digest of other descriptions stays.
     transform: what the features were made of each record by, after it was read.
     """
 
@@ -59,6 +60,7 @@ class PublicDescription:
     blocks: tuple[str, ...] = ()
     holdout_rule: str | None = None
     blocks_by: str | None = None
+    words_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
@@ -114,6 +116,7 @@ def public_description(card: DataCard, transform: Transform = "none") -> PublicD
         blocks_per_person=card.blocks_per_person,
         holdout_rule=None if card.public else rule_of(card),
         blocks_by=None if card.public or card.blocks is None else card.blocks.divides_by,
+        words_sha256=card.words_sha256,
     )
 
 

@@ -128,12 +128,14 @@ class Reviews(Strict):
     """Texts in a tar `archive`, one a file: .../train or test/CLASS/NUMBER_RATING.txt, in UTF-8.
 
     words: the member of the archive with the public list of words, one a line, the most frequent one first; without
-    it the list is the file `words`. vocabulary: how many tokens there are, with those for padding and for unknown
-    words. length: tokens of a record.
+    it the list is the file `words`. words_sha256: checksum of the words that have a token, a line each in the order of
+    their tokens, as preparing writes them to words.txt; word vectors from a file need it. vocabulary: how many tokens
+    there are, with those for padding and for unknown words. length: tokens of a record.
     """
 
     kind: Literal["reviews"]
     words: Word | None = None
+    words_sha256: Sha256 | None = Field(default=None, exclude_if=lambda given: given is None)
     vocabulary: Annotated[int, Field(ge=3, lt=2**31)]
     length: PositiveInt
 

@@ -32,7 +32,9 @@ def _of_the_split(card: DataCard) -> dict[str, Any]:
 
 def _encoding(reader: Format) -> object:
     if not isinstance(reader, Table):
-        return reader.model_dump(mode="json", exclude_defaults=True)
+        return reader.model_dump(
+            mode="json", exclude_defaults=True, exclude={"words_sha256"}
+        )  # moves no record
     read = [column for column in reader.columns if not isinstance(column, Ignored)]
     columns = [column.model_dump(mode="json", exclude_defaults=True) for column in read]
     return {"columns": columns, "missing": sorted(set(reader.missing))}

@@ -41,13 +41,20 @@ class Prepared:
 
 
 def write(
-    folder: Path, blocks: Iterable[Block], public: PublicDescription, *, salt: Salt, at_most: int | None
+    folder: Path,
+    blocks: Iterable[Block],
+    public: PublicDescription,
+    *,
+    salt: Salt,
+    at_most: int | None,
+    words: bytes | None = None,
 ) -> None:
     """Put the records into `folder` as their blocks come, whole or not at all.
 
     salt: secret bytes that keep a checksum of the folder from being guessed, or what gives them once the records are
     written. at_most: bound on the number of
     records when that is private; the file `salt` then grows so that the folder's size depends on it alone.
+    words: the public words that tokens stand for, one a line in their order, for the file words.txt.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
@@ -59,6 +66,8 @@ def write(
         content.mkdir(mode=0o700)
         written = _fill(content, blocks, public)
         (content / "public.json").write_text(public.to_json(), encoding="utf-8")
+        if words is not None:
+            (content / "words.txt").write_bytes(words)
         padding = 0 if at_most is None else (at_most - sum(written.values())) * _bytes_a_record(public)
         secret = salt if isinstance(salt, bytes) else salt()
         _write_salt(content / "salt", secret, padding=padding)

@@ -20,6 +20,14 @@ def read(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]:
     return checked(card, _read(card, files))
 
 
+def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
+    """The public words that the tokens of `card` stand for, one a line in the order of their tokens; else None.
+
+    Raises DataRefused as `read` does, and where they are not those that the card declares by words_sha256.
+    """
+    return reviews.word_list(files, card.reader) if isinstance(card.reader, Reviews) else None
+
+
 def _read(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]:
     blocks = _of_the_source(card, files)
     return blocks if card.split is None else split(blocks, card.split)

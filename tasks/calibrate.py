@@ -50,6 +50,7 @@ def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
         seed=chosen.seed,
         precision=chosen.precision,
         tokens=public.tokens,
+        words_sha256=public.words_sha256,
         settings=chosen.settings,
     )
     return models.adapted(

@@ -11,7 +11,7 @@ from data.errors import DataRefused
 from data.fetch import RAW, Places, fetch
 from data.known_blocks import KnownBlocks
 from data.owner import PUBLIC_KEY, keyed, owner_key
-from data.reading import read
+from data.reading import read, word_list
 from data.records import Block
 from data.scattering import scattered
 from tasks.environment import data_mirror, database_url, home
@@ -55,7 +55,14 @@ def prepare(
         url = database_url(card.blocks)
         records = _noted(blocks.read(card, public.blocks, files, root=root, url=url, known=known), words)
     records = records if transform == "none" else scattered(card, records)
-    prepared.write(destination, records, public, salt=lambda: keyed(key, words), at_most=card.records.at_most)
+    prepared.write(
+        destination,
+        records,
+        public,
+        salt=lambda: keyed(key, words),
+        at_most=card.records.at_most,
+        words=word_list(card, files),
+    )
     known.keep()
     return public
 

@@ -68,11 +68,13 @@ def build(
     seed: int,
     precision: str = "float32",
     tokens: int | None = None,
+    words_sha256: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Model:
     """The named model for inputs of a shape and a number of classes; its random start is drawn from `seed`.
 
-    precision: float32 or bfloat16. tokens: entries of the vocabulary where records are tokens. settings: of the model.
+    precision: float32 or bfloat16. tokens: entries of the vocabulary where records are tokens. words_sha256: of the
+    list of its words, which word vectors from a file need. settings: of the model.
     Raises ModelRefused for an unknown name or setting and for a model that does not fit the data.
     """
     if name not in CATALOGUE:
@@ -85,7 +87,7 @@ def build(
         )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = architecture.make(Given(input_shape, classes, tokens), chosen)
+        model = architecture.make(Given(input_shape, classes, tokens, words_sha256), chosen)
     return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
 
 

@@ -17,12 +17,14 @@ class Given:
     """Public facts of the data.
 
     input_shape: of one record. tokens: how many entries a vocabulary has, padding and unknown words included; None
-    where features are real numbers.
+    where features are real numbers. words_sha256: of the file of the words that the entries stand for, one a line, the
+    first at entry 2; None where the data do not say it.
     """
 
     input_shape: tuple[int, ...]
     classes: int
     tokens: int | None = None
+    words_sha256: str | None = None
 
 
 class Settings(BaseModel):

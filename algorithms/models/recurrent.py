@@ -19,7 +19,8 @@ class TextSettings(Settings):
     """Of a model of words.
 
     embedding: "random" and "glove" are frozen, "learned" is trained with the rest. embedding_file: word vectors of
-    `width` numbers. words_file: the vocabulary's words, one a line. activation: of the two dense layers.
+    `width` numbers. words_file: the vocabulary's words in the order of its entries, one a line, which is the words.txt
+    beside the prepared data. activation: of the two dense layers.
     """
 
     embedding: Literal["random", "glove", "learned"] = "random"
@@ -81,13 +82,13 @@ def bilstm(given: Given, settings: TextSettings) -> Model:
             f"the model 'bilstm' takes texts as tokens of a vocabulary, not numbers of shape {given.input_shape}; use"
             " 'softmax' or 'mlp'."
         )
-    table, note = _table(given.tokens, settings)
+    table, note = _table(given.tokens, given.words_sha256, settings)
     module = Texts(table, given.classes, settings.activation)
     module.embedding.weight.requires_grad_(settings.embedding == "learned")
     return Model("bilstm", module, cross_entropy, as_they_are, bounds=CROSS_ENTROPY, notes=(note,))
 
 
-def _table(entries: int, settings: TextSettings) -> tuple[Tensor, str]:
+def _table(entries: int, words_sha256: str | None, settings: TextSettings) -> tuple[Tensor, str]:
     """The embedding [entries, width] at the start, and a sentence on it."""
     table = random_vectors(entries, settings.width)
     if settings.embedding_file is None or settings.words_file is None:
@@ -95,7 +96,7 @@ def _table(entries: int, settings: TextSettings) -> tuple[Tensor, str]:
             return table, "The embedding is trained with the rest of the model, under the same privacy."
         return table, "The embedding is random, drawn from the model's seed, and frozen."
     path = Path(settings.embedding_file)
-    words = read_words(Path(settings.words_file), entries)
+    words = read_words(Path(settings.words_file), entries, sha256=words_sha256)
     found = read_vectors(path, words, settings.width)
     for entry, vector in found.vectors.items():
         table[entry] = vector

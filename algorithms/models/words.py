@@ -17,6 +17,8 @@ from algorithms.models.model import ModelRefused
 FIRST_WORD = 2
 """The entry of the list's first word: 0 is padding, 1 any word that is not on the list."""
 
+_GIVE_THE_LIST = "set words_file to the words.txt that preparing the data writes beside them"
+
 
 @dataclass(frozen=True)
 class Found:
@@ -33,24 +35,32 @@ def random_vectors(entries: int, width: int) -> Tensor:
     return table
 
 
-def read_words(path: Path, entries: int) -> dict[str, int]:
-    """The entries of the words of a list with a word a line, the first at 2, as many as a vocabulary has room for.
+def read_words(path: Path, entries: int, *, sha256: str | None) -> dict[str, int]:
+    """The entries of the words of a list with a word a line, the first at 2.
 
-    entries: of the vocabulary. Raises ModelRefused for a file that cannot be read or has fewer words.
+    entries: of the vocabulary. sha256: of the one list whose lines are the entries that the data have. Raises
+    ModelRefused for a file that cannot be read and for any other list, in which words may stand at other entries.
     """
     words: dict[str, int] = {}
     for number, line in _lines(path, "words_file"):
-        if len(words) == entries - FIRST_WORD:
-            break
         if line.strip() in words or not line.strip():
             raise ModelRefused(
                 f"line {number} of {path.name} is no new word; give a list with a word a line."
             )
         words[line.strip()] = FIRST_WORD + len(words)
-    if len(words) < entries - FIRST_WORD:
+    if len(words) != entries - FIRST_WORD:
         raise ModelRefused(
-            f"{path.name} has {len(words)} words, but the data's vocabulary has {entries - FIRST_WORD}; give the list"
-            " that the data were prepared with."
+            f"{path.name} has {len(words)} words, but the data's vocabulary has {entries - FIRST_WORD};"
+            f" {_GIVE_THE_LIST}."
+        )
+    if sha256 is None:
+        raise ModelRefused(
+            "the data card does not say by words_sha256 which words the tokens stand for, and word vectors need it;"
+            " add to the card's reader the SHA-256 of data/prepared/words.txt, and prepare again."
+        )
+    if digest(path) != sha256:
+        raise ModelRefused(
+            f"{path.name} is not the list of the words that the tokens of these data stand for; {_GIVE_THE_LIST}."
         )
     return words
 

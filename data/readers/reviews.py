@@ -3,6 +3,7 @@
 The words that have a token come from a public list, never from the texts, and every text is taken by itself.
 """
 
+import hashlib
 import lzma
 import re
 import tarfile
@@ -32,9 +33,7 @@ def read(files: Mapping[str, Path], declared: Reviews, *, classes: tuple[str, ..
     until all are read is their tokens. Raises DataRefused, naming the file and no text, when the archive is cut
     short, lacks the list of words, has a text twice or one that is not UTF-8, and when the list is too short.
     """
-    archive = files["archive"]
-    listed = files["words"].read_bytes() if declared.words is None else _member(archive, declared.words)
-    words = _vocabulary(listed, declared.vocabulary, files.get("words", archive))
+    archive, words = files["archive"], _words(files, declared)
     found: dict[Part, dict[tuple[int, int], NDArray[np.int32]]] = {part: {} for part in PARTS}
     for part, label, number, text in _texts(archive, classes):
         if (label, number) in found[part]:
@@ -42,6 +41,22 @@ def read(files: Mapping[str, Path], declared: Reviews, *, classes: tuple[str, ..
         found[part][label, number] = tokens(text, words, length=declared.length)
     for part in PARTS:
         yield Block(part, _in_order(found[part], declared.length))
+
+
+def word_list(files: Mapping[str, Path], declared: Reviews) -> bytes:
+    """The words that have a token, one a line in the order of their tokens, of which the first is 2.
+
+    Lines of the public list that splitting a text never yields are left out, so numbering the list's own lines gives
+    other tokens. Raises DataRefused as `read` does, and where `declared` has another checksum of them.
+    """
+    listed = "".join(f"{word}\n" for word in _words(files, declared)).encode()
+    found = hashlib.sha256(listed).hexdigest()
+    if declared.words_sha256 not in (None, found):
+        raise DataRefused(
+            f"The words that have a token by the list in {files.get('words', files['archive'])} have the SHA-256"
+            f" {found}, not the one that the data card declares; correct words_sha256, or give the list that it is of."
+        )
+    return listed
 
 
 def tokens(text: str, words: Mapping[str, int], *, length: int) -> NDArray[np.int32]:
@@ -58,6 +73,12 @@ def tokens(text: str, words: Mapping[str, int], *, length: int) -> NDArray[np.in
 def split(text: str) -> list[str]:
     """The words of a text in lower case, without line breaks of HTML and without punctuation."""
     return _LINE_BREAK.sub(" ", text.lower()).translate(_PUNCTUATION).split()
+
+
+def _words(files: Mapping[str, Path], declared: Reviews) -> dict[str, int]:
+    archive = files["archive"]
+    listed = files["words"].read_bytes() if declared.words is None else _member(archive, declared.words)
+    return _vocabulary(listed, declared.vocabulary, files.get("words", archive))
 
 
 def _vocabulary(listed: bytes, size: int, path: Path) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Reviews to tokens: Keras' defaults, a list of words that is public, and nothing learned from the texts."""
 
+import hashlib
 import io
 import tarfile
 from collections.abc import Callable, Mapping
@@ -14,8 +15,9 @@ from data import DataRefused, PublicDescription, catalogue, prepared, public_des
 from data.card import DataCard
 from data.fetch import Places, fetch
 from data.formats import Reviews
+from data.holdout import rule_of
 from data.readers import reviews
-from data.reading import read
+from data.reading import read, word_list
 from data.records import Block, Records
 from tests.data.test_real_sets import MIRROR, needs_mirror
 
@@ -107,6 +109,25 @@ def test_a_list_of_words_may_be_a_file_of_its_own(
     assert train.records.features[1].tolist() == [2, 4, 3, 2, 1]
     with pytest.raises(ValueError, match="must be archive, and words"):
         card(words=None)
+
+
+def test_the_list_of_the_words_that_have_a_token_is_that_of_the_card(
+    card: Callable[..., DataCard], tmp_path: Path
+) -> None:
+    files = {"archive": packed(tmp_path / "a.tar.gz", TEXTS | {"words.txt": LISTED})}
+    listed = word_list(card(), files) or b""
+    assert listed == b"the\nand\nfilm\ngood\n"
+    declared = card(words_sha256=hashlib.sha256(listed).hexdigest())
+    assert word_list(declared, files) == listed
+    assert public_description(declared).words_sha256 == declared.words_sha256
+    with pytest.raises(DataRefused, match="words_sha256"):
+        word_list(card(words_sha256="0" * 64), files)
+
+
+def test_a_card_that_does_not_declare_the_words_keeps_its_digests(card: Callable[..., DataCard]) -> None:
+    plain, declared = card(), card(words_sha256="0" * 64)
+    assert "words_sha256" not in plain.model_dump_json() + public_description(plain).to_json()
+    assert rule_of(plain) == rule_of(declared)
 
 
 @pytest.mark.parametrize(

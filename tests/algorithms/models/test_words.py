@@ -5,15 +5,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms.models import Model, ModelRefused, build
+from algorithms.models import Model, ModelRefused, build, digest
 
 WORDS = ("the", "film", "was", "fine")
 VECTORS = {"film": (1.0, 2.0, 3.0), "other": (9.0, 9.0, 9.0), "the": (4.0, 5.0, 6.0)}
 
 
-def model_of(**settings: object) -> Model:
+def model_of(words_sha256: str | None = None, **settings: object) -> Model:
     own = {"width": 3} | settings
-    return build("bilstm", input_shape=(5,), classes=2, seed=0, tokens=2 + len(WORDS), settings=own)
+    return build(
+        "bilstm",
+        input_shape=(5,),
+        classes=2,
+        seed=0,
+        tokens=2 + len(WORDS),
+        words_sha256=words_sha256,
+        settings=own,
+    )
+
+
+def model_of_files(settings: dict[str, object]) -> Model:
+    """For data whose words are those of the list."""
+    return model_of(digest(Path(str(settings["words_file"]))), **settings)
 
 
 def files(folder: Path, text: str | None = None, words: str | None = None) -> dict[str, object]:
@@ -55,7 +68,7 @@ def test_the_second_biases_of_the_lstm_stay_at_zero() -> None:
 
 
 def test_word_vectors_stand_at_the_entries_of_their_words(tmp_path: Path) -> None:
-    model = model_of(**files(tmp_path))
+    model = model_of_files(files(tmp_path))
     table, without = table_of(model), table_of(model_of())
     assert table[2].tolist() == [4.0, 5.0, 6.0]
     assert table[3].tolist() == [1.0, 2.0, 3.0]
@@ -65,14 +78,20 @@ def test_word_vectors_stand_at_the_entries_of_their_words(tmp_path: Path) -> Non
     assert "vectors.txt (SHA-256 " in model.notes[0] and "2 of 4 words are not in it" in model.notes[0]
 
 
-def test_a_vocabulary_takes_the_first_words_of_a_longer_list(tmp_path: Path) -> None:
-    longer = "\n".join((*WORDS, "other"))
-    table = table_of(model_of(**files(tmp_path, words=longer)))
-    assert not (table == 9.0).any()
+def test_a_list_of_other_words_or_in_another_order_is_refused(tmp_path: Path) -> None:
+    right = digest(Path(str(files(tmp_path)["words_file"])))
+    for words in (reversed(WORDS), ("!", *WORDS[1:])):
+        with pytest.raises(ModelRefused, match="not the list of the words that the tokens of these data"):
+            model_of(right, **files(tmp_path, words="\n".join(words)))
+
+
+def test_without_a_checksum_of_the_words_no_word_vectors_are_read(tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match="words_sha256"):
+        model_of(**files(tmp_path))
 
 
 def test_a_model_of_an_embedding_file_is_made_again_without_it(tmp_path: Path) -> None:
-    model = model_of(**files(tmp_path))
+    model = model_of_files(files(tmp_path))
     again = build("bilstm", input_shape=(5,), classes=2, seed=7, tokens=6, settings=model.settings)
     published = model.published(model.initial_parameters())
     tokens = torch.tensor([[0, 2, 3, 4, 5]])
@@ -96,7 +115,7 @@ def test_a_file_of_another_form_is_refused_by_its_line_which_is_not_quoted(
     tmp_path: Path, text: str, message: str
 ) -> None:
     with pytest.raises(ModelRefused, match=message) as refusal:
-        model_of(**files(tmp_path, text))
+        model_of_files(files(tmp_path, text))
     assert "secret" not in str(refusal.value)
 
 
@@ -104,20 +123,21 @@ def test_a_file_of_another_form_is_refused_by_its_line_which_is_not_quoted(
     ("words", "message"),
     [
         ("the\nfilm", "has 2 words, but the data's vocabulary has 4"),
+        ("the\nfilm\nwas\nfine\nother", "has 5 words, but the data's vocabulary has 4"),
         ("the\nfilm\nfilm\nfine", "line 3 of words.txt"),
         ("the\n\nfilm\nfine", "line 2 of words.txt"),
     ],
 )
 def test_a_list_that_is_not_the_data_s_is_refused(tmp_path: Path, words: str, message: str) -> None:
     with pytest.raises(ModelRefused, match=message):
-        model_of(**files(tmp_path, words=words))
+        model_of_files(files(tmp_path, words=words))
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     named = files(tmp_path)
     (tmp_path / "vectors.txt").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ModelRefused, match="embedding_file"):
-        model_of(**named)
+        model_of_files(named)
     (tmp_path / "words.txt").unlink()
     with pytest.raises(ModelRefused, match="words_file"):
-        model_of(**named)
+        model_of("0" * 64, **named)
