@@ -24,13 +24,20 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import dp_accounting as dp
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from algorithms.algorithm import Plan, Target
 from algorithms.gradients import L2, Normalised
-from algorithms.importance_budget import SLACK, Epoch, Steps, cost, least_noise, precommitted
+from algorithms.importance_budget import (
+    SLACK,
+    AdaptiveClipping,
+    ClipNorm,
+    Epoch,
+    cost,
+    least_noise,
+    precommitted,
+)
 from algorithms.planning import plan_fixed, plan_renyi
 from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.errors import Refused
@@ -40,19 +47,8 @@ from algorithms.public import Public
 from algorithms.sampled import batches, count_release, expected_batch
 from algorithms.update import STRICT, Moving, Update
 
-ClipNorm = Annotated[float, Field(ge=1e-12, le=1e12)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
-
-
-@dataclass(frozen=True)
-class AdaptiveClipping:
-    """The clip norm of an epoch but the first: `factor` times the mean norm, norms cut off at `most`; within bounds."""
-
-    least: ClipNorm
-    most: ClipNorm
-    factor: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
-
-    __pydantic_config__ = STRICT
+Noise = Annotated[float, Field(gt=0, lt=math.inf)]
 
 
 @dataclass(frozen=True)
@@ -75,8 +71,9 @@ class DPIS:
     epochs: each of records / batch_size steps, rounded up. batch_size: b, expected records that take part, where their
     number is public. sampling_rate: instead, where it is not. clip_norm: the L2 bound C of a record's gradient, in the
     first epoch. oversampling: how many times more candidates are drawn than are needed; floor: the least last norm,
-    as part of C. norm_noise: sigma_K as part of the number of records; norm_noise_multiplier: sigma_K itself, where
-    that number is private. cautious_share: of the epochs, the first, whose successors are reserved for at K = N C.
+    as part of C. norm_noise: sigma_K as part of the number of records, 0.02 if nothing is given;
+    norm_noise_multiplier: instead, sigma_K itself, where that number is private. cautious_share: of the epochs, the
+    first, whose successors are reserved for at K = N C.
     adaptive_clipping: None keeps C. public_norms: K / (N C) in the first epoch and in the last, linear between them.
     """
 
@@ -86,14 +83,18 @@ class DPIS:
     clip_norm: ClipNorm = 1.0
     oversampling: Annotated[float, Field(ge=1, le=1e6)] = 5.0
     floor: Fraction = 0.01
-    norm_noise: Annotated[float, Field(gt=0, lt=math.inf)] = 0.02
-    norm_noise_multiplier: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
+    norm_noise: Noise | None = None
+    norm_noise_multiplier: Noise | None = None
     cautious_share: Annotated[float, Field(ge=0, le=1)] = 0.8
     adaptive_clipping: AdaptiveClipping | None = None
     public_norms: tuple[Fraction, Fraction] | None = None
     update: Update = field(default_factory=Update)
 
     __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        if self.norm_noise is None and self.norm_noise_multiplier is None:
+            object.__setattr__(self, "norm_noise", 0.02)
 
     def plan(self, target: Target, public: Public) -> Plan:
         """The budget and order that the run is held to, or with public norms its noise.
@@ -104,16 +105,13 @@ class DPIS:
         self._check(sampled.rate, public)
         steps = math.ceil(1 / sampled.rate - SLACK)
         own = {"steps_per_epoch": steps, "expected_batch": sampled.divisor or 0.0}
-        if self.public_norms is not None:
-            return self._plan_public(sampled.rate, own, target, public)
-        return self._plan_released(sampled.rate, own, target, public)
+        make = self._plan_released if self.public_norms is None else self._plan_public
+        return make(sampled.rate, own, target, public)
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start."""
         numbers = (plan.own["expected_batch"], self.clip_norm, 1.0, 0.0, plan.own.get("spent", 0.0))
-        return State(
-            self.update.start(parameters), Epoch(*(torch.tensor(n, dtype=torch.float64) for n in numbers))
-        )
+        return State(self.update.start(parameters), Epoch.of(*numbers))
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State | None:
         """One noised gradient over an importance sample, one update; before an epoch's first, what the epoch needs.
@@ -151,19 +149,16 @@ class DPIS:
 
     def _measured(self, at: Tensor, epoch: Epoch, index: int, plan: Plan, barrier: Barrier) -> Epoch:
         """The epoch with released norms: its clip norm, where it follows them, and K."""
-        noise, records = (
-            Gaussian(plan.own["norm_multiplier"]),
-            float(epoch.expected_batch) / plan.sampling_rate,
-        )
+        noise = Gaussian(plan.own["norm_multiplier"])
+        records = float(epoch.expected_batch) / plan.sampling_rate
         clip_norm, adaptive = float(epoch.clip_norm), self.adaptive_clipping
         if adaptive is not None and index > 0:
             largest = barrier.norm_total(at, bound=L2(adaptive.most), noise=noise)
             clip_norm = min(max(adaptive.factor * largest / records, adaptive.least), adaptive.most)
         total = barrier.norm_total(at, bound=L2(clip_norm), noise=noise)
         least = self.oversampling * plan.sampling_rate * (1 + 1e-6)  # no probability may round above 1
-        return epoch.changed(
-            clip_norm=clip_norm, fraction=min(max(total / (records * clip_norm), least), 1.0)
-        )
+        fraction = min(max(total / (records * clip_norm), least), 1.0)
+        return epoch.changed(clip_norm=clip_norm, fraction=fraction)
 
     def _budgeted(self, epoch: Epoch, index: int, plan: Plan) -> Epoch | None:
         """The epoch with the least noise that its steps and later ones can afford, or None where they afford none."""
@@ -174,8 +169,8 @@ class DPIS:
         if limit <= spent + reserved:
             return None
         is_cautious = index < round(self.cautious_share * self.epochs)
-        now: Steps = (fraction, per_epoch)
-        later: Steps = (1.0 if is_cautious else fraction, per_epoch * (self.epochs - 1 - index))
+        now = (fraction, per_epoch)
+        later = (1.0 if is_cautious else fraction, per_epoch * (self.epochs - 1 - index))
         event = self._event_at(plan.sampling_rate)
         found = least_noise(event, [now, later], {order: limit - spent - reserved})
         if found is None:
@@ -185,12 +180,14 @@ class DPIS:
 
     def _plan_released(self, rate: float, own: Mapping[str, float], target: Target, public: Public) -> Plan:
         """The plan at the order that leaves the steps the least noise if K = N C throughout."""
-        multiplier = self.norm_noise_multiplier or self.norm_noise * (public.records or 0)
+        multiplier = self.norm_noise_multiplier or (self.norm_noise or 0.0) * (public.records or 0)
         norm = norm_total_release(L2(self.clip_norm), Gaussian(multiplier)).event()
         count = [] if public.records else [(count_release(target.count_noise).event(), 1)]
         before, norms = [*target.before, *count], sum(map(self._norm_releases, range(self.epochs)))
         steps = int(own["steps_per_epoch"]) * self.epochs
-        order, noise = precommitted(self._event_at(rate), steps, [*before, (norm, norms)], target)
+        setting = "norm_noise" if self.norm_noise_multiplier is None else "norm_noise_multiplier"
+        others = [*before, (norm, norms)]
+        order, noise = precommitted(self._event_at(rate), steps, others, target, noise_setting=setting)
         spent, norm_cost = (float(rdp(some, orders=(order,))[0]) for some in (before, [(norm, 1)]))
         more = {"norm_multiplier": multiplier, "norm_cost": norm_cost, "spent": spent, "most_noise": noise}
         return plan_renyi(
@@ -241,6 +238,10 @@ class DPIS:
             raise Refused("adaptive_clipping follows released norms; leave algorithm.public_norms empty.")
         if adaptive is not None and adaptive.least > adaptive.most:
             raise Refused("algorithm.adaptive_clipping has its least above its most; exchange them.")
+        if self.norm_noise is not None and self.norm_noise_multiplier is not None:
+            raise Refused(
+                "norm_noise and norm_noise_multiplier were both given; leave algorithm.norm_noise or the other empty."
+            )
         if public.records is None and norms is None and self.norm_noise_multiplier is None:
             raise Refused(
                 "the number of records is private, so norm_noise gives no noise; set algorithm.norm_noise_multiplier."

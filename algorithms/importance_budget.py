@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import dp_accounting as dp
 import numpy as np
 import torch
+from pydantic import Field
 from scipy.optimize import brentq
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import Schedule
 from algorithms.privacy.filters import conversion
 from algorithms.privacy.renyi import rdp
+from algorithms.update import STRICT
 
 SLACK = 1e-9
 """Part of a budget that is left over, so that what is spent of it does not round above it."""
@@ -23,10 +26,22 @@ SLACK = 1e-9
 _ORDERS = (*map(float, range(2, 33)), *map(float, range(36, 65, 4)), 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)
 _NOISE_RANGE = (1e-2, 1e8)
 
+ClipNorm = Annotated[float, Field(ge=1e-12, le=1e12)]
 Event = Callable[[float, float], dp.DpEvent]
 """The event of a step at a fraction K / (N C) and a noise sigma_G."""
 Steps = tuple[float, int]
 """A fraction K / (N C), and how many steps are taken at it."""
+
+
+@dataclass(frozen=True)
+class AdaptiveClipping:
+    """The clip norm of an epoch but the first: `factor` times the mean norm, norms cut off at `most`; within bounds."""
+
+    least: ClipNorm
+    most: ClipNorm
+    factor: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
+
+    __pydantic_config__ = STRICT
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,11 @@ class Epoch:
     fraction: Tensor
     noise: Tensor
     spent: Tensor
+
+    @classmethod
+    def of(cls, *numbers: float) -> "Epoch":
+        """The epoch of these numbers, in the order above."""
+        return cls(*(torch.tensor(number, dtype=torch.float64) for number in numbers))
 
     def changed(self, **numbers: float) -> "Epoch":
         """The same with other numbers."""
@@ -72,10 +92,13 @@ def least_noise(
     return math.exp(low), orders[int(excess(low).argmin())]
 
 
-def precommitted(event: Event, steps: int, others: Schedule, target: Target) -> tuple[float, float]:
+def precommitted(
+    event: Event, steps: int, others: Schedule, target: Target, *, noise_setting: str = "norm_noise"
+) -> tuple[float, float]:
     """The order at which `steps` steps at K = N C need the least noise beside other releases, and that noise.
 
-    It follows from public values and is fixed with the plan, as a filter needs it. Raises Refused where the filter or
+    It follows from public values and is fixed with the plan, as a filter needs it. noise_setting: which decides the
+    noise of the norms among the other releases. Raises Refused where the filter or
     what is released beside the steps leaves nothing, and where no noise up to 1e8 fits in what is left.
     """
     budget = target.budget
@@ -83,7 +106,7 @@ def precommitted(event: Event, steps: int, others: Schedule, target: Target) -> 
         raise Refused(
             f"{budget} gives no budget to spend; give a finite epsilon above 0 and delta in (0, 1)."
         )
-    found = least_noise(event, [(1.0, steps)], _limits(others, target))
+    found = least_noise(event, [(1.0, steps)], _limits(others, target, noise_setting))
     if found is None:
         raise Refused(
             f"no noise multiplier up to {_NOISE_RANGE[1]:.0e} fits in what {_asked(budget)} leaves for the steps;"
@@ -93,7 +116,7 @@ def precommitted(event: Event, steps: int, others: Schedule, target: Target) -> 
     return order, noise
 
 
-def _limits(others: Schedule, target: Target) -> dict[float, float]:
+def _limits(others: Schedule, target: Target, noise_setting: str) -> dict[float, float]:
     """What other releases leave of a budget, by order; raises Refused, with the one to blame, where that is nothing."""
     if not _left(target.budget, []):
         least = min(conversion(order, target.budget.delta) for order in _ORDERS)
@@ -108,7 +131,7 @@ def _limits(others: Schedule, target: Target) -> dict[float, float]:
     left = _left(target.budget, others)
     if not left:
         raise Refused(
-            f"{_asked(target.budget)} leaves nothing beside the releases of norms; raise algorithm.norm_noise or"
+            f"{_asked(target.budget)} leaves nothing beside the releases of norms; raise algorithm.{noise_setting} or"
             " epsilon, or give algorithm.public_norms."
         )
     return left

@@ -56,6 +56,14 @@ def batches(public: Public, *, batch_size: int | None, sampling_rate: float | No
     Raises Refused when a batch is larger than the data, and unless exactly the setting is given that fits:
     `batch_size` where the number of records is public, `sampling_rate` where it is private.
     """
+    if batch_size is not None and sampling_rate is not None:
+        fits, other = (
+            ("sampling_rate", "batch_size") if public.records is None else ("batch_size", "sampling_rate")
+        )
+        raise Refused(
+            "batch_size and sampling_rate were both given, and each says how large a batch is;"
+            f" keep algorithm.{fits}, which fits the data, and leave algorithm.{other} empty."
+        )
     if public.records is None:
         if sampling_rate is None:
             raise Refused(
@@ -64,7 +72,10 @@ def batches(public: Public, *, batch_size: int | None, sampling_rate: float | No
             )
         return Batches(Poisson(sampling_rate), None)
     if batch_size is None:
-        raise Refused("algorithm.batch_size is empty; give the expected number of records in a batch.")
+        raise Refused(
+            "algorithm.batch_size is empty, and the number of records is public; give the expected number of records in"
+            " a batch there, and leave algorithm.sampling_rate empty."
+        )
     if batch_size > public.records:
         raise Refused(
             f"a batch of {batch_size} was asked for, but there are {public.records} training records;"

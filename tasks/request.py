@@ -21,13 +21,17 @@ from tasks.groups import Model
 from tasks.params import Params, ParamsRefused
 from tasks.recipes import recipe
 
+_RIVALS = (("batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
+"""Settings of algorithms for one thing, of which one alone may be given."""
+
 
 @dataclass(frozen=True)
 class Request:
     """What is to change; None leaves a value as it is.
 
     dataset: also sets the model and the algorithm's settings by its recipe. algorithm: also, for the data set that
-    stands. settings: values by dotted key, such as {"algorithm.steps": 100}, made last.
+    stands. settings: values by dotted key, such as {"algorithm.steps": 100}, made last; of two for one thing,
+    such as a batch size and a sampling rate, the one that is named here replaces the other.
     """
 
     dataset: str | None = None
@@ -111,6 +115,15 @@ def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
     wanted = {key: value for key, value in named.items() if value is not None}
     for key, value in [*wanted.items(), *request.settings.items()]:
         _set(document, key, value)
+    _drop_rivals(document, request.settings)
+
+
+def _drop_rivals(document: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Of two settings for one thing, the one that is asked for replaces the one that stands."""
+    for pair in _RIVALS:
+        for name, other in (pair, pair[::-1]):
+            if wanted.get(f"algorithm.{name}") is not None and f"algorithm.{other}" not in wanted:
+                document["algorithm"].pop(other, None)
 
 
 def _follow_recipe(document: dict[str, Any], algorithm: str | None, *, cards: Path) -> None:

@@ -232,12 +232,22 @@ def test_public_norms_are_a_schedule_with_one_noise() -> None:
         ),
         ({"adaptive_clipping": {"least": 2.0, "most": 1.0}}, MANY, "least above its most"),
         ({"batch_size": None, "sampling_rate": 0.01}, None, "norm_noise_multiplier"),
-        ({"norm_noise": 1e-5}, MANY, "leaves nothing beside the releases of norms"),
+        ({"norm_noise": 1e-5}, MANY, r"releases of norms; raise algorithm\.norm_noise or"),
+        ({"norm_noise_multiplier": 1e-2}, MANY, r"raise algorithm\.norm_noise_multiplier or"),
+        ({"norm_noise": 1e-5, "norm_noise_multiplier": 100.0}, MANY, "norm_noise_multiplier were both given"),
+        ({"sampling_rate": 0.01}, MANY, r"both given.*leave algorithm\.sampling_rate empty"),
+        ({"sampling_rate": 0.01}, None, r"both given.*leave algorithm\.batch_size empty"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: Any, records: int | None, message: str) -> None:
     with pytest.raises(Refused, match=message):
         planned(method(**settings), records=records)
+
+
+def test_without_a_setting_the_noise_of_norms_is_a_part_of_the_number_of_records() -> None:
+    assert (method().norm_noise, method(norm_noise_multiplier=9.0).norm_noise) == (0.02, None)
+    assert planned(method()).own["norm_multiplier"] == 0.02 * MANY
+    assert planned(method(norm_noise_multiplier=9.0)).own["norm_multiplier"] == 9.0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Changes to params.yaml: recipes, single values, comments kept, and nothing written that is not valid."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,28 @@ def test_single_values_come_after_the_recipe(root: Path) -> None:
     chosen = revise(root, Request(dataset="mnist", delta=1e-7, settings=settings)).params
     assert (chosen.algorithm_settings["steps"], chosen.privacy.delta) == (17, 1e-6)
     assert chosen.algorithm_settings["update"]["optimizer"] == "adam"
+
+
+@pytest.mark.parametrize(
+    ("asked", "gone"),
+    [
+        ("sampling_rate", "batch_size"),
+        ("norm_noise", "norm_noise_multiplier"),
+    ],
+)
+def test_a_setting_that_is_asked_for_replaces_the_other_one_for_the_same_thing(
+    root: Path, asked: str, gone: str
+) -> None:
+    recipe = Request(dataset="digits", algorithm="dpis")
+    assert gone in revise(root, recipe).params.algorithm_settings
+    one = replace(recipe, settings={f"algorithm.{asked}": 0.25})
+    settings = revise(root, one).params.algorithm_settings
+    assert (settings[asked], gone in settings) == (0.25, False)
+    both = replace(recipe, settings={f"algorithm.{asked}": 0.25, f"algorithm.{gone}": 7})
+    settings = revise(root, both).params.algorithm_settings
+    assert (settings[asked], settings[gone]) == (0.25, 7)
+    none = replace(recipe, settings={f"algorithm.{asked}": None})
+    assert gone in revise(root, none).params.algorithm_settings
 
 
 @pytest.mark.parametrize(
