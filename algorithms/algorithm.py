@@ -54,13 +54,13 @@ class Target:
 class Plan:
     """What a run will ask and what it costs, decided before the records are opened.
 
-    steps: the most steps of the training loop. schedule: the events of the releases, in order. divisor: the public
-    number that sums are divided by, or None where it follows from the released count. filter: what holds the run to
-    its budget: {"kind": "schedule"}, {"kind": "zcdp", "rho"} or {"kind": "renyi", "order",
-    "limit"}.
-    epsilon: by accountant, at the target's delta; infinite for a run that is not private; an accountant without a
-    bound is absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE. own: public values that the algorithm planned, as
-    JSON values; under "not_private" a sentence that says why the stated epsilon does not hold, where it does not.
+    steps: the most steps of the training loop. noise_multiplier: 0 where it is chosen on the way. schedule: the events
+    of the releases, in order. divisor: the public number that sums are divided by, or None where it follows from the
+    released count. filter: what holds the run to its budget: {"kind": "schedule"}, {"kind": "zcdp", "rho"} or
+    {"kind": "renyi", "order", "limit"}. epsilon: by accountant, at the target's delta; infinite for a run that is not
+    private; an accountant without a bound is absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE. own: public values
+    that the algorithm planned, as JSON values; under "not_private" a sentence that says why the stated epsilon does not
+    hold, where it does not.
     """
 
     target: Target
@@ -92,6 +92,11 @@ class Plan:
         """What the run reserves: the epsilon of its accountant, at the target's delta."""
         return Budget(self.epsilon[self.accountant], self.target.budget.delta)
 
+    @property
+    def fixed_noise(self) -> float | None:
+        """The noise multiplier, 0 for a run without noise; None where it is chosen on the way, under a filter."""
+        return self.noise_multiplier if self.filter["kind"] == "schedule" else None
+
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; an infinite epsilon becomes null."""
         return {
@@ -104,7 +109,7 @@ class Plan:
             "delta": self.target.budget.delta,
             "epsilon": to_finite(self.epsilon),
             "steps": self.steps,
-            "noise_multiplier": self.noise_multiplier,
+            "noise_multiplier": self.fixed_noise,
             "sampling_rate": self.sampling_rate,
             "divisor": self.divisor,
             "schedule": schedule_to_json(self.schedule),
@@ -114,7 +119,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The plan that `to_json` wrote; other keys are ignored."""
+        """The plan that `to_json` wrote, now or when it had 0 for noise chosen on the way; other keys are ignored."""
         budget = Budget(**from_finite(document["target"]))
         return cls(
             target=Target(
@@ -126,17 +131,10 @@ class Plan:
             public=Public.from_json(document["public"]),
             schedule=schedule_from_json(document["schedule"]),
             epsilon=from_finite(document["epsilon"]),
+            noise_multiplier=document["noise_multiplier"] or 0.0,
             **{
                 name: document[name]
-                for name in (
-                    "steps",
-                    "noise_multiplier",
-                    "sampling_rate",
-                    "divisor",
-                    "filter",
-                    "adjacency",
-                    "own",
-                )
+                for name in ("steps", "sampling_rate", "divisor", "filter", "adjacency", "own")
             },
         )
 

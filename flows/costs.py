@@ -35,10 +35,18 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
         ("algorithm", str(settings.algorithm_settings["name"])),
         ("steps", f"{plan.steps:,}"),
         ("sampling rate", f"{plan.sampling_rate:.4g}"),
-        ("noise multiplier", f"{plan.noise_multiplier:.4g}"),
+        ("noise multiplier", _noise(plan)),
         ("epsilon", costs),
         ("delta", f"{plan.target.budget.delta:g}"),
     ]
+
+
+def _noise(plan: Plan) -> str:
+    """In words where it is chosen on the way, since a number would say that it is known."""
+    if plan.fixed_noise is not None:
+        return f"{plan.fixed_noise:.4g}"
+    most = plan.own.get("most_noise")
+    return "chosen on the way" if most is None else f"at most {most:.4g}, chosen by epoch"
 
 
 def _ledger_rows(

@@ -83,7 +83,8 @@ class Mechanism(Section):
     """What was asked of the records.
 
     transform, features: what each record was made into by itself, and what was learned from all, in words.
-    diagnostics: whether anything was computed from the records and shown without noise.
+    diagnostics: whether anything was computed from the records and shown without noise. noise_multiplier: null where it
+    was chosen on the way, with what it was in `queries`.
     """
 
     transform: Text
@@ -94,7 +95,7 @@ class Mechanism(Section):
     model: Model
     steps: Annotated[int, Field(ge=1)]
     releases: Annotated[int, Field(ge=1)]
-    noise_multiplier: NotNegative
+    noise_multiplier: NotNegative | None
     sampling_rate: Probability
     divisor: Positive | None
     queries: Annotated[tuple[Query, ...], Field(min_length=1)]

@@ -194,7 +194,7 @@ def _results(cell: Cell, prepared: Planned, trained: _Trained, data: Sides) -> d
         "planned_steps": plan.steps,
         "epsilon_spent": _finite(trace.rows[-1].epsilon) if trace.rows else 0.0,
         "epsilon_planned": _finite(plan.cost.epsilon),
-        "noise_multiplier": plan.noise_multiplier,
+        "noise_multiplier": plan.fixed_noise,
         "sampling_rate": plan.sampling_rate,
         "records": data.public.records,
     }

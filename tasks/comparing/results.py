@@ -31,7 +31,15 @@ _RESULTS = (
     "accuracy", "test_loss", "objective", "seconds", "steps", "planned_steps", "epsilon_spent", "epsilon_planned",
     "noise_multiplier", "sampling_rate", "records",
 )  # fmt: skip
-_NUMBERS = ("accuracy", "test_loss", "objective", "seconds", "epsilon_spent", "epsilon_planned")
+_NUMBERS = (
+    "accuracy",
+    "test_loss",
+    "objective",
+    "seconds",
+    "epsilon_spent",
+    "epsilon_planned",
+    "noise_multiplier",
+)
 
 
 def _row(cell: Cell, result: dict[str, Any]) -> dict[str, Any]:

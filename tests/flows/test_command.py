@@ -1,6 +1,7 @@
 """The command `epsilonflow`: what it says, what it refuses, and that it spends nothing unasked."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,24 @@ def test_a_plan_says_the_cost_and_spends_nothing(here: Checkout) -> None:
     assert rows["cap"].startswith("epsilon 6, delta 0.001; that of the data card no longer counts")
     assert here.ledger.head() == head
     assert (here.root / "params.yaml").read_text() == params
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"), [("dpis", r"at most \d+\.?\d*, chosen by epoch"), ("dp_agd", "chosen on the way")]
+)
+def test_a_plan_gives_no_number_for_noise_that_is_chosen_on_the_way(
+    here: Checkout, algorithm: str, words: str
+) -> None:
+    result = call("plan", "--algorithm", algorithm, "--epsilon", "1")
+    assert result.exit_code == 0, result.output
+    assert re.search(rf"noise multiplier *│ *{words}", result.stdout)
+
+
+def test_of_two_settings_for_one_thing_the_one_asked_for_counts_and_both_are_refused(here: Checkout) -> None:
+    little = ("plan", "--dataset", "digits", "--algorithm", "dpis", "--set", "algorithm.norm_noise=0.00001")
+    assert_refused(call(*little), "raise algorithm.norm_noise or")
+    both = ("--set", "algorithm.norm_noise_multiplier=100")
+    assert_refused(call(*little, *both), "norm_noise and norm_noise_multiplier were both given")
 
 
 def test_a_plan_for_a_population_without_runs_says_its_cap(here: Checkout) -> None:
