@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -17,12 +18,14 @@ from data.errors import DataRefused
 from data.formats import Csv, Table
 from data.known_blocks import Contents, KnownBlocks
 from data.readers import table
-from data.records import Block, checked
+from data.records import Block, Part, checked
 from data.sources import Folder, Query, Source
 from data.split import split
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _WHOLE_POPULATION = "all"
+_Rows: TypeAlias = tuple[pa.Table, str]
+"""Some rows and what messages call their source."""
 
 
 def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
@@ -55,8 +58,8 @@ def read(
     """The records of the chosen blocks in their order, then those of the card's test file, checked as `data.reading`.
 
     Raises DataRefused, while the records are taken and without a record's value in the message, for a block that is
-    not there, for one that is not what the card declares, and for one whose records another block has or had; the
-    message names the block.
+    not there, for one that is not what the card declares, and for one whose records another block has or had, where
+    the message names the block; and for a test file of which a block has or had many records.
     """
     missing = [name for name in chosen if name not in names(card, root=root, url=url)]
     if missing:
@@ -64,28 +67,41 @@ def read(
     each = (_of_the_block(card, name, root, url, known) for name in chosen)
     blocks = itertools.chain.from_iterable(each)
     parts = blocks if card.split is None else split(blocks, card.split)
-    return checked(card, _chained(parts, card, files))
+    return checked(card, _chained(parts, card, files, known))
 
 
-def _chained(parts: Iterable[Block], card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]:
+def _chained(
+    parts: Iterable[Block], card: DataCard, files: Mapping[str, Path], known: KnownBlocks
+) -> Iterator[Block]:
     yield from parts
     if "test" in files:
-        yield from table.read({"test": files["test"]}, _table(card), classes=card.classes)
+        contents, path = Contents(), files["test"]
+        rows = ((some, str(path)) for some in table.tables("test", path, _table(card)))
+        yield from _counted("test", rows, card, known, contents)
+        known.check_held_out(contents)
 
 
 def _of_the_block(
     card: DataCard, name: str, root: Path, url: str | None, known: KnownBlocks
 ) -> Iterator[Block]:
     """The records of a block; raises DataRefused at their end where another block had the same or many of them."""
-    declared, contents = _table(card), Contents()
-    for rows, where in _rows(card, name, root, url):
-        records = table.records(rows, declared, card.classes, where)
-        known.add(rows, declared, contents)
-        yield Block("train", records)
+    contents = Contents()
+    yield from _counted("train", _rows(card, name, root, url), card, known, contents)
     known.check(name, contents)
 
 
-def _rows(card: DataCard, name: str, root: Path, url: str | None) -> Iterator[tuple[pa.Table, str]]:
+def _counted(
+    part: Part, read: Iterable[_Rows], card: DataCard, known: KnownBlocks, contents: Contents
+) -> Iterator[Block]:
+    """The records of rows as they come, counted to `contents`."""
+    declared = _table(card)
+    for rows, where in read:
+        records = table.records(rows, declared, card.classes, where)
+        known.add(rows, declared, contents)
+        yield Block(part, records)
+
+
+def _rows(card: DataCard, name: str, root: Path, url: str | None) -> Iterator[_Rows]:
     """Some rows of a block at a time, as they are read, and what messages call their source."""
     source, declared = _source(card), _table(card)
     if isinstance(source, Folder):

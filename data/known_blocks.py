@@ -112,6 +112,16 @@ class KnownBlocks:
             )
         self._known[name] = contents.joined(self._known.get(name))
 
+    def check_held_out(self, contents: Contents) -> None:
+        """Raises DataRefused where a block, or all together, have the records of a test file or many of them."""
+        alike = [name for name, known in self._known.items() if contents.is_too_like(known)]
+        if alike or contents.sketch.shares_many(*(known.sketch for known in self._known.values())):
+            where = f"in the block {alike[0]!r}" if alike else "in its blocks, a few in each"
+            raise DataRefused(
+                f"Many records of the test file of population {self._population!r} are {where}, so that records trained"
+                " on could be published as held out; take a test file of records that no block has or had."
+            )
+
     def keep(self) -> None:
         """Remembers what was seen."""
         if self._file is None:

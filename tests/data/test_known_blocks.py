@@ -1,5 +1,7 @@
 """Blocks that were seen before under another name: in another order, in part, encoded otherwise, or over time."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,14 @@ class Visits:
     document: Document
     store: Callable[..., Path]
     root: Path
+
+    def hold_out(self, lines: list[str]) -> None:
+        """Declares a test file of these rows in place of a split."""
+        file = self.root / "test.csv"
+        file.write_text("\n".join([VISITS[0], *lines]) + "\n")
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.document.pop("split", None)
+        self.document["files"] = {"test": {"path": "test.csv", "sha256": digest}}
 
     def prepare(self, **written: list[str]) -> None:
         """Writes rows as blocks and prepares these, in a home that remembers."""
@@ -114,3 +124,28 @@ def test_what_is_kept_of_blocks_is_bounded_and_for_their_owner_alone(visits: Vis
     assert kept.stat().st_mode & 0o777 == 0o600
     assert kept.stat().st_size < 30 * SIZE
     assert "0.01" not in kept.read_text() and "pain" not in kept.read_text()
+
+
+@pytest.mark.parametrize("kept_apart", [False, True])
+def test_a_test_file_of_records_in_blocks_is_refused(visits: Visits, kept_apart: bool) -> None:
+    """Of a chosen block, of one before, of one block in part, and of many blocks a few; other people are fine."""
+    people = [f"{18 + i % 80},{i / 100},public,pain,yes" for i in range(1300)]
+    weeks = {f"week-{week:02}": people[60 * week : 60 * (week + 1)] for week in range(20)}
+    visits.hold_out(people[1200:])
+    visits.prepare(**weeks)
+    chosen = {"late": [f"{18 + i % 80},{i / 100},public,injury,yes" for i in range(60)]}
+    chosen = chosen if kept_apart else weeks
+    for held_out, where in (
+        (people[60:120][::-1], "in the block 'week-01'"),
+        (people[60:90] + people[1200:], "in the block 'week-01'"),
+        (people[7:1200:20], "in its blocks, a few in each"),
+    ):
+        visits.hold_out(held_out)
+        with pytest.raises(
+            DataRefused, match=f"test file of population 'tiny' are {where}.*published as held"
+        ):
+            visits.prepare(**chosen)
+    visits.hold_out(people[1200:])
+    visits.prepare(**chosen)
+    (kept,) = (visits.root / "home/blocks").iterdir()
+    assert set(json.loads(kept.read_text())) == set(weeks) | set(chosen)
