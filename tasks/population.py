@@ -20,6 +20,14 @@ def enter(ledger: Ledger, public: PublicDescription, *, home: Path) -> None:
         keep_usual(ledger, public.population, home=home)
 
 
+def confirm(ledger: Ledger, public: PublicDescription) -> None:
+    """Once a run is reserved: what the population is bound to, which is for good now, is what this run keeps to.
+
+    Raises Refused where another run with other terms came between, before anything is trained.
+    """
+    _check_bound(ledger, public)
+
+
 def declare(ledger: Ledger, public: PublicDescription) -> None:
     """Enters the population and its blocks at first sight; raises Refused where one of that name is of another kind.
 

@@ -38,7 +38,7 @@ from tasks.described import described
 from tasks.environment import home, ledger_url, retraining
 from tasks.ledger_heads import open_newest, remember
 from tasks.params import Params
-from tasks.population import enter
+from tasks.population import confirm, enter
 from tasks.progress import both, progress
 from tasks.receipt import account_of, cost_of, noise_source, reserved_events
 from tasks.software import software
@@ -96,11 +96,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     check_plan(job.document, job.settings, job.public)
     _check_device(job.settings.performance.device)
     enter(ledger, job.public, home=home)
-
-    def is_forfeited(run_id: str) -> bool:
-        return ledger.status(run_id) == "forfeited"
-
-    fresh = _fresh_generator(job.settings)
+    fresh, is_forfeited = _fresh_generator(job.settings), lambda run: ledger.status(run) == "forfeited"
     with runs.claimed(home, inputs=job.digest(root), fresh=fresh, is_forfeited=is_forfeited) as run:
         result = run.result or _trained(job, run, ledger, root)
         run.forget_secrets()
@@ -119,6 +115,7 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
             ledger.reserve(
                 run.run_id, job.public.population, plan.cost, events=events, about=about, blocks=job.blocks
             )
+    confirm(ledger, job.public)
     written = _fresh_folder(run.folder / "written")
     with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
         trace = _train_into(written, job, run, live)

@@ -63,8 +63,8 @@ class Ledger(LedgerReading):
 
         public: the records are public, so that runs without noise are allowed. composition: how its runs add up.
         blocks_per_person: in how many blocks a person may have records; 1 where a record is the unit.
-        bound: what else its runs are held to, by name; the first value of each name stays, and terms that contradict
-        those there are bind nothing: see `terms`.
+        bound: what else its runs are held to, by name; the values at the first reservation, and the first one of a name
+        that comes later, stay, and terms that contradict those there are bind nothing: see `terms`.
         Raises Refused for an infinite cap, and for one of which the composition leaves nothing.
         """
         rules.check_name(population, "population")

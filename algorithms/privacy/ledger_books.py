@@ -66,8 +66,9 @@ class Books:
                 self.retired.add((entry.population, entry.block))
             case "cap":
                 self.caps[entry.population, entry.block] = entry.budget
-                bound = json.loads(entry.about).get("bound", {})
-                self.terms[entry.population] = self.terms[entry.population].binding(bound)
+                bound, terms = json.loads(entry.about).get("bound", {}), self.terms[entry.population]
+                is_charged = self.is_charged(entry.population)
+                self.terms[entry.population] = terms.binding(bound, is_charged=is_charged)
             case "reserve":
                 self._reserve(entry)
             case "settle":
@@ -128,6 +129,10 @@ class Books:
     def charges(self, population: str, block: str) -> int:
         """How many runs were ever reserved in a block."""
         return self._charges.get((population, block), 0)
+
+    def is_charged(self, population: str) -> bool:
+        """Whether a run was ever reserved in a population."""
+        return population in self.adjacencies
 
     def open_runs(self, population: str, block: str) -> list[str]:
         """The runs that hold a reservation in a block, or on the whole population."""

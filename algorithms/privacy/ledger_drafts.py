@@ -40,10 +40,10 @@ class Memory(threading.local):
 
 
 def declaration(books: Books, population: str, cap: Budget, terms: Terms) -> list[Draft]:
-    """The row that enters a population; for one that is there, the row that binds what was not bound, if any."""
+    """The row that enters a population; for one that is there, the row that binds what is not yet bound, if any."""
     if population not in books.terms:
         return [Draft("population", population, cap, about=terms.to_json())]
-    unbound = books.terms[population].unbound(terms)
+    unbound = books.terms[population].unbound(terms, is_charged=books.is_charged(population))
     return [Draft("cap", population, books.cap(population), about={"bound": unbound})] if unbound else []
 
 

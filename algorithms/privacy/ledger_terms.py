@@ -14,7 +14,8 @@ from algorithms.privacy.ledger_entry import WHOLE_POPULATION
 class Terms:
     """What was declared with a population, for ever.
 
-    bound: by name, what else its runs are held to; a name that comes later is bound from then on.
+    bound: by name, what else its runs are held to. A value can be replaced until the first run is reserved, so that
+    one that was refused binds nobody; a name that comes later is bound from then on.
     """
 
     public: bool
@@ -39,15 +40,18 @@ class Terms:
             notes["bound"] = dict(self.bound)
         return notes
 
-    def unbound(self, asked: "Terms") -> dict[str, str]:
-        """What other terms would bind beyond these; nothing where they contradict these and are to be refused."""
-        if self.binding(asked.bound) != replace(asked, bound={**self.bound, **asked.bound}):
-            return {}
-        return {name: value for name, value in asked.bound.items() if name not in self.bound}
+    def unbound(self, asked: "Terms", *, is_charged: bool) -> dict[str, str]:
+        """What other terms would bind beyond these; nothing where they contradict these and are to be refused.
 
-    def binding(self, bound: Mapping[str, str]) -> "Terms":
-        """The terms with more that is bound; what was bound before stays as it is."""
-        return replace(self, bound={**bound, **self.bound})
+        is_charged: whether a run was reserved in the population, from when on what is bound stays.
+        """
+        others = {name: value for name, value in asked.bound.items() if self.bound.get(name) != value}
+        contradicts = replace(self, bound={}) != replace(asked, bound={})
+        return {} if contradicts or (is_charged and others.keys() & self.bound.keys()) else others
+
+    def binding(self, bound: Mapping[str, str], *, is_charged: bool) -> "Terms":
+        """The terms with more that is bound; what was bound before the first run was reserved stays as it is."""
+        return replace(self, bound={**bound, **self.bound} if is_charged else {**self.bound, **bound})
 
     def together(self, blocks: Collection[str]) -> int:
         """How many records a person may have in a run on these blocks: one in each, and one for each possible block."""

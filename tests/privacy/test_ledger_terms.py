@@ -1,4 +1,4 @@
-"""What a population's runs are held to: the first value of each name stays, also in ledgers from before."""
+"""What a population's runs are held to: once one is reserved the values stay, also in ledgers from before."""
 
 import sqlite3
 from pathlib import Path
@@ -13,17 +13,41 @@ def _open(folder: Path) -> Ledger:
     return Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
 
 
-def test_the_first_value_of_each_name_stays(tmp_path: Path) -> None:
+def _charge(ledger: Ledger) -> None:
+    ledger.reserve("first", "patients", Budget(0.5, 1e-6), events=[], about={})
+
+
+def test_the_first_value_of_each_name_stays_once_a_run_is_reserved(tmp_path: Path) -> None:
     ledger = _open(tmp_path)
     ledger.declare("patients", CAP, public=False, bound={"holdout": "a"})
+    _charge(ledger)
     ledger.declare("patients", CAP, public=False, bound={"holdout": "b"})
     ledger.declare("patients", CAP, public=False)
     assert _open(tmp_path).terms("patients").bound == {"holdout": "a"}
-    assert [row.kind for row in ledger.history()] == ["population"]
+    assert [row.kind for row in ledger.history()] == ["population", "reserve"]
     ledger.declare("patients", CAP, public=False, bound={"holdout": "a", "blocks": "folder"})
     ledger.declare("patients", CAP, public=False, bound={"holdout": "a", "blocks": "sql"})
     assert _open(tmp_path).terms("patients").bound == {"holdout": "a", "blocks": "folder"}
-    assert [row.kind for row in ledger.history()] == ["population", "cap"]
+    assert [row.kind for row in ledger.history()] == ["population", "reserve", "cap"]
+
+
+def test_before_a_run_is_reserved_the_last_values_count(tmp_path: Path) -> None:
+    """As where the first run was refused by its cap, so that nothing was trained under what its card said."""
+    ledger = _open(tmp_path)
+    ledger.declare("others", CAP, public=False, bound={"holdout": "a"})
+    for value in ("a", "b", "b", "c"):
+        ledger.declare("patients", CAP, public=False, bound={"holdout": value, "blocks": "folder"})
+        assert _open(tmp_path).terms("patients").bound == {"holdout": value, "blocks": "folder"}
+    assert [row.kind for row in ledger.history("patients")] == ["population", "cap", "cap"]
+    _charge(ledger)
+    head = ledger.head()
+    for bound in ({"holdout": "a"}, {"holdout": "c", "blocks": "sql"}):
+        ledger.declare("patients", CAP, public=False, bound=bound)
+    assert _open(tmp_path).terms("patients").bound == {"holdout": "c", "blocks": "folder"}
+    assert (ledger.head(), ledger.terms("others").bound) == (head, {"holdout": "a"})
+    ledger.forfeit("first")
+    ledger.declare("patients", CAP, public=False, bound={"holdout": "a"})
+    assert ledger.terms("patients").bound["holdout"] == "c"
 
 
 def test_terms_that_contradict_bind_nothing(tmp_path: Path) -> None:
@@ -34,6 +58,7 @@ def test_terms_that_contradict_bind_nothing(tmp_path: Path) -> None:
     ledger.declare("patients", CAP, public=False, composition=Composition("zcdp"), bound={"holdout": "b"})
     ledger.declare("patients", CAP, public=False, blocks_per_person=2, bound={"holdout": "b"})
     ledger.declare("patients", CAP, public=False, bound={"holdout": "a"})
+    _charge(ledger)
     ledger.declare("patients", CAP, public=False, bound={"holdout": "b", "blocks": "folder"})
     assert _open(tmp_path).terms("patients").bound == {"holdout": "a"}
 

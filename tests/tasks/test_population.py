@@ -15,7 +15,7 @@ from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import RenyiDpEvent, schedule_from_json
 from algorithms.privacy.filters import RenyiFilter
 from algorithms.privacy.group import grouped
-from algorithms.privacy.ledger import Composition, Ledger
+from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger
 from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
 from tasks import calibrate, evaluate, params, prepare, runs, train
@@ -103,11 +103,17 @@ def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspa
     assert ledger.balance("digits", "february").spent.epsilon == job.plan.cost.epsilon
 
 
+def _charge(ledger: Ledger, block: str = WHOLE_POPULATION) -> None:
+    ledger.reserve("first", "painters", Budget(0.1, 1e-6), events=[], about={}, blocks=(block,))
+
+
 def test_a_private_population_keeps_its_rule_of_the_holdout(tmp_path: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
     first = replace(description(), holdout_rule="a")
-    for _ in range(2):
-        declare(ledger, first)
+    for public in (replace(first, holdout_rule="z"), first, first):
+        declare(ledger, public)
+    _charge(ledger)
+    declare(ledger, first)
     for rule in ("b", None):
         with pytest.raises(Refused, match="records trained on could be published as held out") as refused:
             declare(ledger, replace(first, holdout_rule=rule))
@@ -121,6 +127,7 @@ def test_a_private_population_keeps_what_makes_its_blocks(tmp_path: Path) -> Non
     first = replace(whole, blocks_by="the column 'week' of a query", blocks=("monday",))
     for public in (whole, first, whole, first):
         declare(ledger, public)
+    _charge(ledger, "monday")
     before = ledger.head()
     for way in ("the column 'region' of a query", "the files of a folder"):
         words = re.escape(
@@ -166,3 +173,23 @@ def test_a_card_that_moves_records_to_the_other_side_is_refused_before_anything_
     prepared(card.replace("epsilon: 10.0", "epsilon: 11.0"))
     place.train()
     evaluate.main()
+
+
+def test_a_run_that_its_cap_refused_binds_the_card_to_nothing(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that comes between another run's declaration and its reservation does not change what that is held to."""
+    workspace.declare(public=False, population="people", holdout_rule="a", cap_epsilon=2.0, cap_delta=1e-4)
+    with pytest.raises(BudgetRefused):
+        workspace.train()
+    workspace.set("privacy", epsilon=1.0)
+    workspace.declare(holdout_rule="b")
+    with monkeypatch.context() as patch, pytest.raises(Refused, match="holds out other records"):
+        other = replace(workspace.public, holdout_rule="c")
+        patch.setattr(train, "enter", lambda ledger, *_, **__: declare(ledger, other))
+        workspace.train()
+    assert not (workspace.root / "artifacts/model.safetensors").exists()
+    workspace.declare(holdout_rule="c")
+    workspace.train()
+    with pytest.raises(Refused, match="holds out other records"):
+        declare(workspace.ledger, replace(workspace.public, holdout_rule="a"))
