@@ -11,6 +11,8 @@ import platformdirs
 from data.sources import Query, Source
 from tasks.params import ParamsRefused
 
+LEDGER = "ledger.sqlite"
+"""The ledger's file in the home, where no other place is named."""
 RETRAINING = "EPSILONFLOW_RETRAINING"
 SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"
 _RELATIVE_SQLITE = re.compile(r"sqlite(\+\w+)?:///(?!/)")
@@ -37,7 +39,7 @@ def ledger_url(configured: str | None) -> str:
 
     Raises ParamsRefused for an SQLite file by a relative path or in a checkout: every copy would have its own budget.
     """
-    url = os.environ.get("EPSILONFLOW_LEDGER_URL") or configured or f"sqlite:///{home() / 'ledger.sqlite'}"
+    url = os.environ.get("EPSILONFLOW_LEDGER_URL") or configured or sqlite_url(home() / LEDGER)
     if _RELATIVE_SQLITE.match(url):
         raise ParamsRefused(
             f"the ledger {url} is a relative path; write sqlite:/// and then the path from the root."
@@ -45,6 +47,16 @@ def ledger_url(configured: str | None) -> str:
     if file := _SQLITE_FILE.match(url):
         _check_outside(f"the ledger {url}", Path(file["path"]))
     return url
+
+
+def sqlite_url(file: Path) -> str:
+    """The URL of an SQLite ledger; raises ParamsRefused for a path that no such URL can hold."""
+    if "?" in str(file):
+        raise ParamsRefused(
+            f"the ledger {file} cannot be named by a URL, which would end at the question mark; set EPSILONFLOW_HOME to"
+            " a folder without one."
+        )
+    return f"sqlite:///{file}"
 
 
 def _check_outside(what: str, path: Path) -> None:

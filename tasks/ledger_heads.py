@@ -3,13 +3,15 @@
 Known are the head in the receipt of the checkout's last run, and those that this user's home saw last at the same URL
 and of the same ledger, wherever it was: an old copy at another URL is an older copy, too. A receipt of another ledger,
 as in a checkout that was made on another machine, says nothing about this one; the hash of the first row tells them
-apart. Which ledger a private population is charged in is kept in the home as well.
+apart. Which ledger a private population is charged in is kept in the home as well, once a run is reserved there.
 """
 
 import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -17,6 +19,7 @@ import sqlalchemy as sa
 from algorithms.privacy.errors import LedgerBroken, Refused
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.ledger_copy import identity
+from tasks.environment import LEDGER, sqlite_url
 
 
 def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
@@ -56,24 +59,41 @@ def head_of(path: Path, ledger: Ledger) -> str | None:
 
 
 def check_usual(ledger: Ledger, population: str, *, home: Path) -> None:
-    """Raises Refused where this user's home has seen the population charged in another ledger.
+    """Raises Refused where this user's home has seen the population charged in another ledger, or has one where it is.
 
     Else a branch that names another one would have a second budget for the same people. A ledger that was restored
     elsewhere from a copy is the same one.
     """
-    kept = _usual(population, home)
-    if kept.exists() and kept.read_text(encoding="utf-8").strip() != identity(ledger):
+    kept, own = _usual(population, home), home / LEDGER
+    seen = kept if kept.exists() else own
+    is_another = (
+        kept.read_text(encoding="utf-8").strip() != identity(ledger)
+        if kept.exists()
+        else own.is_file() and _charges(Ledger.open(sqlite_url(own)), population, other_than=ledger)
+    )
+    if is_another:
         raise Refused(
             f"the population {population!r} is charged in another ledger than the one that is named here; name that"
-            f" one, restore it here from a copy, or remove {kept} where its owner began a new one."
+            f" one, restore it here from a copy, or remove {seen} where its owner began a new one."
         )
 
 
 def keep_usual(ledger: Ledger, population: str, *, home: Path) -> None:
-    """Keeps in `home` which ledger, by the first hash of its chain, a population is charged in."""
+    """Keeps in `home` which ledger, by the first hash of its chain, a population is charged in, for ever.
+
+    It is for a run that is reserved there; raises Refused where another one was charged elsewhere meanwhile.
+    """
     kept = _usual(population, home)
     if not kept.exists():
-        _write(kept, identity(ledger) or "")
+        _write(kept, identity(ledger) or "", put=_link)
+    check_usual(ledger, population, home=home)
+
+
+def _charges(own: Ledger, population: str, *, other_than: Ledger) -> bool:
+    """Whether a ledger that is another one has ever reserved a run of the population."""
+    if identity(own) == identity(other_than) or population not in own.populations():
+        return False
+    return any(row.kind == "reserve" for row in own.history(population))
 
 
 def _usual(population: str, home: Path) -> Path:
@@ -87,9 +107,18 @@ def _files(ledger: Ledger, url: str, home: Path) -> list[Path]:
     return [home / "ledger_heads" / name[:16] for name in names if name]
 
 
-def _write(file: Path, line: str) -> None:
+def _write(file: Path, line: str, *, put: Callable[[str, Path], None] = os.replace) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent)
     with os.fdopen(descriptor, "w", encoding="utf-8") as written:
         written.write(line + "\n")
-    os.replace(name, file)
+        written.flush()
+        os.fsync(written.fileno())
+    put(name, file)
+
+
+def _link(fresh: str, file: Path) -> None:
+    """Puts a file in its place, whole, where there is none."""
+    with suppress(FileExistsError):
+        os.link(fresh, file)
+    os.unlink(fresh)

@@ -16,15 +16,15 @@ def enter(ledger: Ledger, public: PublicDescription, *, home: Path) -> None:
     if not public.public:
         check_usual(ledger, public.population, home=home)
     declare(ledger, public)
+
+
+def confirm(ledger: Ledger, public: PublicDescription, *, home: Path) -> None:
+    """For a run that is reserved: what it is held to is for good now, and is what it was entered with.
+
+    Raises Refused where another run with another card or ledger came between, before anything is trained.
+    """
     if not public.public:
         keep_usual(ledger, public.population, home=home)
-
-
-def confirm(ledger: Ledger, public: PublicDescription) -> None:
-    """Once a run is reserved: what the population is bound to, which is for good now, is what this run keeps to.
-
-    Raises Refused where another run with other terms came between, before anything is trained.
-    """
     _check_bound(ledger, public)
 
 

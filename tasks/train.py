@@ -98,12 +98,12 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     enter(ledger, job.public, home=home)
     fresh, is_forfeited = _fresh_generator(job.settings), lambda run: ledger.status(run) == "forfeited"
     with runs.claimed(home, inputs=job.digest(root), fresh=fresh, is_forfeited=is_forfeited) as run:
-        result = run.result or _trained(job, run, ledger, root)
+        result = run.result or _trained(job, run, ledger, root, home)
         run.forget_secrets()
         runs.hand_out(result, artifacts, _ARTIFACTS)
 
 
-def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
+def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path, home: Path) -> Path:
     """Reserves, trains, settles; returns the folder with the result."""
     plan = job.plan
     about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency")}
@@ -115,7 +115,7 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path) -> Path:
             ledger.reserve(
                 run.run_id, job.public.population, plan.cost, events=events, about=about, blocks=job.blocks
             )
-    confirm(ledger, job.public)
+    confirm(ledger, job.public, home=home)
     written = _fresh_folder(run.folder / "written")
     with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
         trace = _train_into(written, job, run, live)

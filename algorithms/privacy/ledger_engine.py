@@ -58,15 +58,16 @@ def place_of(url: str) -> Place:
             " postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, special characters of the password as %XX."
         )
     if parsed.drivername in ("sqlite", "sqlite+pysqlite"):
-        return _sqlite(parsed)
+        return _sqlite(parsed, is_whole="?" not in url)
     if parsed.drivername in ("postgresql", "postgresql+psycopg"):
         return _postgresql(parsed.set(drivername="postgresql+psycopg"))
     raise Refused(f"a ledger cannot live in {parsed.drivername!r}; use sqlite or postgresql+psycopg.")
 
 
-def _sqlite(url: URL) -> Place:
+def _sqlite(url: URL, *, is_whole: bool) -> Place:
+    """is_whole: nothing follows the path, which a question mark would end, even one that belongs to it."""
     database = url.database or ""
-    if not database or database == ":memory:" or database.startswith("file:") or url.query:
+    if not database or database == ":memory:" or database.startswith("file:") or not is_whole:
         raise Refused("a ledger in SQLite must be a file that stays; write its URL as sqlite:///PATH.")
     path = Path(database).resolve()
     try:

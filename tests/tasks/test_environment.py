@@ -4,12 +4,24 @@ from pathlib import Path
 
 import pytest
 
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.ledger import Ledger
 from tasks import environment
 from tasks.params import ParamsRefused
 
 
 def test_the_ledger_lies_in_the_home(own_home: Path) -> None:
     assert environment.ledger_url(None) == f"sqlite:///{own_home}/ledger.sqlite"
+
+
+def test_a_home_that_no_url_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """SQLite would open the file `really`."""
+    monkeypatch.setenv("EPSILONFLOW_HOME", f"{tmp_path}/really?/home")
+    with pytest.raises(ParamsRefused, match="question mark"):
+        environment.ledger_url(None)
+    with pytest.raises(Refused, match="sqlite:///PATH"):
+        Ledger.open(f"sqlite:///{tmp_path}/really?/home/ledger.sqlite")
+    assert not (tmp_path / "really").exists()
 
 
 def test_the_home_is_absolute_and_outside_the_project(monkeypatch: pytest.MonkeyPatch) -> None:

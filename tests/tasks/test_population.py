@@ -19,7 +19,8 @@ from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger
 from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
 from tasks import calibrate, evaluate, params, prepare, runs, train
-from tasks.population import declare, enter
+from tasks.ledger_heads import check_usual
+from tasks.population import confirm, declare, enter
 from tasks.receipt import reserved_events
 from tests.checkout import PROJECT
 from tests.synthetic_run import description
@@ -39,7 +40,9 @@ def workspace(tmp_path: Path, own_home: Path) -> Workspace:
 def test_private_people_are_charged_in_one_ledger_alone(workspace: Workspace, tmp_path: Path) -> None:
     first, public = workspace.ledger, replace(workspace.public, public=False)
     enter(first, public, home=workspace.home)
+    confirm(first, public, home=workspace.home)
     enter(first, public, home=workspace.home)
+    confirm(first, public, home=workspace.home)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
     with pytest.raises(Refused, match="is charged in another ledger"):
         enter(other, public, home=workspace.home)
@@ -51,6 +54,41 @@ def test_private_people_are_charged_in_one_ledger_alone(workspace: Workspace, tm
     moved = f"sqlite:///{workspace.home}/moved.sqlite"
     ledger_copy.restore(tmp_path / "copy.jsonl", moved)
     enter(Ledger.open(moved), public, home=workspace.home)
+
+
+def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(workspace: Workspace) -> None:
+    """No mark says which ledger is theirs, but the one in the home has charged them."""
+    own, public = workspace.ledger, replace(workspace.public, public=False)
+    enter(own, public, home=workspace.home)
+    other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
+    other.declare("somebody", Budget(1.0, 1e-5), public=True)
+    check_usual(other, "digits", home=workspace.home)
+    own.reserve("first", "digits", Budget(0.1, 1e-6), events=[], about={})
+    with pytest.raises(Refused, match=r"charged in another ledger .* or remove .*/ledger\.sqlite where"):
+        enter(other, public, home=workspace.home)
+    enter(other, replace(public, population="others"), home=workspace.home)
+    enter(own, public, home=workspace.home)
+
+
+def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_charged_keeps_them(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.declare(public=False, population="people", cap_epsilon=1.0, cap_delta=1e-4)
+    other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
+    with monkeypatch.context() as patch, pytest.raises(BudgetRefused):
+        patch.setattr(Workspace, "ledger", other)
+        workspace.train()
+    workspace.set("privacy", epsilon=0.5)
+    workspace.train()
+    with monkeypatch.context() as patch, pytest.raises(Refused, match="charged in another ledger"):
+        patch.setattr(Workspace, "ledger", other)
+        patch.setattr(train, "enter", lambda *_, **__: None)  # as it was before the first run was reserved
+        workspace.set("privacy", epsilon=0.6)
+        workspace.train()
+    assert [row.kind for row in other.history("people")] == ["population", "reserve"]
+    assert [path.read_text().strip() for path in (workspace.home / "ledger_of").iterdir()] == [
+        workspace.ledger.history()[0].hash
+    ]
 
 
 def test_a_run_that_chooses_on_the_way_reserves_the_bound_of_its_filter() -> None:
