@@ -1,6 +1,7 @@
 """The evaluate stage: the released model on the held-out records, which the data card declares public."""
 
 import csv
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from torch import Tensor
 from algorithms import models
 from algorithms.models import Model, ModelRefused
 from algorithms.models.fronts import front, in_front, shape_after
+from algorithms.privacy.errors import Refused
 from data.prepared import Prepared, load
 from tasks import runs
 from tasks.described import check_described
 from tasks.environment import home
+from tasks.evaluated import evaluated
 from tasks.stage import main_of
 
 READS: tuple[str, ...] = ()
@@ -77,16 +80,9 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: Prepared) -> 
 
 
 def metrics(evaluation: Evaluation, labels: NDArray[np.int64], receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """The document that is written to artifacts/metrics.json; epsilon is null for a run without privacy."""
-    return {
-        "test_accuracy": float(np.mean(evaluation.predicted == labels)),
-        "test_loss": evaluation.loss,
-        "epsilon": receipt["epsilon"][receipt["accountant"]],
-        "delta": receipt["delta"],
-        "algorithm": receipt["algorithm"],
-        "dataset": receipt["dataset"],
-        "steps": receipt["steps"],
-    }
+    """The document that is written to artifacts/metrics.json; it says of which run and model it is."""
+    accuracy = float(np.mean(evaluation.predicted == labels))
+    return {"test_accuracy": accuracy, "test_loss": evaluation.loss, **evaluated(receipt)}
 
 
 def write_plots(
@@ -108,17 +104,30 @@ def _write_csv(path: Path, header: tuple[str, ...], rows: Any) -> None:
         writer.writerows(rows)
 
 
+def _check_model(path: Path, receipt: Mapping[str, Any]) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != receipt["sha256"][path.name]:
+        raise Refused(
+            f"{path} is not the model of run {receipt['run_id']}, which artifacts/receipt.json is of; `dvc checkout`"
+            " brings back files that belong together."
+        )
+
+
 def main() -> None:
     """`python -m tasks.evaluate`, in a checkout."""
     artifacts = Path("artifacts")
     receipt = json.loads((artifacts / "receipt.json").read_text(encoding="utf-8"))
+    path = artifacts / "model.safetensors"
+    _check_model(path, receipt)
     runs.discard(home(), receipt["run_id"])
     data = load(Path("data/prepared"))
     check_described(receipt, data.public)
-    evaluation = evaluate(*load_model(artifacts / "model.safetensors"), data)
+    evaluation = evaluate(*load_model(path), data)
     document = metrics(evaluation, data.test_labels, receipt)
-    (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    # The metrics last: where they are of a run, so are the plots.
     write_plots(artifacts / "plots", evaluation.predicted, data.test_labels, data.public.classes)
+    (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tasks import params
 from tasks.closing import open_ledger
 from tasks.described import check_described
 from tasks.environment import home
+from tasks.evaluated import check_evaluated
 from tasks.figures import (
     DARK,
     LIGHT,
@@ -85,11 +86,12 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
 
     Pictures of the history are on the page alone: what exists only sometimes DVC cannot keep.
     prepared: folder with public.json. root: the checkout. Raises Refused where the card would be incomplete or does
-    not hold against the files, where the data were described otherwise in training, and where the ledger of a run on
-    blocks cannot be read; nothing is written then.
+    not hold against the files, where the data were described otherwise in training, where the metrics are of another
+    run, and where the ledger of a run on blocks cannot be read; nothing is written then.
     """
     run = _read(artifacts, prepared)
     check_described(run.receipt, run.public)
+    check_evaluated(run.metrics, run.receipt)
     ran = run.receipt.get("software") or software(root, recorded="report")
     public = json.loads(run.public.to_json())
     card = build(RunRecord(run.plan, run.receipt, public, run.trace, ran))

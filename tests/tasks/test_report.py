@@ -165,6 +165,28 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path, missing: str) -> None
         make(folders)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": "20250101T120000-ffffffff"},
+        {"run_id": None, "model_sha256": None},
+        {"model_sha256": "0" * 64},
+        {"epsilon": 0.01},
+        {"steps": 1},
+    ],
+)
+def test_metrics_of_another_run_are_refused_and_nothing_is_written(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    folders = write_run(tmp_path)
+    path = folders.artifacts / "metrics.json"
+    metrics = read_json(path) | change
+    write_json(path, {name: value for name, value in metrics.items() if value is not None})
+    with pytest.raises(Refused, match=r"metrics\.json is not of run .*; evaluate again"):
+        make(folders)
+    assert not [name for name in WRITTEN if (folders.artifacts / name).exists()]
+
+
 def test_files_that_do_not_belong_together_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     folders = write_run(tmp_path)
     plan = read_json(folders.artifacts / "plan.json")

@@ -25,6 +25,7 @@ from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
 from tasks import calibrate, evaluate, params, prepare, runs, train
+from tasks.evaluated import check_evaluated
 from tasks.tracking import live_curve
 from tests.checkout import PROJECT
 from tests.wandb_stand_in import standing_in
@@ -450,8 +451,22 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
     assert metrics["test_accuracy"] > 0.85
     assert metrics["epsilon"] == workspace.receipt["epsilon"]["pld"]
     assert (metrics["algorithm"], metrics["dataset"], metrics["steps"]) == ("dp_sgd", "digits", 150)
+    check_evaluated(metrics, workspace.receipt)
     confusion = (workspace.root / "artifacts/plots/confusion.csv").read_text().splitlines()
     right = sum(len(set(line.split(","))) == 1 for line in confusion[1:])
     assert len(confusion) - 1 == workspace.public.test_records
     assert right / (len(confusion) - 1) == pytest.approx(metrics["test_accuracy"])
     assert workspace.run_folders == []
+
+
+def test_another_model_than_the_receipts_is_not_evaluated_and_the_result_is_kept(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.set("algorithm", steps=2)
+    run_id = workspace.train()["run_id"]
+    with (workspace.root / "artifacts/model.safetensors").open("ab") as model:
+        model.write(b"\0")
+    monkeypatch.chdir(workspace.root)
+    with pytest.raises(Refused, match=f"not the model of run {run_id}"):
+        evaluate.main()
+    assert [folder.name for folder in workspace.run_folders] == [run_id]
