@@ -10,6 +10,7 @@ import pandas as pd
 from jinja2 import Environment
 
 from algorithms.privacy.card import PrivacyCard, Verification
+from algorithms.privacy.card_start import STARTED, is_started
 from algorithms.privacy.card_words import rounded_up
 from tasks.templates import environment
 
@@ -120,6 +121,7 @@ def page(
             strength=None if epsilon is None else strength(epsilon),
             one_in=f"{1 / delta:,.0f}" if delta else "no",
             spent_share=_share(card),
+            start=STARTED if is_started(card.mechanism.model.notes) else None,
             events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MOST_EVENTS]],
             more_events=max(0, len(card.events) - _MOST_EVENTS),
         )

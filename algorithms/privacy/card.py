@@ -20,6 +20,7 @@ from algorithms.privacy.adjacency import named
 from algorithms.privacy.card_check import check_all, digest, recompute
 from algorithms.privacy.card_model import PrivacyCard
 from algorithms.privacy.card_plan import mechanism_of
+from algorithms.privacy.card_start import is_started
 from algorithms.privacy.card_trace import queries
 from algorithms.privacy.card_verdict import Check, Verification
 from algorithms.privacy.errors import Refused
@@ -122,9 +123,11 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _document(run: RunRecord) -> dict[str, Any]:
     receipt, public, guarantee = run.receipt, run.public, _guarantee(run.receipt)
+    circumstances = _circumstances(run)
+    duties = card_words.responsibility(guarantee, public, started=circumstances["started"])
     return {
         "setting": _setting(run, guarantee),
-        "scope": card_words.scope(guarantee, public, **_circumstances(run)).model_dump(),
+        "scope": card_words.scope(guarantee, public, **circumstances).model_dump(),
         "mechanism": _mechanism(run),
         "accounting": _accounting(run),
         "events": receipt["events"],
@@ -134,7 +137,7 @@ def _document(run: RunRecord) -> dict[str, Any]:
             "ledger_head": receipt["ledger"]["head"],
             "files": receipt["sha256"],
         },
-        "responsibility": card_words.responsibility(guarantee, public).model_dump(),
+        "responsibility": duties.model_dump(),
     }
 
 
@@ -148,7 +151,7 @@ def _guarantee(receipt: Mapping[str, Any]) -> card_words.Guarantee:
 
 def _circumstances(run: RunRecord) -> dict[str, Any]:
     """What the words about a run depend on, beside what it promises."""
-    started = card_words.is_started(card_words.notes(run.plan["model"]["notes"]))
+    started = is_started(card_words.notes(run.plan["model"]["notes"]))
     adjacency, diagnosed = run.plan["adjacency"], run.receipt["diagnostics"]
     return {"adjacency": adjacency, "diagnosed": diagnosed, "started": started}
 

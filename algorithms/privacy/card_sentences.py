@@ -9,6 +9,7 @@ from typing import Any
 
 from algorithms.privacy import card_words
 from algorithms.privacy.card_model import PrivacyCard
+from algorithms.privacy.card_start import is_started, without_start
 from algorithms.privacy.card_verdict import Check
 from algorithms.privacy.card_words import DIAGNOSED, Guarantee
 from algorithms.privacy.ledger_composition import BASIC, Composition
@@ -74,7 +75,7 @@ def _statement(card: PrivacyCard, guarantee: Guarantee, plan: Mapping[str, Any] 
 
 def _circumstances(card: PrivacyCard) -> dict[str, Any]:
     """What the words about a run depend on, beside what it promises."""
-    started = card_words.is_started(card.mechanism.model.notes)
+    started = is_started(card.mechanism.model.notes)
     return {
         "adjacency": card.setting.adjacency,
         "diagnosed": card.mechanism.diagnostics,
@@ -87,7 +88,7 @@ def _caveat(card: PrivacyCard, guarantee: Guarantee, plan: Mapping[str, Any] | N
     if plan is not None:
         own = plan.get("own")
         return own.get("not_private") if isinstance(own, Mapping) else None
-    stated = card.setting.statement
+    stated = without_start(card.setting.statement)
     usual = card_words.statement(guarantee, epsilon=1.0, delta=0.5, unit="", diagnosed=False)
     if guarantee != "seeded" or stated.startswith(usual.split(";")[0]) or not stated.startswith(_NOT_PRIVATE):
         return None
@@ -99,10 +100,11 @@ def _pairs(
 ) -> Iterator[tuple[str, object, object]]:
     """The name, the words and the expected words of each field that follows from others."""
     public = _public(card, plan)
-    scope = card_words.scope(guarantee, public, **_circumstances(card))
+    circumstances = _circumstances(card)
+    scope = card_words.scope(guarantee, public, **circumstances)
     for name in type(scope).model_fields:
         yield f"scope.{name}", getattr(card.scope, name), getattr(scope, name)
-    duties = card_words.responsibility(guarantee, public)
+    duties = card_words.responsibility(guarantee, public, started=circumstances["started"])
     for name in type(duties).model_fields:
         yield f"responsibility.{name}", getattr(card.responsibility, name), getattr(duties, name)
     transforms = card_words.TRANSFORMS.values()

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from decimal import ROUND_CEILING, Context
 from typing import Any, Literal
 
+from algorithms.privacy import card_start
 from algorithms.privacy.card_model import Responsibility, Scope
 from algorithms.privacy.card_parts import Text
 from algorithms.privacy.ledger_composition import BASIC, Composition
@@ -63,21 +64,6 @@ _HOLDOUT = {
 }
 
 
-_BESIDE_THE_START = (
-    "what it cost to make the model that this one starts from is not in that number, and whoever was in both trainings"
-    " loses both together"
-)
-_BOTH = (
-    "who was in its training data is shown by it as far as its own card says, and who was in both trainings by both"
-    " together. The account of the population has the sum, where both were charged to it."
-)
-
-
-def is_started(of_model: str) -> bool:
-    """Whether a model starts from a file, by its notes, as `models.start` writes them."""
-    return "The start is the file " in of_model
-
-
 def rounded_up(number: float, digits: int = 4) -> str:
     """A number in `digits` significant digits, never below it, as statements about privacy need it."""
     return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number))).normalize():f}"
@@ -98,13 +84,19 @@ def statement(
 
     caveat: why the plan itself says that this epsilon does not hold; such a run is seeded, and never private.
     diagnosed: whether diagnostics were computed from the records, which is said in any case. started: whether the model
-    starts from a file, of which it may keep all.
+    starts from a file, of which it may keep all, which is said in any case, too.
     """
-    if diagnosed and guarantee != "diagnosed":
-        said = statement(
-            guarantee, epsilon=epsilon, delta=delta, unit=unit, adjacency=adjacency, caveat=caveat
-        )
-        return f"{said} {DIAGNOSED}"
+    said = _of_the_run(guarantee, epsilon, delta, unit, adjacency, caveat)
+    is_promise = not said.startswith("NOT PRIVATE: ")
+    if started and is_promise:
+        said = f"{said.removesuffix('.')}; {card_start.BESIDE}."
+    said = f"{said} {DIAGNOSED}" if diagnosed and guarantee != "diagnosed" else said
+    return card_start.said_of(said) if started and not is_promise else said
+
+
+def _of_the_run(
+    guarantee: Guarantee, epsilon: float | None, delta: float, unit: str, adjacency: str, caveat: str | None
+) -> str:
     if caveat is not None:
         return f"NOT PRIVATE: {caveat}"
     if guarantee == "none" or epsilon is None:
@@ -117,8 +109,7 @@ def statement(
             "NOT PRIVATE: the noise came from a seeded generator, so that anyone can compute it and take it away;"
             f" with secret noise the same releases would have had {numbers}."
         )
-    beside = f"; {_BESIDE_THE_START}" if started else ""
-    return f"Differential privacy with {numbers}, when one record ({unit}) is {_CHANGE[adjacency]}{beside}."
+    return f"Differential privacy with {numbers}, when one record ({unit}) is {_CHANGE[adjacency]}."
 
 
 def features(chosen: Mapping[str, Any]) -> Text:
@@ -146,7 +137,7 @@ def scope(
     """Who is protected, who is not, and from what. public: the description of the data set."""
     return Scope(
         protected=_protected(guarantee, public["unit"], adjacency, started),
-        not_protected=_not_protected(public),
+        not_protected=_not_protected(public, started),
         released=(*_RELEASED.values(), *([_DIAGNOSTICS] if diagnosed else [])),
         holdout=_HOLDOUT[public["holdout"]],
         hyper_parameter_search=(
@@ -161,23 +152,26 @@ def scope(
 
 
 def _protected(guarantee: Guarantee, unit: str, adjacency: str, started: bool) -> str:
-    if guarantee != "private":
-        return "Nobody."
-    but = f" But for the model that it starts from: {_BOTH}" if started else ""
+    private = guarantee == "private"
+    start = card_start.protected(private=private) if started else ""
+    if not private:
+        return f"Nobody.{start}"
     return (
         f"Whoever contributed one record ({unit}) to the training data: all that was released would have looked nearly"
-        f" the same {_OTHERWISE[adjacency]}, whatever else an attacker knows and can compute.{but}"
+        f" the same {_OTHERWISE[adjacency]}, whatever else an attacker knows and can compute.{start}"
     )
 
 
-def _not_protected(public: Mapping[str, Any]) -> tuple[str, ...]:
+def _not_protected(public: Mapping[str, Any], started: bool) -> tuple[str, ...]:
     if public["records"] is None:
         number = "The bound on the number of records that the data card states; the number itself is private."
     else:
         number = f"The number of training records, {public['records']}, which the data card declares public."
     records = ("The records themselves, which the data card declares public.",) if public["public"] else ()
+    start = (card_start.not_protected(),) if started else ()
     return (
         *records,
+        *start,
         f"Whoever contributed several records: what is protected is {public['unit']}, and k of them together only at"
         " an epsilon of up to k times as much and a far larger delta.",
         "What holds for people in general: it can be learned without any single record, and then applies to everybody.",
@@ -186,7 +180,9 @@ def _not_protected(public: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def responsibility(guarantee: Guarantee, public: Mapping[str, Any]) -> Responsibility:
+def responsibility(
+    guarantee: Guarantee, public: Mapping[str, Any], *, started: bool = False
+) -> Responsibility:
     """What the promise needs from the owner of the data; it names no contact that the data card does not name."""
     return Responsibility(
         owner_must=(
@@ -196,16 +192,18 @@ def responsibility(guarantee: Guarantee, public: Mapping[str, Any]) -> Responsib
             "Declare classes, categories, bounds and shapes in the data card without looking at the private records.",
             "Keep the ledger, never put an older copy of it back, and keep this card's ledger_head outside of it.",
             "Keep the records, the prepared data and the folders of unfinished runs from everybody else.",
-            _last_word(guarantee),
+            _last_word(guarantee, started),
         ),
         contact=f"The data card names no person; it names this source: {public['source']}",
     )
 
 
-def _last_word(guarantee: Guarantee) -> str:
-    if guarantee == "private":
-        return "Decide whether this epsilon is small enough for these people; no number decides that for you."
-    return "Publish nothing of this run unless the records themselves are public."
+def _last_word(guarantee: Guarantee, started: bool) -> str:
+    private = guarantee == "private"
+    start = card_start.last_word(private=private) if started else ""
+    if private:
+        return f"Decide whether this epsilon is small enough for these people; no number decides that for you.{start}"
+    return f"Publish nothing of this run unless the records themselves are public.{start}"
 
 
 def block_unit(unit: str, blocks_per_person: int) -> Text:

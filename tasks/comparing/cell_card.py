@@ -6,6 +6,7 @@ from typing import Any
 from algorithms.algorithm import Plan
 from algorithms.models import Model
 from algorithms.privacy import card_words
+from algorithms.privacy.card_start import is_started
 from algorithms.privacy.card_words import Guarantee
 from data import PublicDescription
 from tasks.comparing.cells import Cell
@@ -16,6 +17,7 @@ def card_of(
 ) -> dict[str, Any]:
     """What the run promises, and what it does not. name, runs: of the comparison, and how many runs it has."""
     epsilon = plan.cost.epsilon if math.isfinite(plan.cost.epsilon) else None
+    notes = card_words.notes(model.notes)
     guarantee: Guarantee = "none" if epsilon is None else "seeded"
     return {
         "private": False,
@@ -27,12 +29,13 @@ def card_of(
             adjacency=plan.adjacency,
             caveat=plan.own.get("not_private"),
             diagnosed=cell.is_diagnosed,
+            started=is_started(notes),
         ),
         "sweep": sweep(name, runs),
         "runs": runs,
         "transform": card_words.TRANSFORMS[public.transform],
         "features": card_words.features(cell.features or {"name": "none"}),
-        "notes": card_words.notes(model.notes),
+        "notes": notes,
         "adjacency": plan.adjacency,
         "accountant": plan.accountant,
         "filter": dict(plan.filter),

@@ -18,6 +18,7 @@ from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.adjacency import REPLACE_ONE
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, read, recompute, verify
 from algorithms.privacy.card_model import Composition
+from algorithms.privacy.card_start import STARTED
 from algorithms.privacy.card_words import DIAGNOSED, NO_NOTES, NOTHING_LEARNED, TRANSFORMS
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_to_json
@@ -124,6 +125,47 @@ def test_a_model_that_starts_from_a_file_is_not_said_to_cost_this_run_alone(
     assert "is not in that number" in started.setting.statement
     assert "by both together" in started.scope.protected
     assert "number" not in alone.setting.statement and "start" not in alone.scope.protected
+
+
+def started(run: RunRecord, *, public: bool = False, caveat: str | None = None) -> RunRecord:
+    """The run with a model that starts from a file."""
+    notes = ["The start is the file earlier.safetensors (SHA-256 ab)."]
+    own = {} if caveat is None else {"not_private": caveat}
+    plan = {**run.plan, "model": {**run.plan["model"], "notes": notes}, "own": own}
+    return replace(run, plan=plan, public={**run.public, "public": public})
+
+
+@pytest.mark.parametrize("diagnosed", [False, True])
+@pytest.mark.parametrize("public", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "caveat"),
+    [("private", None), ("none", None), ("seeded", None), ("seeded", "The step size is of the records.")],
+)
+def test_a_start_has_its_own_people_whatever_the_run_promises_and_of_whom(
+    tmp_path: Path, kind: Kind, public: bool, diagnosed: bool, caveat: str | None
+) -> None:
+    run = record(write_run(tmp_path, kind=kind))
+    run = replace(run, receipt={**run.receipt, "diagnostics": diagnosed})
+    made = build(started(run, public=public, caveat=caveat))
+    assert not [check.name for check in verify(made).failures]
+    said = made.setting.statement
+    assert "model that this one starts from" in said if made.setting.private else said.endswith(STARTED)
+    assert "the start" in made.scope.protected or "the model that it starts from" in made.scope.protected
+    assert any("starts from, whether or not" in item for item in made.scope.not_protected)
+    last = made.responsibility.owner_must[-1]
+    assert (
+        "people in the start" in last if made.setting.private else "unless the model that it starts" in last
+    )
+
+
+def test_a_start_may_not_be_left_out_of_a_card_without_privacy(tmp_path: Path) -> None:
+    run = record(write_run(tmp_path, kind="none"))
+    document, bare = build(started(run, public=True)).to_json(), build(run).to_json()
+    document["setting"]["statement"] = bare["setting"]["statement"]
+    for section, names in (("scope", ("protected", "not_protected")), ("responsibility", ("owner_must",))):
+        for name in names:
+            document[section][name] = bare[section][name]
+    assert {"statement", "words"} <= {check.name for check in verify(document).failures}
 
 
 def test_every_transform_has_words() -> None:

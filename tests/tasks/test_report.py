@@ -1,5 +1,6 @@
 """The report stage: what it writes, what it refuses, and that its plain words are true."""
 
+import hashlib
 import json
 import math
 from html.parser import HTMLParser
@@ -13,6 +14,7 @@ from scipy.stats import norm
 
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.card import read, verify
+from algorithms.privacy.card_start import STARTED
 from algorithms.privacy.card_trace import trace_schedule
 from algorithms.privacy.card_words import NO_NOTES, NOTHING_LEARNED, TRANSFORMS, rounded_up
 from algorithms.privacy.errors import Refused
@@ -114,6 +116,26 @@ def test_the_page_of_a_run_with_diagnostics_says_so_and_what_the_model_is_made_o
     assert "This run is not private. Diagnostics were computed" in " ".join(text.split())
     assert "as if it had recorded no diagnostics" in text
     assert all(words in text for words in (TRANSFORMS["none"], NOTHING_LEARNED, NO_NOTES))
+
+
+@pytest.mark.parametrize("kind", ["private", "seeded", "none"])
+def test_the_page_of_a_model_with_a_start_says_that_its_people_count_too(tmp_path: Path, kind: Kind) -> None:
+    folders = write_run(tmp_path, kind=kind)
+    write_json(
+        folders.prepared / "public.json", read_json(folders.prepared / "public.json") | {"public": True}
+    )
+    plan = read_json(folders.artifacts / "plan.json")
+    plan["model"]["notes"] = ["The start is the file earlier.safetensors (SHA-256 ab)."]
+    write_json(folders.artifacts / "plan.json", plan)
+    receipt = read_json(folders.artifacts / "receipt.json")
+    receipt["sha256"]["plan.json"] = hashlib.sha256(
+        (folders.artifacts / "plan.json").read_bytes()
+    ).hexdigest()
+    receipt["description_sha256"] = PublicDescription.read(folders.prepared).digest
+    write_json(folders.artifacts / "receipt.json", receipt)
+    make(folders)
+    text = Links((folders.artifacts / "report.html").read_text(encoding="utf-8")).text
+    assert " ".join(text.split()).count(STARTED) >= 1
 
 
 @pytest.mark.parametrize(("kind", "words"), [("none", "No noise was added"), ("seeded", "seeded generator")])
