@@ -1,0 +1,182 @@
+"""What every algorithm with an `update` composes with, by being in the catalogue.
+
+Learning-rate schedules, momentum, Adam, averages of the iterates, several views of a record, layers that are not
+trained, and a start from a file: each is planned, takes its steps through the barrier and does what it says.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from algorithms.algorithm import Algorithm, Plan, Target
+from algorithms.catalogue import CATALOGUE
+from algorithms.gradients import linear_layer
+from algorithms.models import Model, adapted, build
+from algorithms.privacy import accounting
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.noise import seeded_generator
+from algorithms.privacy.trace import Trace
+from algorithms.public import Inputs, Public
+from tests.algorithms.bench import DELTA, RECORDS, SHAPE, Watched, algorithm, made_up
+
+STEPS, RATE = 12, 0.5
+NAMES = [name for name, kind in CATALOGUE.items() if "update" in vars(kind)["__dataclass_fields__"]]
+LINEAR = "norm_bound_sgd"
+"""Its bound holds for a linear model with one output alone."""
+every_name = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def every_cost_is_computed_once() -> Iterator[None]:
+    """The plans here are of few different schedules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accounting, "_epsilon", cache(accounting._epsilon.__wrapped__))
+        yield
+
+
+@dataclass(frozen=True)
+class Walk:
+    """iterates: the start and what follows each step, [steps + 1, d]. released: [d]."""
+
+    iterates: Tensor
+    released: Tensor
+
+
+def model_for(name: str, **changes: Any) -> Model:
+    """A small model that the algorithm can train, with a start, layers and views by `changes`."""
+    kind, settings = ("logistic", {}) if name == LINEAR else ("mlp", {"hidden": 3})
+    model = build(kind, input_shape=SHAPE, classes=2, seed=1, settings=settings)
+    return adapted(model, input_shape=SHAPE, **changes)
+
+
+def method(name: str, **update: Any) -> Algorithm[Any]:
+    steps = {"epochs": 3} if name == "dpis" else {"steps": STEPS}
+    return algorithm(name, **steps, update={"learning_rate": RATE, **update})
+
+
+def planned(made: Algorithm[Any], model: Model) -> Plan:
+    """A plan from what the pipeline knows of the model."""
+    public = Public(
+        records=RECORDS,
+        parameters=model.parameter_count,
+        layers=len(model.layers),
+        classes=2,
+        inputs=Inputs(17.0, math.sqrt(17.0)) if linear_layer(model.module) else None,
+        loss=model.bounds,
+    )
+    return made.plan(Target(Budget(1.0, DELTA), "rdp"), public)
+
+
+def walk(made: Algorithm[Any], model: Model) -> Walk:
+    """The run of its plan, with the coins and the noise of every other one here."""
+    plan, trace = planned(made, model), Trace()
+    barrier = Watched(
+        made_up(classes=2),
+        model,
+        spend=plan.open_filter(),
+        generator=seeded_generator(7),
+        delta=DELTA,
+        trace=trace,
+    )
+    state = made.init(model.initial_parameters(), plan)
+    iterates = [state.parameters]
+    for trace.step in range(plan.steps):
+        state = made.step(state, plan, barrier)
+        assert state is not None
+        iterates.append(state.parameters)
+    found = Walk(torch.stack(iterates), made.released(state))
+    assert plan.steps == STEPS and barrier.answers
+    assert bool(torch.isfinite(found.iterates).all()) and bool(torch.isfinite(found.released).all())
+    return found
+
+
+@cache
+def plain(name: str) -> Walk:
+    """With a constant rate, without momentum, average or anything of the model."""
+    return walk(method(name), model_for(name))
+
+
+@every_name
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_a_schedule_begins_at_the_full_rate_and_shortens_later_steps(name: str, schedule: str) -> None:
+    if name == "adp_sgd":
+        with pytest.raises(Refused, match=r"set algorithm\.update\.schedule to constant"):
+            planned(method(name, schedule=schedule), model_for(name))
+        return
+    found, constant = walk(method(name, schedule=schedule), model_for(name)), plain(name)
+    assert torch.equal(found.iterates[:2], constant.iterates[:2])
+    last, full = ((run.iterates[-1] - run.iterates[-2]).norm() for run in (found, constant))
+    assert 0 < last < 0.5 * full
+
+
+@every_name
+def test_momentum_begins_with_the_plain_step_and_goes_another_way(name: str) -> None:
+    found, without = walk(method(name, momentum=0.9), model_for(name)), plain(name)
+    assert torch.equal(found.iterates[:2], without.iterates[:2])
+    assert not torch.allclose(found.iterates[2], without.iterates[2])
+
+
+@every_name
+def test_adam_moves_all_coordinates_by_as_much_at_first(name: str) -> None:
+    found = walk(method(name, optimizer="adam", momentum=0.9), model_for(name))
+    first = (found.iterates[1] - found.iterates[0]).abs()
+    assert bool((first > 0).any())
+    torch.testing.assert_close(first[first > 0], first.max().expand_as(first[first > 0]), rtol=1e-3, atol=0.0)
+
+
+@every_name
+@pytest.mark.parametrize("averaging", ["tail", "ema"])
+def test_an_average_is_released_and_changes_no_step(name: str, averaging: str) -> None:
+    found = walk(method(name, averaging=averaging), model_for(name))
+    assert torch.equal(found.iterates, plain(name).iterates)
+    assert not torch.allclose(found.released, found.iterates[-1])
+    if averaging == "tail":
+        torch.testing.assert_close(found.released, found.iterates[-STEPS // 4 :].mean(dim=0))
+
+
+def refused_for_no_linear_model(name: str, model: Model) -> bool:
+    """Whether the algorithm needs a bound that what was done to the model takes away; it says so before it spends."""
+    if name != LINEAR:
+        return False
+    with pytest.raises(Refused, match="a public bound for sensitivity is missing"):
+        planned(method(name), model)
+    return True
+
+
+@every_name
+def test_several_views_change_the_gradient(name: str) -> None:
+    model = model_for(name, views=3)
+    if not refused_for_no_linear_model(name, model):
+        assert not torch.allclose(walk(method(name), model).released, plain(name).released)
+
+
+@every_name
+def test_what_is_frozen_is_released_as_it_was(name: str) -> None:
+    frozen = "1.bias" if name == LINEAR else "1"
+    model = model_for(name, freeze=[frozen])
+    if refused_for_no_linear_model(name, model):
+        return
+    before = {key: value.clone() for key, value in model.module.state_dict().items()}
+    after = model.published(walk(method(name), model).released)
+    assert after.keys() == before.keys()
+    for key, value in after.items():
+        assert torch.equal(value, before[key]) == key.startswith(frozen)
+
+
+@every_name
+def test_a_start_from_a_file_is_where_the_first_step_begins(name: str, tmp_path: Path) -> None:
+    own = model_for(name)
+    at = torch.linspace(-1, 1, own.parameter_count)
+    save_file({key: value.clone() for key, value in own.published(at).items()}, tmp_path / "a.safetensors")
+    found = walk(method(name), model_for(name, start=tmp_path / "a.safetensors"))
+    assert torch.equal(found.iterates[0], at)
+    assert not torch.equal(found.released, at)
