@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from data import database
 from data.card import DataCard
+from data.charged_blocks import Contents
 from data.errors import DataRefused
 from data.formats import Csv, Table
-from data.known_blocks import Contents, KnownBlocks
+from data.known_blocks import KnownBlocks
 from data.readers import table
 from data.records import Block, Part, checked
 from data.sources import Folder, Query, Source

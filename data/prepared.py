@@ -21,6 +21,7 @@ from data.errors import DataRefused
 from data.records import PARTS, Block, Features, Part
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
+SALT_BYTES = 32
 _LOCK = "lock"
 _REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
@@ -164,6 +165,12 @@ def _write_salt(path: Path, salt: bytes, *, padding: int) -> None:
         file.truncate(len(salt) + padding)
 
 
+def salt_of(folder: Path) -> bytes:
+    """The secret salt that `write` put into `folder`; raises OSError where there is none."""
+    with (folder / "salt").open("rb") as file:
+        return file.read(SALT_BYTES)
+
+
 def load(folder: Path) -> Prepared:
     """What `write` put into `folder`; raises DataRefused when it is not there or not whole."""
     try:
@@ -180,12 +187,17 @@ def load_as(folder: Path, public: PublicDescription) -> Prepared:
     The description is read after the arrays are mapped, since a folder that is made anew is replaced whole.
     """
     data = load(folder)
+    check_same(folder, public)
+    return data
+
+
+def check_same(folder: Path, public: PublicDescription) -> None:
+    """Raises DataRefused where `folder` was made anew with another description."""
     if PublicDescription.read(folder) != public:
         raise DataRefused(
             f"{folder} was made anew while this run began, so its records are not those that were charged; let one"
             " command at a time work in a checkout, and forfeit this run by `epsilonflow ledger forfeit`."
         )
-    return data
 
 
 def _map(folder: Path, part: Part, public: PublicDescription) -> tuple[Features, NDArray[np.int64]]:

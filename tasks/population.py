@@ -6,26 +6,45 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Composition, Ledger
 from data import PublicDescription
+from data.charged_blocks import ChargedBlocks, preparation_of
+from data.prepared import check_same, salt_of
+from tasks.environment import BLOCKS
 from tasks.ledger_heads import check_usual, keep_usual
 
 _HOLDOUT, _BLOCKS = "holdout", "blocks"
 
 
-def enter(ledger: Ledger, public: PublicDescription, *, home: Path) -> None:
-    """`declare`, in the ledger where these people are charged always; raises Refused for another one."""
+def enter(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
+    """`declare`, in the ledger where these people are charged always; raises Refused for another one.
+
+    prepared: the folder of the records. Raises DataRefused where another block was charged for them.
+    """
     if not public.public:
         check_usual(ledger, public.population, home=home)
+        _charge_blocks(public, home=home, prepared=prepared, only_check=True)
     declare(ledger, public)
 
 
-def confirm(ledger: Ledger, public: PublicDescription, *, home: Path) -> None:
+def confirm(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
     """For a run that is reserved: what it is held to is for good now, and is what it was entered with.
 
-    Raises Refused where another run with another card or ledger came between, before anything is trained.
+    Raises Refused or DataRefused where another run with another card, ledger or name for its records came between,
+    before anything is trained.
     """
     if not public.public:
         keep_usual(ledger, public.population, home=home)
+        _charge_blocks(public, home=home, prepared=prepared, only_check=False)
     _check_bound(ledger, public)
+
+
+def _charge_blocks(public: PublicDescription, *, home: Path, prepared: Path, only_check: bool) -> None:
+    if public.blocks:
+        known = ChargedBlocks(
+            public.population, folder=home / BLOCKS, blocks_per_person=public.blocks_per_person
+        )
+        preparation = preparation_of(salt_of(prepared), public.blocks)
+        check_same(prepared, public)
+        known.charge(preparation, public.blocks, only_check=only_check)
 
 
 def declare(ledger: Ledger, public: PublicDescription) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from data import PublicDescription, blocks, catalogue, prepared, public_description
 from data.card import DataCard
+from data.charged_blocks import preparation_of
 from data.errors import DataRefused
 from data.fetch import RAW, Places, fetch
 from data.known_blocks import KnownBlocks
@@ -14,7 +15,7 @@ from data.owner import PUBLIC_KEY, keyed, owner_key
 from data.reading import read, word_list
 from data.records import Block
 from data.scattering import scattered
-from tasks.environment import data_mirror, database_url, home
+from tasks.environment import BLOCKS, data_mirror, database_url, home
 from tasks.params import Params, load
 from tasks.stage import main_of
 
@@ -55,15 +56,16 @@ def prepare(
         url = database_url(card.blocks)
         records = _noted(blocks.read(card, public.blocks, files, root=root, url=url, known=known), words)
     records = records if transform == "none" else scattered(card, records)
-    prepared.write(
-        destination,
-        records,
-        public,
-        salt=lambda: keyed(key, words),
-        at_most=card.records.at_most,
-        words=word_list(card, files),
-    )
-    known.keep()
+
+    def salt() -> bytes:
+        """What was read is noted before the folder is in its place, so that no run finds records of unknown blocks."""
+        made = keyed(key, words)
+        if card.blocks is not None:
+            known.note(preparation_of(made, public.blocks))
+        return made
+
+    listed = word_list(card, files)
+    prepared.write(destination, records, public, salt=salt, at_most=card.records.at_most, words=listed)
     return public
 
 
@@ -83,7 +85,7 @@ def chosen_blocks(card: DataCard, named: Sequence[str], *, root: Path) -> tuple[
 
 
 def _known_blocks(card: DataCard, home: Path, key: bytes) -> KnownBlocks:
-    folder = None if card.public else home / "blocks"
+    folder = None if card.public else home / BLOCKS
     return KnownBlocks(card.population, folder=folder, key=key, blocks_per_person=card.blocks_per_person)
 
 

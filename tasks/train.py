@@ -29,7 +29,7 @@ from algorithms.privacy.trace import Trace
 from algorithms.training import Tell
 from algorithms.training import train as run_training
 from data import PublicDescription
-from data.prepared import load_as
+from data.prepared import load_as, salt_of
 from data.records import Records
 from tasks import again, params, runs
 from tasks.calibrate import check as check_plan
@@ -47,7 +47,6 @@ from tasks.tracking.live_curve import live_curve
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
 _ARTIFACTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
-_SALT_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -78,11 +77,11 @@ class Job:
 
     def digest(self, root: Path) -> str:
         """A digest of all that decides the result, and of the checkout; secret, since it covers the data's salt."""
-        with (self.prepared / "salt").open("rb") as file:
-            salt = file.read(_SALT_BYTES)
         decides = [str(root.resolve()), self.document, asdict(self.public), self.settings.model.model_dump()]
         decides += [self.settings.privacy.noise, self.blocks]
-        return hashlib.sha256(salt + json.dumps(decides, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(
+            salt_of(self.prepared) + json.dumps(decides, sort_keys=True).encode()
+        ).hexdigest()
 
 
 def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) -> None:
@@ -95,7 +94,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     """
     check_plan(job.document, job.settings, job.public)
     _check_device(job.settings.performance.device)
-    enter(ledger, job.public, home=home)
+    enter(ledger, job.public, home=home, prepared=job.prepared)
     fresh, is_forfeited = _fresh_generator(job.settings), lambda run: ledger.status(run) == "forfeited"
     with runs.claimed(home, inputs=job.digest(root), fresh=fresh, is_forfeited=is_forfeited) as run:
         result = run.result or _trained(job, run, ledger, root, home)
@@ -115,7 +114,7 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path, home: Path) ->
             ledger.reserve(
                 run.run_id, job.public.population, plan.cost, events=events, about=about, blocks=job.blocks
             )
-    confirm(ledger, job.public, home=home)
+    confirm(ledger, job.public, home=home, prepared=job.prepared)
     written = _fresh_folder(run.folder / "written")
     with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
         trace = _train_into(written, job, run, live)

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from data import DataRefused, blocks, catalogue, prepared, public_description
 from data.card import DataCard
+from data.charged_blocks import ChargedBlocks, preparation_of
 from data.known_blocks import KnownBlocks
 from data.owner import PUBLIC_KEY
 from data.records import Block, whole
@@ -205,6 +206,8 @@ def test_a_block_that_was_renamed_is_no_new_one(
         params = parse({"data": {"dataset": "tiny", "blocks": [block]}}, reads=("data",))
         folder = tmp_path / home
         prepare(params, mirror=None, home=folder, destination=folder / "out", root=tmp_path, cards=cards)
+        preparation = preparation_of(prepared.salt_of(folder / "out"), [block])
+        ChargedBlocks("tiny", folder=folder / "blocks").charge(preparation, [block])
 
     prepared_of("2026-W01", "home")
     (tmp_path / "weeks/2026-W01.csv").rename(tmp_path / "weeks/fresh.csv")
@@ -212,7 +215,7 @@ def test_a_block_that_was_renamed_is_no_new_one(
         prepared_of("fresh", "home")
     prepared_of("2026-W02", "home")
     prepared_of("fresh", "another")
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "home/blocks").iterdir())
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "home/blocks").glob("*.json"))
     assert hashlib.sha256((tmp_path / "weeks/fresh.csv").read_bytes()).hexdigest().encode() not in kept
 
 
@@ -225,8 +228,9 @@ def test_what_two_processes_have_seen_at_once_is_all_kept(
     card, both = card_of(folder_card), (known(), known())
     for week, one in zip(WEEKS, both, strict=False):
         list(blocks.read(card, (week,), {}, root=tmp_path, url=None, known=one))
-    for one in both:
-        one.keep()
+    for week, one in zip(WEEKS, both, strict=False):
+        one.note(week)
+        ChargedBlocks("tiny", folder=tmp_path / "blocks").charge(week, [week])
     for week in WEEKS[:2]:
         (tmp_path / f"weeks/{week}.csv").rename(tmp_path / f"weeks/again-{week}.csv")
         with pytest.raises(DataRefused, match=week):

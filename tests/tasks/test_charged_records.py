@@ -13,9 +13,11 @@ from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import event_to_json
 from algorithms.privacy.ledger import Ledger
 from algorithms.public import Public
-from data import DataRefused
+from data import DataRefused, PublicDescription
+from data.charged_blocks import ChargedBlocks
 from tasks import train
 from tasks.receipt import reserved_events
+from tasks.reproduce import StageRefused
 from tests.tasks.test_retraining import Place
 from tests.tasks.test_retraining import place as place
 
@@ -84,3 +86,50 @@ def test_a_run_that_is_repeated_with_other_code_gives_no_second_model_for_one_ch
     assert (place.root / "artifacts/model.safetensors").exists()
     settled = [entry.run_id for entry in place.ledger.history() if entry.kind == "settle"]
     assert len(set(settled)) == 1
+
+
+def test_a_block_keeps_its_name_from_when_a_run_is_charged_for_it(place: Place) -> None:
+    """A run that its cap refused leaves no name behind, and so does one that was only prepared."""
+    file, weeks = place.root / "params.yaml", place.root / "weeks"
+    text = file.read_text()
+
+    def run(block: str, epsilon: float) -> None:
+        chosen = text.replace("dataset: tiny", f"dataset: tiny, blocks: [{block}]")
+        file.write_text(chosen.replace("epsilon: 1.0", f"epsilon: {epsilon}"))
+        for stage in ("prepare", "calibrate", "train"):
+            place.run_stage(stage, place.root)
+
+    with pytest.raises(StageRefused, match="at most epsilon=4"):
+        run("w1", 9.0)
+    (weeks / "w1.csv").rename(weeks / "week-1.csv")
+    run("week-1", 1.0)
+    run("week-1", 0.9)
+    (weeks / "week-1.csv").rename(weeks / "w1.csv")
+    with pytest.raises(StageRefused, match="'week-1' and 'w1' of population 'tiny' hold the same records"):
+        run("w1", 1.0)
+
+
+def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run's reservation comes between this one's check and its own."""
+    enter = train.enter
+    for stage in ("prepare", "calibrate"):
+        place.run_stage(stage, place.root)
+
+    def meanwhile(*given: Any, **named: Any) -> None:
+        enter(*given, **named)
+        public = PublicDescription.read(named["prepared"])
+        known = ChargedBlocks("tiny", folder=named["home"] / "blocks")
+        (seen,) = (named["home"] / "blocks/prepared").iterdir()
+        waiting = json.loads(seen.read_text())
+        seen.with_name(seen.name.replace(seen.stem[-16:], "other")).write_text(
+            json.dumps({f"my-{name}": waiting[name] for name in public.blocks})
+        )
+        known.charge("other", [f"my-{name}" for name in public.blocks])
+
+    monkeypatch.setattr(train, "enter", meanwhile)
+    with pytest.raises(DataRefused, match="'my-w1' and 'w1' of population 'tiny'"):
+        train.main()
+    assert not (place.root / "artifacts/model.safetensors").exists()
+    assert [entry.kind for entry in place.ledger.history()][-1] == "reserve"

@@ -39,35 +39,37 @@ def workspace(tmp_path: Path, own_home: Path) -> Workspace:
 
 def test_private_people_are_charged_in_one_ledger_alone(workspace: Workspace, tmp_path: Path) -> None:
     first, public = workspace.ledger, replace(workspace.public, public=False)
-    enter(first, public, home=workspace.home)
-    confirm(first, public, home=workspace.home)
-    enter(first, public, home=workspace.home)
-    confirm(first, public, home=workspace.home)
+    enter(first, public, home=workspace.home, prepared=tmp_path)
+    confirm(first, public, home=workspace.home, prepared=tmp_path)
+    enter(first, public, home=workspace.home, prepared=tmp_path)
+    confirm(first, public, home=workspace.home, prepared=tmp_path)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
     with pytest.raises(Refused, match="is charged in another ledger"):
-        enter(other, public, home=workspace.home)
+        enter(other, public, home=workspace.home, prepared=tmp_path)
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
     with pytest.raises(Refused, match="is charged in another ledger"):
-        enter(other, public, home=workspace.home)
+        enter(other, public, home=workspace.home, prepared=tmp_path)
     assert other.populations() == ["somebody"]
     ledger_copy.export(first, tmp_path / "copy.jsonl")
     moved = f"sqlite:///{workspace.home}/moved.sqlite"
     ledger_copy.restore(tmp_path / "copy.jsonl", moved)
-    enter(Ledger.open(moved), public, home=workspace.home)
+    enter(Ledger.open(moved), public, home=workspace.home, prepared=tmp_path)
 
 
-def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(workspace: Workspace) -> None:
+def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
+    workspace: Workspace, tmp_path: Path
+) -> None:
     """No mark says which ledger is theirs, but the one in the home has charged them."""
     own, public = workspace.ledger, replace(workspace.public, public=False)
-    enter(own, public, home=workspace.home)
+    enter(own, public, home=workspace.home, prepared=tmp_path)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
     check_usual(other, "digits", home=workspace.home)
     own.reserve("first", "digits", Budget(0.1, 1e-6), events=[], about={})
     with pytest.raises(Refused, match=r"charged in another ledger .* or remove .*/ledger\.sqlite where"):
-        enter(other, public, home=workspace.home)
-    enter(other, replace(public, population="others"), home=workspace.home)
-    enter(own, public, home=workspace.home)
+        enter(other, public, home=workspace.home, prepared=tmp_path)
+    enter(other, replace(public, population="others"), home=workspace.home, prepared=tmp_path)
+    enter(own, public, home=workspace.home, prepared=tmp_path)
 
 
 def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_charged_keeps_them(
