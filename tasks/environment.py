@@ -25,14 +25,15 @@ def home() -> Path:
     """The folder of the ledger and of the runs: EPSILONFLOW_HOME, or the user's data folder.
 
     It lies outside every checkout, so that no version control and no experiment can restore an old budget, and no copy
-    has one of its own; raises ParamsRefused for a relative path and for one within a checkout.
+    has one of its own; raises ParamsRefused for a relative path, for one within a checkout and for one that no folder
+    can have here.
     """
-    folder = Path(
-        os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow")
-    ).expanduser()
+    named = os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow")
+    folder = _expanded("EPSILONFLOW_HOME", named)
     if not folder.is_absolute():
         raise ParamsRefused(f"EPSILONFLOW_HOME is {folder}, a relative path; write the path from the root.")
     _check_outside("EPSILONFLOW_HOME", folder)
+    _check_usable("EPSILONFLOW_HOME", folder)
     return folder
 
 
@@ -61,8 +62,32 @@ def sqlite_url(file: Path) -> str:
     return f"sqlite:///{file}"
 
 
+def _expanded(variable: str, path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ParamsRefused(
+            f"{variable} is {path}, of an unknown user; write the path from the root."
+        ) from None
+
+
+def _check_usable(variable: str, folder: Path) -> None:
+    """Whether a folder is there, or can be made where the first one above it is."""
+    try:
+        there_is = next(place for place in (folder, *folder.parents) if place.exists())
+        is_usable = there_is.is_dir() and os.access(there_is, os.W_OK | os.X_OK)
+    except OSError:
+        is_usable = False
+    if not is_usable:
+        raise ParamsRefused(
+            f"{variable} is {folder}, which is no folder that you may write to and cannot be made one; name another."
+        )
+
+
 def _check_outside(what: str, path: Path) -> None:
-    for folder in (path, *path.parents):
+    """Of where the path leads, whatever links and dots are in it."""
+    place = path.resolve()
+    for folder in (place, *place.parents):
         if (folder / ".dvc").is_dir():
             raise ParamsRefused(
                 f"{what} lies in the checkout {folder}, each copy of which would have a budget of its own; name a place"
@@ -73,7 +98,7 @@ def _check_outside(what: str, path: Path) -> None:
 def data_mirror() -> Path | None:
     """The folder that is tried first for data files: EPSILONFLOW_DATA_MIRROR."""
     mirror = os.environ.get("EPSILONFLOW_DATA_MIRROR")
-    return Path(mirror).expanduser().absolute() if mirror else None
+    return _expanded("EPSILONFLOW_DATA_MIRROR", mirror).absolute() if mirror else None
 
 
 def database_url(source: Source | None) -> str | None:

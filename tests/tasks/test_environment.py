@@ -64,3 +64,38 @@ def test_no_budget_is_kept_in_a_checkout(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_mirror_is_a_folder_or_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("EPSILONFLOW_DATA_MIRROR", text)
     assert environment.data_mirror() == (Path.home() / "data" if text else None)
+
+
+def test_what_counts_is_where_a_path_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project" / ".dvc").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "project")
+    monkeypatch.setenv("EPSILONFLOW_HOME", f"{tmp_path}/project/../home")
+    assert environment.ledger_url(None) == f"sqlite:///{tmp_path}/project/../home/ledger.sqlite"
+    monkeypatch.setenv("EPSILONFLOW_HOME", f"{tmp_path}/link/home")
+    with pytest.raises(ParamsRefused, match=f"EPSILONFLOW_HOME lies in the checkout {tmp_path}/project"):
+        environment.home()
+    with pytest.raises(ParamsRefused, match=r"the ledger .* lies in the checkout"):
+        environment.ledger_url(f"sqlite:///{tmp_path}/link/ledger.sqlite")
+
+
+@pytest.mark.parametrize(
+    ("home", "said"),
+    [("file", "cannot be made one"), ("file/deeper", "cannot be made one"), (None, "unknown user")],
+)
+def test_a_home_that_cannot_be_is_refused(
+    home: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EPSILONFLOW_HOME", "~no-such-user/x" if home is None else str(tmp_path / home))
+    with pytest.raises(ParamsRefused, match=f"{said}.*; .*[.]$") as refused:
+        environment.home()
+    assert "\n" not in str(refused.value)
+    monkeypatch.setenv("EPSILONFLOW_HOME", str(tmp_path / "new/home"))
+    assert environment.home() == tmp_path / "new/home"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_mirror_of_an_unknown_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPSILONFLOW_DATA_MIRROR", "~no-such-user/x")
+    with pytest.raises(ParamsRefused, match="EPSILONFLOW_DATA_MIRROR is ~no-such-user/x, of an unknown user"):
+        environment.data_mirror()
