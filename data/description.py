@@ -73,8 +73,12 @@ class PublicDescription:
 
     @staticmethod
     def read(folder: Path) -> "PublicDescription":
-        """What is public about the prepared data in a folder; raises OSError where it is not there."""
-        return PublicDescription.from_json((folder / "public.json").read_text(encoding="utf-8"))
+        """What is public about the prepared data in a folder; raises DataRefused where there are none."""
+        try:
+            text = (folder / "public.json").read_text(encoding="utf-8")
+        except OSError:
+            raise DataRefused(f"{folder} holds no prepared data; run the prepare stage.") from None
+        return PublicDescription.from_json(text)
 
     @staticmethod
     def from_json(text: str) -> "PublicDescription":

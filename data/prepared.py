@@ -166,9 +166,12 @@ def _write_salt(path: Path, salt: bytes, *, padding: int) -> None:
 
 
 def salt_of(folder: Path) -> bytes:
-    """The secret salt that `write` put into `folder`; raises OSError where there is none."""
-    with (folder / "salt").open("rb") as file:
-        return file.read(SALT_BYTES)
+    """The secret salt that `write` put into `folder`; raises DataRefused where there is none."""
+    try:
+        with (folder / "salt").open("rb") as file:
+            return file.read(SALT_BYTES)
+    except OSError:
+        raise DataRefused(f"{folder} holds no whole prepared data; run the prepare stage (again).") from None
 
 
 def load(folder: Path) -> Prepared:

@@ -143,6 +143,14 @@ def check(document: Mapping[str, Any], settings: Params, public: PublicDescripti
     plan.check()
 
 
+def plan_in(artifacts: Path) -> bytes:
+    """The plan's document as it was written; raises Refused where there is none."""
+    path = artifacts / "plan.json"
+    if not path.is_file():
+        raise Refused(f"{path} is not there; run the calibrate stage first.")
+    return path.read_bytes()
+
+
 def model_files(chosen: groups.Model) -> dict[str, str]:
     """The SHA-256 of each file that a model is made of, by its key; raises ModelRefused for one that is not there."""
     named = {key: value for key, value in chosen.settings.items() if key.endswith("_file")}

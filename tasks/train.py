@@ -33,7 +33,7 @@ from data.prepared import load_as, salt_of
 from data.records import Records
 from tasks import again, params, runs
 from tasks.calibrate import check as check_plan
-from tasks.calibrate import model_for
+from tasks.calibrate import model_for, plan_in
 from tasks.described import described
 from tasks.environment import home, ledger_url, retraining
 from tasks.ledger_heads import open_newest, remember
@@ -227,7 +227,7 @@ def main() -> None:
     public = PublicDescription.read(prepared)
     job = Job(
         settings,
-        plan_file=Path("artifacts/plan.json").read_bytes(),
+        plan_file=plan_in(Path("artifacts")),
         prepared=prepared,
         public=public,
         blocks=public.blocks or (WHOLE_POPULATION,),

@@ -32,6 +32,19 @@ def test_noise_that_is_known_is_refused_where_the_plan_was_made_for_secret_noise
     assert place.ledger.populations() == []
 
 
+def test_stages_before_their_turn_say_which_one_is_missing(place: Place) -> None:
+    for stage in ("calibrate", "train"):
+        with pytest.raises(StageRefused, match="data/prepared holds no prepared data; run the prepare stage"):
+            place.run_stage(stage, place.root)
+    place.run_stage("prepare", place.root)
+    with pytest.raises(StageRefused, match=r"plan\.json is not there; run the calibrate stage"):
+        place.run_stage("train", place.root)
+    place.run_stage("calibrate", place.root)
+    (place.root / "data/prepared/salt").unlink()
+    with pytest.raises(StageRefused, match="no whole prepared data; run the prepare stage"):
+        place.run_stage("train", place.root)
+
+
 def test_blocks_that_were_prepared_while_a_run_began_are_not_read(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
