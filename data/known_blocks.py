@@ -3,7 +3,8 @@
 Kept in the user's home, beside the owner key, by digests that only this key makes. A record is digested as it was read,
 whatever its card makes of it, and the order of records does not count. It sees a block that comes whole under another
 name, or of which a tenth does and at least 16 records, in one other block or in all together (unless a record may be
-in several); not what another home has seen, nor values that were rewritten.
+in several); of few kinds of records (fewer than about 32) one that comes almost whole, and of very few (fewer than
+about 6) none but a whole one. Not what another home has seen, nor values that were rewritten.
 """
 
 import hashlib

@@ -4,6 +4,7 @@ Kept are the distinct records with the lowest digests, and how often each occurs
 sample the same of what both blocks have (bottom-k sketches; Cohen and Kaplan 2007).
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ SHARE = 0.1
 """Of the smaller block's records, how many may be in the other one beyond chance."""
 CERTAINTY = 4.0
 """By how many standard deviations that must exceed chance; 16 records that are all different and in both do."""
+OFTEN = 8
+"""How often a record must be expected in the smaller block, for the agreement of counts to be judged by it."""
 
 
 @dataclass
@@ -41,6 +44,9 @@ class Sketch:
     def shares_many(self, *others: "Sketch") -> bool:
         """Whether a block and others, taken as one, have a tenth of the smaller's records in common beyond chance.
 
+        Or whether their counts agree far better than those of blocks drawn apart, as where a block of few kinds of
+        records comes again with some left out; see `_agree_too_well`.
+
         Records of few columns are often equal without being of one person, within a block as between two. A record
         that comes n times here and m times there has n m equal pairs between the blocks, against r m (m - 1) / 2 +
         n (n - 1) / (2 r) within them, where r is the ratio of their sizes. Of blocks drawn apart, whatever their
@@ -60,7 +66,7 @@ class Sketch:
             beyond += weight * (n * m - (ratio * m * (m - 1) + n * (n - 1) / ratio) / 2)
             variance += weight**2 * (n + m) * (n + m - 1) / 2
             base += weight * smaller[record]
-        return beyond >= max(SHARE * base, CERTAINTY * math.sqrt(variance))
+        return beyond >= max(SHARE * base, CERTAINTY * math.sqrt(variance)) or _agree_too_well(mine, theirs)
 
 
 def _common_range(each: Sequence[Counter[str]]) -> list[Counter[str]]:
@@ -75,3 +81,37 @@ def _up_to(end: str, counts: Counter[str]) -> Counter[str]:
 
 def _lowest(counts: Counter[str]) -> Counter[str]:
     return Counter({digest: counts[digest] for digest in sorted(counts)[:SIZE]})
+
+
+def _agree_too_well(mine: Counter[str], theirs: Counter[str]) -> bool:
+    """Whether two blocks differ by far less than chance would have it.
+
+    Of blocks drawn apart from one distribution the sum of (n sqrt(1/r) - m sqrt(r))^2 / (n + m) over k records, with r
+    the ratio of their sizes, is chi-squared with k - 1 degrees of freedom, and larger where the distributions differ.
+    Counts are whole: each point stands for the cell around it, by whose half diagonal the root of the sum is raised.
+    """
+    share = min(mine.total(), theirs.total()) / (mine.total() + theirs.total())
+    pairs = [(mine[record], theirs[record]) for record in mine.keys() | theirs.keys()]
+    counts = [(n, m) for n, m in pairs if (n + m) * share >= OFTEN]
+    mine_often, theirs_often = sum(n for n, _ in counts), sum(m for _, m in counts)
+    if len(counts) < 2 or not mine_often or not theirs_often:
+        return False
+    root = math.sqrt(mine_often / theirs_often)
+    differ = sum((n / root - m * root) ** 2 / (n + m) for n, m in counts)
+    cell = sum((root + 1 / root) ** 2 / 4 / (n + m) for n, m in counts)
+    by_chance = _chi_squared((math.sqrt(differ) + math.sqrt(cell)) ** 2, freedom=len(counts) - 1)
+    return by_chance < math.erfc(CERTAINTY / math.sqrt(2)) / 2
+
+
+def _chi_squared(value: float, *, freedom: int) -> float:
+    """How probable a value or less is, by the series of the incomplete gamma function; 1 beyond the mean, roughly."""
+    half, x = freedom / 2, value / 2
+    if x >= half:
+        return 1.0
+    term = total = 1.0
+    for place in itertools.count(1):
+        term *= x / (half + place)
+        total += term
+        if term < 1e-12 * total:
+            break
+    return math.exp(half * math.log(x) - x - math.lgamma(half + 1)) * total

@@ -1,12 +1,14 @@
 """Two blocks share many records or do not, by a few digests; equal records of different people are no sign of it."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Hashable, Iterable
 
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
-from data.sketch import SIZE, Sketch
+from data.sketch import SIZE, Sketch, _chi_squared
 
 
 def sketch(records: Iterable[Hashable]) -> Sketch:
@@ -58,6 +60,43 @@ def test_equal_records_of_different_people_are_none_in_common(values: int, size:
     assert seen(0, size) == seen(0, size // 3) == 0
     if values >= 1000:
         assert seen(size // 2, size) >= 55
+
+
+@pytest.mark.parametrize(("values", "size"), [(8, 5000), (12, 400), (20, 1000), (31, 600)])
+def test_a_block_of_few_kinds_of_records_is_seen_again_where_some_are_left_out(
+    values: int, size: int
+) -> None:
+    """Too few kinds for those in common to stand out, but blocks drawn apart never agree so well."""
+    drawn = np.random.default_rng(values).integers(0, values, size).tolist()
+    first = sketch(drawn)
+    assert first.shares_many(sketch(drawn[1:])) and sketch(drawn[1:]).shares_many(first)
+    assert first.shares_many(sketch(drawn[size // 200 :]))
+    assert first.shares_many(sketch(drawn * 2))
+
+
+@pytest.mark.parametrize("values", [2, 3, 5, 8, 16, 31, 60])
+@pytest.mark.parametrize("times", [1, 3, 20])
+def test_blocks_of_few_kinds_that_are_drawn_apart_agree_by_chance_alone(values: int, times: int) -> None:
+    """Of 600 pairs none is taken for the same; by chance one of all these cases would fail at two seeds in five."""
+    generator = np.random.default_rng(100 * values + times)
+    for skewed in (False, True):
+        weights = 1 / np.arange(1, values + 1) if skewed else np.ones(values)
+        for size in (40, 300, 5000):
+            drawn = [
+                generator.multinomial(count, weights / weights.sum(), 100) for count in (size, size * times)
+            ]
+            for pair in zip(*(side.tolist() for side in drawn), strict=True):
+                one, other = (
+                    Sketch(Counter({f"{kind:02}": n for kind, n in enumerate(side) if n})) for side in pair
+                )
+                assert not one.shares_many(other)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 7, 40, 1000])
+def test_the_lower_tail_is_that_of_the_chi_squared_distribution(freedom: int) -> None:
+    for share in (0.01, 0.1, 0.5, 0.9):
+        expected = chi2.cdf(share * freedom, freedom)
+        assert _chi_squared(share * freedom, freedom=freedom) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("size", [60, 3000])
