@@ -1,32 +1,64 @@
 """A training that was done already is not done again by accident: on private records it would spend a second time.
 
-DVC has the result of a run that it did; training again with the very same inputs is `dvc repro -f`, or a lost cache.
+DVC has the result of a run that it did, and the home has that of every finished one; training again with the very same
+inputs is `dvc repro -f`, or a lost cache.
 """
 
+import json
+import logging
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from algorithms.privacy.errors import Refused
+from algorithms.privacy.ledger import Ledger
 from tasks.environment import SPEND_AGAIN, may_spend_again
-from tasks.runs import DONE, has_unfinished
+from tasks.kept import kept
+from tasks.runs import DONE, hand_out, has_unfinished
+
+_LOG = logging.getLogger(__name__)
 
 
-def ask(home: Path, inputs: str, *, cost: str) -> None:
-    """Asks the person at the terminal before a private run is done a second time; returns where that was agreed to.
+@dataclass(frozen=True)
+class Asked:
+    """A training that is asked for. inputs: its digest. cost: in words. retraining: for which it is, or None."""
 
-    home: where runs are kept. inputs: the digest of the run. cost: in words. Does nothing for a new run, nor for
-    one that was interrupted, which is taken up for free. Raises Refused where nobody agrees.
+    inputs: str
+    population: str
+    cost: str
+    retraining: str | None = None
+
+
+def brought_back(asked: Asked, artifacts: Path, names: Iterable[str], ledger: Ledger, home: Path) -> bool:
+    """Whether the result of a finished run that did just this is in `artifacts` now, for nothing.
+
+    names: of the result's files. home: where runs are kept. False for a new run, for one that was interrupted, which
+    is taken up, and for one that a person agreed to do again. Raises Refused where nobody agrees and the result was
+    not kept, is not whole any more, or is not of the retraining that is asked for.
     """
-    marker = home / DONE / inputs
-    if not marker.is_file() or has_unfinished(home, inputs) or may_spend_again():
-        return
+    marker, cost = home / DONE / asked.inputs, asked.cost
+    if not marker.is_file() or has_unfinished(home, asked.inputs) or may_spend_again():
+        return False
     run_id = marker.read_text(encoding="utf-8").strip()
     if _agrees(f"run {run_id} did just this; training again spends {cost} again. Spend it? [y/N] "):
-        return
-    raise Refused(
-        f"run {run_id} did just this, and training again would spend {cost} again; bring its result back by `dvc"
-        f" checkout`, or set {SPEND_AGAIN}=yes."
-    )
+        return False
+    found = kept(home, run_id, plan=artifacts / "plan.json")
+    if found is None or not _is_for(asked, run_id, ledger):
+        raise Refused(
+            f"run {run_id} did just this, and training again would spend {cost} again; bring its result back by `dvc"
+            f" checkout`, or set {SPEND_AGAIN}=yes."
+        )
+    hand_out(found, artifacts, names)
+    _LOG.info("run %s did just this: its result is brought back, and nothing is spent.", run_id)
+    return True
+
+
+def _is_for(asked: Asked, run_id: str, ledger: Ledger) -> bool:
+    """Whether a run was charged for the retraining that asks for it; without one any run will do."""
+    rows = ledger.history(asked.population) if asked.retraining else []
+    of_run = [json.loads(row.about) for row in rows if (row.kind, row.run_id) == ("reserve", run_id)]
+    return asked.retraining is None or any(of.get("retraining") == asked.retraining for of in of_run)
 
 
 def _agrees(question: str) -> bool:

@@ -1,8 +1,8 @@
 """Run folders: what a training run keeps outside the checkout, so that a crash costs neither results nor budget.
 
 A run's folder holds the secret key of its noise from before its budget is reserved until it is settled, then the
-released result until a later stage has it in hand. A run with the same key of inputs finds an unfinished folder and
-takes it up: same noise, same model, no second charge.
+released result until a later stage has it in hand; that of private records is kept after that, too. A run with the same
+key of inputs finds an unfinished folder and takes it up: same noise, same model, no second charge.
 """
 
 import fcntl
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from algorithms.privacy.errors import BudgetRefused
 from algorithms.privacy.noise import Generator
+from tasks.kept import keep
 
 DONE = "done"
 """The folder that tells of which inputs a run was finished."""
@@ -42,6 +43,14 @@ class Run:
     def generator(self) -> Generator:
         """The generator that the run began with."""
         return Generator((self.folder / _KEY).read_bytes(), private=self.private_noise)
+
+    def emptied(self, name: str) -> Path:
+        """A folder of this name in the run's own, with nothing in it."""
+        path = self.folder / name
+        if path.exists():
+            shutil.rmtree(path)
+        path.mkdir(mode=0o700)
+        return path
 
     def finish(self, written: Path) -> Path:
         """Keeps the folder `written` as the result and deletes the run's secrets; returns where the result is."""
@@ -69,17 +78,23 @@ class Run:
 
 @contextmanager
 def claimed(
-    home: Path, *, inputs: str, fresh: Generator, is_forfeited: Callable[[str], bool]
+    home: Path,
+    *,
+    inputs: str,
+    fresh: Generator,
+    is_forfeited: Callable[[str], bool],
+    keeps: bool = True,
 ) -> Iterator[Run]:
     """The run of these inputs, held against other processes until the end of the block.
 
     inputs: a digest of all that decides the result. An unfinished run of the same inputs that no process holds is
-    taken up, unless its owner has forfeited it; else a new one begins, with the generator `fresh`.
+    taken up, unless its owner has forfeited it; else a new one begins, with the generator `fresh`. keeps: whether the
+    result is kept for good, since it cannot be had again for nothing.
     """
     runs = home / "runs"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     runs.mkdir(mode=0o700, exist_ok=True)
-    run, lock = _take_up(runs, inputs, is_forfeited) or _begin(runs, inputs, fresh)
+    run, lock = _take_up(runs, inputs, is_forfeited) or _begin(runs, inputs, fresh, keeps)
     try:
         yield run
     finally:
@@ -96,10 +111,16 @@ def hand_out(result: Path, artifacts: Path, names: Iterable[str]) -> None:
 
 
 def discard(home: Path, run_id: str) -> None:
-    """Forgets a finished run, whose result is in other hands; does nothing for an unfinished or unknown one."""
+    """Forgets a finished run, whose result is in other hands; does nothing for an unfinished or unknown one.
+
+    What cannot be had again for nothing is kept: those hands may lose it.
+    """
     folder = home / "runs" / run_id
     if (folder / _RESULT).is_dir():
-        _note_done(home, folder)
+        described = json.loads((folder / _META).read_text(encoding="utf-8"))
+        if described.get("keeps", True):
+            keep(home, run_id, folder / _RESULT)
+        _note_done(home, described["inputs"], run_id)
         _hide(folder)
     _sweep(folder.parent)
 
@@ -115,10 +136,9 @@ def is_kept(home: Path, run_id: str) -> bool:
     return (home / "runs" / run_id).is_dir()
 
 
-def _note_done(home: Path, folder: Path) -> None:
-    inputs = json.loads((folder / _META).read_text(encoding="utf-8"))["inputs"]
+def _note_done(home: Path, inputs: str, run_id: str) -> None:
     (home / DONE).mkdir(mode=0o700, exist_ok=True)
-    (home / DONE / inputs).write_text(f"{folder.name}\n", encoding="utf-8")
+    (home / DONE / inputs).write_text(f"{run_id}\n", encoding="utf-8")
 
 
 def abandon(home: Path, run_id: str) -> None:
@@ -159,15 +179,15 @@ def _take_up(runs: Path, inputs: str, is_forfeited: Callable[[str], bool]) -> tu
     return None
 
 
-def _begin(runs: Path, inputs: str, fresh: Generator) -> tuple[Run, int]:
+def _begin(runs: Path, inputs: str, fresh: Generator, keeps: bool) -> tuple[Run, int]:
     _sweep(runs)
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
     folder = runs / f".{run_id}"
     folder.mkdir(mode=0o700)
     lock = _try_lock(folder / _LOCK)
     if lock is None or not folder.exists():  # another process took it for one that was left
-        return _begin(runs, inputs, fresh)
-    described = {"inputs": inputs, "private_noise": fresh.private}
+        return _begin(runs, inputs, fresh, keeps)
+    described = {"inputs": inputs, "private_noise": fresh.private, "keeps": keeps}
     _write_synced(folder / _KEY, fresh.key)
     _write_synced(folder / _META, json.dumps(described).encode())
     folder.rename(runs / run_id)

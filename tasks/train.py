@@ -8,7 +8,6 @@ again and goes on with the same noise, so it publishes the same model and spends
 import hashlib
 import json
 import os
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,8 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     _check_device(job.settings.performance.device)
     enter(ledger, job.public, home=home, prepared=job.prepared)
     fresh, is_forfeited = _fresh_generator(job.settings), lambda run: ledger.status(run) == "forfeited"
-    with runs.claimed(home, inputs=job.digest(root), fresh=fresh, is_forfeited=is_forfeited) as run:
+    inputs, keeps = job.digest(root), not job.public.public
+    with runs.claimed(home, inputs=inputs, fresh=fresh, is_forfeited=is_forfeited, keeps=keeps) as run:
         result = run.result or _trained(job, run, ledger, root, home)
         run.forget_secrets()
         runs.hand_out(result, artifacts, _ARTIFACTS)
@@ -115,7 +115,7 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path, home: Path) ->
                 run.run_id, job.public.population, plan.cost, events=events, about=about, blocks=job.blocks
             )
     confirm(ledger, job.public, home=home, prepared=job.prepared)
-    written = _fresh_folder(run.folder / "written")
+    written = run.emptied("written")
     with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
         trace = _train_into(written, job, run, live)
         events = schedule_to_json(run_lengths(trace.events()))
@@ -199,13 +199,6 @@ def _fresh_generator(settings: Params) -> Generator:
     return secure_generator() if settings.privacy.noise == "secure" else seeded_generator(settings.model.seed)
 
 
-def _fresh_folder(path: Path) -> Path:
-    if path.exists():
-        shutil.rmtree(path)
-    path.mkdir(mode=0o700)
-    return path
-
-
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -233,10 +226,12 @@ def main() -> None:
         blocks=public.blocks or (WHOLE_POPULATION,),
         retraining=retraining(),
     )
-    if not public.public:
-        again.ask(home(), job.digest(Path()), cost=f"epsilon {settings.privacy.epsilon:g}")
     url = ledger_url(settings.ledger.url)
     ledger = open_newest(url, home=home(), root=Path())
+    cost = f"epsilon {settings.privacy.epsilon:g}"
+    asked = again.Asked(job.digest(Path()), public.population, cost, job.retraining)
+    if not public.public and again.brought_back(asked, Path("artifacts"), _ARTIFACTS, ledger, home()):
+        return
     train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))
     remember(ledger, url, home=home())
 

@@ -1,0 +1,87 @@
+"""What a private run paid for is had again for nothing, whatever became of the checkout."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from algorithms.privacy.ledger import Ledger
+from tasks import evaluate, params, prepare, report, train
+from tests.checkout import PROJECT
+from tests.tasks.test_train import PARAMS, Workspace
+
+OUTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
+CARD = (PROJECT / "examples/own_data/visits.yaml").read_text()
+
+
+@dataclass(frozen=True)
+class Visits:
+    """A checkout with the card of a private table, whose stages run by their main functions."""
+
+    place: Workspace
+
+    def prepare(self, card: str = CARD) -> None:
+        root = self.place.root
+        (root / "data/cards/visits.yaml").write_text(card)
+        settings = params.parse({"data": {"dataset": "visits"}}, reads=prepare.READS)
+        folder, cards = root / "data/prepared", root / "data/cards"
+        prepare.prepare(
+            settings, mirror=None, home=self.place.home, destination=folder, root=root, cards=cards
+        )
+        document = {
+            **PARAMS,
+            "tracking": {"mode": "disabled"},
+            "algorithm": {"name": "dp_sgd", "sampling_rate": 0.1, "steps": 3},
+        }
+        YAML(typ="safe", pure=True).dump(document, root / "params.yaml")
+        self.place.set("privacy", epsilon=1.0)
+
+    def train(self) -> str:
+        """As DVC runs the stage: what it wrote before is deleted; returns the id of the run."""
+        for name in OUTS:
+            (self.place.root / "artifacts" / name).unlink(missing_ok=True)
+        train.main()
+        run_id: str = self.place.receipt["run_id"]
+        return run_id
+
+    def finish(self) -> None:
+        evaluate.main()
+        report.main()
+
+    @property
+    def runs(self) -> int:
+        ledger = Ledger.open(f"sqlite:///{self.place.home}/ledger.sqlite")
+        return sum(row.kind == "reserve" for row in ledger.history("visits"))
+
+
+@pytest.fixture
+def visits(tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Visits:
+    (tmp_path / "data/cards").mkdir(parents=True)
+    (tmp_path / "examples").symlink_to(PROJECT / "examples")
+    monkeypatch.chdir(tmp_path)
+    found = Visits(Workspace(tmp_path, own_home))
+    found.prepare()
+    return found
+
+
+def test_a_model_that_was_evaluated_and_lost_is_brought_back_with_its_receipt(visits: Visits) -> None:
+    first, model = visits.train(), visits.place.model()
+    visits.finish()
+    assert visits.train() == first
+    assert (visits.place.model(), visits.runs) == (model, 1)
+    assert all((visits.place.root / "artifacts" / name).is_file() for name in OUTS)
+    visits.finish()
+
+
+def test_who_agrees_to_spend_again_gets_another_model(
+    visits: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = visits.train()
+    visits.finish()
+    monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
+    second = visits.train()
+    assert (second != first, visits.runs) == (True, 2)
+    visits.finish()
+    monkeypatch.delenv("EPSILONFLOW_SPEND_AGAIN")
+    assert (visits.train(), visits.runs) == (second, 2)
