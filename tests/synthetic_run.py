@@ -222,7 +222,9 @@ def left_by(folder: Path, plan: Plan, trace: Trace) -> RunRecord:
         "releases": len(trace.rows),
     }
     spent = {"epsilon": (document["epsilon"][plan.accountant] or 0.0) + 1.0, "delta": plan.cost.delta + 1e-5}
-    receipt["ledger"] = run.receipt["ledger"] | {"spent": spent}
+    cap = run.receipt["ledger"]["cap"]
+    left = {name: max(0.0, cap[name] - spent[name]) for name in spent}
+    receipt["ledger"] = run.receipt["ledger"] | {"spent": spent, "remaining": left}
     for name in ("plan.json", "trace.parquet"):
         receipt["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     public = dict(run.public) | {"records": plan.public.records}

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.card_parts import Amount, Section, Text
+from algorithms.privacy.card_verdict import BELOW
 from algorithms.privacy.ledger_composition import Composition, Events, times
 
 
@@ -79,3 +80,17 @@ def least_spent(
     price = rule.price(cost, events, adjacency, together)
     charge = rule.cost(cost, together) if price is None else (Fraction(price),)
     return rule.shown(times(charge, blocks_per_person), delta)
+
+
+def is_left(rule: Composition, cap: Amount, spent: Amount, remaining: Amount) -> bool:
+    """Whether so much can remain of a cap of which so much is spent; nothing of one lowered below that.
+
+    Sums other than basic ones show each amount as an epsilon of its own, of which none is above the cap.
+    """
+    pairs = [(cap.epsilon, spent.epsilon, remaining.epsilon), (cap.delta, spent.delta, remaining.delta)]
+    return all(_is_left(rule, *(math.inf if end is None else end for end in pair)) for pair in pairs)
+
+
+def _is_left(rule: Composition, cap: float, spent: float, remaining: float) -> bool:
+    most = max(0.0, cap - spent) if rule.kind == "basic" and math.isfinite(spent) else cap
+    return remaining <= most + cap * BELOW if math.isfinite(cap) else True

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import dp_accounting as dp
 
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.card_blocks import Blocks, least_spent
+from algorithms.privacy.card_blocks import Blocks, is_left, least_spent
 from algorithms.privacy.card_model import PrivacyCard, Query, Span
 from algorithms.privacy.card_parts import Amount
 from algorithms.privacy.card_sentences import rule_across_runs
@@ -14,6 +14,7 @@ from algorithms.privacy.card_terms import Between, fits
 from algorithms.privacy.card_verdict import BELOW, Check, covers, in_words
 from algorithms.privacy.card_words import Guarantee
 from algorithms.privacy.events import Schedule
+from algorithms.privacy.ledger_composition import Composition
 
 
 def guarantee_of(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Guarantee:
@@ -96,8 +97,11 @@ def _population(card: PrivacyCard, cost: Budget) -> Check:
     )
     if rule is None:
         return Check("population", False, "says nothing known of how its runs add up")
+    left = card.accounting.population.remaining
     least = least_spent(rule, cost, _events(card), card.setting.adjacency, delta=cap.delta)
     words = f"spent {_pair(spent)}, this run alone {least.epsilon:.10g} at delta {least.delta:g}"
+    if not is_left(rule, cap, spent, left):
+        return Check("population", False, f"{words}; {_pair(left)} left of {_pair(cap)} is too much")
     return Check("population", _holds(spent, least), words)
 
 
@@ -109,6 +113,12 @@ def _blocks(blocks: Blocks, card: PrivacyCard, cost: Budget) -> Check:
         f" {least[block.name].delta:g}"
         for block in blocks.charged
         if not _holds(block.spent, least[block.name])
+    ]
+    rule = Composition(blocks.composition.kind, blocks.composition.order)
+    too_little += [
+        f"{block.name}: {_pair(block.remaining)} left of {_pair(block.cap)} is too much"
+        for block in blocks.charged
+        if not is_left(rule, block.cap, block.spent, block.remaining)
     ]
     detail = "; ".join(too_little[:3]) or f"the cost of this run is in each of {len(blocks.charged)}"
     return Check("blocks", not too_little, detail)

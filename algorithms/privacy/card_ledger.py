@@ -7,6 +7,7 @@ from typing import Any
 
 from algorithms.privacy.card_model import PrivacyCard
 from algorithms.privacy.card_parts import Amount
+from algorithms.privacy.card_sentences import rule_across_runs
 from algorithms.privacy.card_trace import same_events
 from algorithms.privacy.card_verdict import BELOW, finite
 from algorithms.privacy.errors import Refused
@@ -19,20 +20,23 @@ from algorithms.privacy.ledger_past import Settlement, settlement
 def check_charged(card: PrivacyCard, ledger: Ledger) -> None:
     """Compares a card with its run's settlement: events, cost, model, adjacency, and where each account then stood.
 
+    Also with how the population was declared, with what the run was reserved for, and the card's head with the chain.
+
     Raises Refused where the ledger has no settlement of the run on the card's population, and where they differ.
     """
     run_id = card.evidence.run_id
     past = settlement(ledger, card.setting.population, run_id)
-    rows = [
-        row for row in ledger.history(card.setting.population) if (row.kind, row.run_id) == ("settle", run_id)
-    ]
-    differing = list(
-        dict.fromkeys([name for row in rows for name in _of_row(card, row)] + [*_of_account(card, past)])
-    )
+    rows = [row for row in ledger.history() if (row.population, row.run_id) == (past.population, run_id)]
+    settled = [row for row in rows if row.kind == "settle"]
+    differing = [name for row in settled for name in _of_row(card, row)]
+    differing += [*_of_account(card, past), *_of_terms(card, past.balance)]
+    differing += [name for row in rows if row.kind == "reserve" for name in _of_reservation(card, row)]
+    heads = {row.hash for row in ledger.history()[settled[-1].seq - 1 :]}
+    differing += [] if card.evidence.ledger_head in heads else ["ledger_head"]
     if differing:
         raise Refused(
-            f"the card of run {run_id!r} and its settlement in the ledger differ in {', '.join(differing)}; ask for the"
-            " card that the run wrote."
+            f"the card of run {run_id!r} and its settlement in the ledger differ in"
+            f" {', '.join(dict.fromkeys(differing))}; ask for the card that the run wrote."
         )
 
 
@@ -48,6 +52,24 @@ def _of_row(card: PrivacyCard, row: Entry) -> Iterator[str]:
     about: dict[str, Any] = json.loads(row.about)
     if "model" in about and about["model"] != card.evidence.files["model.safetensors"]:
         yield "model"
+
+
+def _of_reservation(card: PrivacyCard, row: Entry) -> Iterator[str]:
+    """What the run was reserved for otherwise than the card says, of what the notes of the row name."""
+    about: dict[str, Any] = json.loads(row.about)
+    stated = {"algorithm": card.mechanism.algorithm, "dataset": card.setting.dataset}
+    yield from (name for name, value in stated.items() if about.get(name, value) != value)
+
+
+def _of_terms(card: PrivacyCard, declared: Balance) -> Iterator[str]:
+    """What the population was declared with otherwise."""
+    blocks = card.accounting.blocks
+    if rule_across_runs(card) != declared.composition:
+        yield "composition"
+    if blocks is not None and blocks.blocks_per_person != declared.blocks_per_person:
+        yield "blocks_per_person"
+    if card.setting.public_records != declared.public:
+        yield "public_records"
 
 
 def _of_account(card: PrivacyCard, past: Settlement) -> Iterator[str]:

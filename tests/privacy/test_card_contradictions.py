@@ -94,6 +94,19 @@ def spend_a_smaller_delta(document: dict[str, Any]) -> None:
     document["accounting"]["population"]["spent"]["delta"] = 1e-6
 
 
+def leave_a_million(document: dict[str, Any]) -> None:
+    document["accounting"]["population"]["remaining"]["epsilon"] = 1e6
+
+
+def leave_all_of_delta(document: dict[str, Any]) -> None:
+    account = document["accounting"]["population"]
+    account["remaining"]["delta"] = account["cap"]["delta"]
+
+
+def lower_the_cap_and_leave_as_much(document: dict[str, Any]) -> None:
+    document["accounting"]["population"]["cap"]["epsilon"] = 0.001
+
+
 def ask_with_less_noise(document: dict[str, Any]) -> None:
     for query in document["mechanism"]["queries"]:
         query["noise_multiplier"] = {"least": 1e-3, "most": 1e-3}
@@ -121,6 +134,9 @@ ALONE = [
     (add_up_otherwise, {"population"}),
     (spend_less_than_the_run, {"population"}),
     (spend_a_smaller_delta, {"population"}),
+    (leave_a_million, {"population"}),
+    (leave_all_of_delta, {"population"}),
+    (lower_the_cap_and_leave_as_much, {"population"}),
     (ask_with_less_noise, {"queries"}),
     (ask_all_records, {"queries"}),
     (ask_for_other_noise, {"queries"}),
@@ -135,6 +151,13 @@ def test_a_card_that_contradicts_itself_fails_without_its_files(
     assert failed(document) == set()
     change(document)
     assert failed(document) == checks
+
+
+def test_a_cap_lowered_below_what_is_spent_leaves_nothing(built: PrivacyCard) -> None:
+    document = built.to_json()
+    account = document["accounting"]["population"]
+    account["cap"]["epsilon"], account["remaining"]["epsilon"] = 0.001, 0.0
+    assert failed(document) == set()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
 from algorithms.privacy.card_ledger import check_charged
+from algorithms.privacy.card_words import across_runs
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Composition, Ledger
 from tasks.receipt import account_of
@@ -24,6 +26,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def charged(ledger: Ledger, run: RunRecord, *blocks: str, rule: str = "basic") -> PrivacyCard:
     """The card of the run, charged to a population and settled there; another run is charged after it."""
+    run = replace(run, public={**run.public, "public": True})
     ledger.declare("painters", Budget(900.0, 0.1), public=True, composition=Composition(rule))
     for block in blocks:
         ledger.declare_block("painters", block)
@@ -32,9 +35,9 @@ def charged(ledger: Ledger, run: RunRecord, *blocks: str, rule: str = "basic") -
         (run.receipt["run_id"], run.receipt["sha256"]["model.safetensors"]),
         ("later", None),
     ):
-        ledger.reserve(
-            run_id, "painters", cost, events=run.receipt["events"], about={}, blocks=blocks or ("all",)
-        )
+        about = {name: run.plan[name] for name in ("algorithm", "dataset", "adjacency")}
+        events, named = run.receipt["events"], blocks or ("all",)
+        ledger.reserve(run_id, "painters", cost, events=events, about=about, blocks=named)
         ledger.settle(run_id, cost, events=run.receipt["events"], model=model)
     account = account_of(ledger, "painters", run.receipt["run_id"])
     return build(RunRecord(run.plan, {**run.receipt, **account}, run.public, run.trace, run.software))
@@ -76,7 +79,33 @@ def raise_the_cap(document: dict[str, Any]) -> None:
     document["accounting"]["population"]["cap"]["epsilon"] = 9000.0
 
 
+def add_up_otherwise(document: dict[str, Any]) -> None:
+    sentence = across_runs({"composition": {"kind": "zcdp"}})
+    document["accounting"]["population"]["statement"] = sentence
+
+
+def make_the_records_public(document: dict[str, Any]) -> None:
+    document["setting"]["public_records"] = not document["setting"]["public_records"]
+
+
+def name_another_algorithm(document: dict[str, Any]) -> None:
+    document["mechanism"]["algorithm"] = "adaclip"
+
+
+def name_another_data_set(document: dict[str, Any]) -> None:
+    document["setting"]["dataset"] = "others"
+
+
+def name_no_head(document: dict[str, Any]) -> None:
+    document["evidence"]["ledger_head"] = "0" * 64
+
+
 CHANGES = [
+    (add_up_otherwise, "composition"),
+    (make_the_records_public, "public_records"),
+    (name_another_algorithm, "algorithm"),
+    (name_another_data_set, "dataset"),
+    (name_no_head, "ledger_head"),
     (cut_events, "events"),
     (lower_the_cost, "cost"),
     (lower_delta, "cost"),
@@ -110,6 +139,36 @@ def test_other_blocks_are_refused(ledger: Ledger, tmp_path: Path) -> None:
         other["accounting"]["blocks"] = {**document["accounting"]["blocks"], "charged": blocks}
         with pytest.raises(Refused, match="differ in blocks;"):
             check_charged(PrivacyCard.model_validate_json(json.dumps(other)), ledger)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "named"),
+    [
+        ("blocks_per_person", 2, "blocks_per_person"),
+        ("composition", {"kind": "renyi", "order": 8.0, "statement": "?"}, "composition"),
+    ],
+)
+def test_other_terms_of_blocks_are_refused(
+    ledger: Ledger, tmp_path: Path, part: str, value: object, named: str
+) -> None:
+    document = charged(ledger, record(write_run(tmp_path / "run")), "may", "june").to_json()
+    document["accounting"]["blocks"][part] = value
+    with pytest.raises(Refused, match=f"differ in {named};"):
+        check_charged(PrivacyCard.model_validate_json(json.dumps(document)), ledger)
+
+
+def test_a_head_from_before_the_settlement_is_refused_and_a_later_one_is_not(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    document = charged(ledger, record(write_run(tmp_path / "run"))).to_json()
+    for row in ledger.history():
+        document["evidence"]["ledger_head"] = row.hash
+        card = PrivacyCard.model_validate_json(json.dumps(document))
+        if row.seq >= 3:  # the population, the reservation, the settlement
+            check_charged(card, ledger)
+        else:
+            with pytest.raises(Refused, match="differ in ledger_head;"):
+                check_charged(card, ledger)
 
 
 def test_a_run_that_was_never_settled_there_is_refused(ledger: Ledger, tmp_path: Path) -> None:
