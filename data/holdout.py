@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from data.card import DataCard
+from data.card import DataCard, File
 from data.columns import Ignored
+from data.errors import DataRefused
 from data.formats import Cifar, Digits, Format, Reviews, Synthetic, Table
 
 
@@ -13,8 +15,11 @@ def rule_of(card: DataCard) -> str:
     """SHA-256 in hex of all in a card that can move a record between the training and the held-out side.
 
     Where the card splits: salt and test fraction, and what an encoded record depends on, such as bounds, categories and
-    classes. Elsewhere the checksums of the files that hold test records. It is a function of the card alone.
+    classes. Elsewhere the checksums of the files that hold test records. It is a function of the card alone: raises
+    DataRefused where it has `alternatives` with other test files, since which of them is there would decide.
     """
+    if card.split is None:
+        _check_alternatives(card)
     decides = _of_the_files(card) if card.split is None else _of_the_split(card)
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
@@ -41,8 +46,19 @@ def _encoding(reader: Format) -> object:
 
 
 def _of_the_files(card: DataCard) -> dict[str, Any]:
-    """The files of the training records alone are left out."""
-    test = {role: file for role, file in card.files.items() if role.split("_")[0] != "train"}
-    sums = {role: file.sha256 or file.keyed_sha256 or file.md5 for role, file in test.items()}
     names_its_part = isinstance(card.reader, Cifar | Digits | Reviews | Synthetic)
-    return {"files": sums, "reader": _encoding(card.reader) if names_its_part else None}
+    return {"files": _held_out(card.files), "reader": _encoding(card.reader) if names_its_part else None}
+
+
+def _held_out(files: Mapping[str, File]) -> dict[str, str | None]:
+    """The checksums by role; the files of the training records alone are left out."""
+    test = {role: file for role, file in files.items() if role.split("_")[0] != "train"}
+    return {role: file.sha256 or file.keyed_sha256 or file.md5 for role, file in test.items()}
+
+
+def _check_alternatives(card: DataCard) -> None:
+    if any(_held_out(files) != _held_out(card.files) for files in card.alternatives):
+        raise DataRefused(
+            f"the alternatives of the private data set {card.name!r} have other test files than its files, so that"
+            " records trained on could be published as held out; give them the same checksums, or leave them out."
+        )

@@ -7,6 +7,7 @@ import pytest
 
 from data import public_description
 from data.card import DataCard
+from data.errors import DataRefused
 from data.holdout import rule_of
 
 Document = dict[str, Any]
@@ -81,3 +82,33 @@ def test_the_rule_is_described_for_private_records_alone(table: Document, card_o
     card = card_of(table)
     assert public_description(card).holdout_rule == rule_of(card)
     assert public_description(card_of(table | {"public": True})).holdout_rule is None
+
+
+def with_test_files(document: Document, *tests: str) -> Document:
+    """The table with a test file in each of its sets of files, and another training file in each."""
+    sets = [
+        {
+            "train": {"path": f"train{place}.csv", "sha256": str(place) * 64},
+            "test": {"path": f"test{place}.csv", "sha256": sha256},
+        }
+        for place, sha256 in enumerate(tests, start=1)
+    ]
+    without_split = {key: value for key, value in document.items() if key != "split"}
+    return {**without_split, "public": False, "files": sets[0], "alternatives": sets[1:]}
+
+
+def test_which_of_a_private_card_s_files_are_there_does_not_decide_what_is_held_out(
+    table: Document, card_of: CardOf
+) -> None:
+    same, other = "a" * 64, "b" * 64
+    alone = public_description(card_of(with_test_files(table, same))).holdout_rule
+    assert public_description(card_of(with_test_files(table, same, same))).holdout_rule == alone
+    with pytest.raises(DataRefused, match=r"have other test files than its files.*leave them out\.$"):
+        public_description(card_of(with_test_files(table, same, same, other)))
+    public = card_of({**with_test_files(table, same, other), "public": True})
+    assert public_description(public).holdout_rule is None
+
+
+def test_records_that_decide_for_themselves_may_come_in_other_files(table: Document, card_of: CardOf) -> None:
+    sets = [{"train": {"path": "again.csv", "sha256": "1" * 64}}]
+    assert rule_of(card_of({**table, "alternatives": sets})) == rule_of(card_of(table))
