@@ -7,7 +7,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from data.card import DataCard
+from data.card import DataCard, Records
 
 RECIPES = Path(__file__).with_name("recipes.yaml")
 _SMALLEST_SIDE = 20
@@ -31,7 +31,7 @@ def recipe(card: DataCard, algorithm: str) -> Recipe:
     if own:
         return Recipe(own["model"], own["settings"])
     usual = written["default"].get(algorithm, {"settings": {}})
-    return Recipe(_model_for(card), _with_batches(usual["settings"], card.records.train))
+    return Recipe(_model_for(card), _with_batches(usual["settings"], card.records))
 
 
 @lru_cache(maxsize=1)
@@ -48,9 +48,11 @@ def _model_for(card: DataCard) -> str:
     return "logistic" if len(card.classes) == 2 else "softmax"
 
 
-def _with_batches(settings: dict[str, Any], records: int | None) -> dict[str, Any]:
-    if records is None or "sampling_rate" not in settings:
+def _with_batches(settings: dict[str, Any], records: Records) -> dict[str, Any]:
+    """The settings with a batch size for a share of the records; an algorithm without privacy has no sampling rate."""
+    of = {"sampling_rate": records.train, "batch_share": records.train or records.at_most}
+    share = next((name for name in of if name in settings and of[name] is not None), None)
+    if share is None:
         return settings
-    rate = settings["sampling_rate"]
-    others = {key: value for key, value in settings.items() if key != "sampling_rate"}
-    return {"batch_size": max(1, round(rate * records)), **others}
+    others = {key: value for key, value in settings.items() if key != share}
+    return {"batch_size": max(1, round(settings[share] * (of[share] or 1))), **others}

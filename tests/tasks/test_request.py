@@ -9,6 +9,7 @@ from algorithms.catalogue import CATALOGUE
 from algorithms.privacy.errors import Refused
 from data import DataRefused, catalogue
 from data.card import DataCard, Records
+from tasks import params
 from tasks.params import ParamsRefused
 from tasks.recipes import recipe
 from tasks.request import Request, revise, settings_of
@@ -139,6 +140,15 @@ def test_batches_follow_from_a_public_number_of_records_and_never_from_a_private
     assert "sampling_rate" not in public
     assert private["sampling_rate"] == 0.05
     assert "batch_size" not in private
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("records", [Records(train=1000, test=100), Records(at_most=2000)])
+def test_the_usual_recipe_is_one_that_its_algorithm_takes(name: str, records: Records) -> None:
+    """Whether it can run on a private number of records is said in a sentence of its own, by its plan."""
+    chosen = recipe(own_card((3,), ("a", "b"), records), name)
+    settings = {"algorithm": {"name": name, **chosen.settings}}
+    assert params.parse(settings, reads=("algorithm",)).algorithm is not None
 
 
 def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: Records) -> DataCard:
