@@ -1,6 +1,7 @@
 """The prepared folder: arrays that are mapped into memory, and what is public about them."""
 
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
@@ -22,7 +23,7 @@ from data.records import PARTS, Block, Features, Part
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
 SALT_BYTES = 32
-_LOCK = "lock"
+_LOCK, _CONTENTS = "lock", "contents"
 _REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
@@ -53,9 +54,9 @@ def write(
     """Put the records into `folder` as their blocks come, whole or not at all.
 
     salt: secret bytes that keep a checksum of the folder from being guessed, or what gives them once the records are
-    written. at_most: bound on the number of
-    records when that is private; the file `salt` then grows so that the folder's size depends on it alone.
-    words: the public words that tokens stand for, one a line in their order, for the file words.txt.
+    written. at_most: bound on the number of records when that is private; the file `salt` then grows so that the
+    folder's size depends on it alone. words: the public words that tokens stand for, one a line in their order, for the
+    file words.txt.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
@@ -65,7 +66,8 @@ def write(
         (fresh / ".gitignore").write_text("*\n")
         content = fresh / "content"
         content.mkdir(mode=0o700)
-        written = _fill(content, blocks, public)
+        written, digest = _fill(content, blocks, public)
+        (content / _CONTENTS).write_text(f"{digest}\n", encoding="utf-8")
         (content / "public.json").write_text(public.to_json(), encoding="utf-8")
         if words is not None:
             (content / "words.txt").write_bytes(words)
@@ -98,8 +100,8 @@ def _held(lock: Path) -> int:
     return descriptor
 
 
-def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> Mapping[Part, int]:
-    """Writes the arrays; returns how many records each part has."""
+def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> tuple[Mapping[Part, int], str]:
+    """Writes the arrays; returns how many records each part has, and a digest of those to train on."""
     with ExitStack() as stack:
         features, labels = (
             {part: stack.enter_context(_Rows(folder / f"{part}_{name}.npy", kind, shape)) for part in PARTS}
@@ -111,7 +113,8 @@ def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> M
         for block in blocks:
             features[block.part].append(block.records.features)
             labels[block.part].append(block.records.labels)
-        return {part: labels[part].count for part in PARTS}
+        digest = hashlib.sha256(features["train"].digest + labels["train"].digest).hexdigest()
+        return {part: labels[part].count for part in PARTS}, digest
 
 
 class _Rows:
@@ -122,8 +125,13 @@ class _Rows:
 
     def __init__(self, path: Path, kind: DTypeLike, shape: tuple[int, ...]) -> None:
         self._kind, self._shape, self.count = np.dtype(kind), shape, 0
-        self._file = path.open("wb")
+        self._file, self._hash = path.open("wb"), hashlib.sha256()
         self._write_header()
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the rows so far."""
+        return self._hash.digest()
 
     def append(self, rows: NDArray[np.generic]) -> None:
         """Adds rows at the end; real numbers may be rounded to the array's kind, but none become whole."""
@@ -131,7 +139,9 @@ class _Rows:
             raise ValueError("rows have another shape than the array")
         if not np.can_cast(rows.dtype, self._kind, "same_kind"):
             raise ValueError("rows are of another kind than the array")
-        self._file.write(np.ascontiguousarray(rows, self._kind).data)
+        content = np.ascontiguousarray(rows, self._kind).data
+        self._file.write(content)
+        self._hash.update(content)
         self.count += len(rows)
 
     def _write_header(self) -> None:
@@ -172,6 +182,12 @@ def salt_of(folder: Path) -> bytes:
             return file.read(SALT_BYTES)
     except OSError:
         raise DataRefused(f"{folder} holds no whole prepared data; run the prepare stage (again).") from None
+
+
+def contents(folder: Path) -> str | None:
+    """A digest of the records to train on, as secret as they are; None for a folder of an older version."""
+    path = folder / _CONTENTS
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
 
 
 def load(folder: Path) -> Prepared:

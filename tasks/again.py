@@ -7,7 +7,7 @@ inputs is `dvc repro -f`, or a lost cache.
 import json
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +22,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Asked:
-    """A training that is asked for. inputs: its digest. cost: in words. retraining: for which it is, or None."""
+    """A training that is asked for.
+
+    inputs: its digest. said: what its receipt says of the data, as they are described now. cost: in words. retraining:
+    for which it is, or None.
+    """
 
     inputs: str
-    population: str
+    said: Mapping[str, str]
     cost: str
     retraining: str | None = None
 
@@ -49,14 +53,14 @@ def brought_back(asked: Asked, artifacts: Path, names: Iterable[str], ledger: Le
             f"run {run_id} did just this, and training again would spend {cost} again; bring its result back by `dvc"
             f" checkout`, or set {SPEND_AGAIN}=yes."
         )
-    hand_out(found, artifacts, names)
+    hand_out(found, artifacts, names, said=asked.said)
     _LOG.info("run %s did just this: its result is brought back, and nothing is spent.", run_id)
     return True
 
 
 def _is_for(asked: Asked, run_id: str, ledger: Ledger) -> bool:
     """Whether a run was charged for the retraining that asks for it; without one any run will do."""
-    rows = ledger.history(asked.population) if asked.retraining else []
+    rows = ledger.history(asked.said["population"]) if asked.retraining else []
     of_run = [json.loads(row.about) for row in rows if (row.kind, row.run_id) == ("reserve", run_id)]
     return asked.retraining is None or any(of.get("retraining") == asked.retraining for of in of_run)
 

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +23,7 @@ from tasks.kept import keep
 DONE = "done"
 """The folder that tells of which inputs a run was finished."""
 
+RECEIPT = "receipt.json"
 _META, _KEY, _LOCK, _RESULT, _GONE = "run.json", "generator.key", "lock", "result", ".gone-"
 
 
@@ -101,12 +102,18 @@ def claimed(
         os.close(lock)
 
 
-def hand_out(result: Path, artifacts: Path, names: Iterable[str]) -> None:
-    """Copies files of a result, each whole or not at all: a receipt cut short would stop every run after it."""
+def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mapping[str, str]) -> None:
+    """Copies files of a result, each whole or not at all: a receipt cut short would stop every run after it.
+
+    said: what the receipt says of the data, which may be described in other words by now.
+    """
     artifacts.mkdir(exist_ok=True)
     for name in names:
         fresh = artifacts / f".{name}"
         shutil.copyfile(result / name, fresh)
+        if name == RECEIPT:
+            receipt = json.loads(fresh.read_text(encoding="utf-8")) | said
+            fresh.write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
         fresh.replace(artifacts / name)
 
 
@@ -123,6 +130,11 @@ def discard(home: Path, run_id: str) -> None:
         _note_done(home, described["inputs"], run_id)
         _hide(folder)
     _sweep(folder.parent)
+
+
+def is_known(home: Path, inputs: str) -> bool:
+    """Whether a run of these inputs was finished, or is in the folders still."""
+    return (home / DONE / inputs).is_file() or has_unfinished(home, inputs)
 
 
 def has_unfinished(home: Path, inputs: str) -> bool:

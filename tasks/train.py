@@ -8,7 +8,7 @@ again and goes on with the same noise, so it publishes the same model and spends
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from algorithms.privacy.trace import Trace
 from algorithms.training import Tell
 from algorithms.training import train as run_training
 from data import PublicDescription
-from data.prepared import load_as, salt_of
+from data.prepared import load_as
 from data.records import Records
-from tasks import again, params, runs
+from tasks import again, inputs, params, runs
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
 from tasks.described import described
@@ -74,13 +74,10 @@ class Job:
         """The plan that calibration wrote."""
         return Plan.from_json(self.document)
 
-    def digest(self, root: Path) -> str:
-        """A digest of all that decides the result, and of the checkout; secret, since it covers the data's salt."""
-        decides = [str(root.resolve()), self.document, asdict(self.public), self.settings.model.model_dump()]
-        decides += [self.settings.privacy.noise, self.blocks]
-        return hashlib.sha256(
-            salt_of(self.prepared) + json.dumps(decides, sort_keys=True).encode()
-        ).hexdigest()
+    def digest(self, root: Path, home: Path) -> str:
+        """A digest of all that decides the result, and of the checkout; see `inputs.digest`."""
+        decides = [self.document, self.settings.model.model_dump(), self.settings.privacy.noise, self.blocks]
+        return inputs.digest(root, decides, self.public, self.prepared, home=home)
 
 
 def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) -> None:
@@ -95,11 +92,11 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     _check_device(job.settings.performance.device)
     enter(ledger, job.public, home=home, prepared=job.prepared)
     fresh, is_forfeited = _fresh_generator(job.settings), lambda run: ledger.status(run) == "forfeited"
-    inputs, keeps = job.digest(root), not job.public.public
-    with runs.claimed(home, inputs=inputs, fresh=fresh, is_forfeited=is_forfeited, keeps=keeps) as run:
+    digest, keeps = job.digest(root, home), not job.public.public
+    with runs.claimed(home, inputs=digest, fresh=fresh, is_forfeited=is_forfeited, keeps=keeps) as run:
         result = run.result or _trained(job, run, ledger, root, home)
         run.forget_secrets()
-        runs.hand_out(result, artifacts, _ARTIFACTS)
+        runs.hand_out(result, artifacts, _ARTIFACTS, said=described(job.public))
 
 
 def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path, home: Path) -> Path:
@@ -229,7 +226,7 @@ def main() -> None:
     url = ledger_url(settings.ledger.url)
     ledger = open_newest(url, home=home(), root=Path())
     cost = f"epsilon {settings.privacy.epsilon:g}"
-    asked = again.Asked(job.digest(Path()), public.population, cost, job.retraining)
+    asked = again.Asked(job.digest(Path(), home()), described(public), cost, job.retraining)
     if not public.public and again.brought_back(asked, Path("artifacts"), _ARTIFACTS, ledger, home()):
         return
     train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))

@@ -55,7 +55,7 @@ def ask(home: Path, inputs: str = INPUTS, *, retraining: str | None = None) -> b
     artifacts.mkdir(exist_ok=True)
     if not (artifacts / "plan.json").exists():
         (artifacts / "plan.json").write_text("{}")
-    asked = again.Asked(inputs, "painters", "epsilon 1", retraining)
+    asked = again.Asked(inputs, {"population": "painters"}, "epsilon 1", retraining)
     return again.brought_back(asked, artifacts, NAMES, ledger_of(home), home)
 
 

@@ -33,6 +33,7 @@ CANNOT_CHANGE_A_RESULT = {
     "tasks.closing": "opens the ledger",
     "tasks.environment": "where things are",
     "tasks.groups": "checks values that are listed themselves",
+    "tasks.inputs": "says which run is asked for",
     "tasks.ledger_heads": "refuses an older copy of the ledger",
     "tasks.tracking.live_curve": "shown while training",
     "tasks.params": "checks values that are listed themselves",

@@ -49,6 +49,13 @@ class Visits:
         evaluate.main()
         report.main()
 
+    def digest(self) -> str:
+        root = self.place.root
+        settings = params.load(root / "params.yaml", reads=train.READS)
+        plan = (root / "artifacts/plan.json").read_bytes()
+        job = train.Job(settings, plan, root / "data/prepared", self.place.public)
+        return job.digest(root, self.place.home)
+
     @property
     def runs(self) -> int:
         ledger = Ledger.open(f"sqlite:///{self.place.home}/ledger.sqlite")
@@ -85,3 +92,54 @@ def test_who_agrees_to_spend_again_gets_another_model(
     visits.finish()
     monkeypatch.delenv("EPSILONFLOW_SPEND_AGAIN")
     assert (visits.train(), visits.runs) == (second, 2)
+
+
+WORDS = {
+    "title": ("title: ", "title: Corrected "),
+    "source": ("source: ", "source: Corrected "),
+    "licence": ("licence: ", "licence: Corrected "),
+    "citation": ("citation: ", "citation: Corrected "),
+    "cap": ("{epsilon: 10.0", "{epsilon: 12.0"),
+}
+
+
+@pytest.mark.parametrize("what", WORDS)
+def test_words_and_cap_of_the_card_ask_for_no_other_run(visits: Visits, what: str) -> None:
+    first, model = visits.train(), visits.place.model()
+    visits.finish()
+    assert CARD.count(WORDS[what][0]) == 1
+    visits.prepare(CARD.replace(*WORDS[what]))
+    assert visits.train() == first
+    assert (visits.place.model(), visits.runs) == (model, 1)
+    visits.finish()
+    page = (visits.place.root / "artifacts/report.html").read_text()
+    assert what != "title" or "Corrected" in page
+
+
+def test_a_result_that_was_not_evaluated_yet_is_handed_out_under_the_corrected_words(visits: Visits) -> None:
+    first = visits.train()
+    visits.prepare(CARD.replace(*WORDS["title"]))
+    assert (visits.train(), visits.runs) == (first, 1)
+    visits.finish()
+
+
+def test_another_unit_or_another_record_asks_for_another_run(visits: Visits) -> None:
+    digests = set()
+    for card in (CARD, CARD.replace("unit: ", "unit: a part of "), CARD.replace("salt: ", "salt: another ")):
+        visits.prepare(card)
+        digests.add(visits.digest())
+    assert len(digests) == 3
+
+
+def test_a_run_that_older_software_did_is_known_by_the_digest_it_had(
+    visits: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = visits.place.root / "data/prepared/contents"
+    kept = contents.read_text()
+    contents.unlink()
+    older = visits.digest()
+    first = visits.train()
+    visits.finish()
+    contents.write_text(kept)
+    assert visits.digest() == older
+    assert (visits.train(), visits.runs) == (first, 1)

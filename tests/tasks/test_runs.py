@@ -59,8 +59,8 @@ def test_whatever_decides_a_result_makes_another_run(workspace: Workspace, what:
         plan = (workspace.root / "artifacts/plan.json").read_bytes()
         return train.Job(settings, plan, workspace.root / "data/prepared", workspace.public)
 
-    before, root = job().digest(workspace.root), workspace.root
-    assert job().digest(root) == before
+    before, root = job().digest(workspace.root, workspace.home), workspace.root
+    assert job().digest(root, workspace.home) == before
     match what:
         case "steps":
             workspace.set("algorithm", steps=7)
@@ -74,7 +74,7 @@ def test_whatever_decides_a_result_makes_another_run(workspace: Workspace, what:
             workspace.declare(unit="a page")
         case "checkout":
             root = root / "other"
-    assert job().digest(root) != before
+    assert job().digest(root, workspace.home) != before
 
 
 def test_training_sees_the_training_records_and_no_others(
