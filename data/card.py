@@ -208,7 +208,7 @@ def _check_roles(reader: Format, roles: set[str]) -> None:
         raise ValueError(f"files of a cifar reader must be archive, or {', '.join(sorted(reader.batches))}")
     if isinstance(reader, Reviews) and roles != ({"archive"} if reader.words else {"archive", "words"}):
         raise ValueError(
-            "files of a reviews reader must be archive, and words where reader.words names no member"
+            "files of a reviews reader must be archive, and words unless reader.words names them"
         )
 
 
@@ -226,9 +226,7 @@ def _check_different(files: Mapping[str, File]) -> None:
 
 def _check_outside(folder: str, test: File) -> None:
     if test.path and f"{normpath(test.path)}/".startswith(f"{normpath(folder)}/"):
-        raise ValueError(
-            "the test file is in the folder of the blocks, and would be trained on; move it elsewhere"
-        )
+        raise ValueError("the test file is in the folder of the blocks, to be trained on; move it elsewhere")
 
 
 def _check_roles_beside_blocks(reader: Format, roles: set[str], records: Records) -> None:

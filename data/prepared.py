@@ -22,7 +22,7 @@ from data.errors import DataRefused
 from data.records import PARTS, Block, Features, Part
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
-SALT_BYTES = 32
+_SALT_BYTES = 32
 _LOCK, _CONTENTS = "lock", "contents"
 _REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
@@ -179,7 +179,7 @@ def salt_of(folder: Path) -> bytes:
     """The secret salt that `write` put into `folder`; raises DataRefused where there is none."""
     try:
         with (folder / "salt").open("rb") as file:
-            return file.read(SALT_BYTES)
+            return file.read(_SALT_BYTES)
     except OSError:
         raise DataRefused(f"{folder} holds no whole prepared data; run the prepare stage (again).") from None
 
