@@ -147,7 +147,7 @@ class Settings:
         return answer + 2.0 * self.regularisation * point
 
     def released(self, state: State) -> Tensor:
-        """The last iterate."""
+        """The last iterate, shape [d]."""
         return state.parameters
 
 

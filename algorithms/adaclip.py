@@ -103,7 +103,7 @@ class AdaCliP:
         )
 
     def released(self, state: AdaptiveState) -> Tensor:
-        """The last iterate, or the average the settings ask for."""
+        """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.moving)
 
     def variance(self, squares: Tensor, noise: Tensor, batch: float) -> Tensor:

@@ -156,7 +156,7 @@ class ADPSGD:
         return AdaptiveState(moving, torch.full_like(state.divisor, answer.divisor), squared)
 
     def released(self, state: AdaptiveState) -> Tensor:
-        """The last iterate, or the average the settings ask for."""
+        """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.moving)
 
 

@@ -165,7 +165,7 @@ class DPAGD:
         return None
 
     def released(self, state: State) -> Tensor:
-        """The last iterate or their average, as the settings ask."""
+        """The last iterate or their average, as the settings ask, shape [d]."""
         return state.parameters if self.choices.iterates == "last" else state.average
 
     def _measured(self, state: State, rho: float, barrier: Barrier) -> Measured | None:

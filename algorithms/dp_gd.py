@@ -66,7 +66,7 @@ class DPGD:
         )
 
     def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for."""
+        """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.moving)
 
 

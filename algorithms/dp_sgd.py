@@ -67,7 +67,7 @@ class DPSGD:
         )
 
     def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for."""
+        """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.moving)
 
     def _clipping(self, layers: int) -> L2 | PerLayer | Normalised:

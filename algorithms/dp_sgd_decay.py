@@ -95,5 +95,5 @@ class DPSGDDecay:
         )
 
     def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for."""
+        """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.moving)

@@ -133,7 +133,7 @@ class DPIS:
         return State(self.update.apply(state.moving, gradient, steps=plan.steps), epoch)
 
     def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for."""
+        """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.moving)
 
     def _begun(self, state: State, plan: Plan, barrier: Barrier) -> Epoch | None:

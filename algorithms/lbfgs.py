@@ -66,5 +66,5 @@ class LBFGS:
         return replace(state, parameters=found.to(state.parameters))
 
     def released(self, state: Answered) -> Tensor:
-        """The minimum."""
+        """The minimum, shape [d]."""
         return state.parameters

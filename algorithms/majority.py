@@ -60,7 +60,7 @@ class Majority:
         return replace(state, parameters=parameters)
 
     def released(self, state: Answered) -> Tensor:
-        """The linear model without weights."""
+        """The linear model without weights, shape [d]."""
         return state.parameters
 
 

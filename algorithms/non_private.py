@@ -62,5 +62,5 @@ class NonPrivate:
         return replace(state, moving=self.update.apply(state.moving, gradient, steps=plan.steps))
 
     def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for."""
+        """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.moving)

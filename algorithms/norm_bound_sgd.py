@@ -59,7 +59,7 @@ class NormBoundSGD:
         return descended(state, plan, barrier, clipping=_never_reached(plan.public), update=self.update)
 
     def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for."""
+        """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.moving)
 
 

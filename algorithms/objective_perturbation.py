@@ -103,7 +103,7 @@ class ObjectivePerturbation:
         return replace(state, parameters=found.to(state.parameters))
 
     def released(self, state: Answered) -> Tensor:
-        """The minimum of the perturbed objective."""
+        """The minimum of the perturbed objective, shape [d]."""
         return state.parameters
 
     def _release(self, multiplier: float, target: Target, public: Public) -> Release:

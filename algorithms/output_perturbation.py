@@ -60,7 +60,7 @@ class OutputPerturbation:
         return replace(state, parameters=found.to(state.parameters))
 
     def released(self, state: Answered) -> Tensor:
-        """The noised minimum."""
+        """The noised minimum, shape [d]."""
         return state.parameters
 
     def _problem(self, public: Public, noise_multiplier: float) -> Minimum:

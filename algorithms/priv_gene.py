@@ -84,7 +84,7 @@ class PrivGene:
         return State(candidates[chosen].clone(), state.count + 1)
 
     def released(self, state: State) -> Tensor:
-        """The last round's candidate."""
+        """The last round's candidate, shape [d]."""
         return state.parameters
 
     def _move(self, count: int) -> float:

@@ -109,7 +109,7 @@ class QuantileClipping:
         return min(self.most, max(self.least, moved))
 
     def released(self, state: ClippedState) -> Tensor:
-        """The last iterate, or the average the settings ask for."""
+        """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.moving)
 
     def _releases(

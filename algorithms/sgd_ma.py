@@ -84,7 +84,7 @@ class SGDMA:
         return descended(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
 
     def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for."""
+        """The last iterate, or the average the settings ask for, shape [d]."""
         return self.update.published(state.moving)
 
 

@@ -1,7 +1,9 @@
 """AdaCliP: its scale and variance, the shift added once, its bounds, and DP-SGD as a special case."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,6 +170,15 @@ def test_one_step_of_the_printed_update_by_hand() -> None:
     assert state.parameters.tolist() == pytest.approx([-0.1 * root, -0.01 * root], rel=1e-5)
     assert state.mean.tolist() == pytest.approx([0.01 * root, 0.001 * root], rel=1e-5)
     assert state.deviation.square().tolist() == pytest.approx([0.9 + 0.1 * 1.5, 0.9 + 0.1 * 0.01], rel=1e-5)
+
+
+def test_the_printed_update_takes_the_noise_of_each_user_that_belongs_to_the_noise_on_the_sum() -> None:
+    golden = json.loads((Path(__file__).parents[1] / "privacy" / "golden.json").read_text())["adaclip_z"]
+    sigma, batch, z = golden["params"]["sigma"], golden["params"]["B"], golden["value"]
+    method = AdaCliP(1, batch, h1=1e-6, h2=100.0, scale="paper", paper_update=True)
+    b, squares = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    expected = squares - (b * sigma).square()
+    torch.testing.assert_close(method.variance(squares, b * z, batch), expected, rtol=1e-12, atol=0.0)
 
 
 @pytest.mark.parametrize(
