@@ -42,6 +42,23 @@ def test_what_is_written_is_mapped_back_read_only(public: PublicDescription, tmp
     assert loaded.train_features.dtype == np.float32 and loaded.train_labels.dtype == np.int64
 
 
+def test_the_digest_of_the_contents_is_of_the_records_to_train_on_and_of_nothing_else(
+    public: PublicDescription, tmp_path: Path
+) -> None:
+    def digest(blocks: list[Block], **changes: Any) -> str | None:
+        described = replace(public, **changes)
+        prepared.write(tmp_path / "p", blocks, described, salt=os.urandom(32), at_most=None)
+        return prepared.contents(tmp_path / "p")
+
+    whole = digest(parts(5, 2))
+    assert digest([*parts(2, 1), *parts(3, 4)], title="Another") == whole
+    labels = [Block("train", Records(np.full((5, 4), 0.5, np.float32), np.arange(5)))]
+    features = [Block("train", Records(np.full((5, 4), 0.25, np.float32), np.ones(5, np.int64)))]
+    assert len({whole, digest(parts(6, 2)), digest(labels), digest(features)}) == 4
+    (tmp_path / "p" / "contents").unlink()
+    assert prepared.contents(tmp_path / "p") is None
+
+
 def test_the_description_survives_json(public: PublicDescription) -> None:
     counted = replace(public, records=7, test_records=3)
     assert PublicDescription.from_json(counted.to_json()) == counted
