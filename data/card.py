@@ -109,7 +109,7 @@ class DataCard(Strict):
     """A data set as its owner declares it; raises pydantic.ValidationError when parts do not fit together.
 
     folder: of its files in a mirror and among the downloads, if not its name; data sets may share one.
-    alternatives: other sets of files of the same records (of private ones with the same test files), tried after `files`.
+    alternatives: other sets of files of the same records (private ones: with the same test files), tried after `files`.
     composition: of the population's runs, fixed when it is first seen. blocks_per_person: in how many blocks of the
     population a person may have a record, one in each; with 1, the unit of privacy is one record in one block.
     blocks: where the training records are, for a population that grows block by block; `files` then has a test file
