@@ -65,7 +65,7 @@ def check_usual(ledger: Ledger, population: str, *, home: Path) -> None:
     elsewhere from a copy is the same one.
     """
     kept, own = _usual(population, home), home / LEDGER
-    seen = kept if kept.exists() else own
+    way_out = f"remove {kept}" if kept.exists() else f"keep {own} elsewhere"
     is_another = (
         kept.read_text(encoding="utf-8").strip() != identity(ledger)
         if kept.exists()
@@ -74,7 +74,7 @@ def check_usual(ledger: Ledger, population: str, *, home: Path) -> None:
     if is_another:
         raise Refused(
             f"the population {population!r} is charged in another ledger than the one that is named here; name that"
-            f" one, restore it here from a copy, or remove {seen} where its owner began a new one."
+            f" one, restore it here from a copy, or {way_out} where its owner began a new one."
         )
 
 

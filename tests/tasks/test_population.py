@@ -66,7 +66,7 @@ def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
     check_usual(other, "digits", home=workspace.home)
     own.reserve("first", "digits", Budget(0.1, 1e-6), events=[], about={})
-    with pytest.raises(Refused, match=r"charged in another ledger .* or remove .*/ledger\.sqlite where"):
+    with pytest.raises(Refused, match=r"charged in another ledger .* or keep .*/ledger\.sqlite elsewhere"):
         enter(other, public, home=workspace.home, prepared=tmp_path)
     enter(other, replace(public, population="others"), home=workspace.home, prepared=tmp_path)
     enter(own, public, home=workspace.home, prepared=tmp_path)
