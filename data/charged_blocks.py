@@ -105,10 +105,12 @@ class ChargedBlocks:
             seen = _read(waiting)
             self._check_seen(names, charged, seen)
             joined = {name: contents.joined(charged.get(name)) for name, contents in seen.items()}
+            known = dict(charged)
             for name in [name for name in seen if joined[name] != charged.get(name)]:
-                self.check(name, seen[name], charged)
+                self.check(name, seen[name], known)
+                known[name] = joined[name]
             if seen and not only_check:
-                _write(self._folder / f"{self._name}.json", charged | joined)
+                _write(self._folder / f"{self._name}.json", known)
                 waiting.unlink()
 
     def check(self, name: str, contents: Contents, known: Known) -> None:

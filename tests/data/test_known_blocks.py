@@ -259,3 +259,13 @@ def test_a_damaged_file_of_what_is_known_is_refused(visits: Visits, text: str) -
         visits.prepare(second=VISITS[201:401])
     with pytest.raises(DataRefused, match=r"is damaged, by which blocks .* restore it"):
         visits.charge()
+
+
+def test_blocks_that_were_prepared_together_count_together_when_they_are_charged(visits: Visits) -> None:
+    visits.document["blocks_per_person"] = 2
+    visits.prepare("mine", january=VISITS[1:201])
+    visits.prepare("yours", february=VISITS[1:201], march=VISITS[1:201])
+    visits.charge("mine")
+    with pytest.raises(DataRefused, match="a record is in 2 blocks at most"):
+        visits.charge("yours")
+    assert set(visits.kept()) == {"january"}
