@@ -6,8 +6,8 @@ What a data card says of its records in words, and the cap, decide no result: a 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from data import PublicDescription
 from data.owner import PUBLIC_KEY, keyed, owner_key
@@ -29,7 +29,7 @@ def digest(
     older, found = _by_salt(checkout, decides, public, prepared), contents(prepared)
     if found is None or is_known(home, older):
         return older
-    described = {name: value for name, value in asdict(public).items() if name not in _WORDS}
+    described = {name: value for name, value in _described(public).items() if name not in _WORDS}
     every = [str(checkout.resolve()), *decides, described, found]
     key = PUBLIC_KEY if public.public else owner_key(home)
     return keyed(key, ["inputs of a run", json.dumps(every, sort_keys=True)]).hex()
@@ -38,5 +38,11 @@ def digest(
 def _by_salt(checkout: Path, decides: Sequence[object], public: PublicDescription, prepared: Path) -> str:
     """The digest of older software, with every word of the data card: its salt covers the whole card."""
     plan, *settings = decides
-    every = [str(checkout.resolve()), plan, asdict(public), *settings]
+    every = [str(checkout.resolve()), plan, _described(public), *settings]
     return hashlib.sha256(salt_of(prepared) + json.dumps(every, sort_keys=True).encode()).hexdigest()
+
+
+def _described(public: PublicDescription) -> dict[str, Any]:
+    """The description as it is written, in which what a card does not declare can be left out."""
+    document: dict[str, Any] = json.loads(public.to_json())
+    return document

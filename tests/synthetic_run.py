@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -191,7 +191,8 @@ def _write_plots(folder: Path) -> None:
 
 def public_document() -> dict[str, Any]:
     """`description` as the JSON values that the card is built from."""
-    return asdict(description())
+    document: dict[str, Any] = json.loads(description().to_json())
+    return document
 
 
 def record(folders: Folders) -> RunRecord:
