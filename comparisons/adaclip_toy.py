@@ -193,7 +193,7 @@ def figure(table: pd.DataFrame, theme: Theme = LIGHT) -> Figure:
         _draw(axes, table[table["start"] == start], theme)
         axes.set_title(f"start: {start}", color=theme.ink, size=9)
     panels[0].set_ylabel("squared distance from the optimum")
-    panels[0].legend(frameon=False, labelcolor=theme.ink, fontsize=7.5)
+    panels[0].legend(frameon=False, labelcolor=theme.ink, fontsize=7, ncols=2, loc="lower center")
     return drawn
 
 
