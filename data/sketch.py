@@ -37,6 +37,11 @@ class Sketch:
         """The counts of the lowest digests, at most SIZE."""
         return _lowest(self.counts)
 
+    @property
+    def whole(self) -> Counter[str]:
+        """The same in any order: not sorted again where nothing is left out, since each block meets all others."""
+        return self.counts if len(self.counts) <= SIZE else self.kept
+
     def joined(self, other: "Sketch") -> "Sketch":
         """The sketch of one block at two times, with what it ever held."""
         return Sketch(_lowest(self.kept | other.kept))
@@ -53,7 +58,7 @@ class Sketch:
         distributions are, the difference is at most 0 on average given t = n + m, with a variance of t (t - 1) / 2
         where these are the same. Weights of 1 / (t - 1) keep frequent records from hiding the others.
         """
-        mine, *each = _common_range([sketch.kept for sketch in (self, *others)])
+        mine, *each = _common_range([sketch.whole for sketch in (self, *others)])
         theirs = sum(each, Counter[str]())
         if not mine or not theirs:
             return False
