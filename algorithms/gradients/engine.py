@@ -18,7 +18,7 @@ from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
 from algorithms.gradients.contributions import Contributions, all_finite
 from algorithms.gradients.examination import Examined, examine
-from algorithms.gradients.filling import FEWEST, WHOLE, even, filled
+from algorithms.gradients.filling import FEWEST, WHOLE, even, filled, together
 from algorithms.gradients.layout import Unrecorded
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.watch import fills
@@ -153,7 +153,7 @@ class Engine:
         return filled(values, min(WHOLE, self.physical_batch))
 
     def _batches(self, inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-        size = self.physical_batch
+        size = together(len(labels), self.physical_batch)
         return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))
 
     def _log(self) -> None:

@@ -21,6 +21,15 @@ def even(count: int, fewest: int = FEWEST) -> int:
     return count // WHOLE * WHOLE if count >= WHOLE else FEWEST if count >= fewest else 1
 
 
+def together(count: int, most: int) -> int:
+    """How many of `count` records to take at once, so that passes of at most `most` are about equally large.
+
+    most: what `even` gave. A short last pass would cost as many calls as a full one.
+    """
+    passes = max(1, -(-count // most))
+    return min(most, -(-count // (passes * WHOLE)) * WHOLE or most)
+
+
 def filled(values: Tensor, step: int = WHOLE) -> Tensor:
     """Values of some records, [batch, ...], at least one, with the last repeated up to a multiple of `step`."""
     missing = -len(values) % step

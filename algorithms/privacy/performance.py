@@ -14,6 +14,7 @@ from torch import Tensor
 
 from algorithms.gradients import Engine, Unclippable
 from algorithms.gradients.arithmetic import in_full_precision
+from algorithms.gradients.filling import together
 from algorithms.models import Model
 from algorithms.privacy.errors import Refused
 
@@ -74,8 +75,9 @@ class Performance:
         self, records: Records, rows: NDArray[np.intp], physical_batch: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The records of some indices in their order, in physical batches, on the device."""
-        for start in range(0, len(rows), physical_batch):
-            some = rows[start : start + physical_batch]
+        size = together(len(rows), physical_batch)
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
             inputs = torch.from_numpy(self.read(records.features, some)).to(self.device)
             yield inputs, torch.from_numpy(records.labels[some]).to(self.device)
 
