@@ -90,6 +90,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     """
     check_plan(job.document, job.settings, job.public)
     _check_device(job.settings.performance.device)
+    _limits(job.settings).check()
     enter(ledger, job.public, home=home, prepared=job.prepared)
     fresh, is_forfeited = _fresh_generator(job.settings), lambda run: ledger.status(run) == "forfeited"
     digest, keeps = job.digest(root, home), not job.public.public
@@ -151,7 +152,6 @@ def _train_into(folder: Path, job: Job, run: runs.Run, live: Tell) -> Trace:
     diagnostics = Diagnostics()
     if performance.threads is not None:
         torch.set_num_threads(performance.threads)
-    limits = Performance(_device(performance.device), performance.memory_mb, performance.physical_batch)
     with progress(job.plan.steps) as shown:
         state, trace, model = run_training(
             job.settings.algorithm,
@@ -161,7 +161,7 @@ def _train_into(folder: Path, job: Job, run: runs.Run, live: Tell) -> Trace:
             generator=run.generator(),
             run_id=run.run_id,
             folder=run.folder,
-            performance=limits,
+            performance=_limits(job.settings),
             checkpoint_seconds=performance.checkpoint_seconds,
             tell=both(shown, live),
             features=job.settings.features,
@@ -194,6 +194,13 @@ def _open(job: Job) -> Records:
 
 def _fresh_generator(settings: Params) -> Generator:
     return secure_generator() if settings.privacy.noise == "secure" else seeded_generator(settings.model.seed)
+
+
+def _limits(settings: Params) -> Performance:
+    wanted = settings.performance
+    return Performance(
+        _device(wanted.device), wanted.memory_mb, wanted.physical_batch, compiled=wanted.compiled
+    )
 
 
 def _device(name: str) -> torch.device:

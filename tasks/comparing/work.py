@@ -68,7 +68,8 @@ def work_of(file: Path, root: Path) -> Work:
     wanted = tuple(cells(comparison, cards, file=file.name))
     runs = len({cell.digest for cell in wanted})
     limits = comparison.performance
-    performance = Performance(memory_mb=limits.memory_mb, physical_batch=limits.physical_batch)
+    performance = Performance(**limits.model_dump())
+    performance.check()
     return Work(comparison, Context(Place(root, comparison.name), code_digest(), runs, performance), wanted)
 
 

@@ -18,8 +18,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from ruamel.yaml import YAML
 
+from algorithms.gradients import compiled
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.ledger import Ledger
@@ -296,6 +298,25 @@ def test_a_population_that_cannot_pay_refuses_before_the_records_are_opened(
         workspace.train()
     assert workspace.run_folders == []
     assert workspace.ledger.balance("people").remaining == Budget(1.0, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [({"device": "cuda"}, "no CUDA device"), ({"compiled": True}, "install a C\\+\\+ compiler")],
+)
+def test_what_a_machine_lacks_is_refused_before_anything_is_spent(
+    setting: dict[str, Any], message: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(workspace.root))
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.setattr(compiled, "load", compiled.load.__wrapped__)  # of which no earlier answer is kept
+    workspace.set("performance", **setting)
+    with pytest.raises(Refused, match=message):
+        workspace.train()
+    assert workspace.run_folders == []
+    with pytest.raises(Refused, match="it has none yet"):
+        workspace.ledger.balance("digits")
 
 
 def test_a_run_without_privacy_is_for_public_records_only(workspace: Workspace) -> None:
