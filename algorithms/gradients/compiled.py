@@ -1,7 +1,8 @@
 """Sums over all records of a linear model with one output, in C++, for who asks for it (`performance.compiled`).
 
 PyTorch builds them at their first use on a machine, in some ten seconds, and the library is kept with its other
-extensions. They read features in 32 bits and sum up in 64, where PyTorch's own product needs a copy of all features in 64.
+extensions. They read features in 32 bits and sum up in 64, for which PyTorch's own product needs a copy of all
+features in 64.
 """
 
 import functools

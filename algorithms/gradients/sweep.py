@@ -154,7 +154,7 @@ def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
 
 def _share_logarithms(bound: float) -> bool:
     """Whether losses up to a bound can be summed as logarithms of products."""
-    return 0.1 <= bound and bound * 2**_HALVINGS <= _EXPONENT
+    return bound >= 0.1 and bound * 2**_HALVINGS <= _EXPONENT
 
 
 def _most_factor(bound: float, dtype: torch.dtype) -> float:
