@@ -22,23 +22,7 @@ from algorithms.gradients.products import (
     sum_of_rows,
     sum_of_written,
 )
-
-
-@dataclass(frozen=True)
-class Window:
-    """How a kernel moves over an image; each a pair (vertical, horizontal)."""
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
-
-    @property
-    def overlap(self) -> int:
-        """The most places that see one pixel."""
-        (height, width), (down, right) = self.kernel, self.stride
-        return -(-height // down) * -(-width // right) if self.dilation == (1, 1) else height * width
+from algorithms.gradients.windows import Cutter, Window
 
 
 @dataclass(frozen=True)
@@ -66,15 +50,19 @@ class Patches:
     def _written(self) -> Tensor:
         """The gradients in the order of the patches, [batch, outputs, kernel x channels / groups]."""
         written = wide(self.errors).new_empty(len(self.errors), self.errors.shape[1], self._patch)
+        write = self._writer()
         for inputs, errors, into in slices(self._numbers, self.inputs, self.errors, written):
-            self._write(inputs, errors, into)
+            write(inputs, errors, into)
         return written
 
     def square_norms(self) -> Tensor:
         if not prefers_gram(self.length, self._patch, self.errors.shape[1] // self.window.groups):
             return square_norms(self._written)
         parts = slices(self._numbers, self.inputs, self.errors)
-        squares = torch.cat([_square_norms(inputs, errors, self.window) for inputs, errors in parts])
+        cut = self._cutter()
+        squares = torch.cat(
+            [_square_norms(cut(wide(some)), their, self.window.groups) for some, their in parts]
+        )
         sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.errors)
         return raised(squares, sizes, self.length, wide(self.errors).dtype)
 
@@ -89,7 +77,7 @@ class Patches:
         if "_written" in self.__dict__:
             total = sum_of_rows(self._written.flatten(start_dim=1), weights)
         else:
-            total = sum_of_written(self._write, self.inputs, self.errors, weights, numbers=self._numbers)
+            total = sum_of_written(self._writer(), self.inputs, self.errors, weights, numbers=self._numbers)
         return self._in_weight_order(total.view(self.errors.shape[1], -1)).reshape(-1)
 
     def take(self, chosen: Tensor | slice) -> "Patches":
@@ -126,33 +114,24 @@ class Patches:
         """What the products of one record need: its patches, or its gradient."""
         return self._patch * max(self.length * self.window.groups, self.errors.shape[1])
 
-    def _write(self, inputs: Tensor, errors: Tensor, into: Tensor | None = None) -> Tensor:
-        """The gradients of a few records, by products of patches and errors, in the order of the patches."""
-        batch, _, *places = errors.shape
-        seen = patches(wide(inputs), self.window, (places[0], places[1]))
-        back = wide(errors).reshape(batch * self.window.groups, -1, seen.shape[1])
-        out = None if into is None else into.view(len(back), -1, seen.shape[2])
-        return torch.bmm(back, seen, out=out).view(batch, -1)
+    def _cutter(self) -> Cutter:
+        return Cutter(self.window, (self.errors.shape[2], self.errors.shape[3]))
+
+    def _writer(self) -> Callable[..., Tensor]:
+        """What writes down the gradients of a few records, by products of patches and errors, in their order."""
+        cut = self._cutter()
+
+        def write(inputs: Tensor, errors: Tensor, into: Tensor | None = None) -> Tensor:
+            seen = cut(wide(inputs))
+            back = wide(errors).reshape(len(seen), -1, seen.shape[1])
+            out = None if into is None else into.view(len(seen), -1, seen.shape[2])
+            return torch.bmm(back, seen, out=out).view(len(errors), -1)
+
+        return write
 
 
-def patches(inputs: Tensor, window: Window, places: tuple[int, int]) -> Tensor:
-    """What each place of the output saw, [batch, channels, h, w] -> [batch * groups, places, kernel x channels]."""
-    (vertical, horizontal), (down, right) = window.padding, window.stride
-    batch, channels, height, width = inputs.shape
-    padded = inputs.new_zeros(batch, height + 2 * vertical, width + 2 * horizontal, channels)
-    padded[:, vertical : vertical + height, horizontal : horizontal + width] = inputs.movedim(1, 3)
-    record, row, column, channel = padded.stride()
-    seen = padded.as_strided(
-        (batch, *places, *window.kernel, channels),
-        (record, down * row, right * column, window.dilation[0] * row, window.dilation[1] * column, channel),
-    )
-    grouped = torch.unflatten(seen, 5, (window.groups, -1)).movedim(5, 1)
-    return grouped.reshape(batch * window.groups, places[0] * places[1], -1)
-
-
-def _square_norms(inputs: Tensor, errors: Tensor, window: Window) -> Tensor:
+def _square_norms(seen: Tensor, errors: Tensor, groups: int) -> Tensor:
     """Of a few records, by products of patches and errors."""
     batch, length = len(errors), errors.shape[2] * errors.shape[3]
-    seen = patches(wide(inputs), window, (errors.shape[2], errors.shape[3]))
-    back = wide(errors).reshape(batch * window.groups, -1, length).transpose(1, 2)
-    return product_norms(seen, back).view(batch, window.groups).sum(dim=1)
+    back = wide(errors).reshape(batch * groups, -1, length).transpose(1, 2)
+    return product_norms(seen, back).view(batch, groups).sum(dim=1)

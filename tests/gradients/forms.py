@@ -9,9 +9,10 @@ from torch import Tensor
 
 from algorithms.gradients import Contributions
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.convolution import Patches, Window
+from algorithms.gradients.convolution import Patches
 from algorithms.gradients.lookups import Lookups
 from algorithms.gradients.per_example import PerExample, Products, Rows, Sums
+from algorithms.gradients.windows import Window
 
 Draw = Callable[[torch.Generator], PerExample]
 

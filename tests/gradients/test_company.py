@@ -11,10 +11,11 @@ from torch.nn import functional
 
 from algorithms.gradients import L1, L2, Affine, Clipping, Engine, Line, Normalised, PerLayer
 from algorithms.gradients.contributions import Contributions
-from algorithms.gradients.convolution import Patches, Window
+from algorithms.gradients.convolution import Patches
 from algorithms.gradients.linear import LinearRecords
 from algorithms.gradients.lookups import Lookups
 from algorithms.gradients.per_example import PerExample, Products, Rows
+from algorithms.gradients.windows import Window
 from algorithms.models import Model, build
 from tests.gradients import forms
 from tests.gradients.networks import NETWORKS

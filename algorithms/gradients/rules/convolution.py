@@ -6,11 +6,12 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.gradients.convolution import Patches, Window
+from algorithms.gradients.convolution import Patches
 from algorithms.gradients.layout import Layout
 from algorithms.gradients.per_example import Rows
 from algorithms.gradients.rules.general import general
 from algorithms.gradients.tape import Gradients, Tape
+from algorithms.gradients.windows import Window
 
 Pair = int | Sequence[int]
 
