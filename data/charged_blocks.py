@@ -4,19 +4,16 @@ A block that was prepared and never charged has no name to keep, so a file may b
 read waits in the home under a digest of the prepared folder, and the run that is charged for it moves it to the others.
 """
 
-import fcntl
 import hashlib
 import json
-import os
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from data.errors import DataRefused
+from data.files import locked, write_whole
 from data.sketch import Sketch
 
 DIGEST_BYTES = 16
@@ -100,7 +97,8 @@ class ChargedBlocks:
         """
         if self._folder is None:
             return
-        with _locked(self._folder / f"{self._name}.lock"):
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with locked(self._folder / f"{self._name}.lock"):
             charged, waiting = self.read(), self._waiting(self._folder, preparation)
             seen = _read(waiting)
             self._check_seen(names, charged, seen)
@@ -150,17 +148,6 @@ def preparation_of(salt: bytes, names: Sequence[str]) -> str:
     return hashlib.sha256(salt + json.dumps(list(names)).encode()).hexdigest()[:16]
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _read(file: Path) -> dict[str, Contents]:
     if not file.is_file():
         return {}
@@ -176,11 +163,6 @@ def _read(file: Path) -> dict[str, Contents]:
 
 
 def _write(file: Path, blocks: Known) -> None:
-    """Whole or not at all, also if the machine loses power."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, fresh = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as written:
-        json.dump({name: contents.to_json() for name, contents in blocks.items()}, written)
-        written.flush()
-        os.fsync(written.fileno())
-    os.replace(fresh, file)
+    text = json.dumps({name: contents.to_json() for name, contents in blocks.items()})
+    write_whole(file, lambda fresh: fresh.write_text(text, encoding="utf-8"), mode=0o600)

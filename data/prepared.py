@@ -1,6 +1,5 @@
 """The prepared folder: arrays that are mapped into memory, and what is public about them."""
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -19,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from data.description import PublicDescription
 from data.errors import DataRefused
+from data.files import taken
 from data.records import PARTS, Block, Features, Part
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
@@ -61,7 +61,7 @@ def write(
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
     fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    held = _held(fresh / _LOCK)
+    held = taken(fresh / _LOCK)
     try:
         (fresh / ".gitignore").write_text("*\n")
         content = fresh / "content"
@@ -79,25 +79,17 @@ def write(
         content.rename(folder)
     finally:
         shutil.rmtree(fresh)
-        os.close(held)
+        if held is not None:
+            os.close(held)
 
 
 def _sweep(folder: Path) -> None:
     """Deletes the records that processes left which were killed while they wrote `folder`."""
     for lock in folder.parent.glob(f".{folder.name}-*/{_LOCK}"):
-        with suppress(OSError):  # one at work holds it, and one that has just ended took it away
-            os.close(_held(lock))
-            shutil.rmtree(lock.parent)
-
-
-def _held(lock: Path) -> int:
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise
-    return descriptor
+        with suppress(OSError):  # one that has just ended took it away
+            if (held := taken(lock)) is not None:
+                os.close(held)
+                shutil.rmtree(lock.parent)
 
 
 def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> tuple[Mapping[Part, int], str]:

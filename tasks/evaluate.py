@@ -104,6 +104,17 @@ def _write_csv(path: Path, header: tuple[str, ...], rows: Any) -> None:
         writer.writerows(rows)
 
 
+def _receipt_beside(model: Path) -> dict[str, Any]:
+    for path in (model, model.with_name("receipt.json")):
+        if not path.is_file():
+            raise Refused(
+                f"there is no {path}, so no model can be evaluated; train first by `dvc repro`, or bring back what was"
+                " trained by `dvc checkout`."
+            )
+    receipt: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return receipt
+
+
 def _check_model(path: Path, receipt: Mapping[str, Any]) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -117,8 +128,8 @@ def _check_model(path: Path, receipt: Mapping[str, Any]) -> None:
 def main() -> None:
     """`python -m tasks.evaluate`, in a checkout."""
     artifacts = Path("artifacts")
-    receipt = json.loads((artifacts / "receipt.json").read_text(encoding="utf-8"))
     path = artifacts / "model.safetensors"
+    receipt = _receipt_beside(path)
     _check_model(path, receipt)
     runs.discard(home(), receipt["run_id"])
     data = load(Path("data/prepared"))

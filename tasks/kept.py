@@ -10,6 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from data.files import write_whole
+
 RESULTS = "results"
 """The folder of the home with a folder for each kept run, named by its id."""
 
@@ -23,7 +25,7 @@ def keep(home: Path, run_id: str, result: Path) -> None:
     if entry.is_dir():
         return
     shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(result, fresh)
+    shutil.copytree(result, fresh, copy_function=_copy)
     fresh.rename(entry)
 
 
@@ -40,6 +42,11 @@ def kept(home: Path, run_id: str, *, plan: Path) -> Path | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return entry if same and receipt.get("run_id") == run_id else None
+
+
+def _copy(source: str, target: str) -> None:
+    """A copy that is on the disk before this returns."""
+    write_whole(Path(target), lambda fresh: shutil.copyfile(source, fresh), mode=0o600)
 
 
 def _digest(path: Path) -> str:

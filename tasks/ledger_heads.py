@@ -9,7 +9,6 @@ apart. Which ledger a private population is charged in is kept in the home as we
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ import sqlalchemy as sa
 from algorithms.privacy.errors import LedgerBroken, Refused
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.ledger_copy import identity
+from data.files import write_whole
 from tasks.environment import LEDGER, sqlite_url
 
 
@@ -107,18 +107,12 @@ def _files(ledger: Ledger, url: str, home: Path) -> list[Path]:
     return [home / "ledger_heads" / name[:16] for name in names if name]
 
 
-def _write(file: Path, line: str, *, put: Callable[[str, Path], None] = os.replace) -> None:
+def _write(file: Path, line: str, *, put: Callable[[Path, Path], object] = os.replace) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=file.parent)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as written:
-        written.write(line + "\n")
-        written.flush()
-        os.fsync(written.fileno())
-    put(name, file)
+    write_whole(file, lambda fresh: fresh.write_text(line + "\n", encoding="utf-8"), mode=0o600, put=put)
 
 
-def _link(fresh: str, file: Path) -> None:
-    """Puts a file in its place, whole, where there is none."""
+def _link(fresh: Path, file: Path) -> None:
+    """Puts a file in its place where there is none."""
     with suppress(FileExistsError):
         os.link(fresh, file)
-    os.unlink(fresh)

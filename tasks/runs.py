@@ -5,7 +5,6 @@ released result until a later stage has it in hand; that of private records is k
 key of inputs finds an unfinished folder and takes it up: same noise, same model, no second charge.
 """
 
-import fcntl
 import json
 import os
 import secrets
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from algorithms.privacy.errors import BudgetRefused
 from algorithms.privacy.noise import Generator
+from data.files import taken
 from tasks.kept import keep
 
 DONE = "done"
@@ -156,7 +156,7 @@ def _note_done(home: Path, inputs: str, run_id: str) -> None:
 def abandon(home: Path, run_id: str) -> None:
     """Deletes the folder of a forfeited run, with what it knew of records; not while a process holds it."""
     folder = home / "runs" / run_id
-    lock = _try_lock(folder / _LOCK) if folder.is_dir() else None
+    lock = taken(folder / _LOCK) if folder.is_dir() else None
     if lock is not None:
         _hide(folder)
         os.close(lock)
@@ -174,7 +174,7 @@ def _sweep(runs: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
     for path in runs.glob(f".[0-9]*/{_LOCK}"):
         with suppress(FileNotFoundError):  # another process does the same
-            lock = _try_lock(path)
+            lock = taken(path)
             if lock is not None:
                 shutil.rmtree(path.parent, ignore_errors=True)
                 os.close(lock)
@@ -185,7 +185,7 @@ def _take_up(runs: Path, inputs: str, is_forfeited: Callable[[str], bool]) -> tu
         described = json.loads(meta.read_text(encoding="utf-8"))
         if described["inputs"] != inputs or is_forfeited(meta.parent.name):
             continue
-        lock = _try_lock(meta.parent / _LOCK)
+        lock = taken(meta.parent / _LOCK)
         if lock is not None:
             return Run(meta.parent.name, meta.parent, described["private_noise"]), lock
     return None
@@ -196,7 +196,7 @@ def _begin(runs: Path, inputs: str, fresh: Generator, keeps: bool) -> tuple[Run,
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
     folder = runs / f".{run_id}"
     folder.mkdir(mode=0o700)
-    lock = _try_lock(folder / _LOCK)
+    lock = taken(folder / _LOCK)
     if lock is None or not folder.exists():  # another process took it for one that was left
         return _begin(runs, inputs, fresh, keeps)
     described = {"inputs": inputs, "private_noise": fresh.private, "keeps": keeps}
@@ -212,13 +212,3 @@ def _write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _try_lock(path: Path) -> int | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor

@@ -2,9 +2,7 @@
 
 import fcntl
 import json
-import os
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from data.files import write_whole
 from tasks.params import ParamsRefused
 
 
@@ -89,21 +88,9 @@ def held(place: Place) -> Iterator[None]:
 def write_json(path: Path, document: object) -> None:
     """Writes a JSON document."""
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    write(path, lambda fresh: fresh.write_text(text, encoding="utf-8"))
+    write_whole(path, lambda fresh: fresh.write_text(text, encoding="utf-8"))
 
 
 def write_parquet(path: Path, frame: pd.DataFrame) -> None:
     """Writes a table."""
-    write(path, lambda fresh: frame.to_parquet(fresh, index=False))
-
-
-def write(path: Path, content: Callable[[Path], object]) -> None:
-    """Writes a file by way of a fresh one beside it, so that a crash leaves the old file, the new one or none."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    try:
-        content(fresh)
-        with fresh.open("rb") as file:
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    write_whole(path, lambda fresh: frame.to_parquet(fresh, index=False))

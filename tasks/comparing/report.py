@@ -8,10 +8,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from algorithms.privacy.ledger import Ledger
+from data.files import write_whole
 from tasks.comparing import figures
 from tasks.comparing.cell_card import sweep
 from tasks.comparing.cells import Cell
-from tasks.comparing.files import Place, write, write_json
+from tasks.comparing.files import Place, write_json
 from tasks.comparing.page import WORDS, Content, html, markdown, published_table, result_tables
 from tasks.comparing.published import beside, read_published
 from tasks.comparing.results import results, summary, write_tables
@@ -171,4 +172,4 @@ def _picture(draw: Callable[[Theme], Figure], words: str) -> Picture:
 
 
 def _write(path: Path, content: bytes) -> None:
-    write(path, lambda fresh: fresh.write_bytes(content))
+    write_whole(path, lambda fresh: fresh.write_bytes(content))

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from data.files import write_whole
 from tasks.comparing.cells import Cell
-from tasks.comparing.files import Place, write, write_parquet
+from tasks.comparing.files import Place, write_parquet
 
 KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
 METRICS = ["accuracy", "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
@@ -73,4 +74,4 @@ def write_tables(place: Place, table: pd.DataFrame, totals: pd.DataFrame) -> Non
     """Writes results.parquet, results.csv and summary.csv into the comparison's folder."""
     write_parquet(place.folder / "results.parquet", table)
     for name, frame in (("results", table), ("summary", totals)):
-        write(place.folder / f"{name}.csv", partial(frame.to_csv, index=False))
+        write_whole(place.folder / f"{name}.csv", partial(frame.to_csv, index=False))

@@ -2,12 +2,13 @@
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from data.files import write_whole
 
 Kind = Literal["open", "promoted", "kept", "forfeited", "given up"]
 
@@ -68,12 +69,8 @@ class States:
 
     def write(self, state: State) -> None:
         """Keeps a state, on the disk before this returns."""
-        fresh = self.folder / f".{state.period}-{os.getpid()}"
-        with fresh.open("w", encoding="utf-8") as file:
-            json.dump(asdict(state), file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._file(state.period))
+        text = json.dumps(asdict(state), indent=2)
+        write_whole(self._file(state.period), lambda fresh: fresh.write_text(text, encoding="utf-8"))
 
     def forget(self, state: State) -> None:
         """Lets a period begin anew, where nothing was charged for it."""

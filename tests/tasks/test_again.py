@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,8 +130,8 @@ def test_killed_while_a_result_is_kept_it_is_kept_the_next_time(
 ) -> None:
     whole = shutil.copytree
 
-    def half(source: Path, target: Path) -> None:
-        whole(source, target)
+    def half(source: Path, target: Path, **how: Any) -> None:
+        whole(source, target, **how)
         (target / "model.safetensors").write_bytes(b"")
         raise KeyboardInterrupt
 

@@ -28,6 +28,7 @@ CANNOT_CHANGE_A_RESULT = {
     "data.description": "carries what data/prepared says",
     "data.records": "carries what data/prepared says",
     "data.errors": "texts",
+    "data.files": "moves files into their places and holds locks",
     "tasks.again": "asks a person",
     "tasks.calibrate": "for the stages after it: what it found is in plan.json",
     "tasks.closing": "opens the ledger",

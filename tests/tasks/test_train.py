@@ -484,6 +484,17 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
     assert workspace.run_folders == []
 
 
+@pytest.mark.parametrize("name", ["receipt.json", "model.safetensors"])
+def test_evaluation_of_nothing_says_what_to_do(
+    name: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace.train()
+    (workspace.root / "artifacts" / name).unlink()
+    monkeypatch.chdir(workspace.root)
+    with pytest.raises(Refused, match=f"no artifacts/{name}.*train first"):
+        evaluate.main()
+
+
 def test_another_model_than_the_receipts_is_not_evaluated_and_the_result_is_kept(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,52 @@
+"""Files that several processes share: written whole or not at all, and held by one process at a time."""
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def write_whole(
+    path: Path,
+    content: Callable[[Path], object],
+    *,
+    mode: int = 0o666,
+    put: Callable[[Path, Path], object] = os.replace,
+) -> None:
+    """Writes a file by way of a fresh one beside it, so that a crash leaves the old file, the new one or none.
+
+    content: writes the fresh file. mode: of the file, less what the umask takes. put: moves it into its place.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        content(fresh)
+        with fresh.open("rb") as file:
+            os.fsync(file.fileno())
+        put(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def taken(path: Path) -> int | None:
+    """A descriptor that holds a lock file until it is closed; None where another process holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a lock file until the end of the block; waits where another process holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
