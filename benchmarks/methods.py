@@ -100,6 +100,8 @@ _STEP = {
     "opacus_hooks_channels_last": "opacus_peers:HooksChannelsLast",
     "vmap": "peers:PerExample",
     "jax": "jax_peer:PerExample",
+    "by_hand_64": "by_hand:Sums64",
+    "by_hand_32": "by_hand:Sums32",
     "ours": "ours:BookKeeping",
 }
 
@@ -119,8 +121,9 @@ _AFFINE = {
     "ours": "affine:BookKeeping",
 }
 
-_ONLY = {"opacus_hooks_channels_last": ("W3",)}
-"""Methods for some workloads only: channels-last order matters where max-pooling takes long."""
+_ONLY = {"opacus_hooks_channels_last": ("W3",), "by_hand_64": ("W2",), "by_hand_32": ("W2",)}
+"""Methods for some workloads only: channels-last order matters where max-pooling takes long, and one shape of network
+is written out."""
 
 
 def names(workload: Workload) -> tuple[str, ...]:
