@@ -1,13 +1,13 @@
 // Two passes over all records of a linear model with one output; compiled.py says what they give.
 //
-// Both read in 32 bits and sum up in 64. Every number is summed by one thread, in an order that the number of records
-// alone decides, and what a record adds is computed in the same way in every place.
+// Both read in 32 bits and sum up in 64, in an order that the number of records alone decides, and what a record adds is
+// computed in the same way in every place.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/cpu/vec/vec.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -58,17 +58,13 @@ Tensor weighted_sums(const Tensor& features, const Tensor& weights) {
   const float* from = features.const_data_ptr<float>();
   const double* by = weights.const_data_ptr<double>();
   double* into = sums.mutable_data_ptr<double>();
-  at::parallel_for(0, (features.size(0) + 3) / 4, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t row = 4 * begin; row < std::min(4 * end, features.size(0)); row += 4) {
-      if (row + 4 <= features.size(0)) {
-        four_weighted_sums(from + row * count, by, count, into + row);
-        continue;
-      }
-      for (int64_t last = row; last < features.size(0); ++last) {
-        weighted_sum(from + last * count, by, count, into + last);
-      }
-    }
-  });
+  int64_t row = 0;
+  for (; row + 4 <= features.size(0); row += 4) {
+    four_weighted_sums(from + row * count, by, count, into + row);
+  }
+  for (; row < features.size(0); ++row) {
+    weighted_sum(from + row * count, by, count, into + row);
+  }
   return sums;
 }
 
@@ -128,17 +124,15 @@ Tensor logistic_losses(const Tensor& margins, const Tensor& slopes, const Tensor
   const float* along = slopes.const_data_ptr<float>();
   const double* by = steps.const_data_ptr<double>();
   double* into = sums.mutable_data_ptr<double>();
-  at::parallel_for(0, steps.numel(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t candidate = begin; candidate < end; ++candidate) {
-      const Floats back(static_cast<float>(-by[candidate]));
-      Logistic losses(bound, most);
-      for (int64_t i = 0; i < count; i += kLanes) {
-        const int64_t some = std::min(kLanes, count - i);
-        losses.add(at::vec::fmadd(back, Floats::loadu(along + i, some), Floats::loadu(from + i, some)), some);
-      }
-      into[candidate] = losses.total();
+  for (int64_t candidate = 0; candidate < steps.numel(); ++candidate) {
+    const Floats back(static_cast<float>(-by[candidate]));
+    Logistic losses(bound, most);
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const int64_t some = std::min(kLanes, count - i);
+      losses.add(at::vec::fmadd(back, Floats::loadu(along + i, some), Floats::loadu(from + i, some)), some);
     }
-  });
+    into[candidate] = losses.total();
+  }
   return sums;
 }
 

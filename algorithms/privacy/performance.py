@@ -53,15 +53,12 @@ class Performance:
     compiled: bool = False
 
     def check(self) -> None:
-        """Raises Refused, before anything is spent, where C++ is asked for and cannot be compiled."""
-        if self.compiled:
+        """Raises Refused where C++ is asked for and cannot be compiled; to be asked before anything is spent."""
+        if self.compiled and self.device.type == "cpu":
             try:
                 compiled.load()
             except compiled.NotCompiled as reason:
-                raise Refused(
-                    f"performance.compiled is true, but {reason}; install a C++ compiler and epsilonflow[compiled], or"
-                    " set it to false."
-                ) from reason
+                raise Refused(f"performance.compiled is true, but {reason}, or set it to false.") from reason
 
     def holds(self, numbers: int) -> bool:
         """Whether so many 32-bit numbers of each record fit the memory for all of them."""

@@ -1,6 +1,12 @@
 """Sums in C++ against the pure ones, which are the default, and against their definition."""
 
 import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +15,7 @@ from torch.nn.functional import softplus
 
 from algorithms.gradients import L1, L2, Clipping, Unclipped, compiled
 from algorithms.gradients.linear import LinearRecords
+from tests.checkout import PROJECT
 from tests.gradients.test_linear import a_line, apart, problem, the_loop
 from tests.threads import cpu_threads
 
@@ -124,8 +131,49 @@ def test_what_they_do_not_serve_is_left_to_the_pure_sums(monkeypatch: pytest.Mon
             records.losses_on(a_line(parameters), bound=2.0)
 
 
-def test_without_a_compiler_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setenv("CXX", "/nowhere/c++")
-    with pytest.raises(compiled.NotCompiled, match="no C\\+\\+ compiler with ninja"):
-        compiled.load.__wrapped__()
+def loading_in(cache: Path, **environment: str) -> str:
+    """What a process of its own says that loads the library with a cache folder of its own."""
+    code = "from algorithms.gradients import compiled\ntry: compiled.load()\nexcept compiled.NotCompiled as e: print(e)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(PROJECT)} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_without_a_compiler_the_reason_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+    assert "no C++ compiler" in loading_in(tmp_path, CXX="/nowhere/c++")
+    assert list((tmp_path / "epsilonflow" / "compiled").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["another library", "empty"])
+def test_a_library_that_is_damaged_is_not_used(damage: str, tmp_path: Path) -> None:
+    shutil.copytree(compiled._place().parent, tmp_path / "epsilonflow" / "compiled")
+    other = Path(torch.__file__).parent / "lib" / "libshm.so"
+    (library,) = (tmp_path / "epsilonflow" / "compiled").glob(compiled._place().name)
+    library.write_bytes(other.read_bytes() if damage == "another library" else b"")
+    assert "is damaged; remove it" in loading_in(tmp_path)
+
+
+@pytest.mark.parametrize("writable", ["the folder", "the library"])
+def test_a_library_that_others_can_write_is_not_loaded(writable: str, tmp_path: Path) -> None:
+    shutil.copytree(compiled._place().parent, tmp_path / "epsilonflow" / "compiled")
+    (library,) = (tmp_path / "epsilonflow" / "compiled").glob(compiled._place().name)
+    (library.parent if writable == "the folder" else library).chmod(0o777)
+    assert "make it yours alone" in loading_in(tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "epsilonflow").write_text("")
+    assert "cannot be used" in loading_in(tmp_path)
+
+
+def test_what_a_killed_build_left_is_removed_in_time(tmp_path: Path) -> None:
+    for name, age in (("building-old", 7200), ("building-new", 60)):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    compiled._sweep(tmp_path)
+    assert [left.name for left in tmp_path.iterdir()] == ["building-new"]

@@ -1,6 +1,7 @@
 """Full-batch questions about a linear model: the closed forms answer as the general engine does."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from algorithms.gradients import L1, L2, Affine, Clipping, Line, Normalised, PerLayer, compiled, linear
 from algorithms.models import build
 from algorithms.privacy.barrier import Barrier, Performance
+from algorithms.privacy.errors import Refused
 from algorithms.privacy.full_batch import FullBatchAnswers, loss_sums
 from algorithms.privacy.noise import seeded_generator
 from algorithms.privacy.releases import FullBatch, Gaussian, Gumbel, Laplace
@@ -114,6 +116,17 @@ def test_compiled_sums_serve_the_barrier(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(sums) == 1
     torch.testing.assert_close(found, iteration(asked(closed=True), point()), rtol=1e-6, atol=1e-6)
     assert len(sums) == 1
+
+
+def test_a_barrier_that_cannot_compile_charges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    trace = Trace()
+    with pytest.raises(Refused, match="no C\\+\\+ compiler"):
+        asked(closed=True, trace=trace, compiled=True)
+    assert trace.events() == []
 
 
 def test_a_run_taken_up_between_steps_goes_on_bit_for_bit() -> None:

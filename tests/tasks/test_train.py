@@ -21,7 +21,6 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from algorithms.gradients import compiled
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.ledger import Ledger
@@ -302,15 +301,14 @@ def test_a_population_that_cannot_pay_refuses_before_the_records_are_opened(
 
 @pytest.mark.parametrize(
     ("setting", "message"),
-    [({"device": "cuda"}, "no CUDA device"), ({"compiled": True}, "install a C\\+\\+ compiler")],
+    [({"device": "cuda"}, "no CUDA device"), ({"compiled": True}, "no C\\+\\+ compiler")],
 )
 def test_what_a_machine_lacks_is_refused_before_anything_is_spent(
     setting: dict[str, Any], message: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(workspace.root))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(workspace.root))
     monkeypatch.setenv("CXX", "/nowhere/c++")
-    monkeypatch.setattr(compiled, "load", compiled.load.__wrapped__)  # of which no earlier answer is kept
     workspace.set("performance", **setting)
     with pytest.raises(Refused, match=message):
         workspace.train()
