@@ -7,7 +7,7 @@ sample the same of what both blocks have (bottom-k sketches; Cohen and Kaplan 20
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 SIZE = 2048
@@ -57,21 +57,30 @@ class Sketch:
         n (n - 1) / (2 r) within them, where r is the ratio of their sizes. Of blocks drawn apart, whatever their
         distributions are, the difference is at most 0 on average given t = n + m, with a variance of t (t - 1) / 2
         where these are the same. Weights of 1 / (t - 1) keep frequent records from hiding the others.
+
+        Where one side is much smaller, records that come twice on both weigh against what is shared. Given t = 2 the
+        average is the same: so the records that come twice at most, in all, are looked at by themselves as well.
         """
         mine, *each = _common_range([sketch.whole for sketch in (self, *others)])
         theirs = sum(each, Counter[str]())
         if not mine or not theirs:
             return False
-        ratio = mine.total() / theirs.total()
-        smaller = min((mine, theirs), key=Counter.total)
-        beyond, variance, base = 0.0, 0.0, 0.0
-        for record in mine.keys() | theirs.keys():
-            n, m = mine[record], theirs[record]
-            weight = 1 / max(n + m - 1, 1)
-            beyond += weight * (n * m - (ratio * m * (m - 1) + n * (n - 1) / ratio) / 2)
-            variance += weight**2 * (n + m) * (n + m - 1) / 2
-            base += weight * smaller[record]
-        return beyond >= max(SHARE * base, CERTAINTY * math.sqrt(variance)) or _agree_too_well(mine, theirs)
+        smaller, larger = sorted((mine, theirs), key=Counter.total)
+        ratio = smaller.total() / larger.total()
+        pairs = [(smaller[record], larger[record]) for record in mine.keys() | theirs.keys()]
+        rare = [(n, m) for n, m in pairs if n + m <= 2]
+        return _share_many(pairs, ratio) or _share_many(rare, ratio) or _agree_too_well(mine, theirs)
+
+
+def _share_many(pairs: Iterable[tuple[int, int]], ratio: float) -> bool:
+    """Of how often each record comes in the smaller block and in the larger; see `shares_many`."""
+    beyond, variance, base = 0.0, 0.0, 0.0
+    for n, m in pairs:
+        weight = 1 / max(n + m - 1, 1)
+        beyond += weight * (n * m - (ratio * m * (m - 1) + n * (n - 1) / ratio) / 2)
+        variance += weight**2 * (n + m) * (n + m - 1) / 2
+        base += weight * n
+    return base > 0 and beyond >= max(SHARE * base, CERTAINTY * math.sqrt(variance))
 
 
 def _common_range(each: Sequence[Counter[str]]) -> list[Counter[str]]:

@@ -15,7 +15,7 @@ from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Ledger
 from tasks.environment import SPEND_AGAIN, may_spend_again
 from tasks.kept import kept
-from tasks.runs import DONE, hand_out, has_unfinished
+from tasks.runs import DONE, hand_out, unfinished
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ def brought_back(asked: Asked, artifacts: Path, names: Iterable[str], ledger: Le
     not kept, is not whole any more, or is not of the retraining that is asked for.
     """
     marker, cost = home / DONE / asked.inputs, asked.cost
-    if not marker.is_file() or has_unfinished(home, asked.inputs) or may_spend_again():
+    begun = [run for run in unfinished(home, asked.inputs) if ledger.status(run) != "forfeited"]
+    if not marker.is_file() or begun or may_spend_again():
         return False
     run_id = marker.read_text(encoding="utf-8").strip()
     if _agrees(f"run {run_id} did just this; training again spends {cost} again. Spend it? [y/N] "):

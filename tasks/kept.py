@@ -19,7 +19,10 @@ _RELEASED = ("model.safetensors", "trace.parquet")
 
 
 def keep(home: Path, run_id: str, result: Path) -> None:
-    """Copies the folder with a run's result, whole or not at all; a run that is kept already stays as it is."""
+    """Copies the folder with a run's result, whole or not at all; a run that is kept already stays as it is.
+
+    For who holds the run's lock: of two that keep one run at once, one would sweep away what the other has copied.
+    """
     (home / RESULTS).mkdir(mode=0o700, exist_ok=True)
     entry, fresh = home / RESULTS / run_id, home / RESULTS / f".new-{run_id}"
     if entry.is_dir():

@@ -78,6 +78,11 @@ def check_usual(ledger: Ledger, population: str, *, home: Path) -> None:
         )
 
 
+def has_usual(population: str, *, home: Path) -> bool:
+    """Whether people were charged as private ones before: another ledger, which says public of them, is refused too."""
+    return _usual(population, home).exists()
+
+
 def keep_usual(ledger: Ledger, population: str, *, home: Path) -> None:
     """Keeps in `home` which ledger, by the first hash of its chain, a population is charged in, for ever.
 

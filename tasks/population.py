@@ -9,7 +9,7 @@ from data import PublicDescription
 from data.charged_blocks import ChargedBlocks, preparation_of
 from data.prepared import check_same, salt_of
 from tasks.environment import BLOCKS
-from tasks.ledger_heads import check_usual, keep_usual
+from tasks.ledger_heads import check_usual, has_usual, keep_usual
 
 _HOLDOUT, _BLOCKS = "holdout", "blocks"
 
@@ -19,8 +19,9 @@ def enter(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Pa
 
     prepared: the folder of the records. Raises DataRefused where another block was charged for them.
     """
-    if not public.public:
+    if not public.public or has_usual(public.population, home=home):
         check_usual(ledger, public.population, home=home)
+    if not public.public:
         _charge_blocks(public, home=home, prepared=prepared, only_check=True)
     declare(ledger, public)
 

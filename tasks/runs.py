@@ -120,27 +120,31 @@ def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mappi
 def discard(home: Path, run_id: str) -> None:
     """Forgets a finished run, whose result is in other hands; does nothing for an unfinished or unknown one.
 
-    What cannot be had again for nothing is kept: those hands may lose it.
+    What cannot be had again for nothing is kept: those hands may lose it. Another process that does the same, or still
+    trains, is left to it.
     """
     folder = home / "runs" / run_id
-    if (folder / _RESULT).is_dir():
-        described = json.loads((folder / _META).read_text(encoding="utf-8"))
-        if described.get("keeps", True):
-            keep(home, run_id, folder / _RESULT)
-        _note_done(home, described["inputs"], run_id)
-        _hide(folder)
+    with _held(folder) as is_held:
+        if is_held and (folder / _RESULT).is_dir():
+            described = json.loads((folder / _META).read_text(encoding="utf-8"))
+            if described.get("keeps", True):
+                keep(home, run_id, folder / _RESULT)
+            _note_done(home, described["inputs"], run_id)
+            _hide(folder)
     _sweep(folder.parent)
 
 
 def is_known(home: Path, inputs: str) -> bool:
     """Whether a run of these inputs was finished, or is in the folders still."""
-    return (home / DONE / inputs).is_file() or has_unfinished(home, inputs)
+    return (home / DONE / inputs).is_file() or bool(unfinished(home, inputs))
 
 
-def has_unfinished(home: Path, inputs: str) -> bool:
-    """Whether a run of these inputs is in the folders still, so that it would be taken up."""
+def unfinished(home: Path, inputs: str) -> list[str]:
+    """The runs of these inputs that are in the folders still, and are taken up unless they were forfeited."""
     metas = (home / "runs").glob(f"[0-9]*/{_META}")
-    return any(json.loads(meta.read_text(encoding="utf-8"))["inputs"] == inputs for meta in metas)
+    return [
+        meta.parent.name for meta in metas if json.loads(meta.read_text(encoding="utf-8"))["inputs"] == inputs
+    ]
 
 
 def is_kept(home: Path, run_id: str) -> bool:
@@ -156,11 +160,23 @@ def _note_done(home: Path, inputs: str, run_id: str) -> None:
 def abandon(home: Path, run_id: str) -> None:
     """Deletes the folder of a forfeited run, with what it knew of records; not while a process holds it."""
     folder = home / "runs" / run_id
-    lock = taken(folder / _LOCK) if folder.is_dir() else None
-    if lock is not None:
-        _hide(folder)
-        os.close(lock)
+    with _held(folder) as is_held:
+        if is_held:
+            _hide(folder)
     _sweep(folder.parent)
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Holds a run's folder, where there is one; false where another process does, or has just taken it away."""
+    lock = None
+    with suppress(FileNotFoundError):
+        lock = taken(folder / _LOCK)
+    try:
+        yield lock is not None and folder.is_dir()
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def _hide(folder: Path) -> None:

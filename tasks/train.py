@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from algorithms.algorithm import Plan
 from algorithms.checkpoint import by_name
+from algorithms.models import Model
 from algorithms.models.fronts import front_of
 from algorithms.privacy.barrier import Performance
 from algorithms.privacy.diagnostics import Diagnostics
@@ -88,19 +89,20 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     home: where run folders are kept. root: the checkout. Raises BudgetRefused where the population cannot pay and
     Refused or ModelRefused where the plan, the model or a checkpoint does not fit; nothing is spent then.
     """
-    check_plan(job.document, job.settings, job.public)
     _check_device(job.settings.performance.device)
     _limits(job.settings).check()
+    model = model_for(job.settings, job.public)
+    check_plan(job.document, job.settings, job.public)  # of the very files that the model was read from
     enter(ledger, job.public, home=home, prepared=job.prepared)
     fresh, is_forfeited = _fresh_generator(job.settings), lambda run: ledger.status(run) == "forfeited"
     digest, keeps = job.digest(root, home), not job.public.public
     with runs.claimed(home, inputs=digest, fresh=fresh, is_forfeited=is_forfeited, keeps=keeps) as run:
-        result = run.result or _trained(job, run, ledger, root, home)
+        result = run.result or _trained(job, model, run, ledger, root, home)
         run.forget_secrets()
         runs.hand_out(result, artifacts, _ARTIFACTS, said=described(job.public))
 
 
-def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path, home: Path) -> Path:
+def _trained(job: Job, model: Model, run: runs.Run, ledger: Ledger, root: Path, home: Path) -> Path:
     """Reserves, trains, settles; returns the folder with the result."""
     plan = job.plan
     about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency")}
@@ -115,7 +117,7 @@ def _trained(job: Job, run: runs.Run, ledger: Ledger, root: Path, home: Path) ->
     confirm(ledger, job.public, home=home, prepared=job.prepared)
     written = run.emptied("written")
     with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
-        trace = _train_into(written, job, run, live)
+        trace = _train_into(written, job, run, model, live)
         events = schedule_to_json(run_lengths(trace.events()))
         # Settled in full even if it ended early: when to end was then chosen on the way.
         sums = _checksums(written, job)
@@ -146,9 +148,9 @@ def _checksums(written: Path, job: Job) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def _train_into(folder: Path, job: Job, run: runs.Run, live: Tell) -> Trace:
+def _train_into(folder: Path, job: Job, run: runs.Run, model: Model, live: Tell) -> Trace:
     """Trains and writes the released model and the trace into `folder`."""
-    model, performance = model_for(job.settings, job.public), job.settings.performance
+    performance = job.settings.performance
     diagnostics = Diagnostics()
     if performance.threads is not None:
         torch.set_num_threads(performance.threads)

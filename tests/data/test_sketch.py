@@ -110,6 +110,16 @@ def test_records_that_come_from_many_blocks_are_seen_in_all_together(size: int) 
     assert not sketch([*range(-size, 0), *range(0, 20 * size, 400)]).shares_many(*blocks)
 
 
+@pytest.mark.parametrize(("parts", "twice"), [(8, 0.2), (12, 0.2), (20, 0.1), (52, 0.02)])
+def test_parts_of_a_block_are_seen_where_some_records_come_twice(parts: int, twice: float) -> None:
+    generator = np.random.default_rng(parts)
+    people = [(person, 1 + int(generator.random() < twice)) for person in range(2000)]
+    whole = sketch(person for person, times in people for _ in range(times))
+    for part in range(parts):
+        own = sketch(person for person, times in people[part::parts] for _ in range(times))
+        assert own.shares_many(whole) and whole.shares_many(own)
+
+
 @pytest.mark.parametrize(("values", "size"), [(2, 400), (100, 60), (1000, 200), (5000, 500)])
 @pytest.mark.parametrize("drifts", [False, True])
 def test_equal_records_of_different_people_are_none_in_common_with_many(

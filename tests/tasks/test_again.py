@@ -145,6 +145,34 @@ def test_killed_while_a_result_is_kept_it_is_kept_the_next_time(
     assert ask(tmp_path) is True
 
 
+def test_two_that_take_a_result_up_at_once_keep_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes while the first one copies."""
+    keep, copies = runs.keep, []
+
+    def kept_twice(home: Path, run_id: str, result: Path) -> None:
+        copies.append(run_id)
+        assert len(copies) == 1
+        runs.discard(home, run_id)
+        keep(home, run_id, result)
+
+    monkeypatch.setattr(runs, "keep", kept_twice)
+    run_id = finished(tmp_path)
+    runs.discard(tmp_path, run_id)
+    assert copies == [run_id] and ask(tmp_path) is True
+
+
+def test_a_forfeited_run_that_is_there_still_makes_nobody_spend_again(tmp_path: Path) -> None:
+    finished(tmp_path)
+    run_id, ledger, cost = begun(tmp_path), ledger_of(tmp_path), Budget(1.0, 1e-6)
+    ledger.declare("painters", Budget(10.0, 1e-3), public=False)
+    ledger.reserve(run_id, "painters", cost, events=[], about={})
+    assert ask(tmp_path) is False
+    ledger.forfeit(run_id)
+    assert ask(tmp_path) is True
+
+
 def test_a_retraining_takes_no_result_of_another(tmp_path: Path) -> None:
     run_id, ledger, cost = finished(tmp_path), ledger_of(tmp_path), Budget(1.0, 1e-6)
     ledger.declare("painters", Budget(10.0, 1e-3), public=False)

@@ -49,6 +49,8 @@ def test_private_people_are_charged_in_one_ledger_alone(workspace: Workspace, tm
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
     with pytest.raises(Refused, match="is charged in another ledger"):
         enter(other, public, home=workspace.home, prepared=tmp_path)
+    with pytest.raises(Refused, match="is charged in another ledger"):
+        enter(other, replace(public, public=True), home=workspace.home, prepared=tmp_path)
     assert other.populations() == ["somebody"]
     ledger_copy.export(first, tmp_path / "copy.jsonl")
     moved = f"sqlite:///{workspace.home}/moved.sqlite"

@@ -317,6 +317,30 @@ def test_what_a_machine_lacks_is_refused_before_anything_is_spent(
         workspace.ledger.balance("digits")
 
 
+def test_a_start_that_is_replaced_after_its_check_trains_nothing(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+    for steps in (2, 3):
+        workspace.set("algorithm", steps=steps)
+        workspace.train()
+        starts.append((workspace.root / "artifacts/model.safetensors").read_bytes())
+    start, before = workspace.root / "start.safetensors", workspace.ledger.head()
+    start.write_bytes(starts[0])
+    workspace.set("model", start=str(start))
+    real = train.model_for
+
+    def replaced(*about: Any) -> Any:
+        start.write_bytes(starts[1])
+        return real(*about)
+
+    monkeypatch.setattr(train, "model_for", replaced)
+    folders = workspace.run_folders
+    with pytest.raises(Refused):
+        workspace.train()
+    assert workspace.ledger.head() == before and workspace.run_folders == folders
+
+
 def test_a_run_without_privacy_is_for_public_records_only(workspace: Workspace) -> None:
     workspace.set("privacy")
     document = {"name": "non_private", "batch_size": 64, "steps": 5}
