@@ -25,21 +25,21 @@ void check(const Tensor& values, at::ScalarType type) {
 }
 
 // Of one row after the other, or of four at once, which share what is loaded of the weights.
-void weighted_sum(const float* row, const double* weights, const int64_t count, double* sum) {
+void weighted_sum(const float* row, const float* weights, const int64_t count, double* sum) {
   double total = 0.0;
 #pragma omp simd reduction(+ : total)
   for (int64_t i = 0; i < count; ++i) {
-    total += static_cast<double>(row[i]) * weights[i];
+    total += static_cast<double>(row[i]) * static_cast<double>(weights[i]);
   }
   *sum = total;
 }
 
-void four_weighted_sums(const float* rows, const double* weights, const int64_t count, double* sums) {
+void four_weighted_sums(const float* rows, const float* weights, const int64_t count, double* sums) {
   const float *one = rows, *two = one + count, *three = two + count, *four = three + count;
   double first = 0.0, second = 0.0, third = 0.0, fourth = 0.0;
 #pragma omp simd reduction(+ : first, second, third, fourth)
   for (int64_t i = 0; i < count; ++i) {
-    const double weight = weights[i];
+    const double weight = static_cast<double>(weights[i]);
     first += static_cast<double>(one[i]) * weight;
     second += static_cast<double>(two[i]) * weight;
     third += static_cast<double>(three[i]) * weight;
@@ -48,15 +48,15 @@ void four_weighted_sums(const float* rows, const double* weights, const int64_t 
   sums[0] = first, sums[1] = second, sums[2] = third, sums[3] = fourth;
 }
 
-// features [p, n] float32, weights [n] float64 -> [p] float64.
+// features [p, n], weights [n] float32 -> [p] float64.
 Tensor weighted_sums(const Tensor& features, const Tensor& weights) {
   check(features, at::kFloat);
-  check(weights, at::kDouble);
+  check(weights, at::kFloat);
   const int64_t count = features.size(1);
   TORCH_CHECK(weights.size(0) == count, "there must be a weight for each record.");
-  Tensor sums = weights.new_empty({features.size(0)});
+  Tensor sums = weights.new_empty({features.size(0)}, at::kDouble);
   const float* from = features.const_data_ptr<float>();
-  const double* by = weights.const_data_ptr<double>();
+  const float* by = weights.const_data_ptr<float>();
   double* into = sums.mutable_data_ptr<double>();
   int64_t row = 0;
   for (; row + 4 <= features.size(0); row += 4) {

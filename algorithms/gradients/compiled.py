@@ -57,7 +57,7 @@ def load() -> None:
 
 
 def weighted_sums(features: Tensor, weights: Tensor) -> Tensor:
-    """features @ weights; [p, n] float32, [n] float64, on the CPU -> [p], float64."""
+    """features @ weights; [p, n] and [n], float32 on the CPU -> [p], float64."""
     load()
     return _operation("weighted_sums")(features, weights)
 
@@ -88,7 +88,7 @@ def _load_once(library: Path) -> None:
     try:
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         ones = torch.ones(2, 3)
-        is_right = _operation("weighted_sums")(ones, ones[0].double()).tolist() == [3.0, 3.0]
+        is_right = _operation("weighted_sums")(ones, ones[0]).tolist() == [3.0, 3.0]
     except (OSError, AttributeError):
         is_right = False
     if not is_right:

@@ -137,7 +137,7 @@ class LinearRecords:
     def _summed(self, errors: Tensor) -> Tensor:
         """The features times errors [n, o], in 64 bits, so that no record rounds another's part; [p, o]."""
         if self._is_compiled:
-            return weighted_sums(self._features, errors[:, 0].double())[:, None]
+            return weighted_sums(self._features, errors[:, 0])[:, None]
         if self._wide is not None:
             return self._wide @ errors.double()
         return product_in_64_bits(self._features, errors)

@@ -41,9 +41,9 @@ def losses(margins: Tensor, slopes: Tensor, steps: Tensor, bound: float) -> Tens
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("features", [1, 3, 4, 5, 8, 125])
 def test_weighted_sums_are_products_in_64_bits(count: int, features: int) -> None:
-    values, weights = drawn(features, count), drawn(count, seed=1).double()
+    values, weights = drawn(features, count), drawn(count, seed=1)
     torch.testing.assert_close(
-        compiled.weighted_sums(values, weights), values.double() @ weights, rtol=1e-12, atol=1e-12
+        compiled.weighted_sums(values, weights), values.double() @ weights.double(), rtol=1e-12, atol=1e-12
     )
 
 
