@@ -43,9 +43,8 @@ def weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor) -> Tensor
     private libraries and how to fix it").
     """
     (_, p), o = inputs.shape, errors.shape[1]
-    size = max(
-        1, min(slice_of(2 * (p + o), inputs.device), len(weights))
-    )  # numbers of 64 bits take twice the room
+    room = 2 * (p + o)  # numbers of 64 bits take twice as much
+    size = max(1, min(slice_of(room, inputs.device), len(weights)))
     seen, back = (torch.empty(size, n, dtype=torch.float64, device=inputs.device) for n in (p, o))
     total = seen.new_zeros(o, p)
     for some, their, each in zip(
