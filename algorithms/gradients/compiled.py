@@ -57,18 +57,16 @@ def load() -> None:
 
 
 def weighted_sums(features: Tensor, weights: Tensor) -> Tensor:
-    """features @ weights; [p, n] and [n], float32 on the CPU -> [p], float64."""
-    load()
+    """features @ weights, after `load`; [p, n] and [n], float32 on the CPU -> [p], float64."""
     return _operation("weighted_sums")(features, weights)
 
 
 def logistic_losses(margins: Tensor, slopes: Tensor, steps: Tensor, *, bound: float, most: float) -> Tensor:
     """The sums [k], float64, over records of log(1 + exp(m)), at most log(most), at m = margins - steps[j] * slopes.
 
-    margins, slopes: [n], float32. steps: [k], float64. bound: what log(most) does not exceed, at most 700. A margin
-    that is not a number counts as zero.
+    To be asked after `load`. margins, slopes: [n], float32. steps: [k], float64. bound: what log(most) does not exceed,
+    at most 700. A margin that is not a number counts as zero.
     """
-    load()
     return _operation("logistic_losses")(margins, slopes, steps, bound, most)
 
 

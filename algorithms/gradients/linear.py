@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
+from algorithms.gradients.compiled import load as load_compiled
 from algorithms.gradients.compiled import weighted_sums
 from algorithms.gradients.filling import filled
 from algorithms.gradients.line import Carried, Line, at_point
@@ -47,6 +48,8 @@ class LinearRecords:
         self._odd_features = self._odd_losses.oriented(features[:, ~usual])
         features[:, ~usual] = 0.0
         self._is_compiled = compiled and _can_be_compiled(features, layer)
+        if self._is_compiled:
+            load_compiled()
         self._losses = losses_of(model, labels, is_compiled=self._is_compiled)
         self._features = self._losses.oriented(features)
         is_copied = not self._is_compiled and self._features.numel() <= _HELD
