@@ -8,7 +8,8 @@ Events carry the noise multiplier std / C of the clip bound C, whatever the adja
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Literal
 
@@ -17,7 +18,7 @@ from scipy.optimize import brentq
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, Adjacency, pure_epsilon, under
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import PureDpEvent, Schedule, kept
+from algorithms.privacy.events import Schedule, kept
 from algorithms.privacy.losses import composed, in_few_kinds
 from algorithms.privacy.renyi import epsilon_of_rdp, is_not_private, rdp
 
@@ -25,6 +26,11 @@ Accountant = Literal["pld", "rdp", "pure"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "pure")
 
 FINE, FINEST, COARSENING = 1e-4, 1e-5, 10.0
+LEAST_PLD_DELTA = 1e-11
+"""Below it the tail of a composed distribution is noise of its Fourier transform, and Rényi bounds take its place."""
+TRANSFORM_NOISE = 2.0**-49
+"""What that noise adds to a tail, times the root of the number of releases: three times what was seen for pure events."""
+_STEPS_A_LOSS, _STEPS_IN_ALL = 16, 1e6
 _FEW_ORDERS = (1.25, 1.5, *map(float, range(2, 64)), 128.0, 256.0, 512.0, 1024.0)
 _TAIL_ORDER = 63.0
 _NOISE_RANGE = (1e-6, 1e7)
@@ -41,9 +47,9 @@ def epsilon(
 ) -> float:
     """The epsilon that a schedule fixed in advance costs at `delta`; an upper bound by either accountant.
 
-    delta: in (0, 1), or 0 for the accountant "pure". discretisation: grid of the privacy losses, PLD only; chosen
-    from the schedule when None. Returns infinity when an event is not private. Raises Refused when the accountant
-    cannot take an event.
+    delta: in (0, 1), or 0 for the accountant "pure". Below 1e-11 "pld" gives the Rényi bound: see `LEAST_PLD_DELTA`.
+    discretisation: grid of the privacy losses, PLD only; chosen from the schedule when None. Returns
+    infinity when an event is not private. Raises Refused when the accountant cannot take an event.
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
     """
@@ -68,24 +74,39 @@ def _epsilon(
     for event, _ in schedule:
         under(adjacency, event)  # what is refused is refused before it is merged with others
     few = in_few_kinds(schedule)
-    if accountant == "rdp":
+    if accountant == "rdp" or delta < LEAST_PLD_DELTA:
         return epsilon_of_rdp(rdp(few, adjacency=adjacency), delta)
     grid = discretisation or discretisation_of(few, delta, adjacency)
-    return float(composed(few, grid, adjacency).get_epsilon_for_delta(delta))
+    noise = TRANSFORM_NOISE * math.sqrt(sum(count for _, count in few))
+    return float(composed(few, grid or FINE, adjacency).get_epsilon_for_delta(max(delta - noise, delta / 2)))
 
 
-def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) -> float:
-    """Fine enough that rounding every loss up stays far below the result, yet quick for heavy-tailed losses."""
+def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) -> float | None:
+    """Fine enough that the grid adds far less than the result, yet quick for heavy-tailed losses.
+
+    None where no grid is used, below `LEAST_PLD_DELTA`. Where a loss has a largest value, the grid has sixteen steps up
+    to the smallest of these, so that a thousand equal losses are not each a share of a step too large.
+    """
+    if delta < LEAST_PLD_DELTA:
+        return None
     count = sum(count for _, count in schedule)
     try:
         upper = epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta)
     except Refused:
         return FINE
-    pairs = sum(n for event, n in schedule if isinstance(under(adjacency, event), PureDpEvent))
-    if pairs * FINE > 0.02 * upper:  # both losses of a pair are rounded up, each time
-        return FINEST
+    smallest = min(_largest_losses(schedule, adjacency), default=math.inf)
+    if smallest < _STEPS_A_LOSS * FINE:
+        return max(smallest / _STEPS_A_LOSS, min(upper / _STEPS_IN_ALL, FINEST))
     tails = (rdp([(event, 1)], orders=(_TAIL_ORDER,), adjacency=adjacency)[0] for event, _ in schedule)
     return FINEST if upper < 0.4 and count >= 10_000 and max(tails) < 10 else FINE
+
+
+def _largest_losses(schedule: Schedule, adjacency: Adjacency) -> Iterator[float]:
+    """The largest loss of each event that has one."""
+    for event, _ in schedule:
+        with suppress(Refused):
+            if 0 < (loss := pure_epsilon(under(adjacency, event))) < math.inf:
+                yield loss
 
 
 def calibrate(
@@ -113,7 +134,7 @@ def calibrate(
         if coarsening == 1.0:
             return epsilon(schedule_at(z), target.delta, adjacency=adjacency)  # as the plan asks for it
         schedule = in_few_kinds(schedule_at(z))
-        grid = discretisation_of(schedule, target.delta, adjacency) * coarsening
+        grid = (discretisation_of(schedule, target.delta, adjacency) or FINE) * coarsening
         return epsilon(schedule, target.delta, adjacency=adjacency, discretisation=grid)
 
     def bracket(z: float) -> float:

@@ -110,7 +110,7 @@ class Costs(Section):
 
 
 class Discretisation(Section):
-    """pld_interval: grid of the privacy losses, rounded up, or null. rdp_orders: lowest, highest and how many."""
+    """pld_interval: grid of the privacy losses, or null where Rényi bounds are taken, as below delta 1e-11. rdp_orders: lowest, highest and how many."""
 
     pld_interval: Positive | None
     rdp_lowest_order: Positive

@@ -8,8 +8,8 @@ import dp_accounting as dp
 import numpy as np
 from dp_accounting.pld import PLDAccountant, pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as distributions
-from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy.special import expit
 from scipy.stats import norm
 
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, Adjacency, under
@@ -89,8 +89,7 @@ def _of(event: dp.DpEvent, count: int, grid: float, adjacency: Adjacency) -> Pri
     """Of `count` times an event as `under` gives it."""
     match event:
         case PureDpEvent(epsilon=epsilon):
-            pair = DifferentialPrivacyParameters(epsilon, 0.0)
-            return distributions.from_privacy_parameters(pair, grid).self_compose(count)
+            return _of_pure(epsilon, grid).self_compose(count)
         case ObjectivePerturbationDpEvent():
             return _of_objective(event, grid).self_compose(count)
         case dp.ComposedDpEvent(events=inners):
@@ -103,6 +102,22 @@ def _of(event: dp.DpEvent, count: int, grid: float, adjacency: Adjacency) -> Pri
         raise Refused(f"the PLD accountant has no bound for {event}; use the other accountant.")
     accountant.compose(event, count)
     return accountant._pld  # it has no public reader
+
+
+def _of_pure(epsilon: float, grid: float) -> PrivacyLossDistribution:
+    """Of randomised response, which every mechanism with this epsilon can be made from (Kairouz et al. 2015).
+
+    Its loss is epsilon or -epsilon. Each is shared between the grid's points around it so that neither distribution
+    loses mass: the result dominates the pair ("connect the dots", Doroshenko et al. 2022), and what one composition
+    adds is of the order of the grid's square. Rounding both losses up would add a whole step, each time.
+    """
+    masses: dict[int, float] = {}
+    for loss, mass in ((epsilon, float(expit(epsilon))), (-epsilon, float(expit(-epsilon)))):
+        below = math.floor(loss / grid)
+        share = min(1.0, max(0.0, math.expm1(below * grid - loss) / math.expm1(-grid)))
+        masses[below + 1] = masses.get(below + 1, 0.0) + mass * share
+        masses[below] = masses.get(below, 0.0) + mass * (1 - share)
+    return PrivacyLossDistribution(pld_pmf.create_pmf(masses, grid, 0.0, pessimistic_estimate=True))
 
 
 def _of_objective(event: ObjectivePerturbationDpEvent, grid: float) -> PrivacyLossDistribution:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import optimize, special, stats
 
 from algorithms.algorithm import Target, by_accountants
 from algorithms.planning import plan_renyi, plan_zcdp
-from algorithms.privacy.accounting import calibrate, epsilon
+from algorithms.privacy.accounting import calibrate, discretisation_of, epsilon
 from algorithms.privacy.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, pure_epsilon
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
@@ -237,3 +237,50 @@ def test_a_part_of_a_pure_schedule_is_stated_at_the_whole_s_cost() -> None:
     spend.charge(LAPLACE)
     assert spend.spent(0.0) == 0.5
     assert spend.spent(1e-5) <= 0.5
+
+
+def _exact(cost: float, count: int, delta: float) -> float:
+    """The epsilon at `delta` of randomised response, `count` times: by its binomial tail."""
+    truths = np.arange(count + 1)
+    masses, losses = stats.binom.logpmf(truths, count, special.expit(cost)), (2 * truths - count) * cost
+
+    def above(epsilon: float) -> float:
+        is_more = losses > epsilon
+        return float(np.sum(np.exp(masses[is_more]) * -np.expm1(epsilon - losses[is_more]))) - delta
+
+    return float(optimize.brentq(above, 0.0, count * cost))
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-8, 3e-11])
+@pytest.mark.parametrize(
+    ("cost", "count"),
+    [
+        (0.001, 1000),
+        (0.001 * (1 + 1e-12), 1000),
+        (0.00123, 3000),
+        (0.0137, 500),
+        (0.1, 1000),
+        (0.5, 20),
+        (1.5e-5, 100_000),
+    ],
+)
+def test_pure_releases_by_pld_are_close_to_their_binomial_tail_and_never_below(
+    cost: float, count: int, delta: float
+) -> None:
+    exact = _exact(cost, count, delta)
+    assert exact <= epsilon([(PureDpEvent(cost), count)], delta) <= exact * 1.001
+    if delta > 1e-10:  # Laplace noise costs no more than any mechanism of its pure epsilon
+        assert epsilon([(dp.LaplaceDpEvent(1 / cost), count)], delta) <= exact * 1.001
+
+
+@pytest.mark.parametrize(
+    ("cost", "count", "delta"),
+    [(0.1, 1000, 1e-13), (0.01, 10_000, 1e-13), (0.01, 1000, 1e-15), (0.01, 1000, 9e-12)],
+)
+def test_pld_below_the_noise_of_its_transform_is_the_bound_by_renyi(
+    cost: float, count: int, delta: float
+) -> None:
+    schedule = [(PureDpEvent(cost), count)]
+    assert epsilon(schedule, delta) >= _exact(cost, count, delta)
+    assert epsilon(schedule, delta) == epsilon(schedule, delta, accountant="rdp")
+    assert discretisation_of(schedule, delta, ADD_OR_REMOVE_ONE) is None
