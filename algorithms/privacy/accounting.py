@@ -29,7 +29,7 @@ FINE, FINEST, COARSENING = 1e-4, 1e-5, 10.0
 LEAST_PLD_DELTA = 1e-11
 """Below it the tail of a composed distribution is noise of its Fourier transform, and Rényi bounds take its place."""
 TRANSFORM_NOISE = 2.0**-49
-"""What that noise adds to a tail, times the root of the number of releases: three times what was seen for pure events."""
+"""What that noise adds to a tail, times the root of the number of releases: three times what was seen."""
 _STEPS_A_LOSS, _STEPS_IN_ALL = 16, 1e6
 _FEW_ORDERS = (1.25, 1.5, *map(float, range(2, 64)), 128.0, 256.0, 512.0, 1024.0)
 _TAIL_ORDER = 63.0
