@@ -13,12 +13,13 @@ from algorithms.privacy.errors import Refused
 class Inputs:
     """The largest norms of the vector that a linear model multiplies with its weights, a bias's 1 included.
 
-    width: its largest coordinate above 0 plus its largest below, the norm of `Box`.
+    width: its largest coordinate above 0 plus its largest below, the norm of `Box`. outputs: of the model.
     """
 
     l1: float
     l2: float
     width: float = math.inf
+    outputs: int = 1
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def page(
             guess=None if epsilon is None else best_guess(epsilon, delta),
             factor=None if epsilon is None else rounded_up(_growth(epsilon), 3),
             strength=None if epsilon is None else strength(epsilon),
-            one_in=f"{1 / delta:,.0f}" if delta else "no",
+            one_in=f"{1 / delta:,.0f}" if delta else None,
             spent_share=_share(card),
             start=STARTED if is_started(card.mechanism.model.notes) else None,
             events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MOST_EVENTS]],

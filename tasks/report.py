@@ -87,8 +87,13 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     Pictures of the history are on the page alone: what exists only sometimes DVC cannot keep.
     prepared: folder with public.json. root: the checkout. Raises Refused where the card would be incomplete or does
     not hold against the files, where the data were described otherwise in training, where the metrics are of another
-    run, and where the ledger of a run on blocks cannot be read; nothing is written then.
+    run, and where the ledger of a run on blocks cannot be read; no card and no page is there then.
     """
+    for name in (
+        CARD,
+        PAGE,
+    ):  # those of an earlier run must not be taken for this one's, whatever fails below
+        (artifacts / name).unlink(missing_ok=True)
     run = _read(artifacts, prepared)
     check_described(run.receipt, run.public)
     check_evaluated(run.metrics, run.receipt)
@@ -164,8 +169,8 @@ def epsilon_curve(run: Run, *, grid: float) -> Curve:
     kept count. grid: of the privacy losses before the last step, where a quick account that is a little high will do.
     """
     so_far = _kept_while_training(run.trace)
-    if not so_far.steps:
-        return so_far
+    if run.receipt["epsilon"][run.receipt["accountant"]] is None or not so_far.steps:
+        return Curve([], [])
     chosen = np.unique(np.linspace(0, len(so_far.steps) - 1, _POINTS).round().astype(int))
     steps = [so_far.steps[index] for index in chosen]
     fixed = run.plan.get("filter", {"kind": "schedule"}) == {"kind": "schedule"}
@@ -219,8 +224,8 @@ def _picture(draw: Callable[[Theme], Figure], words: str) -> Picture:
 
 def main() -> None:
     """`python -m tasks.report`, in a checkout."""
-    settings = params.load(Path("params.yaml"), reads=READS)
     finished = report(artifacts=Path("artifacts"), prepared=Path("data/prepared"), root=Path())
+    settings = params.load(Path("params.yaml"), reads=READS)
     run = tracking.Finished(
         finished.card, finished.run.metrics, finished.run.trace, finished.run.public, finished.curve
     )

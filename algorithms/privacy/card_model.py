@@ -91,7 +91,7 @@ class Mechanism(Section):
     features: Text
     diagnostics: bool
     algorithm: Text
-    settings: Annotated[dict[str, JsonValue], Field(min_length=1)]
+    settings: dict[str, JsonValue]
     model: Model
     steps: Annotated[int, Field(ge=1)]
     releases: Annotated[int, Field(ge=1)]
