@@ -173,6 +173,7 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
         "target": target,
         "accountant": settings.privacy.accountant,
         "count_noise": settings.privacy.count_noise,
+        "noise": settings.privacy.noise,
         "diagnostics": settings.privacy.diagnostics,
     }
 

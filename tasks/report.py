@@ -2,19 +2,25 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from dp_accounting import GaussianDpEvent
 from matplotlib.figure import Figure
 
+from algorithms.algorithm import Plan
 from algorithms.privacy.accounting import COARSENING, FINE, epsilon
 from algorithms.privacy.adjacency import named
 from algorithms.privacy.card import PrivacyCard, RunRecord, Verification, build, verify
-from algorithms.privacy.card_trace import trace_schedule
+from algorithms.privacy.card_blocks import least_spent
+from algorithms.privacy.card_model import RELEASED
+from algorithms.privacy.card_trace import made_up_trace, trace_schedule
 from algorithms.privacy.errors import Refused
+from algorithms.privacy.events import schedule_to_json
+from algorithms.privacy.ledger_composition import Composition
 from data import PublicDescription
 from tasks import params
 from tasks.closing import open_ledger
@@ -35,6 +41,7 @@ from tasks.figures import (
 from tasks.history import History, history, is_on_blocks, nothing
 from tasks.history_page import drawings, shown
 from tasks.page import Picture, page, score
+from tasks.receipt import cost_of
 from tasks.software import software
 from tasks.stage import main_of
 from tasks.tracking import runs as tracking
@@ -53,6 +60,7 @@ _NEEDED = (
     "plots/per_class.csv",
 )
 _POINTS, _MOST_EVENTS = 24, 64
+_NO_SUM = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -98,17 +106,14 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     check_described(run.receipt, run.public)
     check_evaluated(run.metrics, run.receipt)
     ran = run.receipt.get("software") or software(root, recorded="report")
-    public = json.loads(run.public.to_json())
-    card = build(RunRecord(run.plan, run.receipt, public, run.trace, ran))
+    card = _card(run, ran)
     verification = verify(card, artifacts)
     _check(verification)
-    curve = epsilon_curve(run, grid=COARSENING * (card.accounting.discretisation.pld_interval or FINE))
+    curve = epsilon_curve(run, grid=_grid(card))
     past = _history(run, root)
-    pictures, of_past = _pictures(run, curve), drawings(past)
-    every = pictures | {name: _picture(*drawing) for name, drawing in of_past.items()}
-    result = score(run.metrics["test_accuracy"], run.classes)
-    said = shown(past, read=len(run.receipt.get("blocks", ())))
-    text = page(card, verification, result, every, said, command=_COMMAND)
+    pictures = {name: _picture(*drawing) for name, drawing in _drawings(run, curve).items()}
+    of_past = {name: _picture(*drawing) for name, drawing in drawings(past).items()}
+    text = _page(run, card, verification, pictures | of_past, past)
     _write_json(artifacts / CARD, card.to_json())
     frame = pd.DataFrame({"step": curve.steps, "epsilon": curve.epsilon})
     frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
@@ -116,6 +121,85 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
         (artifacts / "plots" / f"{name}.png").write_bytes(picture.light)
     (artifacts / PAGE).write_text(text, encoding="utf-8")
     return Report(run, card, curve, past)
+
+
+def rehearse(plan: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any]) -> None:
+    """Makes the card and the page of a run from its plan and made-up results, before the run is charged.
+
+    plan: its document. receipt: what is known of it before it is charged. Everything else is made up: the releases of
+    a plan that chooses them on the way, the population's account, the metrics; pictures are not drawn. Raises Refused
+    where the card or the page cannot be made, or would not hold, and where the population could not count the run.
+    """
+    run = _made_up(plan, public, receipt)
+    try:
+        card = _card(run, {"recorded": "training", "python": "3", "packages": {"torch": "2"}, "git": None})
+        verification = verify(card)
+        _check(verification)
+        words = {
+            name: words for name, (_, words) in _drawings(run, epsilon_curve(run, grid=_grid(card))).items()
+        }
+        _page(
+            run,
+            card,
+            verification,
+            {name: Picture(b"", b"", said) for name, said in words.items()},
+            nothing(),
+        )
+    except Exception as error:  # of whatever kind: it would come again when the run is charged
+        raise Refused(
+            f"this run could not be reported, so it is not charged ({type(error).__name__}: {error}); choose other"
+            " settings, and report this as a defect of epsilonflow."
+        ) from error
+
+
+def _made_up(document: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any]) -> Run:
+    plan = Plan.from_json(document)
+    chosen_on_the_way = [(GaussianDpEvent(1000.0), 1)]
+    schedule = plan.schedule if plan.fixed_noise is not None else [*plan.target.before, *chosen_on_the_way]
+    events, blocks = schedule_to_json(schedule), public.blocks
+    composition, count = Composition(public.composition, public.composition_order), public.blocks_per_person
+    together = min(count, len(blocks) or count)
+    spent = least_spent(
+        composition,
+        plan.cost,
+        events,
+        plan.adjacency,
+        delta=public.cap_delta,
+        blocks_per_person=count,
+        together=together,
+    )
+    cap = {"epsilon": public.cap_epsilon, "delta": public.cap_delta}
+    account = {"cap": cap, "spent": asdict(spent), "remaining": {"epsilon": 0.0, "delta": 0.0}}
+    ledger = account | {"head": _NO_SUM, "composition": composition.to_json()}
+    if blocks:
+        ledger |= {"blocks_per_person": count, "blocks": [{"name": name} | account for name in blocks]}
+    made_up = {"ledger": ledger, "sha256": dict.fromkeys(RELEASED, _NO_SUM)}
+    names = list(public.classes)
+    return Run(
+        plan=document,
+        receipt={**receipt, **cost_of(plan, events), **made_up},
+        metrics={"test_accuracy": 1.0},
+        public=public,
+        trace=made_up_trace(schedule),
+        pairs=pd.DataFrame({"actual": names, "predicted": names}),
+        classes=pd.DataFrame({"class": names, "accuracy": 1.0, "records": 1}),
+    )
+
+
+def _card(run: Run, ran: Mapping[str, Any]) -> PrivacyCard:
+    return build(RunRecord(run.plan, run.receipt, json.loads(run.public.to_json()), run.trace, ran))
+
+
+def _grid(card: PrivacyCard) -> float:
+    return COARSENING * (card.accounting.discretisation.pld_interval or FINE)
+
+
+def _page(
+    run: Run, card: PrivacyCard, verification: Verification, pictures: Mapping[str, Picture], past: History
+) -> str:
+    result = score(run.metrics["test_accuracy"], run.classes)
+    said = shown(past, read=len(run.receipt.get("blocks", ())))
+    return page(card, verification, result, pictures, said, command=_COMMAND)
 
 
 def _history(run: Run, root: Path) -> History:
@@ -194,7 +278,8 @@ def _kept_while_training(trace: pd.DataFrame) -> Curve:
     return Curve([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
 
 
-def _pictures(run: Run, curve: Curve) -> dict[str, Picture]:
+def _drawings(run: Run, curve: Curve) -> dict[str, tuple[Callable[[Theme], Figure], str]]:
+    """The figures by name, each with its words for who cannot see it."""
     bound, target = _kept_while_training(run.trace), run.plan["target"]["epsilon"]
     overall, names = run.metrics["test_accuracy"], run.public.classes
     spent = (
@@ -203,15 +288,13 @@ def _pictures(run: Run, curve: Curve) -> dict[str, Picture]:
         else "There is no privacy to spend."
     )
     return {
-        "epsilon": _picture(lambda theme: epsilon_figure(curve, bound, target=target, theme=theme), spent),
-        "noise": _picture(
-            lambda theme: noise_figure(run.trace, theme=theme), "The noise on each release, by step."
-        ),
-        "confusion": _picture(
+        "epsilon": (lambda theme: epsilon_figure(curve, bound, target=target, theme=theme), spent),
+        "noise": (lambda theme: noise_figure(run.trace, theme=theme), "The noise on each release, by step."),
+        "confusion": (
             lambda theme: confusion_figure(run.pairs, names, theme=theme),
             "Real classes against the model's answers.",
         ),
-        "per_class": _picture(
+        "per_class": (
             lambda theme: class_figure(run.classes, overall=overall, theme=theme),
             "Right answers for each class.",
         ),
