@@ -97,6 +97,6 @@ def to_finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
 
-def from_finite(values: Mapping[str, float | None]) -> dict[str, float]:
+def from_finite(values: Mapping[str, float | None]) -> dict[str, Any]:
     """The numbers that `to_finite` wrote."""
     return {key: math.inf if value is None else value for key, value in values.items()}

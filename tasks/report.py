@@ -2,25 +2,19 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from dp_accounting import GaussianDpEvent
 from matplotlib.figure import Figure
 
-from algorithms.algorithm import Plan
 from algorithms.privacy.accounting import COARSENING, FINE, epsilon
 from algorithms.privacy.adjacency import named
 from algorithms.privacy.card import PrivacyCard, RunRecord, Verification, build, verify
-from algorithms.privacy.card_blocks import least_spent
-from algorithms.privacy.card_model import RELEASED
-from algorithms.privacy.card_trace import made_up_trace, trace_schedule
+from algorithms.privacy.card_trace import trace_schedule
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import schedule_to_json
-from algorithms.privacy.ledger_composition import Composition
 from data import PublicDescription
 from tasks import params
 from tasks.closing import open_ledger
@@ -41,7 +35,6 @@ from tasks.figures import (
 from tasks.history import History, history, is_on_blocks, nothing
 from tasks.history_page import drawings, shown
 from tasks.page import Picture, page, score
-from tasks.receipt import cost_of
 from tasks.software import software
 from tasks.stage import main_of
 from tasks.tracking import runs as tracking
@@ -60,7 +53,7 @@ _NEEDED = (
     "plots/per_class.csv",
 )
 _POINTS, _MOST_EVENTS = 24, 64
-_NO_SUM = "0" * 64
+Drawing = Callable[[Theme], Figure]
 
 
 @dataclass(frozen=True)
@@ -89,6 +82,16 @@ class Report:
     history: History
 
 
+@dataclass(frozen=True)
+class Composed:
+    """A card and its page. pictures: by name, those of the run itself."""
+
+    card: PrivacyCard
+    curve: Curve
+    pictures: Mapping[str, Picture]
+    page: str
+
+
 def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     """Writes privacy_card.json, report.html, plots/*.png and plots/epsilon.csv into `artifacts`.
 
@@ -106,100 +109,40 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     check_described(run.receipt, run.public)
     check_evaluated(run.metrics, run.receipt)
     ran = run.receipt.get("software") or software(root, recorded="report")
-    card = _card(run, ran)
-    verification = verify(card, artifacts)
-    _check(verification)
-    curve = epsilon_curve(run, grid=_grid(card))
     past = _history(run, root)
-    pictures = {name: _picture(*drawing) for name, drawing in _drawings(run, curve).items()}
-    of_past = {name: _picture(*drawing) for name, drawing in drawings(past).items()}
-    text = _page(run, card, verification, pictures | of_past, past)
-    _write_json(artifacts / CARD, card.to_json())
-    frame = pd.DataFrame({"step": curve.steps, "epsilon": curve.epsilon})
+    made = compose(run, ran, past, folder=artifacts, draw=_picture)
+    _write_json(artifacts / CARD, made.card.to_json())
+    frame = pd.DataFrame({"step": made.curve.steps, "epsilon": made.curve.epsilon})
     frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
-    for name, picture in pictures.items():
+    for name, picture in made.pictures.items():
         (artifacts / "plots" / f"{name}.png").write_bytes(picture.light)
-    (artifacts / PAGE).write_text(text, encoding="utf-8")
-    return Report(run, card, curve, past)
+    (artifacts / PAGE).write_text(made.page, encoding="utf-8")
+    return Report(run, made.card, made.curve, past)
 
 
-def rehearse(plan: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any]) -> None:
-    """Makes the card and the page of a run from its plan and made-up results, before the run is charged.
+def compose(
+    run: Run,
+    ran: Mapping[str, Any],
+    past: History,
+    *,
+    folder: Path | None,
+    draw: Callable[[Drawing, str], Picture],
+) -> Composed:
+    """The card and the page of a run, of which nothing is written yet.
 
-    plan: its document. receipt: what is known of it before it is charged. Everything else is made up: the releases of
-    a plan that chooses them on the way, the population's account, the metrics; pictures are not drawn. Raises Refused
-    where the card or the page cannot be made, or would not hold, and where the population could not count the run.
+    ran: the software. folder: of the run's files, to check the card against; None leaves that out. Raises Refused
+    where the card would be incomplete or does not hold.
     """
-    run = _made_up(plan, public, receipt)
-    try:
-        card = _card(run, {"recorded": "training", "python": "3", "packages": {"torch": "2"}, "git": None})
-        verification = verify(card)
-        _check(verification)
-        words = {
-            name: words for name, (_, words) in _drawings(run, epsilon_curve(run, grid=_grid(card))).items()
-        }
-        _page(
-            run,
-            card,
-            verification,
-            {name: Picture(b"", b"", said) for name, said in words.items()},
-            nothing(),
-        )
-    except Exception as error:  # of whatever kind: it would come again when the run is charged
-        raise Refused(
-            f"this run could not be reported, so it is not charged ({type(error).__name__}: {error}); choose other"
-            " settings, and report this as a defect of epsilonflow."
-        ) from error
-
-
-def _made_up(document: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any]) -> Run:
-    plan = Plan.from_json(document)
-    chosen_on_the_way = [(GaussianDpEvent(1000.0), 1)]
-    schedule = plan.schedule if plan.fixed_noise is not None else [*plan.target.before, *chosen_on_the_way]
-    events, blocks = schedule_to_json(schedule), public.blocks
-    composition, count = Composition(public.composition, public.composition_order), public.blocks_per_person
-    together = min(count, len(blocks) or count)
-    spent = least_spent(
-        composition,
-        plan.cost,
-        events,
-        plan.adjacency,
-        delta=public.cap_delta,
-        blocks_per_person=count,
-        together=together,
-    )
-    cap = {"epsilon": public.cap_epsilon, "delta": public.cap_delta}
-    account = {"cap": cap, "spent": asdict(spent), "remaining": {"epsilon": 0.0, "delta": 0.0}}
-    ledger = account | {"head": _NO_SUM, "composition": composition.to_json()}
-    if blocks:
-        ledger |= {"blocks_per_person": count, "blocks": [{"name": name} | account for name in blocks]}
-    made_up = {"ledger": ledger, "sha256": dict.fromkeys(RELEASED, _NO_SUM)}
-    names = list(public.classes)
-    return Run(
-        plan=document,
-        receipt={**receipt, **cost_of(plan, events), **made_up},
-        metrics={"test_accuracy": 1.0},
-        public=public,
-        trace=made_up_trace(schedule),
-        pairs=pd.DataFrame({"actual": names, "predicted": names}),
-        classes=pd.DataFrame({"class": names, "accuracy": 1.0, "records": 1}),
-    )
-
-
-def _card(run: Run, ran: Mapping[str, Any]) -> PrivacyCard:
-    return build(RunRecord(run.plan, run.receipt, json.loads(run.public.to_json()), run.trace, ran))
-
-
-def _grid(card: PrivacyCard) -> float:
-    return COARSENING * (card.accounting.discretisation.pld_interval or FINE)
-
-
-def _page(
-    run: Run, card: PrivacyCard, verification: Verification, pictures: Mapping[str, Picture], past: History
-) -> str:
+    card = build(RunRecord(run.plan, run.receipt, json.loads(run.public.to_json()), run.trace, ran))
+    verification = verify(card, folder)
+    _check(verification)
+    curve = epsilon_curve(run, grid=COARSENING * (card.accounting.discretisation.pld_interval or FINE))
+    pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve).items()}
+    every = pictures | {name: draw(*drawing) for name, drawing in drawings(past).items()}
     result = score(run.metrics["test_accuracy"], run.classes)
     said = shown(past, read=len(run.receipt.get("blocks", ())))
-    return page(card, verification, result, pictures, said, command=_COMMAND)
+    text = page(card, verification, result, every, said, command=_COMMAND)
+    return Composed(card, curve, pictures, text)
 
 
 def _history(run: Run, root: Path) -> History:
@@ -257,11 +200,15 @@ def epsilon_curve(run: Run, *, grid: float) -> Curve:
         return Curve([], [])
     chosen = np.unique(np.linspace(0, len(so_far.steps) - 1, _POINTS).round().astype(int))
     steps = [so_far.steps[index] for index in chosen]
-    fixed = run.plan.get("filter", {"kind": "schedule"}) == {"kind": "schedule"}
-    if not fixed or len(trace_schedule(run.trace)) > _MOST_EVENTS:
+    if not _is_fixed(run) or len(trace_schedule(run.trace)) > _MOST_EVENTS:
         return Curve(steps, [so_far.epsilon[index] for index in chosen])
     costs = [_cost(run, step, grid=grid) for step in steps[:-1]]
     return Curve(steps, [*costs, run.receipt["epsilon"][run.receipt["accountant"]]])
+
+
+def _is_fixed(run: Run) -> bool:
+    """Whether the releases were fixed in advance, and not chosen on the way under a filter."""
+    return bool(run.plan.get("filter", {"kind": "schedule"}) == {"kind": "schedule"})
 
 
 def _cost(run: Run, steps: int, *, grid: float) -> float:
@@ -278,17 +225,20 @@ def _kept_while_training(trace: pd.DataFrame) -> Curve:
     return Curve([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
 
 
-def _drawings(run: Run, curve: Curve) -> dict[str, tuple[Callable[[Theme], Figure], str]]:
+def _drawings(run: Run, curve: Curve) -> dict[str, tuple[Drawing, str]]:
     """The figures by name, each with its words for who cannot see it."""
     bound, target = _kept_while_training(run.trace), run.plan["target"]["epsilon"]
-    overall, names = run.metrics["test_accuracy"], run.public.classes
+    overall, names, is_fixed = run.metrics["test_accuracy"], run.public.classes, _is_fixed(run)
     spent = (
         f"The privacy spent rises to {curve.epsilon[-1]:.3g}."
         if curve.epsilon
         else "There is no privacy to spend."
     )
     return {
-        "epsilon": (lambda theme: epsilon_figure(curve, bound, target=target, theme=theme), spent),
+        "epsilon": (
+            lambda theme: epsilon_figure(curve, bound, target=target, theme=theme, is_fixed=is_fixed),
+            spent,
+        ),
         "noise": (lambda theme: noise_figure(run.trace, theme=theme), "The noise on each release, by step."),
         "confusion": (
             lambda theme: confusion_figure(run.pairs, names, theme=theme),
@@ -301,7 +251,7 @@ def _drawings(run: Run, curve: Curve) -> dict[str, tuple[Callable[[Theme], Figur
     }
 
 
-def _picture(draw: Callable[[Theme], Figure], words: str) -> Picture:
+def _picture(draw: Drawing, words: str) -> Picture:
     return Picture(png(draw(LIGHT)), png(draw(DARK)), words)
 
 

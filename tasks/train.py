@@ -41,7 +41,7 @@ from tasks.params import Params
 from tasks.population import confirm, enter
 from tasks.progress import both, progress
 from tasks.receipt import account_of, cost_of, reserved_events
-from tasks.report import rehearse
+from tasks.rehearsal import rehearse
 from tasks.software import software
 from tasks.stage import main_of
 from tasks.tracking.live_curve import live_curve

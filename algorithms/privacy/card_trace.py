@@ -53,21 +53,17 @@ def made_up_trace(schedule: Schedule) -> pd.DataFrame:
 
     Raises Refused where an event is of no release that a trace can name.
     """
-    rows = [
-        {
-            "event": json.dumps(event_to_json(event)),
-            "kind": "release",
-            "clipping": "bound",
-            **terms_of(event),
-            "clip_norm": 1.0,
-            "noise_std": terms_of(event)["noise_multiplier"],
-            "divisor": 1.0,
-            "step": 0,
-            "epsilon": 0.0,
-        }
-        for event, _ in schedule
-    ]
-    return pd.DataFrame(rows).loc[np.repeat(np.arange(len(rows)), [count for _, count in schedule])]
+    same = {
+        "kind": "release",
+        "clipping": "bound",
+        "clip_norm": 1.0,
+        "divisor": 1.0,
+        "step": 0,
+        "epsilon": 0.0,
+    }
+    rows = [same | terms_of(event) | {"event": json.dumps(event_to_json(event))} for event, _ in schedule]
+    frame = pd.DataFrame(rows).assign(noise_std=lambda rows: rows["noise_multiplier"])
+    return frame.loc[np.repeat(np.arange(len(rows)), [count for _, count in schedule])]
 
 
 def merged(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:

@@ -26,6 +26,7 @@ from algorithms.models import ModelRefused
 from algorithms.privacy import accounting
 from algorithms.privacy.accounting import ACCOUNTANTS
 from algorithms.privacy.card import Verification, read, verify
+from algorithms.privacy.card_words import SO_FAR
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from data import catalogue
@@ -261,7 +262,10 @@ class Runs:
         self.patch.chdir(root)
         evaluate.main()
         report.report(artifacts=artifacts, prepared=prepared, root=root)
-        return verify(read(artifacts / report.CARD), artifacts)
+        card = read(artifacts / report.CARD)
+        shows_what_is_chosen = document["filter"]["kind"] != "schedule" and card["setting"]["private"]
+        assert (SO_FAR in (artifacts / report.PAGE).read_text()) is shows_what_is_chosen
+        return verify(card, artifacts)
 
 
 def witness(runs: Runs, choice: str, value: Any, others: list[tuple[str, Any]]) -> dict[str, Any] | None:
