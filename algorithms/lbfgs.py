@@ -35,7 +35,7 @@ class LBFGS:
     __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: Public) -> Plan:
-        """The schedule at infinite epsilon; raises Refused for another model, and where the number of records is private."""
+        """The schedule at infinite epsilon; raises Refused for another model and where the records are not counted."""
         public.known_records("'lbfgs'")
         if public.inputs is None or public.inputs.outputs != 1:
             raise Refused(
