@@ -14,6 +14,7 @@ from torch import Tensor
 from algorithms.algorithm import Plan, Target, by_accountants
 from algorithms.one_release import Answered
 from algorithms.privacy.barrier import Barrier
+from algorithms.privacy.errors import Refused
 from algorithms.privacy.releases import Minimum, NoNoise
 from algorithms.public import Public
 from algorithms.update import STRICT
@@ -34,8 +35,13 @@ class LBFGS:
     __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: Public) -> Plan:
-        """The schedule at infinite epsilon; raises Refused where the number of records is private."""
+        """The schedule at infinite epsilon; raises Refused for another model and where the records are not counted."""
         public.known_records("'lbfgs'")
+        if public.inputs is None or public.inputs.outputs != 1:
+            raise Refused(
+                "'lbfgs' finds the minimum of a linear model with one output, on data whose card bounds every feature;"
+                " use the model 'logistic'."
+            )
         schedule = [*target.before, (dp.NonPrivateDpEvent(), 1)]
         return Plan(
             target=target,

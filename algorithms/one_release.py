@@ -28,10 +28,10 @@ def private_minimum(public: Public, *, clip_norm: float, regularisation: float) 
     regularisation: of the sum of losses. Raises Refused for more than two classes, for a loss with a kink and where
     no public bound exists, and for a clip norm that is lost in the rounding.
     """
-    if public.classes != 2:
+    if public.classes != 2 or (public.inputs is not None and public.inputs.outputs != 1):
         raise Refused(
-            f"a minimum is released for linear models with one output, for 2 classes, and the data have"
-            f" {public.classes}; use 'dp_gd'."
+            "a minimum is released for linear models with one output, for 2 classes, and the model has another or the"
+            f" data have {public.classes} classes; use the model 'logistic', or 'dp_gd'."
         )
     curvature = public.smoothness()
     if clip_norm < SMALLEST_CLIP_NORM * public.gradient_norm(2):

@@ -13,12 +13,13 @@ from algorithms.privacy.errors import Refused
 class Inputs:
     """The largest norms of the vector that a linear model multiplies with its weights, a bias's 1 included.
 
-    width: its largest coordinate above 0 plus its largest below, the norm of `Box`.
+    width: its largest coordinate above 0 plus its largest below, the norm of `Box`. outputs: of the model.
     """
 
     l1: float
     l2: float
     width: float = math.inf
+    outputs: int = 1
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,6 @@ def to_finite(values: Mapping[str, float]) -> dict[str, float | None]:
     return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
 
-def from_finite(values: Mapping[str, float | None]) -> dict[str, float]:
+def from_finite(values: Mapping[str, float | None]) -> dict[str, Any]:
     """The numbers that `to_finite` wrote."""
     return {key: math.inf if value is None else value for key, value in values.items()}

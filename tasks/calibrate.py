@@ -111,7 +111,9 @@ def _inputs(model: Model, public: PublicDescription) -> Inputs | None:
     if layer is None or public.feature_norms is None:
         return None
     (l1, l2), one = public.feature_norms, float(layer.bias is not None)
-    return Inputs(l1 + one, math.hypot(l2, one), width=1.0)  # every feature is encoded in [0, 1]
+    return Inputs(
+        l1 + one, math.hypot(l2, one), width=1.0, outputs=layer.out_features
+    )  # every feature is encoded in [0, 1]
 
 
 def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
@@ -171,6 +173,7 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
         "target": target,
         "accountant": settings.privacy.accountant,
         "count_noise": settings.privacy.count_noise,
+        "noise": settings.privacy.noise,
         "diagnostics": settings.privacy.diagnostics,
     }
 

@@ -41,8 +41,13 @@ class Curve:
     epsilon: Sequence[float]
 
 
-def epsilon_figure(tight: Curve, bound: Curve, *, target: float | None, theme: Theme) -> Figure:
-    """Epsilon over steps. bound: the running upper bound. target: what the run was allowed. Empty curves say so."""
+def epsilon_figure(
+    tight: Curve, bound: Curve, *, target: float | None, theme: Theme, is_fixed: bool = True
+) -> Figure:
+    """Epsilon over steps. bound: the running upper bound. target: what the run was allowed. Empty curves say so.
+
+    is_fixed: whether the releases were fixed in advance; else what they add up to so far bounds no run that ends there.
+    """
     figure, axes = empty(theme)
     axes.set(xlabel="training steps", ylabel="privacy spent (epsilon)")
     if not tight.steps:
@@ -53,12 +58,11 @@ def epsilon_figure(tight: Curve, bound: Curve, *, target: float | None, theme: T
         return figure
     if target is not None:
         axes.axhline(target, color=theme.muted, linestyle=":", label="allowed")
-    axes.plot(
-        bound.steps, bound.epsilon, color=theme.second, linestyle="--", label="bound kept while training"
-    )
-    axes.plot(
-        tight.steps, tight.epsilon, color=theme.accent, marker="o", markersize=3, label="accounted afterwards"
-    )
+    kept = "bound kept while training" if is_fixed else "added up so far, no bound for ending there"
+    axes.plot(bound.steps, bound.epsilon, color=theme.second, linestyle="--", label=kept)
+    if is_fixed:
+        label = "accounted afterwards"
+        axes.plot(tight.steps, tight.epsilon, color=theme.accent, marker="o", markersize=3, label=label)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     legend(axes, theme)

@@ -11,7 +11,7 @@ from jinja2 import Environment
 
 from algorithms.privacy.card import PrivacyCard, Verification
 from algorithms.privacy.card_start import STARTED, is_started
-from algorithms.privacy.card_words import rounded_up
+from algorithms.privacy.card_words import SO_FAR, rounded_up
 from tasks.templates import environment
 
 FALSE_ALARMS = (0.001, 0.01, 0.05)
@@ -119,10 +119,11 @@ def page(
             guess=None if epsilon is None else best_guess(epsilon, delta),
             factor=None if epsilon is None else rounded_up(_growth(epsilon), 3),
             strength=None if epsilon is None else strength(epsilon),
-            one_in=f"{1 / delta:,.0f}" if delta else "no",
+            one_in=f"{1 / delta:,.0f}" if delta else None,
             spent_share=_share(card),
             start=STARTED if is_started(card.mechanism.model.notes) else None,
             events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MOST_EVENTS]],
+            so_far=None if card.accounting.composition.kind == "schedule" else SO_FAR,
             more_events=max(0, len(card.events) - _MOST_EVENTS),
         )
     )

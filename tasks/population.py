@@ -5,6 +5,7 @@ from pathlib import Path
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Composition, Ledger
+from algorithms.privacy.ledger_terms import UNIT
 from data import PublicDescription
 from data.charged_blocks import ChargedBlocks, preparation_of
 from data.prepared import check_same, salt_of
@@ -51,8 +52,8 @@ def _charge_blocks(public: PublicDescription, *, home: Path, prepared: Path, onl
 def declare(ledger: Ledger, public: PublicDescription) -> None:
     """Enters the population and its blocks at first sight; raises Refused where one of that name is of another kind.
 
-    Of another kind is also a private one of which other records were held out, since those trained on would be
-    published, or whose blocks are made otherwise, since a person would have a cap in each way.
+    Of another kind is also one with another unit, and a private one of which other records were held out, since those
+    trained on would be published, or whose blocks are made otherwise, since a person would have a cap in each way.
     """
     cap = Budget(public.cap_epsilon, public.cap_delta)
     ledger.declare(
@@ -70,7 +71,7 @@ def declare(ledger: Ledger, public: PublicDescription) -> None:
 
 
 def _bound(public: PublicDescription) -> dict[str, str]:
-    asked = {_HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}
+    asked = {UNIT: public.unit, _HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}
     return {name: value for name, value in asked.items() if value is not None}
 
 
@@ -96,6 +97,12 @@ def _check_kind(ledger: Ledger, public: PublicDescription) -> None:
 
 def _check_bound(ledger: Ledger, public: PublicDescription) -> None:
     bound = ledger.terms(public.population).bound
+    if public.unit != bound[UNIT]:
+        raise Refused(
+            f"the population {public.population!r} counts {bound[UNIT]!r} as one record, but the card of"
+            f" {public.dataset!r} says {public.unit!r}, and what is spent on one does not add up with what is spent on"
+            " the other; set the unit back or, for other people only, give the card a population of its own."
+        )
     if public.holdout_rule != bound.get(_HOLDOUT) and not public.public:
         raise Refused(
             f"the population {public.population!r} holds out other records than the card of {public.dataset!r}, whose"

@@ -25,7 +25,7 @@ def progress(steps: int, *, console: Console | None = None) -> Iterator[Tell]:
         TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}, epsilon {task.fields[epsilon]:.3g}"),
+        TextColumn("{task.fields[rate]}, epsilon so far {task.fields[epsilon]:.3g}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bar:
@@ -62,7 +62,7 @@ def _lines(steps: int) -> Tell:
         last = now
         rate = (step - first) / max(now - began, 1e-9)
         _log.info(
-            "step %d of %d, %.1f steps/s, %.0f s left, epsilon %.3g",
+            "step %d of %d, %.1f steps/s, %.0f s left, epsilon so far %.3g",
             step,
             steps,
             rate,

@@ -54,9 +54,3 @@ def account_of(ledger: Ledger, population: str, run_id: str) -> dict[str, Any]:
 
 def _sums(balance: Balance) -> dict[str, Any]:
     return {name: asdict(getattr(balance, name)) for name in ("cap", "spent", "remaining")}
-
-
-def noise_source(*, private: bool) -> str:
-    """In words, where the noise came from."""
-    source = "key from the operating system" if private else "seeded key, known to anyone: NOT private"
-    return f"AES-256 in counter mode, {source}"

@@ -53,6 +53,7 @@ _NEEDED = (
     "plots/per_class.csv",
 )
 _POINTS, _MOST_EVENTS = 24, 64
+Drawing = Callable[[Theme], Figure]
 
 
 @dataclass(frozen=True)
@@ -81,36 +82,67 @@ class Report:
     history: History
 
 
+@dataclass(frozen=True)
+class Composed:
+    """A card and its page. pictures: by name, those of the run itself."""
+
+    card: PrivacyCard
+    curve: Curve
+    pictures: Mapping[str, Picture]
+    page: str
+
+
 def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     """Writes privacy_card.json, report.html, plots/*.png and plots/epsilon.csv into `artifacts`.
 
     Pictures of the history are on the page alone: what exists only sometimes DVC cannot keep.
     prepared: folder with public.json. root: the checkout. Raises Refused where the card would be incomplete or does
     not hold against the files, where the data were described otherwise in training, where the metrics are of another
-    run, and where the ledger of a run on blocks cannot be read; nothing is written then.
+    run, and where the ledger of a run on blocks cannot be read; no card and no page is there then.
     """
+    for name in (
+        CARD,
+        PAGE,
+    ):  # those of an earlier run must not be taken for this one's, whatever fails below
+        (artifacts / name).unlink(missing_ok=True)
     run = _read(artifacts, prepared)
     check_described(run.receipt, run.public)
     check_evaluated(run.metrics, run.receipt)
     ran = run.receipt.get("software") or software(root, recorded="report")
-    public = json.loads(run.public.to_json())
-    card = build(RunRecord(run.plan, run.receipt, public, run.trace, ran))
-    verification = verify(card, artifacts)
+    past = _history(run, root)
+    made = compose(run, ran, past, folder=artifacts, draw=_picture)
+    _write_json(artifacts / CARD, made.card.to_json())
+    frame = pd.DataFrame({"step": made.curve.steps, "epsilon": made.curve.epsilon})
+    frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
+    for name, picture in made.pictures.items():
+        (artifacts / "plots" / f"{name}.png").write_bytes(picture.light)
+    (artifacts / PAGE).write_text(made.page, encoding="utf-8")
+    return Report(run, made.card, made.curve, past)
+
+
+def compose(
+    run: Run,
+    ran: Mapping[str, Any],
+    past: History,
+    *,
+    folder: Path | None,
+    draw: Callable[[Drawing, str], Picture],
+) -> Composed:
+    """The card and the page of a run, of which nothing is written yet.
+
+    ran: the software. folder: of the run's files, to check the card against; None leaves that out. Raises Refused
+    where the card would be incomplete or does not hold.
+    """
+    card = build(RunRecord(run.plan, run.receipt, json.loads(run.public.to_json()), run.trace, ran))
+    verification = verify(card, folder)
     _check(verification)
     curve = epsilon_curve(run, grid=COARSENING * (card.accounting.discretisation.pld_interval or FINE))
-    past = _history(run, root)
-    pictures, of_past = _pictures(run, curve), drawings(past)
-    every = pictures | {name: _picture(*drawing) for name, drawing in of_past.items()}
+    pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve).items()}
+    every = pictures | {name: draw(*drawing) for name, drawing in drawings(past).items()}
     result = score(run.metrics["test_accuracy"], run.classes)
     said = shown(past, read=len(run.receipt.get("blocks", ())))
     text = page(card, verification, result, every, said, command=_COMMAND)
-    _write_json(artifacts / CARD, card.to_json())
-    frame = pd.DataFrame({"step": curve.steps, "epsilon": curve.epsilon})
-    frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
-    for name, picture in pictures.items():
-        (artifacts / "plots" / f"{name}.png").write_bytes(picture.light)
-    (artifacts / PAGE).write_text(text, encoding="utf-8")
-    return Report(run, card, curve, past)
+    return Composed(card, curve, pictures, text)
 
 
 def _history(run: Run, root: Path) -> History:
@@ -164,15 +196,19 @@ def epsilon_curve(run: Run, *, grid: float) -> Curve:
     kept count. grid: of the privacy losses before the last step, where a quick account that is a little high will do.
     """
     so_far = _kept_while_training(run.trace)
-    if not so_far.steps:
-        return so_far
+    if run.receipt["epsilon"][run.receipt["accountant"]] is None or not so_far.steps:
+        return Curve([], [])
     chosen = np.unique(np.linspace(0, len(so_far.steps) - 1, _POINTS).round().astype(int))
     steps = [so_far.steps[index] for index in chosen]
-    fixed = run.plan.get("filter", {"kind": "schedule"}) == {"kind": "schedule"}
-    if not fixed or len(trace_schedule(run.trace)) > _MOST_EVENTS:
+    if not _is_fixed(run) or len(trace_schedule(run.trace)) > _MOST_EVENTS:
         return Curve(steps, [so_far.epsilon[index] for index in chosen])
     costs = [_cost(run, step, grid=grid) for step in steps[:-1]]
     return Curve(steps, [*costs, run.receipt["epsilon"][run.receipt["accountant"]]])
+
+
+def _is_fixed(run: Run) -> bool:
+    """Whether the releases were fixed in advance, and not chosen on the way under a filter."""
+    return bool(run.plan.get("filter", {"kind": "schedule"}) == {"kind": "schedule"})
 
 
 def _cost(run: Run, steps: int, *, grid: float) -> float:
@@ -189,38 +225,40 @@ def _kept_while_training(trace: pd.DataFrame) -> Curve:
     return Curve([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
 
 
-def _pictures(run: Run, curve: Curve) -> dict[str, Picture]:
+def _drawings(run: Run, curve: Curve) -> dict[str, tuple[Drawing, str]]:
+    """The figures by name, each with its words for who cannot see it."""
     bound, target = _kept_while_training(run.trace), run.plan["target"]["epsilon"]
-    overall, names = run.metrics["test_accuracy"], run.public.classes
+    overall, names, is_fixed = run.metrics["test_accuracy"], run.public.classes, _is_fixed(run)
     spent = (
         f"The privacy spent rises to {curve.epsilon[-1]:.3g}."
         if curve.epsilon
         else "There is no privacy to spend."
     )
     return {
-        "epsilon": _picture(lambda theme: epsilon_figure(curve, bound, target=target, theme=theme), spent),
-        "noise": _picture(
-            lambda theme: noise_figure(run.trace, theme=theme), "The noise on each release, by step."
+        "epsilon": (
+            lambda theme: epsilon_figure(curve, bound, target=target, theme=theme, is_fixed=is_fixed),
+            spent,
         ),
-        "confusion": _picture(
+        "noise": (lambda theme: noise_figure(run.trace, theme=theme), "The noise on each release, by step."),
+        "confusion": (
             lambda theme: confusion_figure(run.pairs, names, theme=theme),
             "Real classes against the model's answers.",
         ),
-        "per_class": _picture(
+        "per_class": (
             lambda theme: class_figure(run.classes, overall=overall, theme=theme),
             "Right answers for each class.",
         ),
     }
 
 
-def _picture(draw: Callable[[Theme], Figure], words: str) -> Picture:
+def _picture(draw: Drawing, words: str) -> Picture:
     return Picture(png(draw(LIGHT)), png(draw(DARK)), words)
 
 
 def main() -> None:
     """`python -m tasks.report`, in a checkout."""
-    settings = params.load(Path("params.yaml"), reads=READS)
     finished = report(artifacts=Path("artifacts"), prepared=Path("data/prepared"), root=Path())
+    settings = params.load(Path("params.yaml"), reads=READS)
     run = tracking.Finished(
         finished.card, finished.run.metrics, finished.run.trace, finished.run.public, finished.curve
     )

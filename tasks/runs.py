@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from algorithms.privacy.errors import BudgetRefused
+from algorithms.privacy.errors import Refused
 from algorithms.privacy.noise import Generator
 from data.files import taken
 from tasks.kept import keep
@@ -67,10 +67,10 @@ class Run:
 
     @contextmanager
     def abandoned_if_refused(self, *, unless: Callable[[], bool]) -> Iterator[None]:
-        """Deletes the folder of a run whose budget the block refuses; not where `unless` says it is charged already."""
+        """Deletes the folder of a run that the block refuses; not where `unless` says it is charged already."""
         try:
             yield
-        except BudgetRefused:
+        except Refused:
             if not unless():
                 _hide(self.folder)
                 _sweep(self.folder.parent)

@@ -40,7 +40,8 @@ from tasks.ledger_heads import open_newest, remember
 from tasks.params import Params
 from tasks.population import confirm, enter
 from tasks.progress import both, progress
-from tasks.receipt import account_of, cost_of, noise_source, reserved_events
+from tasks.receipt import account_of, cost_of, reserved_events
+from tasks.rehearsal import rehearse
 from tasks.software import software
 from tasks.stage import main_of
 from tasks.tracking.live_curve import live_curve
@@ -77,7 +78,7 @@ class Job:
 
     def digest(self, root: Path, home: Path) -> str:
         """A digest of all that decides the result, and of the checkout; see `inputs.digest`."""
-        decides = [self.document, self.settings.model.model_dump(), self.settings.privacy.noise, self.blocks]
+        decides = [self.document, self.settings.model.model_dump(), self.blocks]
         return inputs.digest(root, decides, self.public, self.prepared, home=home)
 
 
@@ -105,12 +106,14 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
 def _trained(job: Job, model: Model, run: runs.Run, ledger: Ledger, root: Path, home: Path) -> Path:
     """Reserves, trains, settles; returns the folder with the result."""
     plan = job.plan
-    about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency")}
+    about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
     about |= {"retraining": job.retraining} if job.retraining else {}
     # A settled run without a result was killed in between: it is repeated, not charged again.
     if ledger.status(run.run_id) != "settled":
         events = reserved_events(plan)
         with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
+            if ledger.status(run.run_id) is None:
+                rehearse(job.document, job.public, _identity(job, run))
             ledger.reserve(
                 run.run_id, job.public.population, plan.cost, events=events, about=about, blocks=job.blocks
             )
@@ -135,7 +138,6 @@ def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
         "algorithm": job.document["algorithm"],
         **described(job.public),
         "blocks": list(job.blocks),
-        "noise_source": noise_source(private=run.private_noise),
         "private_noise": run.private_noise,
         "diagnostics": job.settings.privacy.diagnostics,
         "device": _device(job.settings.performance.device).type,

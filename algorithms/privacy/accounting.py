@@ -66,6 +66,8 @@ def _epsilon(
 ) -> float:
     """What calibration has verified is asked for again by the plan, and by its card."""
     if accountant == "pure":
+        if any(is_not_private(event) for event, _ in schedule):
+            return math.inf
         return math.fsum(count * pure_epsilon(under(adjacency, event)) for event, count in schedule)
     if not 0 < delta < 1:
         raise Refused(f"delta must lie strictly between 0 and 1, not {delta}; 1/n or less is customary.")

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from algorithms.privacy import accounting, card_words
 from algorithms.privacy.adjacency import named
 from algorithms.privacy.card_check import check_all, digest, recompute
-from algorithms.privacy.card_model import PrivacyCard
+from algorithms.privacy.card_model import GENERATORS, PrivacyCard
 from algorithms.privacy.card_plan import mechanism_of
 from algorithms.privacy.card_start import is_started
 from algorithms.privacy.card_trace import queries
@@ -237,10 +237,10 @@ def _blocks(ledger: Mapping[str, Any], unit: str) -> dict[str, Any]:
 
 def _implementation(run: RunRecord, guarantee: card_words.Guarantee) -> dict[str, Any]:
     rounding = card_words.NO_FLOATING_POINT if guarantee == "none" else card_words.FLOATING_POINT
-    receipt = run.receipt
+    receipt, private = run.receipt, run.receipt["private_noise"] is True
     return {
         **{name: run.software[name] for name in ("recorded", "python", "packages", "git")},
         "device": receipt["device"],
-        "noise": {"generator": receipt["noise_source"], "private": receipt["private_noise"]},
+        "noise": {"generator": GENERATORS[private], "private": private},
         "floating_point": rounding,
     }

@@ -7,7 +7,7 @@ import dp_accounting as dp
 
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.card_blocks import Blocks, is_left, least_spent
-from algorithms.privacy.card_model import PrivacyCard, Query, Span
+from algorithms.privacy.card_model import GENERATORS, PrivacyCard, Query, Span
 from algorithms.privacy.card_parts import Amount
 from algorithms.privacy.card_sentences import rule_across_runs
 from algorithms.privacy.card_terms import Between, fits
@@ -54,6 +54,14 @@ def _promise(card: PrivacyCard, *, private: bool) -> Iterator[Check]:
         within = within and stated.delta <= stated.target.delta
         words = f"epsilon {in_words(cost)} of {in_words(limit)} at delta {stated.delta:g}"
         yield Check("target", within, words)
+    noise = card.implementation.noise
+    agrees = noise.generator == GENERATORS[noise.private]
+    words = (
+        f"{noise.kind}: {noise.generator}"
+        if agrees
+        else f"{noise.kind} noise is of {GENERATORS[noise.private]}"
+    )
+    yield Check("noise", agrees, words)
 
 
 def _releases(card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:

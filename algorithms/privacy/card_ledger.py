@@ -15,6 +15,7 @@ from algorithms.privacy.events import schedule_from_json
 from algorithms.privacy.ledger import WHOLE_POPULATION, Balance, Ledger
 from algorithms.privacy.ledger_entry import Entry
 from algorithms.privacy.ledger_past import Settlement, settlement
+from algorithms.privacy.ledger_terms import UNIT
 
 
 def check_charged(card: PrivacyCard, ledger: Ledger) -> None:
@@ -29,7 +30,7 @@ def check_charged(card: PrivacyCard, ledger: Ledger) -> None:
     rows = [row for row in ledger.history() if (row.population, row.run_id) == (past.population, run_id)]
     settled = [row for row in rows if row.kind == "settle"]
     differing = [name for row in settled for name in _of_row(card, row)]
-    differing += [*_of_account(card, past), *_of_terms(card, past.balance)]
+    differing += [*_of_account(card, past), *_of_terms(card, past)]
     differing += [name for row in rows if row.kind == "reserve" for name in _of_reservation(card, row)]
     heads = {row.hash for row in ledger.history()[settled[-1].seq - 1 :]}
     differing += [] if card.evidence.ledger_head in heads else ["ledger_head"]
@@ -55,15 +56,18 @@ def _of_row(card: PrivacyCard, row: Entry) -> Iterator[str]:
 
 
 def _of_reservation(card: PrivacyCard, row: Entry) -> Iterator[str]:
-    """What the run was reserved for otherwise than the card says, of what the notes of the row name."""
+    """What the run was reserved for otherwise than the card says."""
     about: dict[str, Any] = json.loads(row.about)
     stated = {"algorithm": card.mechanism.algorithm, "dataset": card.setting.dataset}
-    yield from (name for name, value in stated.items() if about.get(name, value) != value)
+    stated["noise"] = card.implementation.noise.kind
+    yield from (name for name, value in stated.items() if about.get(name) != value)
 
 
-def _of_terms(card: PrivacyCard, declared: Balance) -> Iterator[str]:
+def _of_terms(card: PrivacyCard, past: Settlement) -> Iterator[str]:
     """What the population was declared with otherwise."""
-    blocks = card.accounting.blocks
+    blocks, declared = card.accounting.blocks, past.balance
+    if past.books.term(past.population).bound.get(UNIT) != card.setting.unit:
+        yield "unit"
     if rule_across_runs(card) != declared.composition:
         yield "composition"
     if blocks is not None and blocks.blocks_per_person != declared.blocks_per_person:

@@ -1,5 +1,6 @@
 """The form of a privacy card: every field but `blocks` is required, none may be empty, and no other is allowed."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -91,7 +92,7 @@ class Mechanism(Section):
     features: Text
     diagnostics: bool
     algorithm: Text
-    settings: Annotated[dict[str, JsonValue], Field(min_length=1)]
+    settings: dict[str, JsonValue]
     model: Model
     steps: Annotated[int, Field(ge=1)]
     releases: Annotated[int, Field(ge=1)]
@@ -179,11 +180,23 @@ class Commit(Section):
     dirty: bool
 
 
+GENERATORS: Mapping[bool, Text] = {
+    True: "AES-256 in counter mode, key from the operating system",
+    False: "AES-256 in counter mode, seeded key, known to anyone: NOT private",
+}
+"""Where noise comes from, in words, by whether it is private."""
+
+
 class NoiseGenerator(Section):
-    """private: whether the generator's state was secret and unpredictable."""
+    """private: whether the generator's state was secret and unpredictable. generator: the same in words."""
 
     generator: Text
     private: bool
+
+    @property
+    def kind(self) -> Literal["secure", "seeded"]:
+        """As the plan and the ledger's row call it."""
+        return "secure" if self.private else "seeded"
 
 
 class Implementation(Section):

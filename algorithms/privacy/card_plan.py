@@ -85,6 +85,7 @@ def _mechanism(plan: Mapping[str, Any], card: PrivacyCard) -> Check:
     mechanism, setting, accounting = card.mechanism.model_dump(), card.setting, card.accounting
     is_fixed = plan.get("filter", _FIXED) == _FIXED
     planned = mechanism_of(plan) | {
+        "noise": plan["noise"],
         "diagnostics": plan.get("diagnostics", card.mechanism.diagnostics),
         "dataset": plan["dataset"],
         "target": plan["target"],
@@ -92,6 +93,7 @@ def _mechanism(plan: Mapping[str, Any], card: PrivacyCard) -> Check:
         "accountant": plan["accountant"] if is_fixed else "rdp",
     }
     stated = mechanism | {
+        "noise": card.implementation.noise.kind,
         "dataset": setting.dataset,
         "target": accounting.target.model_dump(),
         "delta": accounting.delta,

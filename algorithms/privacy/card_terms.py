@@ -11,6 +11,7 @@ from typing import Any
 
 import dp_accounting as dp
 
+from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent
 from algorithms.privacy.noise import GRID_BITS
 
@@ -69,6 +70,36 @@ def _has_noise(event: dp.DpEvent, noise: str, multiplier: Between) -> bool:
         case "pureobjectivenoise", dp.ComposedDpEvent(events=[PureDpEvent(epsilon=epsilon), PureDpEvent()]):
             return multiplier.most * epsilon >= 1 - _ROUNDING
     return False
+
+
+def terms_of(event: dp.DpEvent) -> dict[str, Any]:
+    """Terms of a release that could be this event, in the trace's words; raises Refused where there are none."""
+    samples, rate, inner = _sampled(event)
+    multipliers: dict[str, float] = {}
+    match inner:
+        case dp.NonPrivateDpEvent():
+            multipliers = {"nonoise": 0.0}
+        case dp.GaussianDpEvent(noise_multiplier=z):
+            multipliers = {"gaussian": z}
+        case dp.LaplaceDpEvent(noise_multiplier=z):
+            multipliers = {"laplace": z}
+        case dp.dp_event.ZCDpEvent(rho=rho):
+            multipliers = {"gumbel": math.sqrt(1 / (8 * rho))}
+        case PureDpEvent(epsilon=epsilon):
+            multipliers = {"laplace": 1 / epsilon}
+        case dp.ComposedDpEvent(events=[ObjectivePerturbationDpEvent(noise_multiplier=z), _]):
+            multipliers = {"objectivenoise": z}
+        case dp.ComposedDpEvent(events=[PureDpEvent(epsilon=epsilon), _]):
+            multipliers = {"pureobjectivenoise": 1 / epsilon}
+    for noise, z in multipliers.items():
+        if fits(event, sampling=samples[0], noise=noise, rate=Between(rate, rate), multiplier=Between(z, z)):
+            return {
+                "sampling": samples[0],
+                "sampling_rate": rate,
+                "noise": noise,
+                "noise_multiplier": z,
+            }
+    raise Refused(f"{event} is the event of no release that a card can state; use another method.")
 
 
 def row_fits(row: Mapping[str, Any], event: dp.DpEvent, *, parameters: int) -> bool:

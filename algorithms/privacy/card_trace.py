@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
+import numpy as np
 import pandas as pd
 
 from algorithms.privacy.card_model import PrivacyCard
-from algorithms.privacy.card_terms import row_fits
+from algorithms.privacy.card_terms import row_fits, terms_of
 from algorithms.privacy.card_verdict import Check, finite
-from algorithms.privacy.events import Schedule, event_from_json, schedule_to_json
+from algorithms.privacy.events import Schedule, event_from_json, event_to_json, schedule_to_json
 
 EVENTS, COLUMNS = "events of the trace", "columns of the trace"
 _KINDS = ["kind", "sampling", "clipping", "noise"]
@@ -45,6 +46,24 @@ def trace_schedule(trace: pd.DataFrame) -> list[tuple[dp.DpEvent, int]]:
     return merged(
         [(event_from_json(json.loads(text)), count) for text, count in _run_lengths(trace["event"])]
     )
+
+
+def made_up_trace(schedule: Schedule) -> pd.DataFrame:
+    """A trace that the releases of a schedule could have left, with bounds of 1 and no other facts than their events.
+
+    Raises Refused where an event is of no release that a trace can name.
+    """
+    same = {
+        "kind": "release",
+        "clipping": "bound",
+        "clip_norm": 1.0,
+        "divisor": 1.0,
+        "step": 0,
+        "epsilon": 0.0,
+    }
+    rows = [same | terms_of(event) | {"event": json.dumps(event_to_json(event))} for event, _ in schedule]
+    frame = pd.DataFrame(rows).assign(noise_std=lambda rows: rows["noise_multiplier"])
+    return frame.loc[np.repeat(np.arange(len(rows)), [count for _, count in schedule])]
 
 
 def merged(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:

@@ -23,9 +23,11 @@ NOTHING_LEARNED: Text = "None: nothing was learned from the records before train
 NO_NOTES: Text = "None: the model starts as its name and seed have it, and every parameter is trained."
 
 FLOATING_POINT = (
-    "A noised sum is rounded to a grid whose step is a power of two at most 2^-24 of the noise, and the noise is a"
-    " whole number of these steps, so that which values can occur does not depend on the data; the noise is raised by"
-    " what rounding adds to the sensitivity. Contributions are added up in 64 bits. Left open: that a record's own"
+    "A noised sum is rounded to a grid whose step is a power of two at most 2^-24 of the noise, and the noise is"
+    " a whole number of these steps, so that which values can occur does not depend on the data; the noise is"
+    " raised by what rounding adds to the sensitivity. Contributions are added up in 64 bits. Left open: that a"
+    " draw is computed in 64-bit floating point, which changes how likely each value is, of Laplace noise within"
+    " 64 scales by less than one part in 2^18, and is in no epsilon and no delta; that a record's own"
     " contribution, computed in 32 bits or fewer, does not depend on the records beside it is tested on a CPU with"
     " one thread and with two, which are the most that a run uses, and not proven."
 )
@@ -46,6 +48,10 @@ COMPOSITION: Mapping[str, Text] = {
         " the epsilon is that of the whole limit, also where less was used."
     ),
 }
+SO_FAR: Text = (
+    "Releases were chosen on the way: an epsilon so far is what those up to a step add up to. No theorem makes it the"
+    " cost of a run that is ended there because of what was seen; what holds is the epsilon of the whole filter."
+)
 _CHANGE = {"ADD_OR_REMOVE_ONE": "added or removed", "REPLACE_ONE": "replaced by another"}
 _OTHERWISE = {"ADD_OR_REMOVE_ONE": "without it", "REPLACE_ONE": "with any other record in its place"}
 _RELEASED = {

@@ -29,7 +29,7 @@ class Filter(Protocol):
         """Charges the event; raises BudgetRefused, and charges nothing, where it is not afforded."""
 
     def spent(self, delta: float) -> float:
-        """The epsilon spent so far at `delta`, an upper bound."""
+        """What the releases so far cost at `delta`; see `trace.Row` for where that is no bound."""
 
 
 class ScheduleFilter:

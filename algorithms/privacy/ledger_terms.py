@@ -9,6 +9,9 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.ledger_composition import BASIC, Amount, Composition, exact, times
 from algorithms.privacy.ledger_entry import WHOLE_POPULATION
 
+UNIT = "unit"
+"""Under this name a population is bound to what one record of it is: amounts of other units do not add up."""
+
 
 @dataclass(frozen=True)
 class Terms:

@@ -8,8 +8,10 @@ and comparisons and gives no privacy.
 Floating point: a noised sum is rounded to a grid whose step is a power of two far below the noise, and both the sum
 and the noise are whole numbers of steps, added exactly. Which outputs are reachable then does not depend on the sum,
 the hole that Mironov 2012 found in plain floating-point noise. The standard deviation is raised by what rounding the
-sum can add to its sensitivity. Left open: timing; and that tails end, at 37 scales of Laplace and Gumbel noise and 8.6
-standard deviations of normal noise, beyond which 2^-53 of the draws would lie.
+sum can add to its sensitivity. No tail ends where 53 random bits do: a draw that uses them up
+goes on with more. Left open: timing; and that a draw is computed in floating point. A Laplace draw below 64 scales is
+right to 4 units in its last place, 2^-45 scales, and its 52 random bits lie closer than that; a cell of the grid is at
+least 2^-25 scales wide, so that the probability of each is changed by less than one part in 2^18.
 """
 
 import hashlib
@@ -62,13 +64,18 @@ class Stream:
         return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype=np.uint64)
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """Uniform on (0, 1), shape [count], each with 52 random bits below a random exponent down to 2^-53.
+        """Uniform on (0, 1), shape [count], each with 52 random bits below a random exponent.
 
-        The bits do not thin out towards 0, so that the tail of a logarithm has no holes wider than its rounding.
+        The bits do not thin out towards 0, so that the tail of a logarithm has no holes wider than its rounding, and no
+        end: of those below 2^-53 each is drawn again there.
         """
         fraction = 0.5 + (self.words(count) >> np.uint64(12)).astype(np.float64) * 2.0**-53
         _, bits = np.frexp((self.words(count) >> np.uint64(11)).astype(np.float64))
-        return np.ldexp(fraction, bits.astype(np.int64) - 53)
+        found = np.ldexp(fraction, bits.astype(np.int64) - 53)
+        below = np.flatnonzero(bits == 0)
+        if len(below):
+            found[below] = 2.0**-53 * self.uniform(len(below))
+        return found
 
     def coins(self, count: int, rate: float) -> NDArray[np.bool_]:
         """Independent coins, shape [count], each True with probability `rate` rounded down to a multiple of 2^-64."""
@@ -113,8 +120,11 @@ class Stream:
 
     def gumbel(self, count: int) -> NDArray[np.float64]:
         """Standard Gumbel draws, shape [count]: minus the logarithm of a standard exponential."""
-        exponential = np.maximum(-np.log(self.uniform(count)), 2.0**-54)
-        return -np.log(exponential)
+        near_one = self.coins(count, 0.5)
+        distance = 0.5 * self.uniform(
+            count
+        )  # of a uniform number from 0 or from 1, since both its tails count
+        return -np.log(np.where(near_one, -np.log1p(-distance), -np.log(distance)))
 
 
 def is_below(words: NDArray[np.uint64], rates: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -13,7 +13,11 @@ from algorithms.privacy.releases import Release
 
 @dataclass(frozen=True)
 class Row:
-    """One release. epsilon: cost so far at the run's delta, an upper bound by the run's filter."""
+    """One release. epsilon: cost so far at the run's delta, by the run's filter.
+
+    It bounds a run that is ended at a step fixed in advance; where releases are chosen on the way, no theorem makes it
+    the cost of a run that is ended because of what was seen. What holds then is the whole filter's.
+    """
 
     release: int
     step: int

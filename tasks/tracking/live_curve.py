@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the process that imports this for its words has no use for 
     from algorithms.training import Tell
 
 LIVE_STEP = "live/step"
-LIVE = (LIVE_STEP, "live/epsilon_bound", "live/noise_std")
+LIVE = (LIVE_STEP, "live/epsilon_so_far", "live/noise_std")
 END = {"finished": True}
 """The last line of a training that came to its end."""
 

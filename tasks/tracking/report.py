@@ -88,7 +88,9 @@ def _grids(run: Finished, entity: str, project: str) -> dict[str, "wr.PanelGrid"
         title="Accuracy against epsilon", x=wr.SummaryMetric(total), y=wr.SummaryMetric(accuracy)
     )
     return {
-        "epsilon": wr.PanelGrid([this], panels=[wr.LinePlot(title="Epsilon", x=STEP, y=[epsilon, bound])]),
+        "epsilon": wr.PanelGrid(
+            [this], panels=[wr.LinePlot(title="Epsilon so far", x=STEP, y=[epsilon, bound])]
+        ),
         "noise": wr.PanelGrid([this], panels=[wr.LinePlot(title=name, x=STEP, y=[name]) for name in noise]),
         "accuracy": wr.PanelGrid([runs("all runs")], panels=[against]),
     }

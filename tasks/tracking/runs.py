@@ -29,7 +29,7 @@ CONFIG = (
     "noise_is_secret",
 )  # fmt: skip
 STEP = "privacy/step"
-HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_bound", "privacy/noise_std", "privacy/noise_multiplier")
+HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier")
 SUMMARY = ("test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private")
 MEASURED = ("test/accuracy", "test/loss")
 BRIEF = ("run_id", "dataset", "algorithm")

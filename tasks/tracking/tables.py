@@ -8,6 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from algorithms.privacy.card import PrivacyCard
+from algorithms.privacy.card_words import SO_FAR
 from tasks.history import History
 from tasks.tracking.runs import Finished
 
@@ -60,7 +61,8 @@ def _epsilon(run: Finished) -> str:
     if not run.curve.steps:
         return "There is no noise, so epsilon is infinite."
     rows = zip(run.curve.steps, run.curve.epsilon, strict=True)
-    return _table(("steps", "epsilon so far"), rows)
+    found = _table(("steps", "epsilon so far"), rows)
+    return found if run.card.accounting.composition.kind == "schedule" else f"{found}\n\n{SO_FAR}"
 
 
 def _noise(trace: pd.DataFrame) -> str:

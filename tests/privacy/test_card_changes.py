@@ -72,7 +72,7 @@ EVENTS = {"events of the trace", "releases of the plan"}
         (loosen_delta, {"promise"}),
         (add_noise_on_paper, {*EPSILONS, *EVENTS, "queries"}),
         (drop_an_event, {*EPSILONS, *EVENTS, "releases"}),
-        (hide_the_seed, {"promise", "statement", "words"}),
+        (hide_the_seed, {"promise", "statement", "words", "noise", "mechanism"}),
         (overspend, {"target", "mechanism"}),
         (choose_a_filter, {*EPSILONS, "promise", "composition", "statement", "words"}),
     ],

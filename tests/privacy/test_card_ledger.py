@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.card import PrivacyCard, RunRecord, build
+from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card_ledger import check_charged
 from algorithms.privacy.card_words import across_runs
 from algorithms.privacy.errors import Refused
@@ -27,7 +27,8 @@ def ledger(tmp_path: Path) -> Ledger:
 def charged(ledger: Ledger, run: RunRecord, *blocks: str, rule: str = "basic") -> PrivacyCard:
     """The card of the run, charged to a population and settled there; another run is charged after it."""
     run = replace(run, public={**run.public, "public": True})
-    ledger.declare("painters", Budget(900.0, 0.1), public=True, composition=Composition(rule))
+    terms = {"unit": run.public["unit"]}
+    ledger.declare("painters", Budget(900.0, 0.1), public=True, composition=Composition(rule), bound=terms)
     for block in blocks:
         ledger.declare_block("painters", block)
     cost = Budget(math.inf if run.receipt["epsilon"]["pld"] is None else run.receipt["epsilon"]["pld"], DELTA)
@@ -35,7 +36,7 @@ def charged(ledger: Ledger, run: RunRecord, *blocks: str, rule: str = "basic") -
         (run.receipt["run_id"], run.receipt["sha256"]["model.safetensors"]),
         ("later", None),
     ):
-        about = {name: run.plan[name] for name in ("algorithm", "dataset", "adjacency")}
+        about = {name: run.plan[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
         events, named = run.receipt["events"], blocks or ("all",)
         ledger.reserve(run_id, "painters", cost, events=events, about=about, blocks=named)
         ledger.settle(run_id, cost, events=run.receipt["events"], model=model)
@@ -96,6 +97,10 @@ def name_another_data_set(document: dict[str, Any]) -> None:
     document["setting"]["dataset"] = "others"
 
 
+def protect_another_unit(document: dict[str, Any]) -> None:
+    document["setting"]["unit"] = "one visit"
+
+
 def name_no_head(document: dict[str, Any]) -> None:
     document["evidence"]["ledger_head"] = "0" * 64
 
@@ -105,6 +110,7 @@ CHANGES = [
     (make_the_records_public, "public_records"),
     (name_another_algorithm, "algorithm"),
     (name_another_data_set, "dataset"),
+    (protect_another_unit, "unit"),
     (name_no_head, "ledger_head"),
     (cut_events, "events"),
     (lower_the_cost, "cost"),
@@ -123,6 +129,24 @@ def test_another_card_is_refused_by_what_differs(
     change(document)
     with pytest.raises(Refused, match=f"differ in {named};"):
         check_charged(PrivacyCard.model_validate_json(json.dumps(document)), ledger)
+
+
+def test_a_run_with_known_noise_cannot_be_shown_as_a_private_one(ledger: Ledger, tmp_path: Path) -> None:
+    """Not even where every sentence, the plan beside the card and all checksums are made anew for it."""
+    run = record(write_run(tmp_path / "run", kind="seeded"))
+    honest = charged(ledger, run)
+    ledger_part = account_of(ledger, "painters", run.receipt["run_id"])
+    receipt = {**run.receipt, **ledger_part, "private_noise": True}
+    forged = build(
+        RunRecord(
+            {**run.plan, "noise": "secure"}, receipt, {**run.public, "public": True}, run.trace, run.software
+        )
+    )
+    check_charged(honest, ledger)
+    assert verify(forged).passed and forged.setting.private
+    assert [check.name for check in verify(forged, tmp_path / "run/artifacts").failures] == ["mechanism"]
+    with pytest.raises(Refused, match="differ in noise;"):
+        check_charged(forged, ledger)
 
 
 def test_other_blocks_are_refused(ledger: Ledger, tmp_path: Path) -> None:

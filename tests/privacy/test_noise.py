@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy import stats
 
 from algorithms.privacy.noise import (
@@ -100,6 +101,29 @@ def test_small_uniforms_keep_their_random_bits() -> None:
     small = sample[sample < 2.0**-12]
     assert len(small) > 100
     assert (np.frexp(small)[0] * 2.0**53 % 64 != 0).any()
+
+
+class Unlikely(Stream):
+    """A stream that begins with some words of zeros, or of ones."""
+
+    def __init__(self, *first: int) -> None:
+        super().__init__(seeded_generator(0).key, 0)
+        self._first = list(first)
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        drawn = super().words(count)
+        return np.full(count, self._first.pop(0), np.uint64) if self._first else drawn
+
+
+def test_no_tail_of_the_noise_ends() -> None:
+    """Noise that cannot be beyond 37 scales tells two sums apart for certain, which no pure epsilon allows."""
+    ones = 2**64 - 1
+    assert -np.log(Unlikely(0, 0, 0, 0).uniform(1)) > 73
+    assert abs(Unlikely(0, 0, 0, 0, 0).laplace(1)) > 73
+    assert Unlikely(0, 0).uniform(4).max() < 2.0**-53
+    gumbel = [Unlikely(coin, 0, 0, 0, 0).gumbel(1) for coin in (0, ones)]
+    assert max(gumbel) > 73
+    assert min(gumbel) < -np.log(73)
 
 
 def test_two_noises_cancel_exactly_in_steps() -> None:

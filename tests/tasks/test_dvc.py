@@ -40,6 +40,7 @@ CANNOT_CHANGE_A_RESULT = {
     "tasks.params": "checks values that are listed themselves",
     "tasks.population": "enters the population into the ledger",
     "tasks.progress": "shown while training",
+    "tasks.rehearsal": "allows a run or refuses it",
     "tasks.runs": "takes up a run where it was, bit by bit the same",
     "tasks.software": "describes the machine",
     "tasks.stage": "runs the stage",

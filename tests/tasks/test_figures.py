@@ -28,3 +28,16 @@ def test_pictures_are_the_same_bytes_again() -> None:
     trace = pd.DataFrame({"kind": ["gradient"] * 3, "step": [0, 1, 2], "noise_std": [0.5, 0.5, 0.6]})
     first, second = (png(noise_figure(trace, theme=LIGHT)) for _ in range(2))
     assert first == second
+
+
+def test_a_cost_so_far_that_no_theorem_makes_the_cost_of_a_stop_is_drawn_as_one() -> None:
+    curve = Curve([1, 2], [0.2, 0.3])
+    fixed, chosen = (
+        epsilon_figure(curve, curve, target=1.0, theme=LIGHT, is_fixed=is_fixed).axes[0]
+        for is_fixed in (True, False)
+    )
+    assert [line.get_label() for line in fixed.lines][1:] == [
+        "bound kept while training",
+        "accounted afterwards",
+    ]
+    assert [line.get_label() for line in chosen.lines][1:] == ["added up so far, no bound for ending there"]

@@ -76,9 +76,9 @@ def test_a_row_a_second_is_sent_then_the_last_step_and_the_end(
     assert "secret" not in json.dumps(opening)
     assert rows == [
         {"live/step": 1, "live/noise_std": 0.5},
-        {"live/step": 4, "live/epsilon_bound": 1.0, "live/noise_std": 0.5},
-        {"live/step": 7, "live/epsilon_bound": 1.75, "live/noise_std": 0.5},
-        {"live/step": 9, "live/epsilon_bound": 2.25, "live/noise_std": 0.5},
+        {"live/step": 4, "live/epsilon_so_far": 1.0, "live/noise_std": 0.5},
+        {"live/step": 7, "live/epsilon_so_far": 1.75, "live/noise_std": 0.5},
+        {"live/step": 9, "live/epsilon_so_far": 2.25, "live/noise_std": 0.5},
         END,
     ]
 
@@ -88,7 +88,7 @@ def test_a_training_that_fails_does_not_say_that_it_ended(client: Path, tmp_path
         tell(1, 0.5, 0.5)
         raise KeyboardInterrupt
     assert [json.loads(line) for line in client.read_text().splitlines()][1:] == [
-        {"live/step": 1, "live/epsilon_bound": 0.5, "live/noise_std": 0.5}
+        {"live/step": 1, "live/epsilon_so_far": 0.5, "live/noise_std": 0.5}
     ]
 
 

@@ -163,6 +163,25 @@ def test_a_private_population_keeps_its_rule_of_the_holdout(tmp_path: Path) -> N
     declare(ledger, replace(first, holdout_rule="b", population="others"))
 
 
+@pytest.mark.parametrize("public", [True, False])
+def test_a_population_keeps_its_unit_from_its_first_run_on(tmp_path: Path, public: bool) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    patients = replace(description(), unit="one patient", holdout_rule="a", public=public)
+    visits = replace(patients, unit="one visit")
+    for chosen in (visits, patients):
+        declare(ledger, chosen)
+    _charge(ledger)
+    declare(ledger, patients)
+    before = ledger.head()
+    with pytest.raises(
+        Refused, match=r"counts 'one patient'.* but the card of 'animals' says 'one visit'"
+    ) as refused:
+        declare(ledger, visits)
+    assert re.fullmatch(r"[^\n]+\.", str(refused.value))
+    assert ledger.head() == before
+    declare(ledger, replace(visits, population="others"))
+
+
 def test_a_private_population_keeps_what_makes_its_blocks(tmp_path: Path) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
     whole = replace(description(), holdout_rule="a")

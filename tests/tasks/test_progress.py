@@ -18,7 +18,7 @@ def test_a_terminal_shows_steps_epsilon_and_time_left() -> None:
             tell(step, step / 10, 1.0)
     shown = screen.getvalue()
     assert "30/40" in shown
-    assert "epsilon 3" in shown
+    assert "epsilon so far 3" in shown
     assert "steps/s" in shown
 
 
@@ -31,9 +31,9 @@ def test_elsewhere_there_is_a_line_every_few_seconds_and_one_at_the_end(
         for step in range(1, 13):
             tell(step, 0.25 * step, 1.0)
     assert caplog.messages == [
-        "step 5 of 12, 1.0 steps/s, 7 s left, epsilon 1.25",
-        "step 10 of 12, 1.0 steps/s, 2 s left, epsilon 2.5",
-        "step 12 of 12, 1.0 steps/s, 0 s left, epsilon 3",
+        "step 5 of 12, 1.0 steps/s, 7 s left, epsilon so far 1.25",
+        "step 10 of 12, 1.0 steps/s, 2 s left, epsilon so far 2.5",
+        "step 12 of 12, 1.0 steps/s, 0 s left, epsilon so far 3",
     ]
 
 
@@ -44,4 +44,4 @@ def test_a_run_that_was_taken_up_counts_its_rate_from_there(
     monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
     with caplog.at_level(logging.INFO), progress(1000, console=Console(file=io.StringIO())) as tell:
         tell(901, 1.0, 1.0)
-    assert caplog.messages == ["step 901 of 1000, 0.1 steps/s, 990 s left, epsilon 1"]
+    assert caplog.messages == ["step 901 of 1000, 0.1 steps/s, 990 s left, epsilon so far 1"]

@@ -20,7 +20,8 @@ from algorithms.privacy.card_words import NO_NOTES, NOTHING_LEARNED, TRANSFORMS,
 from algorithms.privacy.errors import Refused
 from data import PublicDescription
 from tasks.page import best_guess, best_true_positive_rate, score
-from tasks.report import Report, epsilon_curve, report
+from tasks.params import ParamsRefused
+from tasks.report import Report, epsilon_curve, main, report
 from tests.synthetic_run import DELTA, Folders, Kind, read_json, write_json, write_run
 
 WRITTEN = ("privacy_card.json", "report.html", "plots/epsilon.csv")
@@ -317,3 +318,25 @@ def test_class_names_that_look_like_numbers_or_nothing_are_read_as_they_are(tmp_
     run = make(folders).run
     assert run.pairs["predicted"].tolist() == ["NA", "NA"]
     assert run.classes["class"].tolist() == list(classes)
+
+
+def test_the_card_of_an_earlier_run_never_stays_beside_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = write_run(tmp_path)
+    made = [folders.artifacts / name for name in ("privacy_card.json", "report.html")]
+    make(folders)
+    (folders.artifacts / "metrics.json").rename(tmp_path / "metrics.json")
+    with pytest.raises(Refused, match="run the stages before it"):
+        make(folders)
+    assert not any(path.exists() for path in made)
+    (tmp_path / "metrics.json").rename(folders.artifacts / "metrics.json")
+    make(folders)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ParamsRefused, match=r"no file params\.yaml"):
+        main()
+    assert read(made[0])["evidence"]["run_id"] == read_json(folders.artifacts / "receipt.json")["run_id"]
+    (folders.artifacts / "receipt.json").unlink()
+    with pytest.raises(Refused, match="run the stages before it"):
+        main()
+    assert not any(path.exists() for path in made)

@@ -80,7 +80,7 @@ def test_the_trace_is_logged_by_step(logged: Logged) -> None:
         {key_of(item): json.loads(item.value_json) for item in record.item} for record in logged.of("history")
     ]
     assert [row[STEP] for row in rows] == list(range(1, 31))
-    assert [row["privacy/epsilon_bound"] for row in rows] == trace["epsilon"].tolist()
+    assert [row["privacy/epsilon_so_far"] for row in rows] == trace["epsilon"].tolist()
     assert [row["privacy/noise_std"] for row in rows] == trace["noise_std"].tolist()
     card = read_json(logged.root / "artifacts" / "privacy_card.json")
     assert rows[-1]["privacy/epsilon"] == card["setting"]["epsilon"]

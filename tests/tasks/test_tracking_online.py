@@ -72,7 +72,7 @@ def test_the_live_curve_comes_first_and_the_run_goes_on_with_the_whole_truth(onl
     rows = online.backend.rows(online.run_id)
     live = [row for row in rows if LIVE[0] in row]
     assert rows[: len(live)] == live
-    assert [(row["live/step"], row["live/epsilon_bound"], row["live/noise_std"]) for row in live] == [
+    assert [(row["live/step"], row["live/epsilon_so_far"], row["live/noise_std"]) for row in live] == [
         (1, 0.05, 0.75),
         (30, 1.5, 0.75),
     ]

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from algorithms.privacy.card_words import SO_FAR
 from tasks.figures import Curve
 from tasks.groups import Tracking
 from tasks.history import History, nothing
@@ -122,6 +123,14 @@ def test_without_a_past_the_report_says_so(run: Finished) -> None:
     assert told["blocks"].text == "The ledger told of no blocks."
     assert told["retrainings"].text == "There was no scheduled retraining yet."
     assert len(table(told["accuracy"].text)) == 1
+
+
+def test_the_report_on_releases_chosen_on_the_way_says_what_an_epsilon_so_far_is_not(run: Finished) -> None:
+    assert SO_FAR not in sections(run, EMPTY)["epsilon"].text
+    accounting = run.card.accounting
+    chosen = accounting.composition.model_copy(update={"kind": "zcdp", "rho": 0.1})
+    card = run.card.model_copy(update={"accounting": accounting.model_copy(update={"composition": chosen})})
+    assert sections(replace(run, card=card), EMPTY)["epsilon"].text.endswith(SO_FAR)
 
 
 def test_a_report_on_a_run_without_noise_has_no_number_for_epsilon(run: Finished) -> None:

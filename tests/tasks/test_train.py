@@ -25,7 +25,7 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
-from tasks import calibrate, evaluate, params, prepare, runs, train
+from tasks import calibrate, evaluate, params, prepare, report, runs, train
 from tasks.evaluated import check_evaluated
 from tasks.tracking import live_curve
 from tests.checkout import PROJECT
@@ -134,6 +134,23 @@ def test_diagnostics_change_no_result_and_end_the_promise(workspace: Workspace) 
     assert workspace.model() == model
     assert list(table["step"]) == list(range(6))
     assert (table["error"] > 0).all()
+
+
+def test_a_run_that_could_not_be_reported_is_refused_and_nothing_is_charged(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any, **__: Any) -> str:
+        raise ArithmeticError("this page fails")
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Refused, match=r"could not be reported.*this page fails"),
+    ):
+        patch.setattr(report, "page", failing)
+        workspace.train()
+    assert [entry.kind for entry in workspace.ledger.history("digits")] == ["population"]
+    assert workspace.run_folders == []
+    workspace.train()
 
 
 def test_a_run_reserves_settles_and_leaves_its_files(workspace: Workspace) -> None:
