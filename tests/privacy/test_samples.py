@@ -20,6 +20,7 @@ from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import PureDpEvent
 from algorithms.privacy.filters import RenyiFilter, ScheduleFilter, ZCDPFilter
 from algorithms.privacy.noise import seeded_generator
+from algorithms.privacy.noised import least
 from algorithms.privacy.releases import (
     FullBatch,
     Gaussian,
@@ -228,17 +229,29 @@ def law(losses: np.ndarray, noise: Gumbel | Laplace) -> np.ndarray:
     return np.asarray(np.trapezoid(stats.laplace.pdf(x)[:, None] * below.prod(axis=2), x, axis=0))
 
 
+def check_law(chosen: list[int], expected: np.ndarray) -> None:
+    found = np.bincount(chosen, minlength=len(LOSSES))
+    assert stats.chisquare(found, len(chosen) * expected / expected.sum()).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("noise", [Gumbel(2.0), Laplace(2.0)])
+def test_the_noise_of_a_selection_has_the_sign_and_scale_of_its_law(noise: Any) -> None:
+    """Three and more candidates tell Gumbel noise from its negative; noise smaller by a tenth is found."""
+    release, losses, points = argmin_release(0.5, noise), torch.from_numpy(4 * LOSSES), torch.zeros(7, 1)
+    streams = (seeded_generator(6).stream(place) for place in range(10_000))
+    check_law([least(losses.clone(), points, release, one) for one in streams], law(4 * LOSSES, noise))
+
+
 @pytest.mark.parametrize("noise", [Gumbel(2.0), Laplace(2.0)])
 @pytest.mark.parametrize(("count", "sampling"), [(4, None), (8, Poisson(0.5)), (0, Poisson(0.5))])
 def test_a_selection_prefers_as_its_law_says(count: int, sampling: Poisson | None, noise: Any) -> None:
-    """The law's mixture over how many take part: three and more candidates tell Gumbel noise from its negative."""
-    spend, points, releases = Free(), candidates(), 600
+    """Of a sample, the law's mixture over how many take part at the rate that was charged."""
+    spend, points = Free(), candidates()
     asked = barrier(ones(count), spend=spend)
-    chosen = [asked.argmin(points, bound=0.5, noise=noise, sampling=sampling) for _ in range(releases)]
+    chosen = [asked.argmin(points, bound=0.5, noise=noise, sampling=sampling) for _ in range(600)]
     likely = stats.binom.pmf(np.arange(count + 1), count, charged_rate(spend.events[0]))
-    mixed = sum(weight * law(took_part * LOSSES, noise) for took_part, weight in enumerate(likely))
-    found, expected = np.bincount(chosen, minlength=len(LOSSES)), releases * mixed / np.sum(mixed)
-    assert stats.chisquare(found, expected).pvalue > FALSE_ALARM
+    laws = np.stack([law(took_part * LOSSES, noise) for took_part in range(count + 1)])
+    check_law(chosen, likely @ laws)
 
 
 def test_an_empty_sample_is_answered_with_noise() -> None:
