@@ -98,13 +98,6 @@ def test_a_record_takes_part_by_its_clipped_norm(sampling: Importance, warm: Any
         assert stats.binomtest(int(found), DRAWS, likely).pvalue > FALSE_ALARM / COUNT
     np.testing.assert_allclose(totals[took_part], C, rtol=1e-5)
     assert totals.min() == 0 and totals.max() <= C
-    pairs = (took_part[:, -1] & took_part[:, -2]).sum()  # coins of two records, and of one in two releases
-    again = (took_part[COPIES:, -1] & took_part[:-COPIES, -1]).sum()
-    for found, likely, tries in (
-        (pairs, expected[-1] * expected[-2], DRAWS),
-        (again, expected[-1] ** 2, DRAWS - COPIES),
-    ):
-        assert stats.binomtest(int(found), tries, likely).pvalue > FALSE_ALARM
 
 
 def test_where_all_norms_reach_the_bound_it_is_a_poisson_sample_of_dp_sgd() -> None:

@@ -128,7 +128,7 @@ def shown_by(kind: str, asked: Barrier, sampling: Any) -> np.ndarray:
         ("norm count", Poisson(0.2), 1),
     ],
 )
-def test_records_take_part_at_the_charged_rate_by_coins_of_their_own(
+def test_each_record_takes_part_at_the_charged_rate_by_coins_of_its_own(
     kind: str, sampling: Any, count: int
 ) -> None:
     """Each record as often as the rate in the event that was charged says, and alike in no two releases."""
