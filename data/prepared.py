@@ -22,24 +22,31 @@ from data.files import taken
 from data.records import PARTS, Block, Features, Part
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
+_Arrays: TypeAlias = tuple[Features, NDArray[np.int64]]
 _SALT_BYTES = 32
 _LOCK, _CONTENTS = "lock", "contents"
 _REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A prepared data set; the arrays are read-only maps of their files.
+class HeldOut:
+    """The held-out part of a prepared data set; the arrays are read-only maps of their files.
 
     Features are float32 [n, *public.input_shape], or int32 where they are tokens; labels int64 [n] count
     public.classes.
     """
 
     public: PublicDescription
-    train_features: Features
-    train_labels: NDArray[np.int64]
     test_features: Features
     test_labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Prepared(HeldOut):
+    """A prepared data set, with the records to train on in arrays like the others."""
+
+    train_features: Features
+    train_labels: NDArray[np.int64]
 
 
 def write(
@@ -184,12 +191,14 @@ def contents(folder: Path) -> str | None:
 
 def load(folder: Path) -> Prepared:
     """What `write` put into `folder`; raises DataRefused when it is not there or not whole."""
-    try:
-        public = PublicDescription.read(folder)
-        train, test = (_map(folder, part, public) for part in PARTS)
-    except (OSError, EOFError, ValueError):
-        raise DataRefused(f"{folder} holds no whole prepared data; run the prepare stage (again).") from None
-    return Prepared(public, *train, *test)
+    public, (train, test) = _read(folder, PARTS)
+    return Prepared(public, *test, *train)
+
+
+def load_held_out(folder: Path) -> HeldOut:
+    """The held-out part of it; the records to train on are not opened. Raises DataRefused as `load` does."""
+    public, (test,) = _read(folder, ("test",))
+    return HeldOut(public, *test)
 
 
 def load_as(folder: Path, public: PublicDescription) -> Prepared:
@@ -211,7 +220,15 @@ def check_same(folder: Path, public: PublicDescription) -> None:
         )
 
 
-def _map(folder: Path, part: Part, public: PublicDescription) -> tuple[Features, NDArray[np.int64]]:
+def _read(folder: Path, parts: Iterable[Part]) -> tuple[PublicDescription, list[_Arrays]]:
+    try:
+        public = PublicDescription.read(folder)
+        return public, [_map(folder, part, public) for part in parts]
+    except (OSError, EOFError, ValueError):
+        raise DataRefused(f"{folder} holds no whole prepared data; run the prepare stage (again).") from None
+
+
+def _map(folder: Path, part: Part, public: PublicDescription) -> _Arrays:
     features = np.load(folder / f"{part}_features.npy", mmap_mode="r")
     labels = np.load(folder / f"{part}_labels.npy", mmap_mode="r")
     if features.shape != (len(labels), *public.input_shape) or (features.dtype, labels.dtype) != (

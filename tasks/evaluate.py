@@ -18,7 +18,7 @@ from algorithms import models
 from algorithms.models import Model, ModelRefused
 from algorithms.models.fronts import front, in_front, shape_after
 from algorithms.privacy.errors import Refused
-from data.prepared import Prepared, load
+from data.prepared import HeldOut, load_held_out
 from tasks import runs
 from tasks.described import check_described
 from tasks.environment import home
@@ -65,7 +65,7 @@ def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
     return model, parameters
 
 
-def evaluate(model: Model, parameters: Mapping[str, Tensor], data: Prepared) -> Evaluation:
+def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> Evaluation:
     """Predictions and mean loss on the held-out records."""
     model = models.for_evaluation(model)
     predicted, losses = [], []
@@ -132,7 +132,7 @@ def main() -> None:
     receipt = _receipt_beside(path)
     _check_model(path, receipt)
     runs.discard(home(), receipt["run_id"])
-    data = load(Path("data/prepared"))
+    data = load_held_out(Path("data/prepared"))
     check_described(receipt, data.public)
     evaluation = evaluate(*load_model(path), data)
     document = metrics(evaluation, data.test_labels, receipt)

@@ -21,6 +21,25 @@ from algorithms.privacy.card import build
 from tests.synthetic_run import record, write_json, write_run
 
 ROOT = Path(__file__).parents[1]
+BRIEF = {"run_id", "dataset", "algorithm"}
+CONFIG = BRIEF | {
+    "population", "public_records", "unit", "adjacency", "target_epsilon", "delta", "accountant", "steps",
+    "noise_multiplier", "sampling_rate", "divisor", "private", "noise_is_secret",
+    "settings/batch_size", "settings/steps", "settings/update/learning_rate", "settings/update/schedule",
+    "model/name", "model/notes", "model/parameters", "model/seed",
+}  # fmt: skip
+HISTORY = {
+    "privacy/step", "privacy/epsilon", "privacy/epsilon_bound", "privacy/noise_std", "privacy/noise_multiplier",
+}  # fmt: skip
+SUMMARY = {"test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private"}
+LIVE = {"live/step", "live/epsilon_bound", "live/noise_std"}
+LIVE_CONFIG = {"run_id", "algorithm", "dataset", "steps", "delta", "target_epsilon"}
+DESCRIPTION = {
+    "dataset", "title", "source", "licence", "public", "unit", "population", "cap_epsilon", "cap_delta", "records",
+    "input_shape", "classes", "test_records", "holdout", "feature_norms", "tokens", "transform", "composition",
+    "composition_order", "blocks_per_person", "blocks", "holdout_rule", "blocks_by",
+}  # fmt: skip
+"""Every key that W&B is sent of a run, written out: what is new, a training loss say, has to be let in by hand."""
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 
 
@@ -113,6 +132,14 @@ def read_records(content: bytes) -> Iterator[Any]:
         parts = body if kind in (1, 2) else parts + body
         if kind in (1, 4):
             yield vars(wandb_internal_pb2)["Record"].FromString(parts)
+
+
+def keys_of(document: Any, prefix: str = "") -> set[str]:
+    """The keys of a document as paths, but those of W&B itself; a value that is no document has that of its place."""
+    if not isinstance(document, dict) or not document:
+        return {prefix} - {""}
+    below = [keys_of(value, f"{prefix}/{key}" if prefix else key) for key, value in document.items()]
+    return {path for paths in below for path in paths if not path.startswith("_")}
 
 
 def write_finished(root: Path) -> Path:

@@ -28,7 +28,7 @@ from algorithms.privacy.noise import seeded_generator
 from algorithms.privacy.trace import Trace
 from algorithms.training import train
 from data import PublicDescription
-from data.prepared import Prepared
+from data.prepared import HeldOut
 from tasks import params
 from tasks.calibrate import model_for
 from tasks.comparing.cell_card import card_of
@@ -178,8 +178,7 @@ def _trained(cell: Cell, prepared: Planned, data: Sides, performance: Performanc
 
 def _results(cell: Cell, prepared: Planned, trained: _Trained, data: Sides) -> dict[str, Any]:
     plan, trace = prepared.plan, trained.trace
-    train, test = data.train, data.test
-    records = Prepared(data.public, train.features, train.labels, test.features, test.labels)
+    records = HeldOut(data.public, data.test.features, data.test.labels)
     evaluation = evaluate(trained.model, trained.model.published(trained.parameters), records)
     objective = None
     if cell.record["objective"] is not None:

@@ -10,7 +10,6 @@ from tasks.comparing.report import FILES, Report
 from tasks.comparing.work import Work
 from tasks.tracking.group import Member, log_group
 
-CONFIG = ("comparison", "title", "private", "method", "labels", "algorithm")
 SUMMARY = ("cells", "runs")
 TABLES = ("results", "summary")
 

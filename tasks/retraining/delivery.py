@@ -18,7 +18,7 @@ import numpy as np
 from algorithms.models import ModelRefused
 from algorithms.privacy.ledger import Ledger
 from data import catalogue
-from data.prepared import load as load_prepared
+from data.prepared import load_held_out
 from tasks import params, runs
 from tasks.closing import open_ledger
 from tasks.environment import home, retraining_for
@@ -241,6 +241,6 @@ def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]
 
 def accuracy(root: Path, entry: Path) -> float:
     """Of a model on the held-out records, which the data card declares public, of the blocks prepared last."""
-    data = load_prepared(root / "data" / "prepared")
+    data = load_held_out(root / "data" / "prepared")
     found = evaluate(*load_model(entry / "model.safetensors"), data)
     return float(np.mean(found.predicted == data.test_labels))

@@ -18,15 +18,9 @@ from algorithms.privacy.errors import Failed, Refused
 from algorithms.privacy.releases import FullBatch, Gaussian
 from tests.algorithms.bench import SHAPE, MadeUp, made_up, small_model
 from tests.privacy.test_barrier import Free, barrier
-from tests.privacy.test_questions import PARAMETERS, QUESTIONS
+from tests.privacy.test_questions import PARAMETERS, QUESTIONS, every_question
 from tests.threads import cpu_threads
 
-ASKS: dict[str, Callable[[Barrier], Any]] = {
-    **{kind: ask for kind, (ask, _) in QUESTIONS.items()},
-    "moment": lambda asked: asked.moment(lambda one, label: one[0], bound=L2(1.0), noise=Gaussian(2.0)),
-    "norm total": lambda asked: asked.norm_total(PARAMETERS, bound=L2(1.0), noise=Gaussian(2.0)),
-    "norm count": lambda asked: asked.norm_count(PARAMETERS, bound=L2(1.0), noise=Gaussian(2.0)),
-}
 backends: Any = torch.backends  # its types say less than it has
 OF_THE_MODEL = ["gradient", "argmin", "norm total", "norm count"]
 SECRET = 987_654
@@ -48,7 +42,7 @@ def telling() -> MadeUp:
 def test_what_fails_stays_charged_and_tells_nothing_of_a_record(kind: str) -> None:
     spend = Free()
     with pytest.raises(Failed, match="why is not shown") as failed:
-        ASKS[kind](barrier(telling(), spend=spend))
+        QUESTIONS[kind][0](barrier(telling(), spend=spend))
     assert len(spend.events) == 1
     assert str(SECRET) not in str(failed.value)
     assert failed.value.__cause__ is failed.value.__context__ is None
@@ -77,14 +71,14 @@ def test_too_little_memory_is_said_without_a_number_of_records() -> None:
     assert str(SECRET) not in str(failed.value)
 
 
-@pytest.mark.parametrize("kind", list(ASKS))
+@every_question
 def test_an_answer_has_few_threads_whoever_asks(kind: str) -> None:
     """PyTorch has a number of threads for each thread of the program."""
-    asked, seen = barrier(made_up()), []
+    asked, seen = barrier(made_up(classes=2)), []
 
     def ask() -> None:
         torch.set_num_threads(4)
-        ASKS[kind](asked)
+        QUESTIONS[kind][0](asked)
         seen.append(torch.get_num_threads())
 
     with cpu_threads(1):
@@ -122,7 +116,7 @@ def test_products_have_32_bits_whatever_the_program_has_set(kind: str) -> None:
     SEEN.clear()
     torch.set_float32_matmul_precision("medium")
     try:
-        ASKS[kind](asked)
+        QUESTIONS[kind][0](asked)
         assert set(SEEN) == {"ieee"}
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
@@ -202,5 +196,5 @@ def test_no_answer_changes_the_point_it_was_asked_at(kind: str) -> None:
     SEEN.clear()
     asked = barrier(made_up(), of(Shrinking(16, 3)))
     SEEN.append("examined")
-    ASKS[kind](asked)
+    QUESTIONS[kind][0](asked)
     assert torch.equal(PARAMETERS, before)

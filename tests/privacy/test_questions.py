@@ -1,46 +1,108 @@
 """What the barrier promises for every kind of question, not for gradients alone."""
 
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import dp_accounting as dp
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+from torch import Tensor
 
-from algorithms.gradients import L1, L2, Engine, PerLayer
+from algorithms.gradients import L1, L2, Engine, Normalised, PerLayer
 from algorithms.privacy.barrier import Barrier, Performance
+from algorithms.privacy.events import ObjectivePerturbationDpEvent, PureDpEvent
+from algorithms.privacy.moments import as_vector
 from algorithms.privacy.noise import add_on_grid, grid_step, scale_on_grid, seeded_generator, std_on_grid
 from algorithms.privacy.releases import (
     FullBatch,
     Gaussian,
     Gumbel,
+    Importance,
+    KNorm,
     Laplace,
+    Minimum,
+    Noise,
+    ObjectiveNoise,
     Poisson,
+    Sampling,
     argmin_release,
     gradient_release,
 )
 from algorithms.privacy.trace import Trace
 from tests.algorithms.bench import SHAPE, MadeUp, made_up, small_model
-from tests.privacy.test_barrier import Free, barrier, no_records, wide_model
+from tests.privacy.test_barrier import FALSE_ALARM, Free, barrier, no_records, wide_model
+from tests.threads import cpu_threads
 
 PARAMETERS = small_model().initial_parameters()
-QUESTIONS: dict[str, tuple[Callable[[Barrier], Any], dp.DpEvent]] = {
-    "gradient": (
-        lambda asked: asked.gradient(
-            PARAMETERS, sampling=FullBatch(), clipping=L2(1.0), noise=Gaussian(2.0), divisor=1.0
-        ),
-        dp.GaussianDpEvent(2.0),
+BINARY = small_model("logistic", classes=2)
+PROBLEM = Minimum(clip_norm=1.0, regularisation=1.0, tolerance=1e-6, input_norm=4.0, curvature=4.0)
+WHOLE, NOISE, GAUSSIAN = FullBatch(), Gaussian(2.0), dp.GaussianDpEvent(2.0)
+Ask = Callable[..., Any]
+
+
+def gradient(asked: Barrier, sampling: Sampling = WHOLE) -> Tensor:
+    clipping = Normalised(1.0) if isinstance(sampling, Importance) else L2(1.0)
+    return asked.gradient(PARAMETERS, sampling=sampling, clipping=clipping, noise=NOISE, divisor=1.0)
+
+
+def pure_gradient(asked: Barrier) -> Tensor:
+    return asked.gradient(PARAMETERS, sampling=WHOLE, clipping=L2(1.0), noise=KNorm(2.0), divisor=1.0)
+
+
+def total(asked: Barrier, sampling: Sampling | None = None) -> Tensor:
+    return asked.total(lambda one, label: one.flatten(), bound=L2(1.0), noise=NOISE, sampling=sampling)
+
+
+def moment(asked: Barrier) -> Tensor:
+    return as_vector(asked.moment(lambda one, label: one[0], bound=L2(1.0), noise=NOISE))
+
+
+def norm_total(asked: Barrier) -> float:
+    return asked.norm_total(PARAMETERS, bound=L2(1.0), noise=NOISE)
+
+
+def norm_count(asked: Barrier, sampling: Sampling | None = None) -> float:
+    return asked.norm_count(PARAMETERS, bound=L2(1.0), noise=NOISE, sampling=sampling)
+
+
+def argmin(asked: Barrier, sampling: Sampling | None = None) -> int:
+    return asked.argmin(torch.stack([PARAMETERS] * 2), bound=1.0, noise=Gumbel(0.5), sampling=sampling)
+
+
+def minimum(asked: Barrier, noise: Noise = NOISE) -> Tensor:
+    return asked.about(BINARY).minimum(PROBLEM, noise=noise)
+
+
+QUESTIONS: dict[str, tuple[Ask, dp.DpEvent]] = {
+    "gradient": (gradient, GAUSSIAN),
+    "pure gradient": (pure_gradient, PureDpEvent(0.5)),
+    "total": (total, GAUSSIAN),
+    "moment": (moment, GAUSSIAN),
+    "norm total": (norm_total, GAUSSIAN),
+    "norm count": (norm_count, GAUSSIAN),
+    "argmin": (argmin, dp.dp_event.ZCDpEvent(0.5)),
+    "minimum": (minimum, GAUSSIAN),
+    "minimum with noise inside": (
+        partial(minimum, noise=ObjectiveNoise(2.0, 2.0)),
+        dp.ComposedDpEvent([ObjectivePerturbationDpEvent(2.0, 4.0), GAUSSIAN]),
     ),
-    "total": (
-        lambda asked: asked.total(lambda one, label: torch.ones(1), bound=L2(1.0), noise=Gaussian(2.0)),
-        dp.GaussianDpEvent(2.0),
+    **{
+        f"{ask.__name__} of a sample": (partial(ask, sampling=Poisson(0.5)), dp.PoissonSampledDpEvent(0.5, event))
+        for ask, event in (
+            (gradient, GAUSSIAN), (total, GAUSSIAN), (norm_count, GAUSSIAN), (argmin, PureDpEvent(2.0)),
+        )
+    },
+    "gradient of an importance sample": (
+        partial(gradient, sampling=Importance(0.5, oversampling=2.0)),
+        dp.PoissonSampledDpEvent(0.5, GAUSSIAN),
     ),
-    "argmin": (
-        lambda asked: asked.argmin(torch.stack([PARAMETERS] * 2), bound=1.0, noise=Gumbel(0.5)),
-        dp.dp_event.ZCDpEvent(0.5),
-    ),
-}
+}  # fmt: skip
+"""Every kind of release with what it costs."""
+every_question = pytest.mark.parametrize("kind", list(QUESTIONS))
 
 
 class Guarded:
@@ -52,20 +114,49 @@ class Guarded:
     @property
     def labels(self) -> np.ndarray:
         assert self.spend.events, "the records were touched before the charge"
-        return made_up().labels
+        return made_up(classes=2).labels
 
     @property
     def features(self) -> np.ndarray:
-        return made_up().features if self.spend.events else np.zeros((0, 1, 4, 4), dtype=np.float32)
+        return made_up(classes=2).features if self.spend.events else np.zeros((0, 1, 4, 4), dtype=np.float32)
 
 
-@pytest.mark.parametrize("kind", list(QUESTIONS))
+@every_question
 def test_every_question_is_charged_its_event_before_the_look(kind: str) -> None:
     ask, event = QUESTIONS[kind]
     spend, trace = Free(), Trace()
     ask(barrier(Guarded(spend), spend=spend, trace=trace))  # type: ignore[arg-type]
     assert spend.events == [event]
     assert trace.events() == [event]
+
+
+@every_question
+def test_nothing_recorded_logged_or_printed_depends_on_the_records(
+    kind: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither on what they are, nor on how many there are or take part: 40 of them, 41 and 90."""
+    told = []
+    for count in (40, 41, 90):
+        trace = Trace()
+        caplog.clear()
+        with caplog.at_level(1), cpu_threads(1), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            asked = barrier(made_up(count, seed=count, classes=2), trace=trace)
+            for trace.step in range(3):
+                QUESTIONS[kind][0](asked)
+        told.append((trace.rows, caplog.messages, capfd.readouterr(), [str(one.message) for one in warned]))
+    assert len(told[0][0]) == 3
+    assert told[0] == told[1] == told[2]
+
+
+@every_question
+def test_two_releases_share_no_noise(kind: str) -> None:
+    """Without records an answer is its noise, and a selection follows it alone. False alarms: 1e-6 a question."""
+    asked, ask = barrier(made_up(0)), QUESTIONS[kind][0]
+    first = np.atleast_1d(np.asarray(ask(asked), dtype=np.float64))
+    later = [np.atleast_1d(np.asarray(ask(asked), dtype=np.float64)) for _ in range(8 + 300 // len(first))]
+    answers = np.stack([first, *later])
+    assert stats.pearsonr(answers[:-1].ravel(), answers[1:].ravel()).pvalue > FALSE_ALARM
 
 
 def test_noise_is_added_once_however_many_slices() -> None:

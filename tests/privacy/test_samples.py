@@ -1,4 +1,4 @@
-"""Samples: of fixed size under replace-one, and selections on Poisson samples. False-alarm rates of 1e-6 each."""
+"""Samples: who takes part and what is charged for it, and selections by their law. False-alarm rates of 1e-6 each."""
 
 import math
 from itertools import combinations
@@ -8,20 +8,24 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import special, stats
 from torch import Tensor
 
-from algorithms.gradients import L1, L2
+from algorithms.gradients import L1, L2, Normalised
 from algorithms.models import build
 from algorithms.privacy.accounting import epsilon
+from algorithms.privacy.barrier import Barrier
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import PureDpEvent
 from algorithms.privacy.filters import RenyiFilter, ScheduleFilter, ZCDPFilter
 from algorithms.privacy.noise import seeded_generator
+from algorithms.privacy.noised import least
 from algorithms.privacy.releases import (
+    FullBatch,
     Gaussian,
     Gumbel,
+    Importance,
     Laplace,
     Poisson,
     WithoutReplacement,
@@ -89,16 +93,64 @@ def test_a_sample_holds_exactly_its_size_of_records() -> None:
         torch.testing.assert_close(whole, 7 * alone, rtol=1e-4, atol=1e-4)
 
 
-def test_a_barrier_takes_the_subset_that_is_drawn_for_each_release() -> None:
-    """One-hot records: each is seen in a coordinate of its own."""
-    hot = MadeUp(np.eye(COUNT, dtype=np.float32), np.zeros(COUNT, dtype=np.int64))
-    model = build("logistic_through_origin", input_shape=(COUNT,), classes=2, seed=0)
-    ask: dict[str, Any] = {"clipping": L2(1.0), "noise": Gaussian(1e-4), "divisor": 1.0}
-    asked, point = barrier(hot, model), torch.zeros(COUNT)
-    for release in range(5):
-        answer = asked.gradient(point, sampling=WithoutReplacement(SIZE, COUNT), **ask)
-        drawn = seeded_generator(5).stream(release).subset(COUNT, SIZE)
-        assert torch.nonzero(answer.abs() > 0.4).flatten().tolist() == drawn.tolist()
+def charged_rate(event: dp.DpEvent) -> float:
+    """How likely a record takes part, by what was charged."""
+    match event:
+        case dp.PoissonSampledDpEvent():
+            return float(event.sampling_probability)
+        case dp.SampledWithoutReplacementDpEvent():
+            return float(event.sample_size / event.source_dataset_size)
+    return 1.0
+
+
+def shown_by(kind: str, asked: Barrier, sampling: Any) -> np.ndarray:
+    """Who took part in a release of one-hot records whose gradients are longer than the bound, [count]."""
+    quiet, point = Gaussian(1e-4), torch.zeros(asked.input_shape[0])
+    if kind == "total":
+        answer = asked.total(lambda one, label: one, bound=L2(5.0), noise=quiet, sampling=sampling) / 5.0
+    elif kind == "norm count":  # of a single record, whose norm is beyond the bound
+        count = asked.norm_count(point, bound=L2(1.0), noise=quiet, sampling=sampling)
+        answer = torch.tensor([-2.0 * count])
+    else:
+        bound: Any = Normalised(1.0) if isinstance(sampling, Importance) else L2(1.0)
+        answer = asked.gradient(point, sampling=sampling, clipping=bound, noise=quiet, divisor=1.0).abs()
+    return np.rint(answer.numpy()).astype(int)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampling", "count"),
+    [
+        ("total", Poisson(0.2), 50),
+        ("gradient", Poisson(0.2), 50),
+        ("gradient", Importance(0.2), 50),
+        ("gradient", WithoutReplacement(10, 50), 50),
+        ("gradient", FullBatch(), 50),
+        ("norm count", Poisson(0.2), 1),
+    ],
+)
+def test_each_record_takes_part_at_the_charged_rate_by_coins_of_its_own(
+    kind: str, sampling: Any, count: int
+) -> None:
+    """Each record as often as the rate in the event that was charged says, and alike in no two releases."""
+    records = MadeUp(5 * np.eye(count, dtype=np.float32), np.zeros(count, dtype=np.int64))
+    spend, releases = Free(), 400 if count > 1 else 2000
+    asked = barrier(
+        records, build("logistic_through_origin", input_shape=(count,), classes=2, seed=0), spend=spend
+    )
+    took_part = np.array([shown_by(kind, asked, sampling) for _ in range(releases)])
+    rate = charged_rate(spend.events[0])
+    assert set(spend.events) == {spend.events[0]} and set(np.unique(took_part)) <= {0, 1}
+    assert stats.binomtest(int(took_part.sum()), took_part.size, rate).pvalue > FALSE_ALARM
+    each = [stats.binomtest(int(found), releases, rate).pvalue for found in took_part.sum(axis=0)]
+    assert min(each) > FALSE_ALARM / count
+    again = took_part[1:] & took_part[:-1]
+    assert stats.binomtest(int(again.sum()), again.size, rate**2).pvalue > FALSE_ALARM
+    sizes = took_part.sum(axis=1)
+    if isinstance(sampling, Poisson | Importance):  # coins that records share would vary otherwise
+        dispersion = float(((sizes - count * rate) ** 2).sum() / (count * rate * (1 - rate)))
+        assert FALSE_ALARM < stats.chi2.sf(dispersion, releases) < 1 - FALSE_ALARM
+    else:
+        assert set(sizes) == {count * rate}
 
 
 @pytest.mark.parametrize("records", [39, 41])
@@ -154,31 +206,52 @@ def test_a_selection_on_a_sample_is_charged_as_a_sample_of_a_pure_one(noise: Any
         ZCDPFilter(100.0).charge(event)
 
 
-def hits(records: MadeUp, noise: Any, *, rate: float, releases: int = 600) -> int:
-    """How often the better of two candidates is chosen: each record costs the worse one the whole bound."""
-    right = torch.zeros(small_model().parameter_count)
-    right[:16] = 10.0
-    asked, pair = barrier(records), torch.stack([-right, right])
-    return sum(asked.argmin(pair, bound=0.5, noise=noise, sampling=Poisson(rate)) for _ in range(releases))
+LOSSES = np.array([0.0, 0.05, 0.5, 0.45, 0.4, 0.48, 0.42])
+"""What each record of ones costs seven candidates, at a bound of 0.5."""
 
 
-@pytest.mark.parametrize(("noise", "scale"), [(Gumbel(1.3), 0.65), (Laplace(1.3), 0.65)])
-@pytest.mark.parametrize(("count", "rate"), [(0, 0.5), (1, 0.6), (4, 0.5)])
-def test_a_selection_on_a_sample_prefers_as_its_law_says(
-    noise: Any, scale: float, count: int, rate: float
-) -> None:
-    """The mixture over how many take part: nothing more of a record, and of an empty sample the noise alone."""
+def candidates() -> Tensor:
+    """Softmax models that give a record of ones and class 0 these losses; the last bit of the first is no matter."""
+    margins = -np.log(np.expm1(np.maximum(LOSSES, 1e-9)) / 2)
+    points = torch.zeros(len(LOSSES), small_model().parameter_count)
+    points[:, :16] = torch.from_numpy(margins / 16)[:, None]
+    return points
 
-    def chosen(gap: float) -> float:
-        if isinstance(noise, Gumbel):
-            return 1 / (1 + math.exp(-gap))
-        return 1 - math.exp(-gap) * (2 + gap) / 4
 
-    expected = sum(
-        stats.binom.pmf(took_part, count, rate) * chosen(0.5 * took_part / scale)
-        for took_part in range(count + 1)
-    )
-    assert stats.binomtest(hits(ones(count), noise, rate=rate), 600, expected).pvalue > FALSE_ALARM
+def law(losses: np.ndarray, noise: Gumbel | Laplace) -> np.ndarray:
+    """How likely noise at the bound of 0.5 makes each candidate the best, [k]."""
+    scores = -losses / (0.5 * noise.multiplier)
+    if isinstance(noise, Gumbel):
+        return np.asarray(special.softmax(scores))
+    x = np.linspace(-60.0, 60.0, 6001)
+    below = stats.laplace.cdf(x[:, None, None] + scores[:, None] - scores)  # [x, chosen, other]
+    below[:, range(len(scores)), range(len(scores))] = 1.0
+    return np.asarray(np.trapezoid(stats.laplace.pdf(x)[:, None] * below.prod(axis=2), x, axis=0))
+
+
+def check_law(chosen: list[int], expected: np.ndarray) -> None:
+    found = np.bincount(chosen, minlength=len(LOSSES))
+    assert stats.chisquare(found, len(chosen) * expected / expected.sum()).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("noise", [Gumbel(2.0), Laplace(2.0)])
+def test_the_noise_of_a_selection_has_the_sign_and_scale_of_its_law(noise: Any) -> None:
+    """Three and more candidates tell Gumbel noise from its negative; noise smaller by a tenth is found."""
+    release, losses, points = argmin_release(0.5, noise), torch.from_numpy(4 * LOSSES), torch.zeros(7, 1)
+    streams = (seeded_generator(6).stream(place) for place in range(10_000))
+    check_law([least(losses.clone(), points, release, one) for one in streams], law(4 * LOSSES, noise))
+
+
+@pytest.mark.parametrize("noise", [Gumbel(2.0), Laplace(2.0)])
+@pytest.mark.parametrize(("count", "sampling"), [(4, None), (8, Poisson(0.5)), (0, Poisson(0.5))])
+def test_a_selection_prefers_as_its_law_says(count: int, sampling: Poisson | None, noise: Any) -> None:
+    """Of a sample, the law's mixture over how many take part at the rate that was charged."""
+    spend, points = Free(), candidates()
+    asked = barrier(ones(count), spend=spend)
+    chosen = [asked.argmin(points, bound=0.5, noise=noise, sampling=sampling) for _ in range(600)]
+    likely = stats.binom.pmf(np.arange(count + 1), count, charged_rate(spend.events[0]))
+    laws = np.stack([law(took_part * LOSSES, noise) for took_part in range(count + 1)])
+    check_law(chosen, likely @ laws)
 
 
 def test_an_empty_sample_is_answered_with_noise() -> None:

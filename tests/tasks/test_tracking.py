@@ -18,8 +18,20 @@ from tasks.tracking import runs as tracking
 from tasks.tracking.places import places
 from tasks.tracking.promotion import log_promotion
 from tasks.tracking.report import log_report
-from tasks.tracking.runs import BRIEF, CONFIG, HISTORY, MEASURED, STEP, SUMMARY, Finished, history, log_run
-from tests.offline_run import Logged, listening, logged_run, start, write_finished
+from tasks.tracking.runs import STEP, Finished, history, log_run
+from tests.offline_run import (
+    BRIEF,
+    CONFIG,
+    DESCRIPTION,
+    HISTORY,
+    SUMMARY,
+    Logged,
+    keys_of,
+    listening,
+    logged_run,
+    start,
+    write_finished,
+)
 from tests.synthetic_run import public_document, read_json
 from tests.tracked_run import HISTORY as PAST
 from tests.tracked_run import MODEL, finished
@@ -31,7 +43,6 @@ FILES = {
     "model": ["model.safetensors"],
     "card": ["privacy_card.json"],
 }
-OF_WANDB_ITSELF = {"_step", "_runtime", "_timestamp", "_wandb"}
 RECORDS = {
     "header",
     "run",
@@ -61,24 +72,36 @@ def test_only_allowed_kinds_of_records_are_kept(logged: Logged) -> None:
         assert {record.WhichOneof("record_type") for record in records} <= RECORDS
 
 
-def test_every_key_is_allowed(logged: Logged) -> None:
-    (run,) = logged.of("run")
-    config = {key_of(item) for item in run.config.update}
-    assert config - OF_WANDB_ITSELF == set(CONFIG)
-    logged_history = {key_of(item) for record in logged.of("history") for item in record.item}
-    assert logged_history - OF_WANDB_ITSELF == set(HISTORY)
-    summary = {key_of(item) for record in logged.of("summary") for item in record.update}
-    assert summary - OF_WANDB_ITSELF == {*SUMMARY, *HISTORY}
-    metrics = {metric.name or metric.glob_name for metric in logged.of("metric")}
-    assert metrics == {STEP, "privacy/*"}
-    assert not run.config.remove
+def items_of(records: Any) -> dict[str, Any]:
+    return {key_of(item): json.loads(item.value_json) for item in records}
+
+
+SENT = {
+    "train": (CONFIG, HISTORY, SUMMARY | HISTORY),
+    "evaluate": (BRIEF, set(), {"test/accuracy", "test/loss"}),
+    "promotion": ({"name", "run_id"}, set(), set()),
+} | dict.fromkeys(("prepare", "calibrate", "report"), (BRIEF, set(), set()))
+"""The keys of a run's config, history and summary, by job type."""
+
+
+def test_no_other_key_is_sent(logged: Logged) -> None:
+    assert set(logged.runs) == set(SENT)
+    for job_type, expected in SENT.items():
+        (run,) = logged.of("run", job_type)
+        rows = [item for record in logged.of("history", job_type) for item in record.item]
+        results = [item for record in logged.of("summary", job_type) for item in record.update]
+        found = tuple(keys_of(items_of(items)) for items in (run.config.update, rows, results))
+        assert found == expected, job_type
+        assert not run.config.remove
+        for artifact in logged.of("artifact", job_type):
+            wanted = DESCRIPTION if artifact.type == "dataset" else {"run_id"}
+            assert set(json.loads(artifact.metadata)) == wanted
+    assert {metric.name or metric.glob_name for metric in logged.of("metric")} == {STEP, "privacy/*"}
 
 
 def test_the_trace_is_logged_by_step(logged: Logged) -> None:
     trace = pd.read_parquet(logged.root / "artifacts" / "trace.parquet").groupby("step").last()
-    rows = [
-        {key_of(item): json.loads(item.value_json) for item in record.item} for record in logged.of("history")
-    ]
+    rows = [items_of(record.item) for record in logged.of("history")]
     assert [row[STEP] for row in rows] == list(range(1, 31))
     assert [row["privacy/epsilon_so_far"] for row in rows] == trace["epsilon"].tolist()
     assert [row["privacy/noise_std"] for row in rows] == trace["noise_std"].tolist()
@@ -87,7 +110,7 @@ def test_the_trace_is_logged_by_step(logged: Logged) -> None:
 
 
 def test_the_results_are_the_summary(logged: Logged) -> None:
-    summary = {key_of(i): json.loads(i.value_json) for record in logged.of("summary") for i in record.update}
+    summary = items_of(item for record in logged.of("summary") for item in record.update)
     metrics = read_json(logged.root / "artifacts" / "metrics.json")
     assert summary["test/accuracy"] == metrics["test_accuracy"]
     assert summary["privacy/epsilon_total"] == metrics["epsilon"]
@@ -134,15 +157,6 @@ def test_an_artifact_is_one_file_and_the_data_set_none(logged: Logged) -> None:
 def test_the_folders_are_in_the_order_of_the_steps(logged: Logged) -> None:
     ids = [logged.of("run", job_type)[0].run_id for job_type in LINEAGE]
     assert ids == sorted(ids)
-
-
-def test_the_steps_around_training_say_whose_they_are_and_nothing_else(logged: Logged) -> None:
-    for job_type in set(LINEAGE) - {"train"}:
-        (run,) = logged.of("run", job_type)
-        assert {key_of(item) for item in run.config.update} - OF_WANDB_ITSELF == set(BRIEF)
-        summary = {key_of(item) for record in logged.of("summary", job_type) for item in record.update}
-        assert summary - OF_WANDB_ITSELF == (set(MEASURED) if job_type == "evaluate" else set())
-        assert not logged.of("history", job_type)
 
 
 def test_the_data_set_is_a_reference_with_its_public_description(logged: Logged) -> None:

@@ -14,16 +14,24 @@ from typing import Any
 import pytest
 
 from tasks.tracking import promotion as tracking_promotion
-from tasks.tracking.live_curve import LIVE
-from tasks.tracking.runs import CONFIG, HISTORY, STEP, SUMMARY
-from tests.offline_run import ROOT, track, write_finished
+from tests.offline_run import (
+    BRIEF,
+    CONFIG,
+    HISTORY,
+    LIVE,
+    LIVE_CONFIG,
+    ROOT,
+    SUMMARY,
+    keys_of,
+    track,
+    write_finished,
+)
 from tests.synthetic_run import read_json
 from tests.tracked_run import MODEL
 from tests.wandb_answers import ENTITY
 from tests.wandb_stand_in import Request, StandIn, standing_in
 
 USER, SALT = "a-person-of-flesh", b"salt of the prepared data, hidden"
-OF_WANDB_ITSELF = {"_step", "_runtime", "_timestamp", "_wandb"}
 SENT_FILES = {
     "wandb-summary.json",
     "config.yaml",
@@ -70,7 +78,7 @@ def test_all_of_it_was_logged_without_a_complaint(online: Online) -> None:
 
 def test_the_live_curve_comes_first_and_the_run_goes_on_with_the_whole_truth(online: Online) -> None:
     rows = online.backend.rows(online.run_id)
-    live = [row for row in rows if LIVE[0] in row]
+    live = [row for row in rows if "live/step" in row]
     assert rows[: len(live)] == live
     assert [(row["live/step"], row["live/epsilon_so_far"], row["live/noise_std"]) for row in live] == [
         (1, 0.05, 0.75),
@@ -82,7 +90,7 @@ def test_the_live_curve_comes_first_and_the_run_goes_on_with_the_whole_truth(onl
 
 def test_no_step_of_the_curve_is_logged_twice_though_it_was_reported_twice(online: Online) -> None:
     rows = online.backend.rows(online.run_id)
-    assert [row[STEP] for row in rows if STEP in row] == list(range(1, 31))
+    assert [row["privacy/step"] for row in rows if "privacy/step" in row] == list(range(1, 31))
 
 
 def test_each_step_uses_what_the_steps_before_made(online: Online) -> None:
@@ -143,17 +151,18 @@ def test_the_report_is_saved_once_and_kept_as_a_file(online: Online) -> None:
 
 def test_only_allowed_keys_are_sent(backend: StandIn) -> None:
     for asked in backend.asked("UpsertBucket"):
-        assert set(json.loads(asked["config"])) - OF_WANDB_ITSELF <= {*CONFIG, "name"}
+        sent = keys_of({name: item["value"] for name, item in json.loads(asked["config"]).items()})
+        assert sent in (BRIEF, LIVE_CONFIG, CONFIG, CONFIG | LIVE_CONFIG, {"name", "run_id"}), sent
         assert asked["program"] in (None, "epsilonflow")
         unsaid = ("host", "repo", "commit", "description", "notes", "tags", "sweep", "state")
         assert not any(asked[name] for name in unsaid)
     for name in backend.known.runs:
-        assert {key for row in backend.rows(name) for key in row} - OF_WANDB_ITSELF <= {*LIVE, *HISTORY}
+        assert {key for row in backend.rows(name) for key in keys_of(row)} <= LIVE | HISTORY
     for stream in (r.document for r in backend.requests if r.path.endswith("file_stream")):
         files = stream.get("files", {})
         assert set(files) <= {"wandb-history.jsonl", "wandb-summary.json"}
-        lines = [json.loads(line) for line in files.get("wandb-summary.json", {}).get("content", [])]
-        assert {key for line in lines for key in line} - OF_WANDB_ITSELF <= {*LIVE, *HISTORY, *SUMMARY}
+        lines = files.get("wandb-summary.json", {}).get("content", [])
+        assert {key for line in lines for key in keys_of(json.loads(line))} <= LIVE | HISTORY | SUMMARY
 
 
 def test_only_allowed_files_are_sent(backend: StandIn) -> None:

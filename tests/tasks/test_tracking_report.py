@@ -54,6 +54,37 @@ def table(text: str) -> list[list[str]]:
     return [line[2:-2].replace("\\|", "¦").split(" | ") for line in lines[2:]]
 
 
+NOISE = "| from step | releases | kind | sampling rate | clip norm | noise multiplier | noise std |"
+HEADS = {
+    "Privacy card": "|  |  |",
+    "Epsilon over time": "| steps | epsilon so far |",
+    "Epsilon by block": "| block | spent epsilon | cap epsilon | spent delta | cap delta | retired |",
+    "Noise trace": NOISE,
+    "Accuracy against epsilon": "| run | epsilon | accuracy on held-out records |",
+    "Retraining history": "| period | outcome | run id | epsilon | accuracy | blocks |",
+}
+CARD = [
+    "epsilon, delta",
+    "protects",
+    "not protected",
+    "population",
+    "its cap and what is left",
+    "algorithm",
+    "accountant",
+    "noise",
+    "run",
+    "checksum of the card",
+]
+
+
+def test_nothing_else_is_told(document: dict[str, Any]) -> None:
+    heads = {name: [line for line in text_of(document, name).splitlines() if "|" in line] for name in HEADS}
+    assert {name: lines[0] for name, lines in heads.items()} == HEADS
+    assert [name for name, _ in table(text_of(document, "Privacy card"))] == CARD
+    kinds = [block["type"] for block in document["spec"]["blocks"]]
+    assert (kinds.count("heading"), kinds.count("markdown-block")) == (len(HEADS), len(HEADS))
+
+
 def test_the_card_is_told_in_words(document: dict[str, Any], run: Finished) -> None:
     text, card = text_of(document, "Privacy card"), run.card
     rows = dict(table(text))

@@ -509,9 +509,22 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
 ) -> None:
     workspace.set("algorithm", steps=150, batch_size=256, update={"learning_rate": 0.5, "momentum": 0.9})
     workspace.train()
+    for records in (workspace.root / "data/prepared").glob("train_*.npy"):
+        records.unlink()  # what was trained on is not even opened
     monkeypatch.chdir(workspace.root)
     evaluate.main()
     metrics = json.loads((workspace.root / "artifacts/metrics.json").read_text())
+    assert list(metrics) == [
+        "test_accuracy",
+        "test_loss",
+        "epsilon",
+        "delta",
+        "algorithm",
+        "dataset",
+        "steps",
+        "run_id",
+        "model_sha256",
+    ]
     assert metrics["test_accuracy"] > 0.85
     assert metrics["epsilon"] == workspace.receipt["epsilon"]["pld"]
     assert (metrics["algorithm"], metrics["dataset"], metrics["steps"]) == ("dp_sgd", "digits", 150)

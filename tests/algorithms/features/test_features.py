@@ -21,11 +21,13 @@ from algorithms.features.features import Features, learned, schedule
 from algorithms.gradients import L2
 from algorithms.models import Model, build
 from algorithms.models.fronts import buffers, front, in_front, installed, shape_after
+from algorithms.privacy import ahead
 from algorithms.privacy.ahead import taken_ahead
 from algorithms.privacy.barrier import Barrier, Performance
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.filters import ScheduleFilter
+from algorithms.privacy.full_batch import FullBatchAnswers
 from algorithms.privacy.noise import seeded_generator
 from algorithms.privacy.releases import FullBatch, Gaussian, gradient_release
 from algorithms.privacy.trace import Trace
@@ -290,6 +292,38 @@ def test_a_public_number_decides_whether_maps_are_held() -> None:
         taken_ahead(model, data, Performance(memory_mb=1, number=n))[0] is not model for n in (most, most + 1)
     ]
     assert held == [True, False]
+
+
+@pytest.mark.parametrize("public", [COUNT, None])
+def test_what_a_run_holds_of_its_records_follows_from_public_numbers(
+    public: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a private number of records nothing is held, however few there are; of a public one the same for any."""
+    features = loud("standardised")
+    taken: set[str] = set()
+    model, method = model_behind(features), algorithm("dp_gd", steps=2)
+    before = tuple(schedule(features, SHAPE, public, 100.0))
+    facts = Public(public, model.parameter_count, len(model.layers), 3)
+    plan = method.plan(Target(Budget(3.0, 1e-4), before=before), facts)
+
+    def noted(owner: Any, way: str) -> None:
+        real = getattr(owner, way)
+        monkeypatch.setattr(owner, way, lambda *of, **named: taken.add(way) or real(*of, **named))
+
+    noted(ahead, "_mapped")
+    noted(FullBatchAnswers, "clipped_sum")
+    for there in (3, COUNT, COUNT + 1, 4000):  # of the last, the features alone need a megabyte
+        taken.clear()
+        bench.trained(
+            method,
+            plan,
+            model,
+            tmp_path / str(there),
+            records=lambda there=there: records(there),
+            features=features,
+            performance=Performance(memory_mb=1),
+        )
+        assert taken == (set() if public is None else {"_mapped", "clipped_sum"})
 
 
 @pytest.mark.parametrize(
