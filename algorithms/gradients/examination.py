@@ -176,10 +176,11 @@ def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts) -> None:
     """Raises Unrecorded where a weighted sum of the recorded gradients is not what autograd makes of it."""
     passes, start = looked.passes, looked.parameters.clone().requires_grad_()
     weights = torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=start.device)
-    with same_randomness(), torch.enable_grad():
-        outputs = passes.model.outputs(passes.model.named(start), sample.inputs)
-        losses = passes.model.losses(outputs, sample.labels)
-        (expected,) = torch.autograd.grad((losses * weights).sum(), start)
+    with same_randomness():
+        losses = passes.followed(start, sample.inputs, sample.labels)
+        expected = passes.back(start, (losses * weights).sum())
+    if expected is None:
+        raise Unrecorded("a loss that depends on no parameter")
     with same_randomness():
         found = passes.recorded(looked.parameters, sample.inputs, sample.labels, layouts)
     differences = found.weighted_sum(weights) - expected

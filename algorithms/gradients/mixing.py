@@ -135,11 +135,7 @@ def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> Non
         point = looked.parameters.clone().requires_grad_()
         with same_randomness():
             losses = looked.passes.followed(point, some.inputs, some.labels)
-        return (
-            torch.autograd.grad(weight * losses.sum(), point, allow_unused=True)[0]
-            if losses.requires_grad
-            else None
-        )
+            return looked.passes.back(point, weight * losses.sum())
 
     together = gradient(sample)
     alone = [gradient(sample.alone(place)) for place in range(len(sample.labels))]

@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.utils.checkpoint import CheckpointError
 
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.contributions import Contributions, combined
-from algorithms.gradients.layout import Layout
+from algorithms.gradients.layout import Layout, Unrecorded
 from algorithms.gradients.per_example import PerExample, Rows
 from algorithms.gradients.rules import RULES, general
 from algorithms.gradients.tape import Tape
-from algorithms.models import Model
+from algorithms.models import Model, ModelRefused
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,7 @@ class Passes:
         """
         losses, tape = self.taped(parameters, inputs, labels, layouts)
         uses = tape.take_uses()
-        edges = [use.edge for use in uses]
-        errors = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if edges else ()
+        errors = self._errors(losses, tape, [use.edge for use in uses]) if uses else ()
         found: dict[str, list[PerExample]] = {}
         with torch.no_grad():
             for use, error in zip(uses, errors, strict=True):
@@ -71,6 +72,18 @@ class Passes:
             gradients = {name: combined(parts) for name, parts in found.items()}
             return self.contributions(parameters, losses.detach(), gradients)
 
+    def _errors(self, losses: Tensor, tape: Tape, edges: list[GradientEdge]) -> tuple[Tensor | None, ...]:
+        """What comes back to the outputs of the uses; layers that run again on the way do so as they did before."""
+
+        def back() -> tuple[Tensor | None, ...]:
+            with tape:
+                return torch.autograd.grad(losses.sum(), edges, allow_unused=True)
+
+        try:
+            return self.model.inside(tape.parameters, back)
+        except CheckpointError as reason:
+            raise Unrecorded("gradient checkpointing that runs layers in another way the second time") from reason
+
     def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
         """Each record's gradient written down by `torch.func`, or in a pass of its own where that cannot."""
 
@@ -79,8 +92,9 @@ class Passes:
 
         each = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
         try:
+            named = self.model.named(parameters.detach())
             with self._precision(inputs.device):
-                gradients, losses = each(self.model.named(parameters.detach()), inputs, labels)
+                gradients, losses = self.model.inside(named, lambda: each(named, inputs, labels))
         except RuntimeError:  # ways that depend on values, and operations that have no batched form
             return self._each_in_a_pass(parameters, inputs, labels)
         rows = {name: Rows(gradient.flatten(start_dim=1)) for name, gradient in gradients.items()}
@@ -92,7 +106,8 @@ class Passes:
         for one_input, one_label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):
             point = parameters.detach().clone().requires_grad_()
             loss = self.followed(point, one_input, one_label)
-            rows.append(torch.autograd.grad(loss.sum(), point)[0])
+            gradient = self.back(point, loss.sum())
+            rows.append(torch.zeros_like(point) if gradient is None else gradient)
             losses.append(loss.detach())
         written = torch.stack(rows)
         gradients = {name: Rows(written[:, place]) for name, place in self.model.places.items()}
@@ -102,6 +117,21 @@ class Passes:
         """The loss of each record, [batch], with a graph."""
         with torch.enable_grad(), self._precision(inputs.device):
             return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
+
+    def back(self, parameters: Tensor, total: Tensor) -> Tensor | None:
+        """The gradient [d] of what `followed` led to at these parameters; None where it does not depend on them."""
+        if not total.requires_grad:
+            return None
+        named = self.model.named(parameters)
+        (found,) = self.model.inside(
+            named, lambda: torch.autograd.grad(total, parameters, allow_unused=True)
+        )
+        if parameters.grad is not None:
+            raise ModelRefused(
+                f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
+                " pass, as reversible layers do, and no record's can be told apart; use layers that leave it to autograd."
+            )
+        return found  # type: ignore[no-any-return]
 
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch]."""

@@ -147,8 +147,7 @@ Follow = Callable[[Passes, Tensor, Sample, Watch], object]
 def _there_and_back(passes: Passes, point: Tensor, sample: Sample, watch: Watch) -> None:
     losses = passes.followed(point, sample.inputs, sample.labels)
     watch.turn()
-    if losses.requires_grad:
-        torch.autograd.grad(losses.sum(), point, allow_unused=True)
+    passes.back(point, losses.sum())
 
 
 def _there(passes: Passes, point: Tensor, sample: Sample, watch: Watch) -> None:
