@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
 from algorithms.gradients.contributions import Contributions, all_finite
-from algorithms.gradients.examination import Examined, examine
+from algorithms.gradients.examination import Examined, examine, refusing
 from algorithms.gradients.filling import FEWEST, WHOLE, even, filled, together
 from algorithms.gradients.layout import Unrecorded
 from algorithms.gradients.passes import Passes
@@ -42,8 +42,10 @@ class Engine:
     input_shape, input_dtype: of one record. memory_mb: what a pass may take, from which the physical batch follows
     unless it is given; a multiple of 64, or 32 (not in bfloat16), or 1, at most what was given. Passes are filled up to
     64 records or the physical batch, so that the number of records changes nothing in what one of them counts; where a
-    model computes in other numbers of rows than that, or on a way that values decide, the physical batch is 1. Raises
-    Unclippable where the model mixes records.
+    model computes in other numbers of rows than that, or on a way that values decide, the physical batch is 1.
+
+    Raises Unclippable where the model mixes records, and ModelRefused where it fails on made-up ones, or where looking
+    at it would take more than memory_mb and more than is always allowed.
     """
 
     def __init__(
@@ -58,8 +60,14 @@ class Engine:
     ) -> None:
         device = device or torch.device("cpu")
         self._passes = Passes(_on(model, device))
-        self._examined = examine(self._passes, input_shape, input_dtype, device)
+        with refusing(model, input_shape, input_dtype):
+            self._examined = examine(self._passes, input_shape, input_dtype, device, memory_mb)
+            self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()
+
+    def _size(self, physical_batch: int | None, memory_mb: int, device: torch.device) -> int:
+        """How many records to take at once."""
+        model = self._passes.model
         fewest = WHOLE if model.precision == torch.bfloat16 else FEWEST
         size = even(physical_batch or _fitting(self._examined, memory_mb, device, fewest), fewest)
         if size > 1 and not fills(self._passes, self._examined.form, _sizes(size)):
@@ -69,7 +77,7 @@ class Engine:
                 " rows than there are records, or on a way that their values decide",
                 model.name,
             )
-        self.physical_batch = size
+        return size
 
     @property
     def is_random(self) -> bool:
@@ -174,9 +182,10 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
 def _fitting(examined: Examined, memory_mb: int, device: torch.device, fewest: int) -> int:
     """How many records to take at once: what fits the memory, on a CPU no more than is fast, or `fewest`."""
     is_cpu = device.type != "cuda"
-    each = _PASSES * (examined.bytes_per_record + examined.written_bytes)
-    best = max(fewest, _CACHED_BYTES / each) if is_cpu else math.inf
-    return max(1, int(min(memory_mb * 1e6 / each, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
+    kept = _PASSES * (examined.bytes_per_record + examined.written_bytes)
+    most = max(kept, examined.needed_bytes)  # what is frozen keeps nothing, and runs all the same
+    best = max(fewest, _CACHED_BYTES / kept) if is_cpu else math.inf
+    return max(1, int(min(memory_mb * 1e6 / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
 
 
 def _sizes(physical_batch: int) -> list[int]:

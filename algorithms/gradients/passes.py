@@ -82,7 +82,9 @@ class Passes:
         try:
             return self.model.inside(tape.parameters, back)
         except CheckpointError as reason:
-            raise Unrecorded("gradient checkpointing that runs layers in another way the second time") from reason
+            raise Unrecorded(
+                "gradient checkpointing that runs layers in another way the second time"
+            ) from reason
 
     def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
         """Each record's gradient written down by `torch.func`, or in a pass of its own where that cannot."""
@@ -123,13 +125,11 @@ class Passes:
         if not total.requires_grad:
             return None
         named = self.model.named(parameters)
-        (found,) = self.model.inside(
-            named, lambda: torch.autograd.grad(total, parameters, allow_unused=True)
-        )
+        (found,) = self.model.inside(named, lambda: torch.autograd.grad(total, parameters, allow_unused=True))
         if parameters.grad is not None:
             raise ModelRefused(
                 f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
-                " pass, as reversible layers do, and no record's can be told apart; use layers that leave it to autograd."
+                " pass, as reversible layers do, where no record's can be told apart; leave it to autograd."
             )
         return found  # type: ignore[no-any-return]
 

@@ -86,7 +86,9 @@ class Model:
             return {name: parameters[place].view(self.shapes[name]) for name, place in self.places.items()}
         # A slice's gradient is as long as the whole vector, for each parameter anew; those of a split are put together.
         parts = parameters.split([shape.numel() for shape in self.shapes.values()])
-        return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+        return {
+            name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
+        }
 
     def published(self, parameters: Tensor) -> dict[str, Tensor]:
         """All that an evaluation needs, by name: what is trained at a flat vector [d], what is not, and the buffers."""

@@ -91,7 +91,10 @@ class Performance:
             yield inputs, torch.from_numpy(records.labels[some]).to(self.device)
 
     def engine(self, model: Model, records: Records) -> Engine:
-        """The gradient engine for a model of such records; raises Refused where the model mixes them."""
+        """The gradient engine for a model of such records.
+
+        Raises Refused where the model mixes them, ModelRefused where it cannot be looked at.
+        """
         try:
             with torch.autocast(self.device.type, enabled=False):
                 engine = Engine(

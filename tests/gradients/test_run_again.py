@@ -111,7 +111,8 @@ AGAIN = {
         (5, 3),
     ),
     "attention": Spec(
-        lambda: Wired(again, **parts(lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True))), (5, 4)
+        lambda: Wired(again, **parts(lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True))),
+        (5, 4),
     ),
     "a look at values": Spec(lambda: Wired(looking, **parts()), (4,)),
     "a function of its own": Spec(
@@ -134,7 +135,9 @@ def by_definition(made: Problem) -> Tensor:
         made.model.losses(module(made.inputs[i : i + 1]), made.labels[i : i + 1]).sum().backward()
         each = [own[name].grad for name in made.model.shapes]
         zeros = [torch.zeros_like(own[name]) for name in made.model.shapes]
-        found.append(torch.cat([z.flatten() if g is None else g.flatten() for g, z in zip(each, zeros, strict=True)]))
+        found.append(
+            torch.cat([z.flatten() if g is None else g.flatten() for g, z in zip(each, zeros, strict=True)])
+        )
     return torch.stack(found)
 
 
@@ -150,7 +153,9 @@ def test_layers_that_run_again_do_so_at_the_same_parameters(name: str) -> None:
 
 
 def reentrant(self: Wired, x: Tensor) -> Tensor:
-    return self.last(checkpoint(self.block, self.first(x) if hasattr(self, "first") else x, use_reentrant=True))
+    return self.last(
+        checkpoint(self.block, self.first(x) if hasattr(self, "first") else x, use_reentrant=True)
+    )
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
@@ -160,3 +165,25 @@ def test_reentrant_checkpointing_is_refused(first: dict[str, nn.Module]) -> None
     made = problem(Spec(lambda: Wired(reentrant, **parts(**first)), (4,)))
     with pytest.raises(ModelRefused, match="use_reentrant=False"):
         made.engine().clipped_sum(*made.arguments, L2(1.0))
+
+
+class AddsUp(RunAgain):
+    """The same for a layer that is trained, whose gradients it adds up on its way, as reversible networks do."""
+
+    @staticmethod
+    def backward(ctx: Any, errors: Tensor) -> tuple[Tensor | None, None]:
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            torch.autograd.backward(ctx.layer(x), errors)
+        return x.grad, None
+
+
+def test_a_backward_pass_within_the_backward_pass_is_refused() -> None:
+    """What it adds up belongs to no record, and no gradient that is asked for has it."""
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        return self.last(AddsUp.apply(self.first(x), self.block))
+
+    with pytest.raises(ModelRefused, match="a backward pass of its own"):
+        problem(Spec(lambda: Wired(wiring, **parts(first=nn.Linear(4, 4))), (4,))).engine()
