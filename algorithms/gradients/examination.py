@@ -48,11 +48,15 @@ _ROUNDING = 1e-2
 class Examined:
     """What an examination found.
 
-    form: of the made-up records. is_narrow: whether 16 bits were used.
-    layouts: of the tensors that the rules ask about; None where passes cannot be recorded, for the `reason` given.
-    bytes_per_record: what autograd keeps for each record. written_bytes: what its gradient takes as far as it is
-    written down. needed_bytes: what of a record is in memory at once during a pass. is_random: whether the model draws
-    random numbers. without_rule: operations that are taken record by record.
+    Attributes:
+        form: of the made-up records.
+        is_narrow: whether 16 bits were used.
+        layouts: of the tensors that the rules ask about; None where passes cannot be recorded, for the `reason` given.
+        bytes_per_record: what autograd keeps for each record.
+        written_bytes: what its gradient takes as far as it is written down.
+        needed_bytes: what of a record is in memory at once during a pass.
+        is_random: whether the model draws random numbers.
+        without_rule: operations that are taken record by record.
     """
 
     form: Form
@@ -82,15 +86,16 @@ def refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterat
                 f"the model {model.name} uses gradient checkpointing with use_reentrant=True, which gives no gradients"
                 " to ask for; set use_reentrant=False."
             ) from error
+        is_float = dtype.is_floating_point
         numbers = (
-            "normal numbers, also a thousand times as large, 0 and missing"
-            if dtype.is_floating_point
-            else "whole"
+            "normal numbers, also large, 0 and missing"
+            if is_float
+            else "whole numbers, as far as its tables go"
         )
         raise ModelRefused(
             f"the model {model.name} raised {type(error).__name__}{_place(error)} on made-up records ({why}); it has to"
-            f" take any records of the shape {list(shape)} ({numbers}): bring what it looks up in a table inside of"
-            " it first, as by .long().clamp(0, entries - 1), and leave out what PyTorch cannot do in that place."
+            f" take any records of the shape {list(shape)} ({numbers}): bound what it looks up in a table, as by"
+            " .long().clamp(0, entries - 1), and take out what fails."
         ) from error
 
 
@@ -150,9 +155,37 @@ def _needed(form: Form, run: Callable[[Sample], object]) -> tuple[int, int]:
 def examine(
     passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, memory_mb: float
 ) -> Examined:
-    """Finds how to take a model's per-example gradients.
+    """Finds how to take a model's per-example gradients, in this order: what is cheap and what refuses comes first.
 
-    Raises Unclippable where records mix, ModelRefused where the look would take more memory than there is.
+    1. Layers that are known to mix records.
+    2. Whether a look fits the memory, by passes of one and of three records.
+    3. What records look like: entries of its tables, and labels.
+    4. Whether a forward pass changes what the model keeps, and whether a record's loss or gradient depends on others.
+    5. Where the records lie in the tensors that rules ask about, and whether recorded gradients are those of autograd;
+       where they are not, or where they cannot be recorded, records are taken one by one.
+
+    Args:
+        passes: of the model.
+        shape: of one record.
+        dtype: of the inputs.
+        device: where the passes run.
+        memory_mb: what a pass may take.
+
+    Raises:
+        Unclippable: where records mix.
+        ModelRefused: where the look would take more memory than there may be.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from algorithms.gradients.examination import examine
+        >>> from algorithms.gradients.passes import Passes
+        >>> from algorithms.models import Model
+        >>> module = nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2))
+        >>> model = Model("small", module, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
+        >>> found = examine(Passes(model), (3,), torch.float32, torch.device("cpu"), memory_mb=1024)
+        >>> found.layouts is None, found.is_random, found.without_rule
+        (False, False, ('prelu',))
     """
     offender = mixing_layer(passes.model.module)
     if offender is not None:
@@ -270,7 +303,7 @@ def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tup
 
 def _record(passes: Passes, parameters: Tensor, sample: Sample, layouts: Layouts) -> Tape:
     with watching() as watch:
-        tape = passes.taped(parameters, sample.inputs, sample.labels, layouts, is_learning=True)[1]
+        tape = passes.taped(parameters, sample.inputs, sample.labels, layouts)
     if watch.has_looked:
         raise Unrecorded("a look at the values of a tensor, on which the way through the model may depend")
     return tape

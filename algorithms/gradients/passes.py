@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import CheckpointError
 
 from algorithms.gradients.arithmetic import wide
@@ -15,7 +14,7 @@ from algorithms.gradients.contributions import Contributions, combined
 from algorithms.gradients.layout import Layout, Unrecorded
 from algorithms.gradients.per_example import PerExample, Rows
 from algorithms.gradients.rules import RULES, general
-from algorithms.gradients.tape import Tape
+from algorithms.gradients.tape import Tape, Use
 from algorithms.models import Model, ModelRefused
 
 
@@ -30,28 +29,18 @@ class Passes:
         return _pools(self.model.module)
 
     def taped(
-        self,
-        parameters: Tensor,
-        inputs: Tensor,
-        labels: Tensor,
-        layouts: tuple[Layout | None, ...],
-        *,
-        is_learning: bool = False,
-    ) -> tuple[Tensor, Tape]:
-        """The losses, with a graph, and the tape of the forward pass. Raises Unrecorded where it cannot be recorded."""
-        named = self.model.named(parameters.detach())
-        if self._pools:
-            named, inputs = (
-                {name: _channels_last(part) for name, part in named.items()},
-                _channels_last(inputs),
-            )
-        tape = Tape(named, RULES, general, batch=len(labels), layouts=layouts, is_learning=is_learning)
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: tuple[Layout | None, ...]
+    ) -> Tape:
+        """The tape of a forward pass in which layouts are learned. Raises Unrecorded where it cannot be recorded."""
+        tape, inputs = self._tape(parameters, inputs, len(labels), layouts, is_learning=True)
+
+        def run() -> None:
+            with tape:  # the loss as well: it may look at values, or use parameters
+                self.model.losses(self.model.module(inputs), labels)
+
         with torch.enable_grad(), self._precision(inputs.device):
-            with tape:
-                outputs = self.model.outputs(named, inputs)
-                if is_learning:
-                    return self.model.losses(outputs, labels), tape
-            return self.model.losses(outputs, labels), tape
+            self.model.inside(tape.parameters, run)
+        return tape
 
     def recorded(
         self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: tuple[Layout | None, ...]
@@ -60,9 +49,25 @@ class Passes:
 
         Raises Unrecorded where an operation cannot be told apart by record.
         """
-        losses, tape = self.taped(parameters, inputs, labels, layouts)
-        uses = tape.take_uses()
-        errors = self._errors(losses, tape, [use.edge for use in uses]) if uses else ()
+        tape, inputs = self._tape(parameters, inputs, len(labels), layouts)
+
+        def run() -> tuple[Tensor, list[Use], tuple[Tensor | None, ...]]:
+            with torch.enable_grad(), self._precision(inputs.device):
+                with tape:
+                    outputs = self.model.module(inputs)
+                losses = self.model.losses(outputs, labels)
+            uses = tape.take_uses()
+            if not uses:
+                return losses, uses, ()
+            back = torch.autograd.grad(losses.sum(), [use.edge for use in uses], allow_unused=True)
+            return losses, uses, back
+
+        try:
+            losses, uses, errors = self.model.inside(tape.parameters, run)
+        except (
+            CheckpointError
+        ) as reason:  # off the tape layers keep other tensors where nothing before them is trained
+            raise Unrecorded("gradient checkpointing of layers that only a record enters") from reason
         found: dict[str, list[PerExample]] = {}
         with torch.no_grad():
             for use, error in zip(uses, errors, strict=True):
@@ -72,19 +77,21 @@ class Passes:
             gradients = {name: combined(parts) for name, parts in found.items()}
             return self.contributions(parameters, losses.detach(), gradients)
 
-    def _errors(self, losses: Tensor, tape: Tape, edges: list[GradientEdge]) -> tuple[Tensor | None, ...]:
-        """What comes back to the outputs of the uses; layers that run again on the way do so as they did before."""
-
-        def back() -> tuple[Tensor | None, ...]:
-            with tape:
-                return torch.autograd.grad(losses.sum(), edges, allow_unused=True)
-
-        try:
-            return self.model.inside(tape.parameters, back)
-        except CheckpointError as reason:
-            raise Unrecorded(
-                "gradient checkpointing that runs layers in another way the second time"
-            ) from reason
+    def _tape(
+        self,
+        parameters: Tensor,
+        inputs: Tensor,
+        batch: int,
+        layouts: tuple[Layout | None, ...],
+        *,
+        is_learning: bool = False,
+    ) -> tuple[Tape, Tensor]:
+        """A new tape, with the parameters by name, and the inputs, both in the order that is fastest for the model."""
+        named = self.model.named(parameters.detach())
+        if self._pools:
+            named = {name: _channels_last(part) for name, part in named.items()}
+            inputs = _channels_last(inputs)
+        return Tape(named, RULES, general, batch=batch, layouts=layouts, is_learning=is_learning), inputs
 
     def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
         """Each record's gradient written down by `torch.func`, or in a pass of its own where that cannot."""
@@ -131,7 +138,7 @@ class Passes:
                 f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
                 " pass, as reversible layers do, where no record's can be told apart; leave it to autograd."
             )
-        return found  # type: ignore[no-any-return]
+        return found
 
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch]."""

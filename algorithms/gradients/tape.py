@@ -61,7 +61,6 @@ class Tape(TorchFunctionMode):
         self.shapes: list[tuple[int, ...]] = []
         self.without_rule: set[str] = set()
         self.parameters = parameters  # held, so that an id stays theirs
-        self._is_over = False
         self._names = {id(tensor): name for name, tensor in parameters.items()}
         self._rules = rules
         self._general = general
@@ -94,13 +93,11 @@ class Tape(TorchFunctionMode):
 
     def has_layout(self, tensor: Tensor, expected: Layout) -> bool:
         """Whether a tensor's records are where they are expected, which is believed as long as it is not known."""
-        is_known = len(self.shapes) < len(self._layouts) and not self._is_over
+        is_known = len(self.shapes) < len(self._layouts)
         return self.layout_if_any(tensor) == expected or not is_known
 
     def layout_if_any(self, tensor: Tensor) -> Layout | None:
         """Where a tensor's records are; None where it belongs to all of them."""
-        if self._is_over:
-            return Layout(0)
         self.shapes.append(tuple(tensor.shape))
         if len(self.shapes) <= len(self._layouts):
             return self._layouts[len(self.shapes) - 1]
@@ -109,12 +106,8 @@ class Tape(TorchFunctionMode):
         return Layout(0)
 
     def take_uses(self) -> list[Use]:
-        """The uses, which the tape lets go: they refer to it, and would else keep their tensors until a collection.
-
-        What runs inside of the tape from here on runs again, in a backward pass: by the same rules, so that it keeps
-        what it kept before, and without being noted twice.
-        """
-        uses, self.uses, self._is_over = self.uses, [], True
+        """The uses, which the tape lets go: they refer to it, and would else keep their tensors until a collection."""
+        uses, self.uses = self.uses, []
         return uses
 
     def keep(self, output: Tensor, gradients: Callable[[Errors], Gradients], *inputs: Tensor) -> Tensor:
@@ -126,8 +119,6 @@ class Tape(TorchFunctionMode):
             return output
         if not output.requires_grad:
             output = _Anchored.apply(output, self._anchor.to(output.device))  # type: ignore[no-untyped-call]
-        if self._is_over:
-            return output
         kept = tuple((tensor, tensor._version) for tensor in inputs)
         self.uses.append(Use(get_gradient_edge(output), gradients, kept))
         return output

@@ -115,7 +115,11 @@ class Memory(TorchDispatchMode):
     @property
     def alive(self) -> int:
         """How many are alive now."""
-        self._storages = {place: held for place, held in self._storages.items() if not held[0].expired()}
+        self._storages = {
+            place: held
+            for place, held in self._storages.items()
+            if not held[0].expired()  # type: ignore[no-untyped-call]
+        }
         return sum(size for _, size in self._storages.values())
 
     def __torch_dispatch__(
@@ -129,7 +133,10 @@ class Memory(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         for storage in (tensor.untyped_storage() for tensor in _tensors(found)):
             if storage._cdata not in given:  # a view takes nothing
-                self._storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                self._storages[storage._cdata] = (
+                    StorageWeakRef(storage),  # type: ignore[no-untyped-call]
+                    storage.nbytes(),
+                )
         self.most = max(self.most, self.alive)
         return found
 

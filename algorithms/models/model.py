@@ -85,7 +85,7 @@ class Model:
         if not parameters.requires_grad:
             return {name: parameters[place].view(self.shapes[name]) for name, place in self.places.items()}
         # A slice's gradient is as long as the whole vector, for each parameter anew; those of a split are put together.
-        parts = parameters.split([shape.numel() for shape in self.shapes.values()])
+        parts = torch.split(parameters, [shape.numel() for shape in self.shapes.values()])
         return {
             name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
         }
@@ -102,7 +102,8 @@ class Model:
 
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """The module's outputs at given parameters, shape [batch, outputs]; what it does to its buffers is dropped."""
-        return self.inside(parameters, lambda: self.module(inputs))
+        found: Tensor = self.inside(parameters, lambda: self.module(inputs))
+        return found
 
     def inside(self, parameters: Mapping[str, Tensor], run: Callable[[], T]) -> T:
         """What `run` gives while the module has given parameters in place of its own, and copies of its buffers.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from algorithms.gradients import L2
@@ -58,7 +59,7 @@ def reversible(self: Wired, x: Tensor) -> Tensor:
 
 def hooked(self: Wired, x: Tensor) -> Tensor:
     """Errors that go back through a layer of the module once more."""
-    found = self.first(x)
+    found = functional.linear(x, self.first.weight * 1.0) if hasattr(self, "alone") else self.first(x)
     if found.requires_grad:
         found.register_hook(lambda errors: errors + self.block(errors).detach())
     return self.last(torch.tanh(found))
@@ -119,6 +120,9 @@ AGAIN = {
         lambda: Wired(reversible, **parts(lambda: frozen(block()), first=nn.Linear(4, 4))), (4,)
     ),
     "a hook": Spec(lambda: Wired(hooked, **parts(first=nn.Linear(4, 4))), (4,)),
+    "a hook, record by record": Spec(
+        lambda: Wired(hooked, **parts(first=nn.Linear(4, 4, bias=False), alone=nn.Identity())), (4,)
+    ),
 }
 
 
