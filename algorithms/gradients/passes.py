@@ -64,10 +64,9 @@ class Passes:
 
         try:
             losses, uses, errors = self.model.inside(tape.parameters, run)
-        except (
-            CheckpointError
-        ) as reason:  # off the tape layers keep other tensors where nothing before them is trained
-            raise Unrecorded("gradient checkpointing of layers that only a record enters") from reason
+        except CheckpointError as reason:
+            # They run again off the tape, where they keep nothing if no trained layer comes before them.
+            raise Unrecorded("gradient checkpointing of layers that then keep other tensors") from reason
         found: dict[str, list[PerExample]] = {}
         with torch.no_grad():
             for use, error in zip(uses, errors, strict=True):
