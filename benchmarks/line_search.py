@@ -8,22 +8,19 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients import L2
-from algorithms.gradients.compiled import NotCompiled
 from algorithms.gradients.line import Line
 from algorithms.gradients.linear import LinearRecords
 from benchmarks.line import BOUND, STEPS
-from benchmarks.methods import NotAvailable, OnTorch, Problem
+from benchmarks.methods import OnTorch, Problem
 
 
 class CarriedMargins(OnTorch):
     """The library's closed form, which keeps the records' margins from one iteration to the next."""
 
-    compiled = False
-
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         model = problem.model()
-        self.records = LinearRecords(model, problem.inputs, problem.labels, compiled=self.compiled)
+        self.records = LinearRecords(model, problem.inputs, problem.labels)
         self.parameters = model.initial_parameters()
         self.objectives = torch.zeros(len(STEPS))
 
@@ -41,15 +38,3 @@ class CarriedMargins(OnTorch):
         """The parameters moved to, and the objectives."""
         parameters = self.parameters.double().cpu()
         return {"parameters": parameters, "objectives": self.objectives.double().cpu()}
-
-
-class CompiledSums(CarriedMargins):
-    """The same with sums in C++, where there is a compiler."""
-
-    compiled = True
-
-    def __init__(self, problem: Problem) -> None:
-        try:
-            super().__init__(problem)
-        except NotCompiled as error:
-            raise NotAvailable(f"ours_compiled cannot run: {error}.") from error

@@ -111,7 +111,6 @@ _LINE_SEARCH = {
     "opacus_ghost": "line_search_peers:Ghost",
     "jax": "jax_line_search:Jitted",
     "ours": "line_search:CarriedMargins",
-    "ours_compiled": "line_search:CompiledSums",
 }
 
 _AFFINE = {

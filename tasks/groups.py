@@ -73,13 +73,11 @@ class Memory(Group):
     """Settings that never change the result, but for its rounding.
 
     memory_mb: for per-record work; physical_batch, the records taken at once, follows from it unless given, and is
-    rounded down to a multiple of 64, or to 32 or 1. compiled: full batches of a linear model with one output are summed
-    in C++.
+    rounded down to a multiple of 64, or to 32 or 1.
     """
 
     memory_mb: int = Field(default=1024, ge=1)
     physical_batch: int | None = Field(default=None, ge=1)
-    compiled: bool = False
 
 
 class Performance(Memory):

@@ -91,7 +91,6 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     Refused or ModelRefused where the plan, the model or a checkpoint does not fit; nothing is spent then.
     """
     _check_device(job.settings.performance.device)
-    _limits(job.settings).check()
     model = model_for(job.settings, job.public)
     check_plan(job.document, job.settings, job.public)  # of the very files that the model was read from
     enter(ledger, job.public, home=home, prepared=job.prepared)
@@ -202,9 +201,7 @@ def _fresh_generator(settings: Params) -> Generator:
 
 def _limits(settings: Params) -> Performance:
     wanted = settings.performance
-    return Performance(
-        _device(wanted.device), wanted.memory_mb, wanted.physical_batch, compiled=wanted.compiled
-    )
+    return Performance(_device(wanted.device), wanted.memory_mb, wanted.physical_batch)
 
 
 def _device(name: str) -> torch.device:

@@ -62,7 +62,6 @@ def test_files_that_the_code_reads_are_package_data() -> None:
         path
         for package in ("flows", "tasks", "algorithms", "data")
         for path in (PROJECT / package).rglob("*.*")
-        if path.suffix in (".yaml", ".j2", ".json", ".css", ".cpp")
-        and not {"raw", "prepared"} & set(path.parts)
+        if path.suffix in (".yaml", ".j2", ".json", ".css") and not {"raw", "prepared"} & set(path.parts)
     }
     assert there == declared

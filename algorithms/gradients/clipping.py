@@ -37,7 +37,15 @@ class _Norm:
 
 
 class L2(_Norm):
-    """Scale a contribution down to L2 norm at most `norm` (Abadi et al. 2016)."""
+    """Scale a contribution down to L2 norm at most `norm` (Abadi et al. 2016).
+
+    Example:
+        >>> L2(1.5).sensitivity
+        1.5
+        >>> L2(-1.0)
+        Traceback (most recent call last):
+        ValueError: ...
+    """
 
 
 class L1(_Norm):

@@ -58,11 +58,13 @@ class Patches:
     def square_norms(self) -> Tensor:
         if not prefers_gram(self.length, self._patch, self.errors.shape[1] // self.window.groups):
             return square_norms(self._written)
+        # |sum_t e_t p_t^T|^2 = sum_st (e_s e_t)(p_s p_t): two Gram matrices [places, places] instead of the gradient.
         parts = slices(self._numbers, self.inputs, self.errors)
         cut = self._cutter()
         squares = torch.cat(
             [_square_norms(cut(wide(some)), their, self.window.groups) for some, their in parts]
         )
+        # A value of the input is in `overlap` patches, so their squares add up to at most that many times its own.
         sizes = self.window.overlap**0.5 * product_sizes(self.inputs, self.errors)
         return raised(squares, sizes, self.length, wide(self.errors).dtype)
 
@@ -122,6 +124,8 @@ class Patches:
         cut = self._cutter()
 
         def write(inputs: Tensor, errors: Tensor, into: Tensor | None = None) -> Tensor:
+            # [records x groups, places, patch] and [records x groups, outputs / groups, places]: each group of a record
+            # is a product of its own.
             seen = cut(wide(inputs))
             back = wide(errors).reshape(len(seen), -1, seen.shape[1])
             out = None if into is None else into.view(len(seen), -1, seen.shape[2])

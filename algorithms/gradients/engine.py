@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
 from algorithms.gradients.contributions import Contributions, all_finite
-from algorithms.gradients.examination import Examined, examine
+from algorithms.gradients.examination import Examined, examine, refusing
 from algorithms.gradients.filling import FEWEST, WHOLE, even, filled, together
 from algorithms.gradients.layout import Unrecorded
 from algorithms.gradients.passes import Passes
@@ -37,13 +37,51 @@ _MOST, _MOST_ON_DEVICE = 2**12, 2**16
 
 
 class Engine:
-    """Per-example gradients of a model on one device.
+    """Per-example gradients of a model on one device, clipped and summed.
 
-    input_shape, input_dtype: of one record. memory_mb: what a pass may take, from which the physical batch follows
-    unless it is given; a multiple of 64, or 32 (not in bfloat16), or 1, at most what was given. Passes are filled up to
-    64 records or the physical batch, so that the number of records changes nothing in what one of them counts; where a
-    model computes in other numbers of rows than that, or on a way that values decide, the physical batch is 1. Raises
-    Unclippable where the model mixes records.
+    Making an engine looks at the model on made-up records: whether any record's result depends on another, which
+    operations use its parameters, and where the records lie in each of their tensors. That takes about a hundred small
+    passes; each sum afterwards takes one forward and one backward pass, as in ordinary training.
+
+    Args:
+        model: the architecture and the loss of each record by itself.
+        input_shape: of one record, without a dimension for the batch.
+        input_dtype: of the inputs; a type of whole numbers for tokens.
+        device: where the arithmetic runs; the CPU by default.
+        memory_mb: what a pass may take. The physical batch follows from it unless it is given: a multiple of 64, or 32
+            (not in bfloat16), or 1. Passes are filled up to 64 records or the physical batch, so that the number of
+            records changes nothing in what one of them counts; where a model computes in other numbers of rows than
+            that, or on a way that values decide, the physical batch is 1.
+        physical_batch: the most records that are taken at once.
+
+    Raises:
+        Unclippable: where the model mixes records; the message names the layer.
+        ModelRefused: where the model fails on made-up records, or where looking at it would take more than memory_mb
+            and more than is always allowed.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from algorithms.gradients import L2, Engine
+        >>> from algorithms.models import Model
+        >>> losses = nn.CrossEntropyLoss(reduction="none")
+        >>> module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> model = Model("small", module, losses, scores=lambda outputs: outputs)
+        >>> engine = Engine(model, input_shape=(3,))
+
+        The parameters are one flat vector. The sum is not divided by anything, and nothing is noised here.
+
+        >>> inputs, labels = torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])
+        >>> total = engine.clipped_sum(model.initial_parameters(), inputs, labels, L2(1.0))
+        >>> total.shape, total.dtype
+        (torch.Size([26]), torch.float64)
+
+        A batch norm over the records would let each of them change what the others add, without a bound.
+
+        >>> mixing = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        >>> Engine(Model("mixing", mixing, losses, scores=lambda outputs: outputs), input_shape=(3,))
+        Traceback (most recent call last):
+        algorithms.gradients.mixing.Unclippable: the layer 1 (BatchNorm1d) mixes records
     """
 
     def __init__(
@@ -58,8 +96,14 @@ class Engine:
     ) -> None:
         device = device or torch.device("cpu")
         self._passes = Passes(_on(model, device))
-        self._examined = examine(self._passes, input_shape, input_dtype, device)
+        with refusing(model, input_shape, input_dtype):
+            self._examined = examine(self._passes, input_shape, input_dtype, device, memory_mb)
+            self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()
+
+    def _size(self, physical_batch: int | None, memory_mb: int, device: torch.device) -> int:
+        """How many records to take at once."""
+        model = self._passes.model
         fewest = WHOLE if model.precision == torch.bfloat16 else FEWEST
         size = even(physical_batch or _fitting(self._examined, memory_mb, device, fewest), fewest)
         if size > 1 and not fills(self._passes, self._examined.form, _sizes(size)):
@@ -69,7 +113,7 @@ class Engine:
                 " rows than there are records, or on a way that their values decide",
                 model.name,
             )
-        self.physical_batch = size
+        return size
 
     @property
     def is_random(self) -> bool:
@@ -94,8 +138,30 @@ class Engine:
     def clipped_sum(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
         """The sum over records of their clipped gradients.
 
-        parameters: flat, shape [d]. inputs: [batch, *input_shape]; an empty batch gives zero. labels: [batch].
-        Returns shape [d], float64. Every contribution is within the clipping's bound, rounding included.
+        A record whose gradient is not finite adds nothing.
+
+        Args:
+            parameters: flat, shape [d].
+            inputs: [batch, *input_shape]; an empty batch gives zero.
+            labels: [batch].
+            clipping: how each record's gradient is bounded.
+
+        Returns:
+            Shape [d], float64. Every contribution is within the clipping's bound, rounding included.
+
+        Example:
+            However large a record is, it moves the sum by the bound at most.
+
+            >>> import torch
+            >>> from algorithms.gradients import L2, Engine
+            >>> from algorithms.models import build
+            >>> model = build("logistic", input_shape=(3,), classes=2, seed=0)
+            >>> engine, point = Engine(model, input_shape=(3,)), model.initial_parameters()
+            >>> inputs, labels = torch.tensor([[1.0, 2.0, 3.0], [1e6, 0.0, 0.0]]), torch.tensor([0, 1])
+            >>> both = engine.clipped_sum(point, inputs, labels, L2(0.5))
+            >>> one = engine.clipped_sum(point, inputs[:1], labels[:1], L2(0.5))
+            >>> bool((both - one).norm() <= 0.5)
+            True
         """
         first, *others = self._batches(inputs, labels)
         total = self._sum_of_batch(parameters, *first, clipping)
@@ -118,7 +184,10 @@ class Engine:
         return self._passes.one_by_one(parameters, *padded).first(len(labels))
 
     def norms(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
-        """The norm of every record's gradient, as `clipping` measures it; [batch] (or [batch, layers]), float64."""
+        """The norm of every record's gradient, as `clipping` measures it; [batch] (or [batch, layers]), float64.
+
+        Norms are raised by what rounding can do to the contributions, and as private as the records.
+        """
         batches = self._batches(inputs, labels)
         return torch.cat([self.contributions(parameters, *batch).norms(clipping) for batch in batches])
 
@@ -167,16 +236,25 @@ class Engine:
 
 
 def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
-    """The sum of rows after clipping, [batch, d] -> [d], float64; a row that is not finite counts as zero."""
+    """The sum of rows after clipping, [batch, d] -> [d], float64; a row that is not finite counts as zero.
+
+    Example:
+        >>> import torch
+        >>> from algorithms.gradients import L2, clip_and_sum
+        >>> rows = torch.tensor([[3.0, 4.0], [0.3, 0.4], [float("nan"), 0.0]])
+        >>> [round(value, 3) for value in clip_and_sum(rows, L2(1.0)).tolist()]
+        [0.9, 1.2]
+    """
     return Contributions.of_rows(wide(rows)).clipped_sum(clipping)
 
 
 def _fitting(examined: Examined, memory_mb: int, device: torch.device, fewest: int) -> int:
     """How many records to take at once: what fits the memory, on a CPU no more than is fast, or `fewest`."""
     is_cpu = device.type != "cuda"
-    each = _PASSES * (examined.bytes_per_record + examined.written_bytes)
-    best = max(fewest, _CACHED_BYTES / each) if is_cpu else math.inf
-    return max(1, int(min(memory_mb * 1e6 / each, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
+    kept = _PASSES * (examined.bytes_per_record + examined.written_bytes)
+    most = max(kept, examined.needed_bytes)  # what is frozen keeps nothing, and runs all the same
+    best = max(fewest, _CACHED_BYTES / kept) if is_cpu else math.inf
+    return max(1, int(min(memory_mb * 1e6 / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
 
 
 def _sizes(physical_batch: int) -> list[int]:

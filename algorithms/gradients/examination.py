@@ -5,18 +5,25 @@ by where its records lie in each tensor, and by giving the same gradients as aut
 """
 
 import copy
+import inspect
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L2
 from algorithms.gradients.layout import Layout, Unrecorded, layout_of
-from algorithms.gradients.mixing import Looked, Unclippable, check_apart, check_state, mixing_layer
+from algorithms.gradients.mixing import MANY, Looked, Unclippable, check_apart, check_state, mixing_layer
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.sample import Form, Sample, away_from_start, same_randomness
 from algorithms.gradients.tape import Tape
-from algorithms.gradients.watch import watched, watching
+from algorithms.gradients.watch import Memory, watched, watching
+from algorithms.models import Model, ModelRefused
 
 Layouts = tuple[Layout | None, ...]
 
@@ -24,8 +31,15 @@ _FEW, _MORE = 3, 17
 _ROUNDS = 4
 _BYTE = 256
 """Whole numbers that are tried where no table says how many there are."""
+_HOUSE = (Path(torch.__file__).parent, Path(__file__).parent, Path(inspect.getfile(Model)).parent)
 _SPECIAL = 8
 """The first entries of a table, among which paddings and other marks usually are."""
+_ALWAYS_MB = 4000.0
+"""What a look may take where less is given for a pass."""
+_VECTORS = 16
+"""How many vectors as long as the parameters, in 64 bits, a look holds at once."""
+_REENTRANT = "None of the inputs have requires_grad"
+"""What PyTorch warns of where it checkpoints with `use_reentrant=True` outside of a graph."""
 _ROUNDING = 1e-2
 """Of the tolerance, relative to the whole gradient: what rounding makes of a parameter's gradient that is zero."""
 
@@ -34,10 +48,15 @@ _ROUNDING = 1e-2
 class Examined:
     """What an examination found.
 
-    form: of the made-up records. is_narrow: whether 16 bits were used.
-    layouts: of the tensors that the rules ask about; None where passes cannot be recorded, for the `reason` given.
-    bytes_per_record: what a pass keeps for each record. written_bytes: what its gradient takes as far as it is written
-    down. is_random: whether the model draws random numbers. without_rule: operations that are taken record by record.
+    Attributes:
+        form: of the made-up records.
+        is_narrow: whether 16 bits were used.
+        layouts: of the tensors that the rules ask about; None where passes cannot be recorded, for the `reason` given.
+        bytes_per_record: what autograd keeps for each record.
+        written_bytes: what its gradient takes as far as it is written down.
+        needed_bytes: what of a record is in memory at once during a pass.
+        is_random: whether the model draws random numbers.
+        without_rule: operations that are taken record by record.
     """
 
     form: Form
@@ -46,12 +65,128 @@ class Examined:
     reason: str
     bytes_per_record: int
     written_bytes: int
+    needed_bytes: int
     is_random: bool
     without_rule: tuple[str, ...] = ()
 
 
-def examine(passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Examined:
-    """Finds how to take a model's per-example gradients. Raises Unclippable where records mix."""
+@contextmanager
+def refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[None]:
+    """Makes one sentence, ModelRefused, of whatever goes wrong inside of a model on made-up records."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=_REENTRANT)
+            yield
+    except (Unclippable, ModelRefused):
+        raise
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0][:200]
+        if "use_reentrant=True" in why or _REENTRANT in why:
+            raise ModelRefused(
+                f"the model {model.name} uses gradient checkpointing with use_reentrant=True, which gives no gradients"
+                " to ask for; set use_reentrant=False."
+            ) from error
+        is_float = dtype.is_floating_point
+        numbers = (
+            "normal numbers, also large, 0 and missing"
+            if is_float
+            else "whole numbers, as far as its tables go"
+        )
+        raise ModelRefused(
+            f"the model {model.name} raised {type(error).__name__}{_place(error)} on made-up records ({why}); it has to"
+            f" take any records of the shape {list(shape)} ({numbers}): bound what it looks up in a table, as by"
+            " .long().clamp(0, entries - 1), and take out what fails."
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """The innermost layer and line of code of a model in which an exception was raised, as far as there is one."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    layers = [layer for frame, _ in frames if isinstance(layer := frame.f_locals.get("self"), nn.Module)]
+    names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
+    own = [line for line in traceback.extract_tb(error.__traceback__) if not _is_house(line.filename)]
+    name = names.get(id(layers[-1]), "") if layers else ""
+    layer = name.removeprefix("module").lstrip(".")  # the model is the one part of what holds its parameters
+    found = f" in the layer {layer} ({type(layers[-1]).__name__})" if layer else ""
+    return f"{found}, at '{own[-1].line}'," if own else found
+
+
+def _is_house(file: str) -> bool:
+    """Whether a file is one of PyTorch's or of this folder, or the one with what a model is."""
+    return any(folder in Path(file).parents for folder in _HOUSE)
+
+
+def _check_memory(passes: Passes, parameters: Tensor, form: Form, memory_mb: float) -> None:
+    """Raises ModelRefused where a look would take more memory than there may be, by what single records take.
+
+    Most is taken either by a forward pass of many records in 64 bits, or by a graph of some beside its record. Apart
+    from the records there are copies of the module, in 32 and 64 bits, and vectors as long as the parameters.
+    """
+    forward = _needed(form, lambda some: passes.losses(parameters, some.inputs, some.labels))[1]
+    start = parameters.clone().requires_grad_()
+    fixed, back = _needed(
+        form, lambda some: passes.back(start, passes.followed(start, some.inputs, some.labels).sum())
+    )
+    kept = _kept_each(passes, parameters, form, 1, _FEW)
+    each = max(MANY * forward, 2 * _MORE * max(back, kept))
+    own = (*passes.model.module.parameters(), *passes.model.module.buffers())
+    fixed += 4 * sum(part.nbytes for part in own) + 8 * _VECTORS * len(parameters)
+    needed = (fixed + 2 * each) / 1e6
+    most = max(memory_mb, _ALWAYS_MB)
+    if needed > most:
+        raise ModelRefused(
+            f"looking at the model {passes.model.name} with made-up records would take about {needed:,.0f} MB, more"
+            f" than {most:,.0f}; set performance.memory_mb to at least {needed:.0f} where the machine has as much, or"
+            " make the records or the model smaller."
+        )
+
+
+def _needed(form: Form, run: Callable[[Sample], object]) -> tuple[int, int]:
+    """The most bytes that are alive at once while something runs: of its own, and for each record."""
+    most = []
+    for count in (1, _FEW):
+        with Memory() as memory, same_randomness():
+            run(form.draw(count, 0))
+        most.append(memory.most)
+    each = max(0, most[1] - most[0]) // (_FEW - 1)
+    return max(0, most[0] - each), each
+
+
+def examine(
+    passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, memory_mb: float
+) -> Examined:
+    """Finds how to take a model's per-example gradients, in this order: what is cheap and what refuses comes first.
+
+    1. Layers that are known to mix records.
+    2. Whether a look fits the memory, by passes of one and of three records.
+    3. What records look like: entries of its tables, and labels.
+    4. Whether a forward pass changes what the model keeps, and whether a record's loss or gradient depends on others.
+    5. Where the records lie in the tensors that rules ask about, and whether recorded gradients are those of autograd;
+       where they are not, or where they cannot be recorded, records are taken one by one.
+
+    Args:
+        passes: of the model.
+        shape: of one record.
+        dtype: of the inputs.
+        device: where the passes run.
+        memory_mb: what a pass may take.
+
+    Raises:
+        Unclippable: where records mix.
+        ModelRefused: where the look would take more memory than there may be.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from algorithms.gradients.examination import examine
+        >>> from algorithms.gradients.passes import Passes
+        >>> from algorithms.models import Model
+        >>> module = nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2))
+        >>> model = Model("small", module, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
+        >>> found = examine(Passes(model), (3,), torch.float32, torch.device("cpu"), memory_mb=1024)
+        >>> found.layouts is None, found.is_random, found.without_rule
+        (False, False, ('prelu',))
+    """
     offender = mixing_layer(passes.model.module)
     if offender is not None:
         raise Unclippable(f"the layer {offender} mixes records")
@@ -59,6 +194,7 @@ def examine(passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: 
         raise Unclippable(f"the model {passes.model.name} has no parameters to train")
 
     parameters = away_from_start(passes.model).to(device)
+    _check_memory(passes, parameters, Form(shape, dtype, device), memory_mb)
     form = _form(passes, parameters, Form(shape, dtype, device))
     few, more = form.draw(_FEW, 0), form.draw(_MORE, 0)
     exact = _exact(passes, parameters, few)
@@ -70,17 +206,24 @@ def examine(passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: 
     check_state(exact, draw_exactly(_FEW, 0))
     is_random = check_apart(exact, draw_exactly, () if dtype.is_floating_point else form.constants)
     is_narrow = watched(passes, parameters, few).is_narrow
-    sizes = [_kept_bytes(passes, parameters, sample) for sample in (few, more)]
-    each = max(1, (sizes[1] - sizes[0]) // (_MORE - _FEW))
+    each = max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
     try:
         layouts, without_rule = _learn(passes, parameters, few, more)
         for count in (_FEW, _MORE):
             _check_gradients(exact, draw_exactly(count, 0), layouts)
-        written = _written_bytes(passes, parameters, few, layouts)
+        written = 0
+
+        def measure(some: Sample) -> None:
+            nonlocal written
+            found = passes.recorded(parameters, some.inputs, some.labels, layouts)
+            found.norms(L2(1.0))
+            written = found.written_bytes // len(some.labels)
+
+        needed = _needed(form, measure)[1]
     except Unrecorded as reason:
-        _check_alone(passes, parameters, few)
-        return Examined(form, is_narrow, None, str(reason), each, 4 * len(parameters), is_random)
-    return Examined(form, is_narrow, layouts, "", each, written, is_random, without_rule)
+        needed = _needed(form, lambda some: _take_alone(passes, parameters, some))[1]
+        return Examined(form, is_narrow, None, str(reason), each, 4 * len(parameters), needed, is_random)
+    return Examined(form, is_narrow, layouts, "", each, written, needed, is_random, without_rule)
 
 
 def _form(passes: Passes, parameters: Tensor, least: Form) -> Form:
@@ -125,13 +268,13 @@ def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
     looked = Looked(Passes(wider), parameters.double(), tolerance=1e-9)
     try:
         looked.losses(sample.in_64_bits())
-    except RuntimeError:
+    except Exception:  # whatever a model says of numbers that it does not expect
         return Looked(Passes(plain), parameters, tolerance=1e-4)
     return looked
 
 
-def _check_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
-    """Raises Unclippable where even single records cannot be differentiated."""
+def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
+    """Takes records one by one; raises Unclippable where even single ones cannot be differentiated."""
     try:
         passes.one_by_one(parameters, sample.inputs, sample.labels)
     except RuntimeError as reason:
@@ -160,7 +303,7 @@ def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tup
 
 def _record(passes: Passes, parameters: Tensor, sample: Sample, layouts: Layouts) -> Tape:
     with watching() as watch:
-        tape = passes.taped(parameters, sample.inputs, sample.labels, layouts, is_learning=True)[1]
+        tape = passes.taped(parameters, sample.inputs, sample.labels, layouts)
     if watch.has_looked:
         raise Unrecorded("a look at the values of a tensor, on which the way through the model may depend")
     return tape
@@ -176,10 +319,11 @@ def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts) -> None:
     """Raises Unrecorded where a weighted sum of the recorded gradients is not what autograd makes of it."""
     passes, start = looked.passes, looked.parameters.clone().requires_grad_()
     weights = torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=start.device)
-    with same_randomness(), torch.enable_grad():
-        outputs = passes.model.outputs(passes.model.named(start), sample.inputs)
-        losses = passes.model.losses(outputs, sample.labels)
-        (expected,) = torch.autograd.grad((losses * weights).sum(), start)
+    with same_randomness():
+        losses = passes.followed(start, sample.inputs, sample.labels)
+        expected = passes.back(start, (losses * weights).sum())
+    if expected is None:
+        raise Unrecorded("a loss that depends on no parameter")
     with same_randomness():
         found = passes.recorded(looked.parameters, sample.inputs, sample.labels, layouts)
     differences = found.weighted_sum(weights) - expected
@@ -190,12 +334,10 @@ def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts) -> None:
             raise Unrecorded("gradients that are not those of autograd when they are recorded")
 
 
-def _written_bytes(passes: Passes, parameters: Tensor, sample: Sample, layouts: Layouts) -> int:
-    """What measuring a record's gradient leaves written down, in bytes."""
-    with same_randomness():
-        found = passes.recorded(parameters, sample.inputs, sample.labels, layouts)
-    found.norms(L2(1.0))
-    return found.written_bytes // len(sample.labels)
+def _kept_each(passes: Passes, parameters: Tensor, form: Form, few: int, more: int) -> int:
+    """What autograd keeps for a backward pass for each record, in bytes, by what it keeps for few and for more."""
+    sizes = [_kept_bytes(passes, parameters, form.draw(count, 0)) for count in (few, more)]
+    return (sizes[1] - sizes[0]) // (more - few)
 
 
 def _kept_bytes(passes: Passes, parameters: Tensor, sample: Sample) -> int:
@@ -208,6 +350,5 @@ def _kept_bytes(passes: Passes, parameters: Tensor, sample: Sample) -> int:
 
     start = parameters.clone().requires_grad_()
     with same_randomness(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        outputs = passes.model.outputs(passes.model.named(start), sample.inputs)
-        passes.model.losses(outputs, sample.labels).sum()
+        passes.followed(start, sample.inputs, sample.labels)
     return sum(kept.values())

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
-from algorithms.gradients.compiled import load as load_compiled
-from algorithms.gradients.compiled import weighted_sums
 from algorithms.gradients.filling import filled
 from algorithms.gradients.line import Carried, Line, at_point
 from algorithms.gradients.products import product_in_64_bits
@@ -29,12 +27,11 @@ class LinearRecords:
     """All records of a model that is one linear layer, stored by feature, with the margins of the last question.
 
     model: see `linear_layer`. inputs: [n, *input_shape], of any number type; 16 bits are widened to 32. labels: [n].
-    compiled: sums in C++ where the model has one output and the records are in 32 bits on a CPU.
     A record that is not finite, or longer than 1e18, adds nothing to a gradient.
-    Raises ValueError for a model that is not one linear layer, NotCompiled where no C++ can be compiled.
+    Raises ValueError for a model that is not one linear layer.
     """
 
-    def __init__(self, model: Model, inputs: Tensor, labels: Tensor, *, compiled: bool = False) -> None:
+    def __init__(self, model: Model, inputs: Tensor, labels: Tensor) -> None:
         layer = linear_layer(model.module)
         if layer is None:
             raise ValueError(f"the model {model.name!r} is not one linear layer; take the general engine.")
@@ -47,13 +44,9 @@ class LinearRecords:
         self._odd_losses = losses_of(model, labels[~usual])
         self._odd_features = self._odd_losses.oriented(features[:, ~usual])
         features[:, ~usual] = 0.0
-        self._is_compiled = compiled and _can_be_compiled(features, layer)
-        if self._is_compiled:
-            load_compiled()
-        self._losses = losses_of(model, labels, is_compiled=self._is_compiled)
+        self._losses = losses_of(model, labels)
         self._features = self._losses.oriented(features)
-        is_copied = not self._is_compiled and self._features.numel() <= _HELD
-        self._wide = self._features.double() if is_copied else None
+        self._wide = self._features.double() if self._features.numel() <= _HELD else None
         self._norms = {order: torch.where(usual, values, 0.0) for order, values in norms.items()}
         self._inverse_norms = {
             order: (1.0 / values.clamp(min=1.0 / _LONGEST)).to(features.dtype)
@@ -139,8 +132,6 @@ class LinearRecords:
 
     def _summed(self, errors: Tensor) -> Tensor:
         """The features times errors [n, o], in 64 bits, so that no record rounds another's part; [p, o]."""
-        if self._is_compiled:
-            return weighted_sums(self._features, errors[:, 0])[:, None]
         if self._wide is not None:
             return self._wide @ errors.double()
         return product_in_64_bits(self._features, errors)
@@ -166,10 +157,6 @@ class LinearRecords:
         # Below the normal numbers a factor could be rounded up by any amount.
         scale = torch.where(scale < torch.finfo(errors.dtype).tiny, 0.0, scale)
         return errors * scale[:, None].to(errors.dtype)
-
-
-def _can_be_compiled(features: Tensor, layer: nn.Linear) -> bool:
-    return features.device.type == "cpu" and features.dtype == torch.float32 and layer.out_features == 1
 
 
 def linear_layer(module: nn.Module) -> nn.Linear | None:

@@ -3,8 +3,7 @@
 import copy
 import math
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -15,9 +14,7 @@ from torch import Tensor, nn
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.sample import Sample, same_randomness
 
-Outputs = dict[str, Tensor]
-
-_FEW, _MANY = 3, 65
+_FEW, MANY = 3, 65
 
 _LARGE = 1e3
 """How much larger than ordinary the large records are."""
@@ -84,10 +81,8 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
         contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
         contexts += [others.all_of(constant) for constant in constants]
         _check_places(looked, shown, contexts, range(_FEW), alone=not is_random)
-    many = draw(_MANY, 2)
-    _check_places(
-        looked, many, [draw(_MANY, 3).times(_LARGE)], (0, _MANY // 2, _MANY - 1), alone=not is_random
-    )
+    many = draw(MANY, 2)
+    _check_places(looked, many, [draw(MANY, 3).times(_LARGE)], (0, MANY // 2, MANY - 1), alone=not is_random)
     _check_losses_apart(looked, sample)
     if not is_random:
         large = sample.times(_LARGE)
@@ -100,16 +95,13 @@ def _check_places(
     looked: Looked, sample: Sample, contexts: list[Sample], places: Iterable[int], *, alone: bool
 ) -> None:
     """Raises Unclippable where a record at one of the places has another loss in another context, or alone."""
-    with _outputs_by_module(looked.passes.model.module) as outputs:
-        losses = looked.losses(sample)
+    losses = looked.losses(sample)
     for place in places:
         changes = [(sample.among(others, place), place) for others in contexts]
         changes += [(sample.alone(place), 0)] if alone else []  # alone, dropout would drop something else
         for changed, at in changes:
-            with _outputs_by_module(looked.passes.model.module) as again:
-                loss = looked.losses(changed)[at]
-            if not looked.close(losses[place], loss):
-                layer = _first_that_differs(looked, outputs, again, place, at)
+            if not looked.close(losses[place], looked.losses(changed)[at]):
+                layer = _first_that_differs(looked, sample, place, changed, at)
                 raise Unclippable(f"{layer or looked.loss_name} mixes records")
 
 
@@ -135,23 +127,20 @@ def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> Non
         point = looked.parameters.clone().requires_grad_()
         with same_randomness():
             losses = looked.passes.followed(point, some.inputs, some.labels)
-        return (
-            torch.autograd.grad(weight * losses.sum(), point, allow_unused=True)[0]
-            if losses.requires_grad
-            else None
-        )
+            return looked.passes.back(point, weight * losses.sum())
 
     together = gradient(sample)
-    alone = [gradient(sample.alone(place)) for place in range(len(sample.labels))]
-    parts = (
-        torch.stack([one for one in alone if one is not None]) if together is not None else torch.zeros(1, 0)
-    )
-    if together is None or not bool(parts.isfinite().all()):
+    if together is None:
         return
-    sizes = parts.abs().sum(dim=0)
-    if not bool(
-        ((together - parts.sum(dim=0)).abs() <= 10.0 * looked.tolerance * (sizes + sizes.amax())).all()
-    ):
+    apart, sizes = torch.zeros_like(together), torch.zeros_like(together)
+    for place in range(len(sample.labels)):
+        one = gradient(sample.alone(place))
+        if one is not None:
+            apart += one
+            sizes += one.abs()
+    if not bool(sizes.isfinite().all()):
+        return
+    if not bool(((together - apart).abs() <= 10.0 * looked.tolerance * (sizes + sizes.amax())).all()):
         raise Unclippable(f"the way back through the model {looked.passes.model.name} mixes records")
 
 
@@ -205,10 +194,20 @@ def _values(name: str, owner: object) -> dict[str, bytes]:
     return found
 
 
-@contextmanager
-def _outputs_by_module(module: nn.Module) -> Iterator[Outputs]:
-    """Collects the outputs of every layer, by name, in the order in which they come."""
-    outputs: Outputs = {}
+def _first_that_differs(looked: Looked, sample: Sample, one: int, changed: Sample, other: int) -> str | None:
+    """The first layer whose output for a record, at one place and at another of other records, differs."""
+    first, second = (_outputs_by_module(looked, some) for some in (sample, changed))
+    for name in (name for name in first if name in second):
+        a, b = first[name], second[name]
+        is_by_record = a.dim() and len(a) > one and len(b) > other and a.shape[1:] == b.shape[1:]
+        if is_by_record and not looked.close(a[one], b[other]):
+            return name
+    return None
+
+
+def _outputs_by_module(looked: Looked, sample: Sample) -> dict[str, Tensor]:
+    """The outputs of every layer in another forward pass, by name, in the order in which they come."""
+    outputs: dict[str, Tensor] = {}
 
     def note(name: str, layer: nn.Module) -> Any:
         def hook(_layer: nn.Module, _inputs: Any, output: Any) -> None:
@@ -217,21 +216,11 @@ def _outputs_by_module(module: nn.Module) -> Iterator[Outputs]:
 
         return hook
 
-    handles = [
-        layer.register_forward_hook(note(name, layer)) for name, layer in module.named_modules() if name
-    ]
+    layers = [(name, layer) for name, layer in looked.passes.model.module.named_modules() if name]
+    handles = [layer.register_forward_hook(note(name, layer)) for name, layer in layers]
     try:
-        yield outputs
+        looked.losses(sample)
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _first_that_differs(looked: Looked, first: Outputs, second: Outputs, one: int, other: int) -> str | None:
-    """The first layer whose output for a record, at one place and at another, differs."""
-    for name in (name for name in first if name in second):
-        a, b = first[name], second[name]
-        is_by_record = a.dim() and len(a) > one and len(b) > other and a.shape[1:] == b.shape[1:]
-        if is_by_record and not looked.close(a[one], b[other]):
-            return name
-    return None
+    return outputs

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.contributions import Contributions, combined
-from algorithms.gradients.layout import Layout
+from algorithms.gradients.layout import Layout, Unrecorded
 from algorithms.gradients.per_example import PerExample, Rows
 from algorithms.gradients.rules import RULES, general
-from algorithms.gradients.tape import Tape
-from algorithms.models import Model
+from algorithms.gradients.tape import Tape, Use
+from algorithms.models import Model, ModelRefused
 
 
 @dataclass(frozen=True)
@@ -28,28 +29,18 @@ class Passes:
         return _pools(self.model.module)
 
     def taped(
-        self,
-        parameters: Tensor,
-        inputs: Tensor,
-        labels: Tensor,
-        layouts: tuple[Layout | None, ...],
-        *,
-        is_learning: bool = False,
-    ) -> tuple[Tensor, Tape]:
-        """The losses, with a graph, and the tape of the forward pass. Raises Unrecorded where it cannot be recorded."""
-        named = self.model.named(parameters.detach())
-        if self._pools:
-            named, inputs = (
-                {name: _channels_last(part) for name, part in named.items()},
-                _channels_last(inputs),
-            )
-        tape = Tape(named, RULES, general, batch=len(labels), layouts=layouts, is_learning=is_learning)
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: tuple[Layout | None, ...]
+    ) -> Tape:
+        """The tape of a forward pass in which layouts are learned. Raises Unrecorded where it cannot be recorded."""
+        tape, inputs = self._tape(parameters, inputs, len(labels), layouts, is_learning=True)
+
+        def run() -> None:
+            with tape:  # the loss as well: it may look at values, or use parameters
+                self.model.losses(self.model.module(inputs), labels)
+
         with torch.enable_grad(), self._precision(inputs.device):
-            with tape:
-                outputs = self.model.outputs(named, inputs)
-                if is_learning:
-                    return self.model.losses(outputs, labels), tape
-            return self.model.losses(outputs, labels), tape
+            self.model.inside(tape.parameters, run)
+        return tape
 
     def recorded(
         self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: tuple[Layout | None, ...]
@@ -58,10 +49,24 @@ class Passes:
 
         Raises Unrecorded where an operation cannot be told apart by record.
         """
-        losses, tape = self.taped(parameters, inputs, labels, layouts)
-        uses = tape.take_uses()
-        edges = [use.edge for use in uses]
-        errors = torch.autograd.grad(losses.sum(), edges, allow_unused=True) if edges else ()
+        tape, inputs = self._tape(parameters, inputs, len(labels), layouts)
+
+        def run() -> tuple[Tensor, list[Use], tuple[Tensor | None, ...]]:
+            with torch.enable_grad(), self._precision(inputs.device):
+                with tape:
+                    outputs = self.model.module(inputs)
+                losses = self.model.losses(outputs, labels)
+            uses = tape.take_uses()
+            if not uses:
+                return losses, uses, ()
+            back = torch.autograd.grad(losses.sum(), [use.edge for use in uses], allow_unused=True)
+            return losses, uses, back
+
+        try:
+            losses, uses, errors = self.model.inside(tape.parameters, run)
+        except CheckpointError as reason:
+            # They run again off the tape, where they keep nothing if no trained layer comes before them.
+            raise Unrecorded("gradient checkpointing of layers that then keep other tensors") from reason
         found: dict[str, list[PerExample]] = {}
         with torch.no_grad():
             for use, error in zip(uses, errors, strict=True):
@@ -71,6 +76,22 @@ class Passes:
             gradients = {name: combined(parts) for name, parts in found.items()}
             return self.contributions(parameters, losses.detach(), gradients)
 
+    def _tape(
+        self,
+        parameters: Tensor,
+        inputs: Tensor,
+        batch: int,
+        layouts: tuple[Layout | None, ...],
+        *,
+        is_learning: bool = False,
+    ) -> tuple[Tape, Tensor]:
+        """A new tape, with the parameters by name, and the inputs, both in the order that is fastest for the model."""
+        named = self.model.named(parameters.detach())
+        if self._pools:
+            named = {name: _channels_last(part) for name, part in named.items()}
+            inputs = _channels_last(inputs)
+        return Tape(named, RULES, general, batch=batch, layouts=layouts, is_learning=is_learning), inputs
+
     def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
         """Each record's gradient written down by `torch.func`, or in a pass of its own where that cannot."""
 
@@ -79,8 +100,9 @@ class Passes:
 
         each = torch.func.vmap(torch.func.grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
         try:
+            named = self.model.named(parameters.detach())
             with self._precision(inputs.device):
-                gradients, losses = each(self.model.named(parameters.detach()), inputs, labels)
+                gradients, losses = self.model.inside(named, lambda: each(named, inputs, labels))
         except RuntimeError:  # ways that depend on values, and operations that have no batched form
             return self._each_in_a_pass(parameters, inputs, labels)
         rows = {name: Rows(gradient.flatten(start_dim=1)) for name, gradient in gradients.items()}
@@ -92,7 +114,8 @@ class Passes:
         for one_input, one_label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):
             point = parameters.detach().clone().requires_grad_()
             loss = self.followed(point, one_input, one_label)
-            rows.append(torch.autograd.grad(loss.sum(), point)[0])
+            gradient = self.back(point, loss.sum())
+            rows.append(torch.zeros_like(point) if gradient is None else gradient)
             losses.append(loss.detach())
         written = torch.stack(rows)
         gradients = {name: Rows(written[:, place]) for name, place in self.model.places.items()}
@@ -102,6 +125,19 @@ class Passes:
         """The loss of each record, [batch], with a graph."""
         with torch.enable_grad(), self._precision(inputs.device):
             return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
+
+    def back(self, parameters: Tensor, total: Tensor) -> Tensor | None:
+        """The gradient [d] of what `followed` led to at these parameters; None where it does not depend on them."""
+        if not total.requires_grad:
+            return None
+        named = self.model.named(parameters)
+        (found,) = self.model.inside(named, lambda: torch.autograd.grad(total, parameters, allow_unused=True))
+        if parameters.grad is not None:
+            raise ModelRefused(
+                f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
+                " pass, as reversible layers do, where no record's can be told apart; leave it to autograd."
+            )
+        return found
 
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch]."""

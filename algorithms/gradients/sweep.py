@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.gradients import compiled
 from algorithms.gradients.filling import filled
 from algorithms.models import Model, build
 
@@ -69,25 +68,17 @@ class Losses:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A loss of v = -y f(x), y in {-1, 1}: row sums of it clipped to [0, bound], which overwrite v; its derivative.
-
-    along: its sums [k] at all steps of a line, compiled, from v and slopes [n] and steps [k].
-    """
+    """A loss of v = -y f(x), y in {-1, 1}: row sums of it clipped to [0, bound], which overwrite v; its derivative."""
 
     sums: Callable[[Tensor, float], Tensor]
     derivative: Callable[[Tensor], Tensor]
-    along: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class _Signed(Losses):
-    """Losses of v = -y f(x): the sign goes into the features, as a linear f has -y f(x) = f(-y x).
-
-    is_compiled: whether sums are taken in C++ where they are written in it.
-    """
+    """Losses of v = -y f(x): the sign goes into the features, as a linear f has -y f(x) = f(-y x)."""
 
     kind: _Kind
-    is_compiled: bool
 
     def oriented(self, features: Tensor) -> Tensor:
         return features.mul_(torch.where(self.labels == 1, -1.0, 1.0).to(features.dtype))
@@ -98,19 +89,11 @@ class _Signed(Losses):
     def at(self, outputs: Tensor, records: slice, bound: float) -> Tensor:
         return self.kind.sums(outputs[..., 0], bound)
 
-    def along(self, outputs: Tensor, slopes: Tensor, steps: Tensor, bound: float) -> Tensor:
-        if self.is_compiled and self.kind.along is not None and _share_logarithms(bound):
-            return self.kind.along(outputs[:, 0], slopes[:, 0], steps, bound)
-        return super().along(outputs, slopes, steps, bound)
 
-
-def losses_of(model: Model, labels: Tensor, *, is_compiled: bool = False) -> Losses:
-    """The losses of the records with these labels, by the fastest way that there is.
-
-    is_compiled: of outputs in 32 bits on a CPU, with compiled sums.
-    """
+def losses_of(model: Model, labels: Tensor) -> Losses:
+    """The losses of the records with these labels, by the fastest way that there is."""
     kind = _kinds().get(model.losses)
-    return Losses(model, labels) if kind is None else _Signed(model, labels, kind, is_compiled)
+    return Losses(model, labels) if kind is None else _Signed(model, labels, kind)
 
 
 def blocks(records: int, numbers: int) -> list[slice]:
@@ -141,30 +124,18 @@ def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
     if bound > _EXPONENT:
         return _sums(functional.softplus(negated), bound)
     factors = negated.exp_().add_(1.0)
-    if not _share_logarithms(bound):
+    if not 0.1 <= bound <= _EXPONENT / 2**_HALVINGS:
         return _sums(factors.log_(), bound)
-    factors = factors.nan_to_num_(nan=1.0).clamp_(max=_most_factor(bound, factors.dtype))
+    most = _below(math.exp(bound) * (1.0 - 4.0 * torch.finfo(factors.dtype).eps), factors.dtype)
+    factors = factors.nan_to_num_(nan=1.0).clamp_(
+        max=most
+    )  # its logarithm is within the bound, rounding included
     for _ in range(_HALVINGS):
         count = factors.shape[1]
         half = (count + 1) // 2
         factors[:, : count - half].mul_(factors[:, half:])
         factors = factors[:, :half]
     return factors.log().sum(dim=1, dtype=torch.float64)
-
-
-def _share_logarithms(bound: float) -> bool:
-    """Whether losses up to a bound can be summed as logarithms of products."""
-    return bound >= 0.1 and bound * 2**_HALVINGS <= _EXPONENT
-
-
-def _most_factor(bound: float, dtype: torch.dtype) -> float:
-    """The largest factor whose logarithm is within the bound, rounding included."""
-    return _below(math.exp(bound) * (1.0 - 4.0 * torch.finfo(dtype).eps), dtype)
-
-
-def _compiled_logistic_sums(negated: Tensor, slopes: Tensor, steps: Tensor, bound: float) -> Tensor:
-    most = _most_factor(bound, negated.dtype)
-    return compiled.logistic_losses(negated, slopes, steps, bound=bound, most=most)
 
 
 def _hinge_sums(negated: Tensor, bound: float) -> Tensor:
@@ -181,7 +152,7 @@ def _above_minus_one(negated: Tensor) -> Tensor:
 def _kinds() -> dict[Callable[[Tensor, Tensor], Tensor], _Kind]:
     """The losses that are written out here, by the function of the catalogue that they stand for."""
     written = {
-        "logistic": _Kind(_logistic_sums, torch.sigmoid, _compiled_logistic_sums),
+        "logistic": _Kind(_logistic_sums, torch.sigmoid),
         "svm": _Kind(_hinge_sums, _above_minus_one),
     }
     return {build(name, input_shape=(1,), classes=2, seed=0).losses: kind for name, kind in written.items()}

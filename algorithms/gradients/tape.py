@@ -60,7 +60,7 @@ class Tape(TorchFunctionMode):
         self.uses: list[Use] = []
         self.shapes: list[tuple[int, ...]] = []
         self.without_rule: set[str] = set()
-        self._parameters = parameters  # held, so that an id stays theirs
+        self.parameters = parameters  # held, so that an id stays theirs
         self._names = {id(tensor): name for name, tensor in parameters.items()}
         self._rules = rules
         self._general = general
@@ -113,8 +113,10 @@ class Tape(TorchFunctionMode):
     def keep(self, output: Tensor, gradients: Callable[[Errors], Gradients], *inputs: Tensor) -> Tensor:
         """Notes a use: `gradients` will be asked with the gradient of `output`; `inputs` must not change until then.
 
-        Returns the output to go on with.
+        Returns the output to go on with. Where gradients are switched off none come back, and nothing is noted.
         """
+        if not torch.is_grad_enabled():
+            return output
         if not output.requires_grad:
             output = _Anchored.apply(output, self._anchor.to(output.device))  # type: ignore[no-untyped-call]
         kept = tuple((tensor, tensor._version) for tensor in inputs)

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.sample import Form, Sample, away_from_start, same_randomness
@@ -62,14 +64,14 @@ class Watch(TorchDispatchMode):
     number of Python, or of values, was made out of a tensor's values. is_narrow: whether there were numbers of 16 bits.
     """
 
-    def __init__(self, records: Iterable[Tensor], known: Iterable[Tensor]) -> None:
+    def __init__(self, records: Sequence[Tensor], known: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.has_looked = self.is_narrow = False
         self.operations: list[Operation] = []
         self.turned: int | None = None
-        # Held, so that an id stays theirs.
-        self._of_records = {id(tensor): tensor for tensor in records}
-        self._known = self._of_records | {id(tensor): tensor for tensor in known}
+        # By identity, and not held: all that a pass computes would else stay in memory.
+        self._of_records = WeakTensorKeyDictionary(dict.fromkeys(records))
+        self._known = WeakTensorKeyDictionary(dict.fromkeys((*records, *known)))
 
     def turn(self) -> None:
         """Says that from here on errors go back, whose sums over records belong to no record."""
@@ -84,8 +86,8 @@ class Watch(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         taken = _tensors((args, kwargs))
-        of_records = [tensor for tensor in taken if id(tensor) in self._of_records]
-        unknown = [tensor for tensor in taken if id(tensor) not in self._known]
+        of_records = [tensor for tensor in taken if tensor in self._of_records]
+        unknown = [tensor for tensor in taken if tensor not in self._known]
         found = func(*args, **kwargs)
         given, kind = _tensors(found), func.overloadpacket
         by_mask = kind is _ATEN.index and any(tensor.dtype == torch.bool for tensor in taken[1:])
@@ -93,9 +95,49 @@ class Watch(TorchDispatchMode):
         self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
         numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are room to work in
         self.operations.append(Operation(_shapes(numbers), _shapes(of_records), _shapes(unknown)))
-        self._known |= {id(tensor): tensor for tensor in given}
+        self._known.update(dict.fromkeys(given))
         if of_records and kind not in _OF_NO_VALUE:
-            self._of_records |= {id(tensor): tensor for tensor in given}
+            self._of_records.update(dict.fromkeys(given))
+        return found
+
+
+class Memory(TorchDispatchMode):
+    """Counts the bytes that are alive of what is computed inside of it, whoever holds them: a graph or a variable.
+
+    most: how many were alive at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = 0
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @property
+    def alive(self) -> int:
+        """How many are alive now."""
+        self._storages = {
+            place: held
+            for place, held in self._storages.items()
+            if not held[0].expired()  # type: ignore[no-untyped-call]
+        }
+        return sum(size for _, size in self._storages.values())
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs or {}))}
+        found = func(*args, **(kwargs or {}))
+        for storage in (tensor.untyped_storage() for tensor in _tensors(found)):
+            if storage._cdata not in given:  # a view takes nothing
+                self._storages[storage._cdata] = (
+                    StorageWeakRef(storage),  # type: ignore[no-untyped-call]
+                    storage.nbytes(),
+                )
+        self.most = max(self.most, self.alive)
         return found
 
 
@@ -118,7 +160,7 @@ class _LookingFunctions(TorchFunctionMode):
 
 
 @contextmanager
-def watching(records: Iterable[Tensor] = (), known: Iterable[Tensor] = ()) -> Iterator[Watch]:
+def watching(records: Sequence[Tensor] = (), known: Sequence[Tensor] = ()) -> Iterator[Watch]:
     """A watch of what runs inside of the block, with the same random numbers each time."""
     watch = Watch(records, known)
     with watch, _LookingFunctions(watch), same_randomness():
@@ -147,8 +189,7 @@ Follow = Callable[[Passes, Tensor, Sample, Watch], object]
 def _there_and_back(passes: Passes, point: Tensor, sample: Sample, watch: Watch) -> None:
     losses = passes.followed(point, sample.inputs, sample.labels)
     watch.turn()
-    if losses.requires_grad:
-        torch.autograd.grad(losses.sum(), point, allow_unused=True)
+    passes.back(point, losses.sum())
 
 
 def _there(passes: Passes, point: Tensor, sample: Sample, watch: Watch) -> None:

@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+T = TypeVar("T")
 
 
 class ModelRefused(ValueError):
@@ -80,7 +82,13 @@ class Model:
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
         """A flat vector, shape [d], as views by parameter name."""
-        return {name: parameters[place].view(self.shapes[name]) for name, place in self.places.items()}
+        if not parameters.requires_grad:
+            return {name: parameters[place].view(self.shapes[name]) for name, place in self.places.items()}
+        # A slice's gradient is as long as the whole vector, for each parameter anew; those of a split are put together.
+        parts = torch.split(parameters, [shape.numel() for shape in self.shapes.values()])
+        return {
+            name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)
+        }
 
     def published(self, parameters: Tensor) -> dict[str, Tensor]:
         """All that an evaluation needs, by name: what is trained at a flat vector [d], what is not, and the buffers."""
@@ -94,5 +102,26 @@ class Model:
 
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
         """The module's outputs at given parameters, shape [batch, outputs]; what it does to its buffers is dropped."""
+        found: Tensor = self.inside(parameters, lambda: self.module(inputs))
+        return found
+
+    def inside(self, parameters: Mapping[str, Tensor], run: Callable[[], T]) -> T:
+        """What `run` gives while the module has given parameters in place of its own, and copies of its buffers.
+
+        Backward passes belong there as well: layers may run again in them, as with gradient checkpointing, and would
+        else do so at the module's own parameters.
+        """
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        return torch.func.functional_call(self.module, buffers | dict(parameters), (inputs,))  # type: ignore[no-any-return]
+        values = {f"module.{name}": value for name, value in (buffers | dict(parameters)).items()}
+        return torch.func.functional_call(_Around(self.module), values, (run,))  # type: ignore[no-any-return]
+
+
+class _Around(nn.Module):
+    """Runs a function while `functional_call` holds the parameters of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, run: Callable[[], T]) -> T:
+        return run()

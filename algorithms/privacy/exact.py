@@ -69,7 +69,6 @@ class ExactAnswers:
     def __init__(
         self, records: Records, model: Model, performance: Performance, last_norms: LastNorms
     ) -> None:
-        performance.check()
         self.records, self.performance = records, performance
         # A copy, which nobody else can change or switch to training after it was examined.
         self.model = replace(model, module=copy.deepcopy(model.module))

@@ -16,11 +16,11 @@ from algorithms.privacy.performance import Performance, Records
 class FullBatchAnswers:
     """Exact sums over all records of a model that is one linear layer: for the barrier alone, nothing is noised here.
 
-    features [n, *input_shape] and labels [n], on the device where the arithmetic runs. compiled: see `Performance`.
+    features [n, *input_shape] and labels [n], on the device where the arithmetic runs.
     """
 
-    def __init__(self, model: Model, features: Tensor, labels: Tensor, *, compiled: bool = False) -> None:
-        self._records = LinearRecords(model, features, labels, compiled=compiled)
+    def __init__(self, model: Model, features: Tensor, labels: Tensor) -> None:
+        self._records = LinearRecords(model, features, labels)
         self._step = -1
 
     @classmethod
@@ -30,7 +30,7 @@ class FullBatchAnswers:
             return None
         features, labels = (torch.from_numpy(np.array(part)) for part in (records.features, records.labels))
         features, labels = features.to(performance.device), labels.to(performance.device)
-        return cls(model, features, labels, compiled=performance.compiled)
+        return cls(model, features, labels)
 
     @staticmethod
     def serve(model: Model) -> bool:

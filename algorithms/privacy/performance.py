@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.gradients import Engine, Unclippable, compiled
+from algorithms.gradients import Engine, Unclippable
 from algorithms.gradients.arithmetic import in_full_precision
 from algorithms.gradients.filling import together
 from algorithms.models import Model
@@ -43,22 +43,13 @@ class Performance:
 
     number: of the records, where it is public. Ways that hold something of all records at once round otherwise than
     those that do not, for every record: this number and not the true one decides whether they fit, and without it
-    they are not taken. compiled: the closed forms of linear models take their sums in C++ where that is written.
+    they are not taken.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     memory_mb: int = 1024
     physical_batch: int | None = None
     number: int | None = None
-    compiled: bool = False
-
-    def check(self) -> None:
-        """Raises Refused where C++ is asked for and cannot be compiled; to be asked before anything is spent."""
-        if self.compiled and self.device.type == "cpu":
-            try:
-                compiled.load()
-            except compiled.NotCompiled as reason:
-                raise Refused(f"performance.compiled is true, but {reason}, or set it to false.") from reason
 
     def holds(self, numbers: int) -> bool:
         """Whether so many 32-bit numbers of each record fit the memory for all of them."""
@@ -91,7 +82,10 @@ class Performance:
             yield inputs, torch.from_numpy(records.labels[some]).to(self.device)
 
     def engine(self, model: Model, records: Records) -> Engine:
-        """The gradient engine for a model of such records; raises Refused where the model mixes them."""
+        """The gradient engine for a model of such records.
+
+        Raises Refused where the model mixes them, ModelRefused where it cannot be looked at.
+        """
         try:
             with torch.autocast(self.device.type, enabled=False):
                 engine = Engine(

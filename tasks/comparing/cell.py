@@ -70,7 +70,6 @@ def plan_cell(context: Context, cell: Cell) -> Planned:
 def run_cell(context: Context, cell: Cell, ledger: Ledger) -> None:
     """Runs a cell and writes its result; threads of torch: 1. Raises what planning and training raise."""
     torch.set_num_threads(1)
-    context.performance.check()
     place, data = context.place, sides(context.place.store, cell)
     prepared = plan_cell(context, cell)
     _reserve(ledger, cell, prepared, data)

@@ -166,7 +166,7 @@ def code_digest() -> str:
     import algorithms
 
     folder = Path(next(iter(algorithms.__path__)))
-    files = sorted([*folder.rglob("*.py"), *folder.rglob("*.cpp")])
+    files = sorted(folder.rglob("*.py"))
     return digest_of([[str(file.relative_to(folder)), file.read_text(encoding="utf-8")] for file in files])
 
 

@@ -1,7 +1,6 @@
 """Full-batch questions about a linear model: the closed forms answer as the general engine does."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.gradients import L1, L2, Affine, Clipping, Line, Normalised, PerLayer, compiled, linear
+from algorithms.gradients import L1, L2, Affine, Clipping, Line, Normalised, PerLayer
 from algorithms.models import build
 from algorithms.privacy.barrier import Barrier, Performance
-from algorithms.privacy.errors import Refused
 from algorithms.privacy.full_batch import FullBatchAnswers, loss_sums
 from algorithms.privacy.noise import seeded_generator
 from algorithms.privacy.releases import FullBatch, Gaussian, Gumbel, Laplace
@@ -31,7 +29,7 @@ def records() -> MadeUp:
     return MadeUp(draw.normal(size=(COUNT, WIDTH)).astype(np.float32), draw.integers(0, 2, COUNT))
 
 
-def asked(*, closed: bool, trace: Trace | None = None, seed: int = 3, compiled: bool = False) -> Barrier:
+def asked(*, closed: bool, trace: Trace | None = None, seed: int = 3) -> Barrier:
     """A barrier that may hold the closed forms, or may not, since the number of records is private."""
     return Barrier(
         records(),
@@ -40,7 +38,7 @@ def asked(*, closed: bool, trace: Trace | None = None, seed: int = 3, compiled: 
         generator=seeded_generator(seed),
         delta=1e-5,
         trace=trace or Trace(),
-        performance=Performance(number=COUNT if closed else None, compiled=compiled),
+        performance=Performance(number=COUNT if closed else None),
     )
 
 
@@ -101,32 +99,6 @@ def iteration(barrier: Barrier, start: Tensor) -> Tensor:
     )
     line = Line(start, gradient, STEPS)
     return line.at(barrier.argmin(line, bound=3.0, noise=Gumbel(0.1)))
-
-
-def test_compiled_sums_serve_the_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        compiled.load()
-    except compiled.NotCompiled as reason:
-        pytest.skip(f"nothing can be compiled here: {reason}")
-    sums = []
-    monkeypatch.setattr(
-        linear, "weighted_sums", lambda *of: sums.append(compiled.weighted_sums(*of)) or sums[-1]
-    )
-    found = iteration(asked(closed=True, compiled=True), point())
-    assert len(sums) == 1
-    torch.testing.assert_close(found, iteration(asked(closed=True), point()), rtol=1e-6, atol=1e-6)
-    assert len(sums) == 1
-
-
-def test_a_barrier_that_cannot_compile_charges_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", "/nowhere/c++")
-    trace = Trace()
-    with pytest.raises(Refused, match="no C\\+\\+ compiler"):
-        asked(closed=True, trace=trace, compiled=True)
-    assert trace.events() == []
 
 
 def test_a_run_taken_up_between_steps_goes_on_bit_for_bit() -> None:

@@ -142,7 +142,6 @@ def test_a_run_leaves_its_files_and_is_then_done(checkout: Checkout) -> None:
         ("memory_mb: 1024", "memory_mb: 64", set()),
         ("device: auto", "device: cpu", set()),
         ("threads: null", "threads: 1", set()),
-        ("compiled: false", "compiled: true", set()),
         ("checkpoint_seconds: 10.0", "checkpoint_seconds: 0.1", set()),
         ("mode: offline", "mode: disabled", set()),
         ("url: null", "url: sqlite:////srv/ledger.sqlite", set()),

@@ -316,18 +316,12 @@ def test_a_population_that_cannot_pay_refuses_before_the_records_are_opened(
     assert workspace.ledger.balance("people").remaining == Budget(1.0, 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [({"device": "cuda"}, "no CUDA device"), ({"compiled": True}, "no C\\+\\+ compiler")],
-)
 def test_what_a_machine_lacks_is_refused_before_anything_is_spent(
-    setting: dict[str, Any], message: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(workspace.root))
-    monkeypatch.setenv("CXX", "/nowhere/c++")
-    workspace.set("performance", **setting)
-    with pytest.raises(Refused, match=message):
+    workspace.set("performance", device="cuda")
+    with pytest.raises(Refused, match="no CUDA device"):
         workspace.train()
     assert workspace.run_folders == []
     with pytest.raises(Refused, match="it has none yet"):

@@ -33,6 +33,7 @@ def multi_head_attention(
     if not all(known):
         raise Unrecorded("multi-head attention whose records are not in the second dimension")
     heads = call["num_heads"]
+    # Parameters stand only in the linear layers before and after; what is between belongs to each record alone.
     query, key, value = (_by_head(part, heads) for part in _projected(tape, call))
     mask = _mask(call, query)
     mixed, weights = _attend(query, key, value, mask, call)
@@ -58,7 +59,9 @@ def _projected(tape: Tape, call: dict[str, Any]) -> list[Tensor]:
             _kept(tape, x, w, slice(0, width), bias, t)
             for x, w, t in zip(parts, weights, thirds, strict=True)
         ]
-    if parts[0] is parts[1] and parts[1] is parts[2]:
+    if (
+        parts[0] is parts[1] and parts[1] is parts[2]
+    ):  # attention to itself: one product with the packed weight
         return list(_kept(tape, parts[0], packed, whole, bias, whole).chunk(3, dim=-1))
     return [_kept(tape, x, packed, third, bias, third) for x, third in zip(parts, thirds, strict=True)]
 
@@ -83,6 +86,7 @@ def _placed(gradient: PerExample, parameter: Tensor | None, part: slice) -> PerE
     if parameter is None or part.stop - part.start == len(parameter):
         return gradient
     each = parameter[0].numel()
+    # Row-major: the rows before and after are zeros in front and behind.
     return Rows(functional.pad(gradient.rows, (part.start * each, (len(parameter) - part.stop) * each)))
 
 

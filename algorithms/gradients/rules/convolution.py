@@ -35,7 +35,9 @@ def _recorded(
     layout = tape.layout(input)
     if layout != Layout(0) or tape.name(input) is not None:
         return general(tape, func, (input, weight, bias, stride, padding, dilation, groups), {})
-    if isinstance(padding, str):
+    if isinstance(
+        padding, str
+    ):  # what is kept is the padded input, so that patches are cut from what was seen
         input, padding = _padded(input, padding, weight.shape[2:], dilation)
     output = func(input, weight, bias, stride, padding, dilation, groups)
     kernel = weight.shape[2:]
@@ -56,8 +58,10 @@ def _gradients(
     weight, bias = names
     found: Gradients = {}
     if weight is not None:
+        # Every place of the output is a linear layer of the patch that it saw: sum over places of error x patch^T.
         found[weight] = Patches(_image(inputs.detach()), _image(errors), window)
     if bias is not None:
+        # The bias is added at every place: [batch, outputs, *places] -> [batch, outputs].
         found[bias] = Rows(errors.flatten(start_dim=2).sum(dim=2))
     return found
 

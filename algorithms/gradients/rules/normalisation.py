@@ -25,6 +25,8 @@ def normalisation(tape: Tape, func: Callable[..., Any], args: tuple[Any, ...], k
     if tape.name(input) is not None or (func not in _OVER_LAST and layout != Layout(0)):
         return general(tape, func, args, kwargs)
     names = tape.name(call.get("weight")), tape.name(call.get("bias"))
+    # y = w * n(x) + b: the weight's gradient is error times n(x), which is computed once more, without weight and
+    # bias, from the input that the use holds.
     bare = call | {name: None for name in ("weight", "bias") if name in call}
     kept = len(call["normalized_shape"]) if func in _OVER_LAST else 0
 

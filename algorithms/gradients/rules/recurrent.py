@@ -100,6 +100,7 @@ def _lstm_layer(
     tape: Tape, sequences: Tensor, weights: list[Weights], start: tuple[Tensor, ...]
 ) -> recurrent.Unrolled:
     """sequences: [directions, length, batch, inputs]; the gates' gradients are those of both biases, too."""
+    # The hidden states are known only after the gates were kept; gradients are asked for after both.
     later: list[recurrent.Unrolled] = []
 
     def gradients(errors: Tensor) -> Gradients:
@@ -114,6 +115,7 @@ def _lstm_layer(
         if part is not None
     ]
     gates = _gates(sequences, weights, sum(biases[1:], biases[0]) if biases else None)
+    # Gates = W x + b_x + U h + b_h: all four have the gates' gradient as their error, each step adding a product.
     gates = tape.keep(gates, gradients, sequences)
     h, c = (part.to(gates.dtype) for part in start)
     later.append(recurrent.lstm(gates, torch.stack([w.hidden for w in weights]).to(gates.dtype), (h, c)))
@@ -133,6 +135,8 @@ def _gru_layer(
         return _gradients(tape, later[0].previous, errors, [(w.hidden, w.hidden_bias) for w in weights])
 
     gates = tape.keep(_gates(sequences, weights, _stacked(weights, "input_bias")), of_inputs, sequences)
+    # In `new` the reset gate multiplies U h + b_h but not W x + b_x, so the two have different errors: zeros that are
+    # added to the hidden part are an output of their own, whose gradient is the error of U and b_h.
     added = tape.keep(torch.zeros_like(gates), of_hidden)
     hidden = torch.stack([w.hidden for w in weights]).to(gates.dtype)
     bias = _stacked(weights, "hidden_bias")
