@@ -11,7 +11,7 @@ from data import PublicDescription, catalogue, public_description
 from tasks.calibrate import plan_for
 from tasks.closing import open_ledger
 from tasks.params import Params
-from tasks.receipt import reserved_events
+from algorithms.receipt import reserved_events
 
 
 def cost_table(root: Path, settings: Params) -> Table:

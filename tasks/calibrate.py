@@ -15,6 +15,7 @@ from algorithms.features.features import schedule
 from algorithms.gradients import linear_layer
 from algorithms.models import Model
 from algorithms.models.fronts import in_front, shape_after
+from algorithms.planning import check_delta
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.public import Inputs, Public
@@ -24,7 +25,6 @@ from tasks.params import Params
 from tasks.stage import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
-_LARGEST_DELTA_UNKNOWN_N = 1e-5
 
 
 def model_for(settings: Params, public: PublicDescription) -> Model:
@@ -71,7 +71,7 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     do not fit; ModelRefused for the model.
     """
     privacy = settings.privacy
-    _check_delta(privacy.delta, public.records)
+    check_delta(privacy.delta, public.records)
     _check_secret(privacy, public)
     before = _before(settings, public)
     model = model_for(settings, public)
@@ -186,15 +186,6 @@ def _check_secret(privacy: groups.Privacy, public: PublicDescription) -> None:
             f"diagnostics are computed from the records and shown without noise, and those of {public.dataset!r} are"
             " private; set privacy.diagnostics to false."
         )
-
-
-def _check_delta(delta: float, records: int | None) -> None:
-    most = _LARGEST_DELTA_UNKNOWN_N if records is None else 1 / records
-    if delta > most:
-        why = (
-            "the number of records is private" if records is None else f"there are {records} training records"
-        )
-        raise Refused(f"delta = {delta:g} was asked for, but {why}; set privacy.delta to at most {most:.3g}.")
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from tasks.figures import (
 from tasks.history import History, history, is_on_blocks, nothing
 from tasks.history_page import drawings, shown
 from tasks.page import Picture, page, score
-from tasks.software import software
+from algorithms.software import software
 from tasks.stage import main_of
 from tasks.tracking import runs as tracking
 from tasks.tracking.report import log_report

@@ -38,7 +38,7 @@ from tasks.comparing.data import Sides, public_of, sides
 from tasks.comparing.files import Place, write_json, write_parquet
 from tasks.comparing.plans import Planned, planned
 from tasks.evaluate import evaluate
-from tasks.receipt import reserved_events
+from algorithms.receipt import reserved_events
 
 _CAP = Budget(1e9, 1.0)
 """Of a comparison's own ledger: its runs are recorded there, and none is refused."""

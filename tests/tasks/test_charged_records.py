@@ -16,7 +16,7 @@ from algorithms.public import Public
 from data import DataRefused, PublicDescription
 from data.charged_blocks import ChargedBlocks
 from tasks import train
-from tasks.receipt import reserved_events
+from algorithms.receipt import reserved_events
 from tasks.reproduce import StageRefused
 from tests.tasks.test_retraining import Place
 from tests.tasks.test_retraining import place as place

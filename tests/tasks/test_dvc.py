@@ -41,7 +41,7 @@ CANNOT_CHANGE_A_RESULT = {
     "tasks.population": "enters the population into the ledger",
     "tasks.progress": "shown while training",
     "tasks.runs": "takes up a run where it was, bit by bit the same",
-    "tasks.software": "describes the machine",
+    "algorithms.software": "describes the machine",
     "tasks.stage": "runs the stage",
     "tasks.tracking.runs": "tells others about the result",
     "tasks.tracking.report": "tells others about the result",
