@@ -24,6 +24,8 @@ from algorithms.privacy.events import run_lengths, schedule_to_json
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.noise import Generator, secure_generator, seeded_generator
 from algorithms.privacy.trace import Trace
+from algorithms.receipt import account_of, cost_of, noise_source, reserved_events
+from algorithms.software import software
 from algorithms.training import Tell, device_of
 from algorithms.training import train as run_training
 from data import PublicDescription
@@ -38,8 +40,6 @@ from tasks.ledger_heads import open_newest, remember
 from tasks.params import Params
 from tasks.population import confirm, enter
 from tasks.progress import both, progress
-from algorithms.receipt import account_of, cost_of, noise_source, reserved_events
-from algorithms.software import software
 from tasks.stage import main_of
 from tasks.tracking.live_curve import live_curve
 

@@ -166,7 +166,7 @@ def test_a_call_that_fails_after_the_reservation_stays_charged(
 def test_a_private_number_of_records_is_released_with_noise_and_charged() -> None:
     method = DPSGD(steps=4, sampling_rate=0.2)
     result = call(method=method, delta=1e-5, n_is_public=False)
-    assert list(result.trace["kind"])[0] == "total"
+    assert result.trace["kind"].iloc[0] == "total"
     assert len(result.trace) == 5
     assert "60" not in result.card.scope.not_protected[-1]
 
