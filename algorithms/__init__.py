@@ -1,9 +1,9 @@
 """Algorithms that train under differential privacy, by name in `algorithms.catalogue`.
 
 `from algorithms import fit, DPSGD` gives the one call for a notebook (see `algorithms.fitting`) and the settings of the
-methods. They are imported when they are asked for: the ledger's commands need neither torch nor the algorithms. A run that is taken up is
-to end bit for bit the same, so MKL must not choose its kernels by where an array lies in memory, as it does on some
-processors unless it was told so before its first product.
+methods. They are imported when they are asked for: the ledger's commands need neither torch nor the algorithms. A run
+that is taken up is to end bit for bit the same, so MKL must not choose its kernels by where an array lies in memory, as
+it does on some processors unless it was told so before its first product.
 """
 
 import os

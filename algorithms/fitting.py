@@ -82,7 +82,7 @@ class Fitted:
     files: Mapping[str, bytes] = field(repr=False)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the model, the plan, the trace and the card, for `epsilonflow card verify FOLDER/privacy_card.json`."""
+        """Writes the model, plan, trace and card, for `epsilonflow card verify FOLDER/privacy_card.json`."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             (Path(folder) / name).write_bytes(content)

@@ -11,6 +11,7 @@ from dp_accounting import DpEvent
 
 from algorithms import models
 from algorithms.algorithm import Plan, Target
+from algorithms.extension import is_own, source_digest
 from algorithms.features.features import schedule
 from algorithms.gradients import linear_layer
 from algorithms.models import Model
@@ -166,6 +167,7 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
         "algorithm": settings.algorithm_settings["name"],
         "settings": own,
         "features": dict(settings.features_settings) or {"name": "none"},
+        "code": _code(settings),
         "model": settings.model.model_dump() | {"files": model_files(settings.model)},
         "dataset": public.dataset,
         "target": target,
@@ -173,6 +175,17 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
         "count_noise": settings.privacy.count_noise,
         "diagnostics": settings.privacy.diagnostics,
     }
+
+
+def _code(settings: Params) -> dict[str, str]:
+    """Digests of the source of what params.yaml names: of the method, and of what is not shipped."""
+    method = settings.algorithm_settings["name"]
+    named = {
+        "algorithm": method if is_own(method) else type(settings.algorithm).__module__,
+        "features": dict(settings.features_settings).get("name", "none"),
+        "model": settings.model.name,
+    }
+    return {what: source_digest(name) for what, name in named.items() if what == "algorithm" or is_own(name)}
 
 
 def _check_secret(privacy: groups.Privacy, public: PublicDescription) -> None:
