@@ -14,6 +14,7 @@ from algorithms.dp_gd import DPGD
 from algorithms.dp_sgd import DPSGD
 from algorithms.dp_sgd_decay import DPSGDDecay
 from algorithms.dpis import DPIS
+from algorithms.extension import imported, is_own
 from algorithms.heavy_ball import HeavyBall
 from algorithms.lbfgs import LBFGS
 from algorithms.majority import Majority
@@ -49,17 +50,42 @@ CATALOGUE: dict[str, type[Algorithm[Any]]] = {
     "lbfgs": LBFGS,
     "non_private": NonPrivate,
 }
-"""The module of an algorithm has its name: that is how dvc.yaml finds what decides a result."""
+"""A new method is its file and its line here; the plan holds the file's digest, so a changed one trains again."""
 
 
 def from_settings(settings: Mapping[str, Any]) -> Algorithm[Any]:
     """The algorithm that `settings` name under "name", with the other keys as its settings.
 
-    Raises Refused for an unknown name and pydantic's ValidationError for unknown, missing or impossible settings.
+    A name `package.module:factory` is of a method that is not shipped: a dataclass of its settings, or a function of
+    them. Raises Refused for an unknown name and pydantic's ValidationError for unknown, missing or impossible settings.
     """
     name = settings.get("name")
-    if not isinstance(name, str) or name not in CATALOGUE:
-        raise Refused(f"there is no algorithm {name!r}; choose one of {', '.join(CATALOGUE)}.")
     own = {key: value for key, value in settings.items() if key != "name"}
+    if isinstance(name, str) and is_own(name):
+        return _not_shipped(name, own)
+    if not isinstance(name, str) or name not in CATALOGUE:
+        raise Refused(
+            f"there is no algorithm {name!r}; choose one of {', '.join(CATALOGUE)},"
+            " or name your own package.module:factory."
+        )
     # By way of JSON, where strict checking still takes a mapping for a nested dataclass.
     return TypeAdapter(CATALOGUE[name]).validate_json(json.dumps(own))
+
+
+def _not_shipped(name: str, own: Mapping[str, Any]) -> Algorithm[Any]:
+    factory = imported(name, "the algorithm")
+    if isinstance(factory, type):
+        method = TypeAdapter(factory).validate_json(json.dumps(own))
+    else:
+        try:
+            method = factory(**own)
+        except TypeError as error:
+            raise Refused(
+                f"the algorithm {name!r} does not take these settings ({error}); change them."
+            ) from None
+    missing = [
+        part for part in ("plan", "init", "step", "released") if not callable(getattr(method, part, None))
+    ]
+    if missing:
+        raise Refused(f"the algorithm {name!r} has no {missing[0]}; give it plan, init, step and released.")
+    return method  # type: ignore[no-any-return]

@@ -14,6 +14,8 @@ from algorithms.privacy.filters import RenyiFilter, epsilon_of_zcdp
 from algorithms.privacy.releases import Release
 from algorithms.public import Public
 
+_LARGEST_DELTA_UNKNOWN_N = 1e-5
+
 
 def plan_fixed(
     releases: Callable[[float], Sequence[tuple[Release, int]]],
@@ -150,3 +152,13 @@ def _check_adaptive(target: Target) -> None:
             "a run that chooses its releases on the way is counted by a zCDP or Rényi filter, which needs a delta;"
             " set privacy.delta above 0 and privacy.accountant to pld or rdp."
         )
+
+
+def check_delta(delta: float, records: int | None) -> None:
+    """Raises Refused for a delta above 1/n, and above 1e-5 where the number of records is private, None."""
+    most = _LARGEST_DELTA_UNKNOWN_N if records is None else 1 / records
+    if delta > most:
+        why = (
+            "the number of records is private" if records is None else f"there are {records} training records"
+        )
+        raise Refused(f"delta = {delta:g} was asked for, but {why}; set delta to at most {most:.3g}.")

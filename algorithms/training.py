@@ -1,11 +1,13 @@
 """The training loop: start or take up, step, checkpoint, tell. It knows algorithms only as plan, init and step."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from algorithms import checkpoint
@@ -15,6 +17,7 @@ from algorithms.models import Model
 from algorithms.models.fronts import buffers, installed
 from algorithms.privacy.barrier import Barrier, Performance, Records
 from algorithms.privacy.diagnostics import Diagnostics
+from algorithms.privacy.errors import Refused
 from algorithms.privacy.filters import Filter
 from algorithms.privacy.importance import LastNorms
 from algorithms.privacy.noise import Generator
@@ -116,3 +119,19 @@ def recharged(spend: Filter, trace: Trace) -> Filter:
     for event in trace.events():
         spend.charge(event)
     return spend
+
+
+def device_of(name: str) -> torch.device:
+    """The device "cpu" or "cuda", or for "auto" the better one that is here; raises Refused where there is none.
+
+    On a GPU, PyTorch is set to repeat itself bit for bit.
+    """
+    has_cuda = torch.cuda.is_available()
+    if name not in ("auto", "cpu", "cuda") or (name == "cuda" and not has_cuda):
+        why = "but there is no CUDA device here" if name == "cuda" else "which is no device"
+        raise Refused(f"performance.device is {name}, {why}; set it to auto or cpu.")
+    if name == "cuda" or (name == "auto" and has_cuda):
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        return torch.device("cuda")
+    return torch.device("cpu")

@@ -7,11 +7,11 @@ from rich.table import Table
 
 from algorithms.algorithm import Plan
 from algorithms.privacy.budget import Budget
+from algorithms.receipt import reserved_events
 from data import PublicDescription, catalogue, public_description
 from tasks.calibrate import plan_for
 from tasks.closing import open_ledger
 from tasks.params import Params
-from tasks.receipt import reserved_events
 
 
 def cost_table(root: Path, settings: Params) -> Table:

@@ -11,10 +11,12 @@ from dp_accounting import DpEvent
 
 from algorithms import models
 from algorithms.algorithm import Plan, Target
+from algorithms.extension import is_own, source_digest
 from algorithms.features.features import schedule
 from algorithms.gradients import linear_layer
 from algorithms.models import Model
 from algorithms.models.fronts import in_front, shape_after
+from algorithms.planning import check_delta
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.public import Inputs, Public
@@ -24,7 +26,6 @@ from tasks.params import Params
 from tasks.stage import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
-_LARGEST_DELTA_UNKNOWN_N = 1e-5
 
 
 def model_for(settings: Params, public: PublicDescription) -> Model:
@@ -71,7 +72,7 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     do not fit; ModelRefused for the model.
     """
     privacy = settings.privacy
-    _check_delta(privacy.delta, public.records)
+    check_delta(privacy.delta, public.records)
     _check_secret(privacy, public)
     before = _before(settings, public)
     model = model_for(settings, public)
@@ -168,6 +169,7 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
         "algorithm": settings.algorithm_settings["name"],
         "settings": own,
         "features": dict(settings.features_settings) or {"name": "none"},
+        "code": _code(settings),
         "model": settings.model.model_dump() | {"files": model_files(settings.model)},
         "dataset": public.dataset,
         "target": target,
@@ -176,6 +178,17 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
         "noise": settings.privacy.noise,
         "diagnostics": settings.privacy.diagnostics,
     }
+
+
+def _code(settings: Params) -> dict[str, str]:
+    """Digests of the source of what params.yaml names: of the method, and of what is not shipped."""
+    method = settings.algorithm_settings["name"]
+    named = {
+        "algorithm": method if is_own(method) else type(settings.algorithm).__module__,
+        "features": dict(settings.features_settings).get("name", "none"),
+        "model": settings.model.name,
+    }
+    return {what: source_digest(name) for what, name in named.items() if what == "algorithm" or is_own(name)}
 
 
 def _check_secret(privacy: groups.Privacy, public: PublicDescription) -> None:
@@ -189,15 +202,6 @@ def _check_secret(privacy: groups.Privacy, public: PublicDescription) -> None:
             f"diagnostics are computed from the records and shown without noise, and those of {public.dataset!r} are"
             " private; set privacy.diagnostics to false."
         )
-
-
-def _check_delta(delta: float, records: int | None) -> None:
-    most = _LARGEST_DELTA_UNKNOWN_N if records is None else 1 / records
-    if delta > most:
-        why = (
-            "the number of records is private" if records is None else f"there are {records} training records"
-        )
-        raise Refused(f"delta = {delta:g} was asked for, but {why}; set privacy.delta to at most {most:.3g}.")
 
 
 def main() -> None:

@@ -1,104 +1,35 @@
-"""The environment variables of epsilonflow; no other file reads them."""
+"""The environment variables of epsilonflow; `algorithms.privacy.place` reads those of the home and the ledger."""
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import platformdirs
-
+from algorithms.privacy.place import LEDGER, expanded, home, ledger_url, sqlite_url
 from data.sources import Query, Source
-from tasks.params import ParamsRefused
 
-LEDGER = "ledger.sqlite"
-"""The ledger's file in the home, where no other place is named."""
+__all__ = [
+    "LEDGER",
+    "data_mirror",
+    "database_url",
+    "home",
+    "ledger_url",
+    "may_spend_again",
+    "retraining",
+    "retraining_for",
+    "sqlite_url",
+]
+
 BLOCKS = "blocks"
 """The folder in the home of what is known of blocks."""
 RETRAINING = "EPSILONFLOW_RETRAINING"
 SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"
-_RELATIVE_SQLITE = re.compile(r"sqlite(\+\w+)?:///(?!/)")
-_SQLITE_FILE = re.compile(r"sqlite(\+\w+)?:///(?P<path>/[^?]*)")
-
-
-def home() -> Path:
-    """The folder of the ledger and of the runs: EPSILONFLOW_HOME, or the user's data folder.
-
-    It lies outside every checkout, so that no version control and no experiment can restore an old budget, and no copy
-    has one of its own; raises ParamsRefused for a relative path, for one within a checkout and for one that no folder
-    can have here.
-    """
-    named = os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow")
-    folder = _expanded("EPSILONFLOW_HOME", named)
-    if not folder.is_absolute():
-        raise ParamsRefused(f"EPSILONFLOW_HOME is {folder}, a relative path; write the path from the root.")
-    _check_outside("EPSILONFLOW_HOME", folder)
-    _check_usable("EPSILONFLOW_HOME", folder)
-    return folder
-
-
-def ledger_url(configured: str | None) -> str:
-    """Where the ledger is: EPSILONFLOW_LEDGER_URL, else `configured`, else ledger.sqlite in `home()`.
-
-    Raises ParamsRefused for an SQLite file by a relative path or in a checkout: every copy would have its own budget.
-    """
-    url = os.environ.get("EPSILONFLOW_LEDGER_URL") or configured or sqlite_url(home() / LEDGER)
-    if _RELATIVE_SQLITE.match(url):
-        raise ParamsRefused(
-            f"the ledger {url} is a relative path; write sqlite:/// and then the path from the root."
-        )
-    if file := _SQLITE_FILE.match(url):
-        _check_outside(f"the ledger {url}", Path(file["path"]))
-    return url
-
-
-def sqlite_url(file: Path) -> str:
-    """The URL of an SQLite ledger; raises ParamsRefused for a path that no such URL can hold."""
-    if "?" in str(file):
-        raise ParamsRefused(
-            f"the ledger {file} cannot be named by a URL, which would end at the question mark; set EPSILONFLOW_HOME to"
-            " a folder without one."
-        )
-    return f"sqlite:///{file}"
-
-
-def _expanded(variable: str, path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise ParamsRefused(
-            f"{variable} is {path}, of an unknown user; write the path from the root."
-        ) from None
-
-
-def _check_usable(variable: str, folder: Path) -> None:
-    """Whether a folder is there, or can be made where the first one above it is."""
-    try:
-        there_is = next(place for place in (folder, *folder.parents) if place.exists())
-        is_usable = there_is.is_dir() and os.access(there_is, os.W_OK | os.X_OK)
-    except OSError:
-        is_usable = False
-    if not is_usable:
-        raise ParamsRefused(
-            f"{variable} is {folder}, which is no folder that you may write to and cannot be made one; name another."
-        )
-
-
-def _check_outside(what: str, path: Path) -> None:
-    """Of where the path leads, whatever links and dots are in it."""
-    place = path.resolve()
-    for folder in (place, *place.parents):
-        if (folder / ".dvc").is_dir():
-            raise ParamsRefused(
-                f"{what} lies in the checkout {folder}, each copy of which would have a budget of its own; name a place"
-                " outside of it."
-            )
 
 
 def data_mirror() -> Path | None:
     """The folder that is tried first for data files: EPSILONFLOW_DATA_MIRROR."""
     mirror = os.environ.get("EPSILONFLOW_DATA_MIRROR")
-    return _expanded("EPSILONFLOW_DATA_MIRROR", mirror).absolute() if mirror else None
+    return expanded("EPSILONFLOW_DATA_MIRROR", mirror).absolute() if mirror else None
 
 
 def database_url(source: Source | None) -> str | None:

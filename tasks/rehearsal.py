@@ -14,10 +14,10 @@ from algorithms.privacy.card_trace import made_up_trace
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_to_json
 from algorithms.privacy.ledger_composition import Composition
+from algorithms.receipt import cost_of
 from data import PublicDescription
 from tasks.history import nothing
 from tasks.page import Picture
-from tasks.receipt import cost_of
 from tasks.report import Run, compose
 
 _NO_SUM = "0" * 64

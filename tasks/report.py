@@ -15,6 +15,7 @@ from algorithms.privacy.adjacency import named
 from algorithms.privacy.card import PrivacyCard, RunRecord, Verification, build, verify
 from algorithms.privacy.card_trace import trace_schedule
 from algorithms.privacy.errors import Refused
+from algorithms.software import software
 from data import PublicDescription
 from tasks import params
 from tasks.closing import open_ledger
@@ -35,7 +36,6 @@ from tasks.figures import (
 from tasks.history import History, history, is_on_blocks, nothing
 from tasks.history_page import drawings, shown
 from tasks.page import Picture, page, score
-from tasks.software import software
 from tasks.stage import main_of
 from tasks.tracking import runs as tracking
 from tasks.tracking.report import log_report

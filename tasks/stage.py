@@ -25,11 +25,12 @@ def main_of(function: Callable[[], object]) -> None:
 
 def refusals() -> tuple[type[ValueError], ...]:
     """What a person may be shown without a traceback."""
+    from algorithms.extension import NotUsable
     from algorithms.models import ModelRefused  # here, since torch takes seconds to import
     from algorithms.privacy.errors import Refused
     from data.errors import DataRefused
 
-    return (DataRefused, Refused, ModelRefused, ParamsRefused)
+    return (DataRefused, NotUsable, Refused, ModelRefused, ParamsRefused)
 
 
 def checkout() -> Path:

@@ -7,7 +7,6 @@ again and goes on with the same noise, so it publishes the same model and spends
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,13 @@ from algorithms.models import Model
 from algorithms.models.fronts import front_of
 from algorithms.privacy.barrier import Performance
 from algorithms.privacy.diagnostics import Diagnostics
-from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import run_lengths, schedule_to_json
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.noise import Generator, secure_generator, seeded_generator
 from algorithms.privacy.trace import Trace
-from algorithms.training import Tell
+from algorithms.receipt import account_of, cost_of, reserved_events
+from algorithms.software import software
+from algorithms.training import Tell, device_of
 from algorithms.training import train as run_training
 from data import PublicDescription
 from data.prepared import load_as
@@ -40,9 +40,7 @@ from tasks.ledger_heads import open_newest, remember
 from tasks.params import Params
 from tasks.population import confirm, enter
 from tasks.progress import both, progress
-from tasks.receipt import account_of, cost_of, reserved_events
 from tasks.rehearsal import rehearse
-from tasks.software import software
 from tasks.stage import main_of
 from tasks.tracking.live_curve import live_curve
 
@@ -90,7 +88,7 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     home: where run folders are kept. root: the checkout. Raises BudgetRefused where the population cannot pay and
     Refused or ModelRefused where the plan, the model or a checkpoint does not fit; nothing is spent then.
     """
-    _check_device(job.settings.performance.device)
+    device_of(job.settings.performance.device)
     model = model_for(job.settings, job.public)
     check_plan(job.document, job.settings, job.public)  # of the very files that the model was read from
     enter(ledger, job.public, home=home, prepared=job.prepared)
@@ -139,7 +137,7 @@ def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
         "blocks": list(job.blocks),
         "private_noise": run.private_noise,
         "diagnostics": job.settings.privacy.diagnostics,
-        "device": _device(job.settings.performance.device).type,
+        "device": device_of(job.settings.performance.device).type,
     }
 
 
@@ -201,21 +199,7 @@ def _fresh_generator(settings: Params) -> Generator:
 
 def _limits(settings: Params) -> Performance:
     wanted = settings.performance
-    return Performance(_device(wanted.device), wanted.memory_mb, wanted.physical_batch)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-    return torch.device(name)
-
-
-def _check_device(name: str) -> None:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise Refused("performance.device is cuda, but there is no CUDA device here; set it to auto or cpu.")
+    return Performance(device_of(wanted.device), wanted.memory_mb, wanted.physical_batch)
 
 
 def main() -> None:

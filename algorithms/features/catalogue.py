@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from algorithms.extension import imported, is_own
 from algorithms.features.features import Features
 from algorithms.features.principal_components import PrincipalComponents
 from algorithms.features.standardised import Standardised
@@ -25,8 +26,14 @@ def from_settings(settings: Mapping[str, Any]) -> Features:
     Raises Refused for an unknown name and pydantic's ValidationError for unknown or impossible settings.
     """
     name = settings.get("name")
+    own = {key: value for key, value in settings.items() if key != "name"}
+    if isinstance(name, str) and is_own(name):
+        learned: Features = TypeAdapter(imported(name, "the features")).validate_json(json.dumps(own))
+        missing = [part for part in ("releases", "module") if not callable(getattr(learned, part, None))]
+        if missing:
+            raise Refused(f"the features {name!r} have no {missing[0]}; see `algorithms.features.features`.")
+        return learned
     if not isinstance(name, str) or name not in FEATURES:
         raise Refused(f"there are no features {name!r}; choose none or one of {', '.join(FEATURES)}.")
-    own = {key: value for key, value in settings.items() if key != "name"}
     features: Features = TypeAdapter(FEATURES[name]).validate_json(json.dumps(own))
     return features

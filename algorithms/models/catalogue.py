@@ -6,11 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from algorithms.extension import imported, is_own
 from algorithms.models.convolutional import cifar_cnn, cifar_tanh_cnn, conv_fc, relu_cnn, tanh_cnn
 from algorithms.models.dense import DenseSettings, mlp
 from algorithms.models.given import Given, Settings, settings_of
-from algorithms.models.linear import huber_svm, logistic, logistic_through_origin, softmax, svm
+from algorithms.models.linear import (
+    CROSS_ENTROPY,
+    as_they_are,
+    cross_entropy,
+    huber_svm,
+    logistic,
+    logistic_through_origin,
+    softmax,
+    svm,
+)
 from algorithms.models.model import Model, ModelRefused
 from algorithms.models.recurrent import TextSettings, bilstm
 from algorithms.models.scattered import (
@@ -77,8 +88,14 @@ def build(
     list of its words, which word vectors from a file need. settings: of the model.
     Raises ModelRefused for an unknown name or setting and for a model that does not fit the data.
     """
+    if is_own(name):
+        given = Given(input_shape, classes, tokens, words_sha256)
+        return replace(_not_shipped(name, given, settings or {}, seed), precision=_PRECISIONS[precision])
     if name not in CATALOGUE:
-        raise ModelRefused(f"there is no model {name!r}; choose one of {', '.join(CATALOGUE)}.")
+        raise ModelRefused(
+            f"there is no model {name!r}; choose one of {', '.join(CATALOGUE)},"
+            " or name your own package.module:factory."
+        )
     architecture = CATALOGUE[name]
     chosen = settings_of(architecture.settings, settings or {}, name)
     if tokens is not None and not architecture.takes_tokens:
@@ -89,6 +106,29 @@ def build(
         torch.default_generator.manual_seed(seed)
         model = architecture.make(Given(input_shape, classes, tokens, words_sha256), chosen)
     return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
+
+
+def _not_shipped(name: str, given: Given, settings: Mapping[str, Any], seed: int) -> Model:
+    """The model of `package.module:factory`: (given, **settings) -> Model, or a module with an output a class."""
+    factory = imported(name, "the model")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            made = factory(given, **settings)
+    except ModelRefused:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ModelRefused(
+            f"the model {name!r} cannot be made with these settings ({why}); change them."
+        ) from None
+    if isinstance(made, nn.Module):
+        made = Model(name, made, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
+    if not isinstance(made, Model):
+        raise ModelRefused(
+            f"the model {name!r} made a {type(made).__name__}; return a Model or a torch.nn.Module."
+        )
+    return replace(made, name=name, settings=dict(settings))
 
 
 def adapted(

@@ -45,6 +45,8 @@ def rule_across_runs(card: PrivacyCard) -> Composition | None:
     if accounting.blocks is not None:
         return Composition(accounting.blocks.composition.kind, accounting.blocks.composition.order)
     stated = accounting.population.statement
+    if stated == card_words.UNKEPT:
+        return BASIC
     rules = [BASIC, Composition("zcdp"), *_renyi(stated)]
     return next((rule for rule in rules if _across_runs(rule, on_blocks=False) == stated), None)
 
@@ -116,7 +118,8 @@ def _pairs(
     yield "implementation.floating_point", card.implementation.floating_point, rounding
     rule, blocks = rule_across_runs(card), accounting.blocks
     if rule is not None:
-        across = _across_runs(rule, on_blocks=blocks is not None)
+        is_kept = card.evidence.ledger_head != card_words.NO_LEDGER
+        across = _across_runs(rule, on_blocks=blocks is not None) if is_kept else card_words.UNKEPT
         yield "accounting.population", accounting.population.statement, across
     if rule is not None and blocks is not None:
         unit = card_words.block_unit(card.setting.unit, blocks.blocks_per_person)
@@ -131,7 +134,7 @@ def _public(card: PrivacyCard, plan: Mapping[str, Any] | None) -> dict[str, Any]
         "unit": setting.unit,
         "source": setting.source,
         "public": setting.public_records,
-        "holdout": "public",
+        "holdout": "none" if card.scope.holdout == card_words.NOT_MEASURED else "public",
         "records": _records(card, plan),
     }
 

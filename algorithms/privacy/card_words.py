@@ -37,6 +37,11 @@ ACROSS_RUNS = (
     "The epsilons and the deltas of all runs that were charged to this population add up (basic composition), and the"
     f" ledger refuses a run that would take either above the cap. {ONE_RUN}"
 )
+NO_LEDGER: Text = "none: no ledger kept this run"
+UNKEPT: Text = (
+    "No ledger kept this run, and nobody was charged for it: the numbers here are those of this run alone, and whoever"
+    f" trains on the same records again has to add up the costs by hand. {ONE_RUN}"
+)
 COMPOSITION: Mapping[str, Text] = {
     "schedule": "The releases were fixed before the first one, so both accountants apply to them as a whole.",
     "zcdp": (
@@ -62,7 +67,9 @@ _RELEASED = {
 _DIAGNOSTICS = "the diagnostics: norms of exact gradients and the share of clipped records, without noise"
 _HIDDEN = "Losses, gradient norms and batch sizes without noise were neither logged nor kept after the run."
 _SHOWN = "Norms of gradients without noise were stored, as diagnostics."
+NOT_MEASURED: Text = "None: the run measured nothing on held-out records."
 _HOLDOUT = {
+    "none": NOT_MEASURED,
     "public": (
         "Accuracy was measured on held-out records that the data card declares public. They were not trained on, and"
         " nothing here protects them."
@@ -243,6 +250,8 @@ def across_runs_of(composition: Composition) -> Text:
 def across_runs(ledger: Mapping[str, Any]) -> Text:
     """What the card says of all runs on the population; ledger: a receipt's part about it."""
     composition = Composition.from_json(ledger.get("composition"))
+    if not ledger.get("kept", True):
+        return UNKEPT
     if ledger.get("blocks"):
         return (
             f"{across_runs_of(composition)} That holds in each block by itself; the numbers here are those of the"

@@ -26,6 +26,7 @@ from algorithms.privacy.events import run_lengths, schedule_to_json
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.noise import seeded_generator
 from algorithms.privacy.trace import Trace
+from algorithms.receipt import reserved_events
 from algorithms.training import train
 from data import PublicDescription
 from data.prepared import HeldOut
@@ -38,7 +39,6 @@ from tasks.comparing.data import Sides, public_of, sides
 from tasks.comparing.files import Place, write_json, write_parquet
 from tasks.comparing.plans import Planned, planned
 from tasks.evaluate import evaluate
-from tasks.receipt import reserved_events
 
 _CAP = Budget(1e9, 1.0)
 """Of a comparison's own ledger: its runs are recorded there, and none is refused."""

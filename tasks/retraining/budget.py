@@ -10,7 +10,7 @@ from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Balance
 from algorithms.privacy.ledger_policy import Price
-from tasks.receipt import reserved_events
+from algorithms.receipt import reserved_events
 
 _CLOSE, _MOST_PLANS = 0.01, 12
 

@@ -11,7 +11,7 @@ from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
 from algorithms.privacy.card_check import digest
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Composition, Ledger
-from tasks.receipt import account_of
+from algorithms.receipt import account_of
 from tests.synthetic_run import DELTA, record, write_run
 
 BASIC, ZCDP, RENYI = Composition(), Composition("zcdp"), Composition("renyi", 6.0)

@@ -15,7 +15,7 @@ from algorithms.privacy.card_ledger import check_charged
 from algorithms.privacy.card_words import across_runs
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Composition, Ledger
-from tasks.receipt import account_of
+from algorithms.receipt import account_of
 from tests.synthetic_run import DELTA, Kind, record, write_run
 
 

@@ -13,10 +13,10 @@ from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import event_to_json
 from algorithms.privacy.ledger import Ledger
 from algorithms.public import Public
+from algorithms.receipt import reserved_events
 from data import DataRefused, PublicDescription
 from data.charged_blocks import ChargedBlocks
 from tasks import train
-from tasks.receipt import reserved_events
 from tasks.reproduce import StageRefused
 from tests.tasks.test_retraining import Place
 from tests.tasks.test_retraining import place as place

@@ -12,11 +12,11 @@ from matplotlib.patches import Rectangle
 
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.ledger import Ledger
+from algorithms.receipt import account_of
 from tasks.figures import DARK, LIGHT
 from tasks.history import BLOCKS, RETRAININGS, THIS_RUN, History, history, nothing
 from tasks.history_figures import accuracy_figure, blocks_figure, retrainings_figure
 from tasks.history_page import drawings, shown
-from tasks.receipt import account_of
 from tasks.report import report
 from tasks.retraining.state import Kind, State, States
 from tests.synthetic_run import DELTA, Folders, read_json, write_json, write_run

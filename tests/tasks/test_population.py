@@ -18,10 +18,10 @@ from algorithms.privacy.group import grouped
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger
 from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
+from algorithms.receipt import reserved_events
 from tasks import calibrate, evaluate, params, prepare, runs, train
 from tasks.ledger_heads import check_usual
 from tasks.population import confirm, declare, enter
-from tasks.receipt import reserved_events
 from tests.checkout import PROJECT
 from tests.synthetic_run import description
 from tests.tasks.test_train import Workspace

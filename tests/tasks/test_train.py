@@ -57,7 +57,15 @@ class Workspace:
         """Change params.yaml and make the plan again."""
         path = self.root / "params.yaml"
         document = YAML(typ="safe", pure=True).load(path) if path.exists() else copy.deepcopy(PARAMS)
-        document[group] = document.get(group, {}) | values
+        self._write(document | {group: document.get(group, {}) | values})
+
+    def replace(self, group: str, values: dict[str, Any]) -> None:
+        """Change a whole group of params.yaml and make the plan again."""
+        path = self.root / "params.yaml"
+        self._write(YAML(typ="safe", pure=True).load(path) | {group: values})
+
+    def _write(self, document: dict[str, Any]) -> None:
+        path = self.root / "params.yaml"
         YAML(typ="safe", pure=True).dump(document, path)
         settings = params.load(path, reads=calibrate.READS)
         plan = self.root / "artifacts" / "plan.json"

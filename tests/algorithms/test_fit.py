@@ -1,0 +1,305 @@
+"""`fit`: the one call for a notebook is the pipeline's run, charged once, and refuses before anything is spent."""
+
+import copy
+import doctest
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+import algorithms
+from algorithms import DPSGD, NonPrivate, Update, fit, fitting, training
+from algorithms.algorithm import Algorithm
+from algorithms.catalogue import CATALOGUE
+from algorithms.models import build
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.card import verify
+from algorithms.privacy.errors import BudgetRefused, Refused
+from algorithms.privacy.ledger import Ledger
+from data.prepared import load_as
+from tests.algorithms import bench
+from tests.checkout import PROJECT
+from tests.tasks.test_train import Workspace, prepared_digits, workspace
+
+__all__ = ["prepared_digits", "workspace"]
+
+DELTA = 1e-3
+FEW = DPSGD(steps=4, batch_size=20)
+
+
+def two_classes(count: int = 60) -> tuple[Any, Any]:
+    X = np.random.default_rng(0).normal(size=(count, 5)).astype(np.float32)
+    return X, (X[:, 0] > 0).astype(np.int64)
+
+
+def linear(outputs: int = 2) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Linear(5, outputs)
+
+
+def call(**changes: Any) -> fitting.Fitted:
+    X, y = two_classes()
+    asked = {"model": linear(), "loss": "cross_entropy", "X": X, "y": y, "method": FEW, "epsilon": 3.0}
+    return fit(**(asked | {"delta": DELTA} | changes))  # type: ignore[no-any-return]
+
+
+def seeded(**changes: Any) -> list[Tensor]:
+    """The trained parameters of a repeatable call."""
+    model = call(public=True, noise="seeded", **changes).model
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def same(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+def ledger_rows(home: Path) -> list[str]:
+    return [row.kind for row in Ledger.open(f"sqlite:///{home}/ledger.sqlite").history()]
+
+
+def test_it_is_the_pipelines_run_for_the_same_seed_and_settings(workspace: Workspace) -> None:
+    workspace.set("privacy", noise="seeded")
+    workspace.train()
+    expected = load_file(workspace.root / "artifacts/model.safetensors")
+    data = load_as(workspace.root / "data/prepared", workspace.public)
+    start = build("softmax", input_shape=workspace.public.input_shape, classes=10, seed=0).module
+    method = DPSGD(steps=6, batch_size=64, update=Update(momentum=0.9, averaging="ema"))
+    result = fit(
+        start,
+        nn.CrossEntropyLoss(),
+        data.train_features,
+        data.train_labels,
+        method=method,
+        epsilon=3,
+        delta=1e-5,
+        public=True,
+        noise="seeded",
+        seed=0,
+    )
+    assert dict(result.epsilon) == workspace.receipt["epsilon"]
+    found = result.model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_without_privacy_and_without_sampling_it_is_plain_gradient_descent() -> None:
+    X, y = two_classes()
+    model, rate = linear(), 0.5
+    method = NonPrivate(steps=3, batch_size=60, update=Update(learning_rate=rate))
+    found = seeded(model=model, method=method)
+    parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    for _ in range(3):
+        outputs = functional.linear(torch.from_numpy(X), *parameters)
+        gradients = torch.autograd.grad(functional.cross_entropy(outputs, torch.from_numpy(y)), parameters)
+        parameters = [
+            (p - rate * g).detach().requires_grad_() for p, g in zip(parameters, gradients, strict=True)
+        ]
+    for a, b in zip(found, parameters, strict=True):
+        torch.testing.assert_close(a, b.detach())
+
+
+def test_the_module_stays_as_it_was_and_the_copy_is_trained() -> None:
+    model = linear()
+    before = copy.deepcopy(model.state_dict())
+    result = call(model=model)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not torch.equal(result.model.state_dict()["weight"], before["weight"])
+    assert (model.training, result.model.training) == (True, False)
+
+
+def test_the_card_holds_against_the_files_and_says_that_no_ledger_kept_it(
+    tmp_path: Path, own_home: Path
+) -> None:
+    result = call()
+    result.save(tmp_path)
+    card = json.loads((tmp_path / "privacy_card.json").read_text())
+    assert verify(card, tmp_path).passed
+    assert card["setting"]["private"]
+    assert card["setting"]["epsilon"] == result.epsilon["pld"] <= 3.0
+    assert "No ledger kept this run" in card["accounting"]["population"]["statement"]
+    assert len(result.trace) == FEW.steps == sum(row["count"] for row in card["events"])
+    assert not any(own_home.iterdir())
+
+
+def test_a_public_run_without_noise_has_a_card_that_promises_nothing(tmp_path: Path) -> None:
+    result = call(method=NonPrivate(steps=2, batch_size=20), public=True, noise="seeded")
+    result.save(tmp_path)
+    assert verify(result.card, tmp_path).passed
+    assert result.card.setting.statement.startswith("NOT PRIVATE")
+
+
+def test_a_population_is_charged_once_and_refuses_what_it_cannot_pay(own_home: Path) -> None:
+    result = call(population="visits", cap=(4.0, 1e-2))
+    ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+    assert ledger_rows(own_home) == ["population", "reserve", "settle"]
+    assert ledger.balance("visits").spent == Budget(result.epsilon["pld"], DELTA)
+    assert result.card.setting.population == "visits"
+    assert "No ledger" not in result.card.accounting.population.statement
+    with pytest.raises(BudgetRefused):
+        call(population="visits")
+    assert ledger_rows(own_home) == ["population", "reserve", "settle"]
+
+
+def test_a_call_that_fails_after_the_reservation_stays_charged(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        assert ledger_rows(own_home) == ["population", "reserve"]
+        raise MemoryError
+
+    monkeypatch.setattr(training, "Barrier", broken)
+    with pytest.raises(MemoryError):
+        call(population="visits", cap=(4.0, 1e-2))
+    assert Ledger.open(f"sqlite:///{own_home}/ledger.sqlite").balance("visits").reserved.epsilon > 2.0
+
+
+def test_a_private_number_of_records_is_released_with_noise_and_charged() -> None:
+    method = DPSGD(steps=4, sampling_rate=0.2)
+    result = call(method=method, delta=1e-5, n_is_public=False)
+    assert result.trace["kind"].iloc[0] == "total"
+    assert len(result.trace) == 5
+    assert "60" not in result.card.scope.not_protected[-1]
+
+
+def test_a_dataset_stands_for_both_arrays_and_tensors_for_arrays() -> None:
+    X, y = map(torch.from_numpy, two_classes())
+    expected = seeded()
+    assert same(seeded(X=X, y=y), expected)
+    assert same(seeded(X=TensorDataset(X, y), y=None), expected)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(),
+        functional.cross_entropy,
+        lambda outputs, targets: functional.cross_entropy(outputs, targets, reduction="none"),
+    ],
+)
+def test_the_same_loss_in_other_words_gives_the_same_model(loss: Any) -> None:
+    assert same(seeded(loss=loss), seeded())
+
+
+def test_a_regression_is_trained_on_each_records_own_target() -> None:
+    """[batch, 1] outputs beside [batch] targets would be broadcast to all pairs of records."""
+    X, _ = two_classes()
+    y = X @ np.arange(5.0) + 1.0
+    update = Update(learning_rate=0.2)
+    method = NonPrivate(steps=60, batch_size=60, update=update)
+    for loss in ("mse_loss", nn.MSELoss(), lambda outputs, targets: (outputs - targets).square()):
+        weight, bias = seeded(model=linear(1), loss=loss, y=y, method=method)
+        torch.testing.assert_close(weight[0], torch.arange(5.0), atol=1e-2, rtol=0.0)
+        torch.testing.assert_close(bias, torch.ones(1), atol=1e-2, rtol=0.0)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_method_trains_or_is_refused_in_a_sentence(name: str, own_home: Path) -> None:
+    method: Algorithm[Any] = bench.algorithm(name)
+    free = name in ("non_private", "sgd_adv") or "not_private" in _own(method)
+    try:
+        result = call(method=method, public=free, noise="seeded" if free else "secure")
+    except Refused as refusal:
+        assert str(refusal).rstrip().endswith(".")
+        assert name not in ("dp_sgd", "dp_gd", "adaclip", "dpis", "non_private", "sgd_ma", "dp_agd")
+    else:
+        assert result.card.mechanism.algorithm == name
+        assert verify(result.card).passed
+
+
+def _own(method: Algorithm[Any]) -> Any:
+    model = bench.small_model()
+    try:
+        return bench.planned(method, model).own
+    except Refused:
+        return {}
+
+
+X, Y = two_classes()
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "lengths": ({"y": Y[:-1]}, "of the same number of records"),
+    "no records": ({"X": X[:0], "y": Y[:0]}, "of the same number of records"),
+    "missing targets": ({"y": None}, "y is missing"),
+    "a dataset of no pairs": ({"X": TensorDataset(torch.zeros(3, 5)), "y": None}, "does not hold pairs"),
+    "NaN targets": ({"y": np.where(Y == 1, np.nan, 0.0)}, "y holds NaN"),
+    "infinite records": ({"X": np.where(X > 0, np.inf, X)}, "X holds NaN or infinite"),
+    "texts": ({"y": np.array(["yes"] * 60)}, "give numbers"),
+    "no module": ({"model": lambda inputs: inputs}, "give a torch.nn.Module"),
+    "double parameters": ({"model": nn.Linear(5, 2).double()}, "not float32"),
+    "another shape": ({"model": nn.Linear(4, 2)}, "does not take records of shape"),
+    "one output too few": ({"y": Y + 1}, "beyond the model's 2 outputs"),
+    "classes below 0": ({"y": Y - 1}, "below 0"),
+    "an unknown loss": ({"loss": "no_such_loss"}, "there is no loss 'no_such_loss'"),
+    "no loss at all": ({"loss": 3}, "there is no loss 3"),
+    "a loss of all records": ({"loss": lambda o, t: functional.cross_entropy(o, t)}, "not \\["),
+    "a loss that fails": ({"loss": lambda o, t: o @ t}, "the loss"),
+    "delta": ({"delta": 0.1}, "set delta to at most 0.0167"),
+    "delta of a private number": ({"n_is_public": False}, "number of records is private"),
+    "BatchNorm": (
+        {"model": nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))},
+        "mixes records",
+    ),
+    "dropout": ({"model": nn.Sequential(nn.Dropout(), nn.Linear(5, 2))}, "draws random numbers"),
+    "seeded noise": ({"noise": "seeded"}, "protects nobody"),
+    "unknown noise": ({"noise": "none"}, "choose"),
+    "no noise": ({"method": NonPrivate(steps=2, batch_size=20)}, "without noise|infinite|no noise"),
+    "no method": ({"method": DPSGD}, "give the settings of one"),
+    "an unknown device": ({"device": "tpu"}, "which is no device"),
+    "a batch beyond the data": ({"method": DPSGD(steps=2, batch_size=1000)}, "batch"),
+    "a cap without a population": ({"cap": (1.0, 1e-5), "population": None}, "without a population"),
+    "an unknown population": ({"population": "others", "cap": None}, "does not know the population"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_before_anything_is_spent(name: str, own_home: Path) -> None:
+    changes, words = REFUSED[name]
+    with pytest.raises(Refused, match=words):
+        call(**({"population": "visits", "cap": (100.0, 0.5)} | changes))
+    assert "reserve" not in ledger_rows(own_home)
+
+
+def test_a_population_of_another_kind_is_refused() -> None:
+    call(population="visits", cap=(4.0, 1e-2))
+    with pytest.raises(Refused, match="'visits' is private in the ledger"):
+        call(population="visits", public=True)
+
+
+def test_settings_that_are_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="steps"):
+        call(method=DPSGD(steps=0, batch_size=20))
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    assert fit is fitting.fit
+    found = doctest.testmod(fitting)
+    assert (found.failed, found.attempted >= 7) == (0, True)
+
+
+def test_importing_the_package_loads_no_torch() -> None:
+    words = "import sys, algorithms; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", words], cwd=PROJECT, check=True)
+    with pytest.raises(AttributeError, match="no attribute 'Unheard'"):
+        _ = algorithms.Unheard
+
+
+def test_the_notebook_runs() -> None:
+    """Its cells, in their order, in one namespace, with the outputs that it was saved with in place."""
+    notebook = json.loads((PROJECT / "examples/fit.ipynb").read_text())
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["execution_count"] for cell in cells)
+    assert any(cell["outputs"] for cell in cells)
+    names: dict[str, Any] = {}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    assert names["result"].epsilon["pld"] <= 3
+    assert 0.5 < names["accuracy"] <= 1

@@ -1,0 +1,138 @@
+"""Parts that are named package.module:factory: they train, and a change of their source is another run."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorithms.extension import source_digest
+from algorithms.privacy.errors import Refused
+from tasks import evaluate
+from tests.tasks.test_train import Workspace, prepared_digits, workspace
+
+__all__ = ["prepared_digits", "workspace"]
+
+NETS = """
+from torch import nn
+from mypackage import sizes
+
+def wide(given, width=sizes.WIDTH):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, given.classes))
+
+def number(given):
+    return 3
+
+WIDTH = 3
+"""
+METHODS = """
+from dataclasses import dataclass
+from algorithms import DPSGD
+
+@dataclass(frozen=True)
+class Mine(DPSGD):
+    extra: int = 1
+
+def short(steps):
+    return DPSGD(steps=steps, batch_size=64)
+
+def nothing():
+    return 3
+"""
+
+
+@dataclass(frozen=True)
+class Package:
+    """The modules of a made-up package that can be imported."""
+
+    folder: Path
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+        for module in [module for module in sys.modules if module.partition(".")[0] == "mypackage"]:
+            del sys.modules[module]
+
+
+@pytest.fixture
+def package(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+    place = tmp_path_factory.mktemp("own")
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    made = Package(place / "mypackage")
+    made.folder.mkdir()
+    for name, text in (("__init__", ""), ("sizes", "WIDTH = 8\n"), ("nets", NETS), ("methods", METHODS)):
+        made.write(name, text)
+    yield made
+    made.write("__init__", "")
+
+
+def plan(workspace: Workspace) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((workspace.root / "artifacts/plan.json").read_text())
+    return document
+
+
+def test_a_model_of_ones_own_is_planned_trained_and_evaluated(workspace: Workspace, package: Package) -> None:
+    workspace.set("model", name="mypackage.nets:wide", settings={"width": 5})
+    assert plan(workspace)["model"]["parameters"] == 65 * 5 + 6 * 10
+    assert plan(workspace)["code"]["model"] == source_digest("mypackage.nets:wide")
+    assert workspace.train()["epsilon"]["pld"] <= 3.0
+    model, _ = evaluate.load_model(workspace.root / "artifacts/model.safetensors")
+    assert (model.name, model.parameter_count) == ("mypackage.nets:wide", 65 * 5 + 6 * 10)
+
+
+@pytest.mark.parametrize("settings", [{"name": "mypackage.methods:short", "steps": 3}])
+def test_a_method_of_ones_own_trains(
+    workspace: Workspace, package: Package, settings: dict[str, Any]
+) -> None:
+    workspace.replace("algorithm", settings)
+    assert workspace.train()["steps"] == 3
+
+
+def test_a_method_may_be_a_dataclass_with_settings_of_its_own(workspace: Workspace, package: Package) -> None:
+    workspace.set("algorithm", name="mypackage.methods:Mine", extra=2)
+    assert workspace.train()["algorithm"] == "mypackage.methods:Mine"
+
+
+def test_a_changed_source_is_refused_by_a_plan_made_before_and_is_another_run(
+    workspace: Workspace, package: Package
+) -> None:
+    """Also where what changed is a module that the named one imports."""
+    workspace.set("model", name="mypackage.nets:wide")
+    workspace.train()
+    package.write("sizes", "WIDTH = 8  # as before\n")
+    with pytest.raises(Refused, match="made for another code"):
+        workspace.train()
+    workspace.set("privacy")
+    workspace.train()
+    assert [row.kind for row in workspace.ledger.history("digits")].count("reserve") == 2
+
+
+def test_the_plan_holds_the_source_of_a_shipped_method(workspace: Workspace) -> None:
+    assert plan(workspace)["code"] == {"algorithm": source_digest("algorithms.dp_sgd")}
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "words"),
+    [
+        ("model", "nopackage.nets:wide", "cannot be imported"),
+        ("model", "mypackage.nets:narrow", "has no 'narrow'"),
+        ("model", "mypackage.nets:WIDTH", "cannot be called"),
+        ("model", "mypackage.nets:number", "made a int; return a Model"),
+        ("model", "wide", "or name your own package.module:factory"),
+        ("algorithm", "mypackage.methods:nothing", "has no plan"),
+        ("algorithm", "mypackage.methods:absent", "has no 'absent'"),
+        ("algorithm", "mine", "or name your own package.module:factory"),
+        ("features", "mypackage.methods:absent", "has no 'absent'"),
+        ("features", "mypackage.nets:wide", "features"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_a_sentence(
+    workspace: Workspace, package: Package, group: str, name: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        workspace.replace(group, {"name": name})
