@@ -262,7 +262,7 @@ def main(
 
 def _add(row: Mapping[str, Any], path: Path) -> None:
     typer.echo(str(row))
-    pd.DataFrame([row]).round(4).to_csv(path, mode="a", header=not path.exists(), index=False)
+    pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False, float_format="%.4g")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def cost_table(root: Path, settings: Params) -> Table:
     plan = plan_for(settings, public)
     table = Table(show_header=False)
     found = doubts(settings, plan, records_of(public, root / "data" / "cards"))
-    questioned = [("this cannot work", doubt) for doubt in found]
+    questioned = [("these settings look wrong", doubt) for doubt in found]
     rows = [*_plan_rows(settings, plan), *questioned, *_ledger_rows(root, plan, public, settings)]
     for name, text in rows:
         table.add_row(name, text)

@@ -113,7 +113,7 @@ def may_spend_again() -> bool:
 
 
 def may_train_anyway() -> bool:
-    """Whether a person agreed to spend on settings that cannot work."""
+    """Whether a person agreed to spend on settings that look wrong."""
     return _says_yes(TRAIN_ANYWAY)
 
 

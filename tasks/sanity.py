@@ -1,4 +1,4 @@
-"""Settings that cannot work are questioned before anything is reserved: a budget that buys noise is gone all the same.
+"""Settings that look wrong are questioned before anything is reserved: a budget that buys noise is gone all the same.
 
 All of it is judged by public values: the plan, the settings, and the number of records or its bound by the data card.
 A person at a terminal is asked, and elsewhere the run is refused, unless TRAIN_ANYWAY says that it is meant. Public
@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def doubts(settings: Params, plan: Plan, records: int | None) -> list[str]:
-    """Why the run cannot give a useful model, each a clause with what to change; none where nothing speaks against it.
+    """Why the run promises no useful model, each a clause with what to change; none where nothing speaks against it.
 
     records: how many there are, or a bound on it; None where nothing is known of it.
     """
@@ -75,8 +75,8 @@ def _doubts_of_rate(update: Update, plan: Plan, clip_norm: float, records: int |
     found = []
     if longest > LONGEST_STEP:
         found.append(
-            f"at a learning rate of {update.learning_rate:g} one step moves the parameters by up to {longest:,.3g}, and"
-            f" over {LONGEST_STEP:,.0f} nothing is learned (lower algorithm.update.learning_rate)"
+            f"at a learning rate of {update.learning_rate:g} one step moves the parameters by up to {longest:,.3g},"
+            " far beyond where those of a model lie (lower algorithm.update.learning_rate)"
         )
     if way < SHORTEST_WAY:
         found.append(
@@ -95,19 +95,19 @@ def records_of(public: PublicDescription, cards: Path) -> int | None:
 
 
 def question(found: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:
-    """Ask a person whether a run that cannot work is meant; raises Refused where nobody says so.
+    """Ask a person whether a run that looks wrong is meant; raises Refused where nobody says so.
 
     Of public records the doubts are logged, and nobody is asked.
     """
     if public.public:
         for doubt in found:
-            _LOG.warning("this cannot work: %s.", doubt)
+            _LOG.warning("these settings look wrong: %s.", doubt)
     elif found and not may_train_anyway():
         doubt = "; and ".join(found)
-        if not agrees(f"this cannot work: {doubt}. Spend epsilon {epsilon:g} all the same? [y/N] "):
+        if not agrees(f"these settings look wrong: {doubt}. Spend epsilon {epsilon:g} all the same? [y/N] "):
             raise Refused(
-                f"this cannot work, and would spend epsilon {epsilon:g}: {doubt}; or set {TRAIN_ANYWAY}=yes to train"
-                " all the same."
+                f"these settings look wrong, and would spend epsilon {epsilon:g}: {doubt}; or set {TRAIN_ANYWAY}=yes to"
+                " train all the same."
             )
 
 
