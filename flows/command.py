@@ -46,6 +46,8 @@ def run(
 ) -> None:
     """Run the pipeline: prepare, calibrate, train, evaluate, report. What is asked for is kept in params.yaml."""
     with sentences():
+        from tasks.request import revise
+        from tasks.sanity import ask_first
         from tasks.stage import checkout
 
         root = checkout()
@@ -54,6 +56,7 @@ def run(
         if result:
             say("Nothing to do: this run is done, and its results are here. Nothing was spent.")
         else:
+            ask_first(root, revise(root, request).params)
             result = _flow(request)
         show(result.table())
 

@@ -12,6 +12,7 @@ from data import PublicDescription, catalogue, public_description
 from tasks.calibrate import plan_for
 from tasks.closing import open_ledger
 from tasks.params import Params
+from tasks.sanity import doubts, records_of
 
 
 def cost_table(root: Path, settings: Params) -> Table:
@@ -23,7 +24,10 @@ def cost_table(root: Path, settings: Params) -> Table:
     public = public_description(card, settings.data.transform)
     plan = plan_for(settings, public)
     table = Table(show_header=False)
-    for name, text in [*_plan_rows(settings, plan), *_ledger_rows(root, plan, public, settings)]:
+    found = doubts(settings, plan, records_of(public, root / "data" / "cards"))
+    questioned = [("these settings look wrong", doubt) for doubt in found]
+    rows = [*_plan_rows(settings, plan), *questioned, *_ledger_rows(root, plan, public, settings)]
+    for name, text in rows:
         table.add_row(name, text)
     return table
 

@@ -46,7 +46,7 @@ def brought_back(asked: Asked, artifacts: Path, names: Iterable[str], ledger: Le
     if not marker.is_file() or begun or may_spend_again():
         return False
     run_id = marker.read_text(encoding="utf-8").strip()
-    if _agrees(f"run {run_id} did just this; training again spends {cost} again. Spend it? [y/N] "):
+    if agrees(f"run {run_id} did just this; training again spends {cost} again. Spend it? [y/N] "):
         return False
     found = kept(home, run_id, plan=artifacts / "plan.json")
     if found is None or not _is_for(asked, run_id, ledger):
@@ -66,7 +66,8 @@ def _is_for(asked: Asked, run_id: str, ledger: Ledger) -> bool:
     return asked.retraining is None or any(of.get("retraining") == asked.retraining for of in of_run)
 
 
-def _agrees(question: str) -> bool:
+def agrees(question: str) -> bool:
+    """Whether a person at this terminal says yes; False where there is none."""
     if not sys.stdin.isatty():
         return False
     sys.stderr.write(question)

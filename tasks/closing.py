@@ -19,6 +19,9 @@ REPORT = Path("artifacts/report.html")
 class Closing:
     """The result of a run.
 
+    majority_accuracy, verdict: what always naming the commonest class reaches on the same records, and how the test
+    accuracy compares with it.
+
     epsilon: what it cost at `delta`; None for a run without privacy. spent, remaining: epsilon of the population by
     the ledger, None where the ledger does not know the population.
     """
@@ -26,6 +29,8 @@ class Closing:
     dataset: str
     algorithm: str
     test_accuracy: float
+    majority_accuracy: float
+    verdict: str
     epsilon: float | None
     delta: float
     population: str
@@ -40,6 +45,10 @@ class Closing:
             ("data set", self.dataset),
             ("algorithm", self.algorithm),
             ("test accuracy", f"{self.test_accuracy:.2%}"),
+            (
+                "of the most frequent class alone",
+                f"{self.majority_accuracy:.2%}: the model is {self.verdict}",
+            ),
             ("epsilon of this run", cost),
             (f"epsilon spent on population {self.population}", _number(self.spent)),
             (f"epsilon left to population {self.population}", _number(self.remaining)),
@@ -63,7 +72,7 @@ def closing(root: Path) -> Closing:
     return Closing(
         dataset=metrics["dataset"],
         algorithm=metrics["algorithm"],
-        test_accuracy=metrics["test_accuracy"],
+        **{name: metrics[name] for name in ("test_accuracy", "majority_accuracy", "verdict")},
         epsilon=metrics["epsilon"],
         delta=metrics["delta"],
         population=receipt["population"],

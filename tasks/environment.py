@@ -24,6 +24,7 @@ BLOCKS = "blocks"
 """The folder in the home of what is known of blocks."""
 RETRAINING = "EPSILONFLOW_RETRAINING"
 SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"
+TRAIN_ANYWAY = "EPSILONFLOW_TRAIN_ANYWAY"
 
 
 def data_mirror() -> Path | None:
@@ -39,7 +40,21 @@ def database_url(source: Source | None) -> str | None:
 
 def may_spend_again() -> bool:
     """Whether a person agreed beforehand that finished runs on private records are done again."""
-    return os.environ.get(SPEND_AGAIN, "").lower() in ("y", "yes", "1", "true")
+    return _says_yes(SPEND_AGAIN)
+
+
+def may_train_anyway() -> bool:
+    """Whether a person agreed to spend on settings that look wrong."""
+    return _says_yes(TRAIN_ANYWAY)
+
+
+def train_anyway() -> None:
+    """Note that a person agreed, for this process and those that it starts."""
+    os.environ[TRAIN_ANYWAY] = "yes"
+
+
+def _says_yes(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() in ("y", "yes", "1", "true")
 
 
 def retraining() -> str | None:

@@ -22,7 +22,7 @@ from data.prepared import HeldOut, load_held_out
 from tasks import runs
 from tasks.described import check_described
 from tasks.environment import home
-from tasks.evaluated import evaluated
+from tasks.evaluated import evaluated, verdict
 from tasks.stage import main_of
 
 READS: tuple[str, ...] = ()
@@ -80,9 +80,19 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
 
 
 def metrics(evaluation: Evaluation, labels: NDArray[np.int64], receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """The document that is written to artifacts/metrics.json; it says of which run and model it is."""
+    """The document that is written to artifacts/metrics.json; it says of which run and model it is.
+
+    majority_accuracy: of always naming the class that is commonest among these very records.
+    """
     accuracy = float(np.mean(evaluation.predicted == labels))
-    return {"test_accuracy": accuracy, "test_loss": evaluation.loss, **evaluated(receipt)}
+    majority = float(np.bincount(labels).max() / len(labels))
+    return {
+        "test_accuracy": accuracy,
+        "majority_accuracy": majority,
+        "verdict": verdict(accuracy, majority, len(labels)),
+        "test_loss": evaluation.loss,
+        **evaluated(receipt),
+    }
 
 
 def write_plots(

@@ -1,9 +1,29 @@
-"""Of which run and of which model the held-out metrics are, so that no other run is shown with them."""
+"""What the held-out metrics say: of which run and model they are, and what an accuracy is worth."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from algorithms.privacy.errors import Refused
+
+
+def interval(accuracy: float, records: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of an accuracy on so many held-out records."""
+    z = 1.96
+    middle = (accuracy + z**2 / (2 * records)) / (1 + z**2 / records)
+    spread = (
+        z / (1 + z**2 / records) * math.sqrt(accuracy * (1 - accuracy) / records + z**2 / (4 * records**2))
+    )
+    return middle - spread, middle + spread
+
+
+def verdict(accuracy: float, majority: float, records: int) -> str:
+    """How an accuracy compares with always naming the class that is commonest among the same held-out records."""
+    if accuracy <= majority:
+        how = "no better than"
+    else:
+        how = "better than" if interval(accuracy, records)[0] > majority else "not clearly better than"
+    return f"{how} always naming the most frequent class"
 
 
 def evaluated(receipt: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from jinja2 import Environment
 from algorithms.privacy.card import PrivacyCard, Verification
 from algorithms.privacy.card_start import STARTED, is_started
 from algorithms.privacy.card_words import SO_FAR, rounded_up
+from tasks.evaluated import interval, verdict
 from tasks.templates import environment
 
 FALSE_ALARMS = (0.001, 0.01, 0.05)
@@ -37,6 +38,16 @@ class Score:
     high: float
     records: int
     commonest: float
+
+    @property
+    def verdict(self) -> str:
+        """How the accuracy compares with that."""
+        return verdict(self.accuracy, self.commonest, self.records)
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is clearly above that."""
+        return self.low > self.commonest
 
 
 @dataclass(frozen=True)
@@ -73,14 +84,9 @@ def _growth(epsilon: float) -> float:
 
 def score(accuracy: float, classes: pd.DataFrame) -> Score:
     """The accuracy with its Wilson interval; columns `class`, `accuracy` and `records`."""
-    records, z = int(classes["records"].sum()), 1.96
-    middle = (accuracy + z**2 / (2 * records)) / (1 + z**2 / records)
-    spread = (
-        z / (1 + z**2 / records) * math.sqrt(accuracy * (1 - accuracy) / records + z**2 / (4 * records**2))
-    )
-    return Score(
-        accuracy, middle - spread, middle + spread, records, float(classes["records"].max()) / records
-    )
+    records = int(classes["records"].sum())
+    low, high = interval(accuracy, records)
+    return Score(accuracy, low, high, records, float(classes["records"].max()) / records)
 
 
 def strength(epsilon: float) -> str:

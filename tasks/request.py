@@ -4,6 +4,7 @@ The file keeps its comments. What it would become is checked whole before a byte
 """
 
 import io
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -107,13 +108,15 @@ def revise(root: Path, request: Request) -> Revision:
 
 
 def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
-    if request.dataset is not None:
-        _set(document, "data.dataset", request.dataset)
-    if request.dataset is not None or request.algorithm is not None:
-        _follow_recipe(document, request.algorithm, cards=cards)
-    named = {"privacy.epsilon": request.epsilon, "privacy.delta": request.delta, "model.seed": request.seed}
+    named = {"data.dataset": request.dataset, "privacy.epsilon": request.epsilon}
+    named |= {"privacy.delta": request.delta, "model.seed": request.seed}
     wanted = {key: value for key, value in named.items() if value is not None}
-    for key, value in [*wanted.items(), *request.settings.items()]:
+    for key, value in wanted.items():
+        _set(document, key, value)
+    if request.dataset is not None or request.algorithm is not None:
+        epsilon = request.settings.get("privacy.epsilon", _get(document, "privacy.epsilon"))
+        _follow_recipe(document, request.algorithm, epsilon, cards=cards)
+    for key, value in request.settings.items():
         _set(document, key, value)
     _drop_rivals(document, request.settings)
 
@@ -126,10 +129,12 @@ def _drop_rivals(document: dict[str, Any], wanted: Mapping[str, Any]) -> None:
                 document["algorithm"].pop(other, None)
 
 
-def _follow_recipe(document: dict[str, Any], algorithm: str | None, *, cards: Path) -> None:
+def _follow_recipe(document: dict[str, Any], algorithm: str | None, epsilon: Any, *, cards: Path) -> None:
+    """epsilon: that of the run; one that is no positive number is refused when the whole is checked."""
     stands = params.parse(document, reads=("data", "model"))
     name = algorithm or _get(document, "algorithm.name")
-    chosen = recipe(catalogue.card(stands.data.dataset, cards), str(name))
+    usable = isinstance(epsilon, int | float) and 0 < epsilon < math.inf
+    chosen = recipe(catalogue.card(stands.data.dataset, cards), str(name), epsilon if usable else 1.0)
     kept = {key: getattr(stands.model, key) for key in ("seed", "precision")}
     _become(document["model"], Model(name=chosen.model, **kept).model_dump())
     _become(document["algorithm"], {"name": name, **chosen.settings})

@@ -31,7 +31,7 @@ from algorithms.training import train as run_training
 from data import PublicDescription
 from data.prepared import load_as
 from data.records import Records
-from tasks import again, inputs, params, runs
+from tasks import again, inputs, params, runs, sanity
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
 from tasks.described import described
@@ -217,10 +217,13 @@ def main() -> None:
     )
     url = ledger_url(settings.ledger.url)
     ledger = open_newest(url, home=home(), root=Path())
-    cost = f"epsilon {settings.privacy.epsilon:g}"
-    asked = again.Asked(job.digest(Path(), home()), described(public), cost, job.retraining)
+    epsilon, digest = settings.privacy.epsilon, job.digest(Path(), home())
+    asked = again.Asked(digest, described(public), f"epsilon {epsilon:g}", job.retraining)
     if not public.public and again.brought_back(asked, Path("artifacts"), _ARTIFACTS, ledger, home()):
         return
+    if not runs.unfinished(home(), digest):  # what was begun is paid for
+        records = sanity.records_of(public, Path("data/cards"))
+        sanity.question(sanity.doubts(settings, job.plan, records), public, epsilon=epsilon)
     train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))
     remember(ledger, url, home=home())
 

@@ -31,6 +31,7 @@ CANNOT_CHANGE_A_RESULT = {
     "data.errors": "texts",
     "data.files": "moves files into their places and holds locks",
     "tasks.again": "asks a person",
+    "tasks.sanity": "asks a person",
     "tasks.calibrate": "for the stages after it: what it found is in plan.json",
     "tasks.closing": "opens the ledger",
     "tasks.environment": "where things are",

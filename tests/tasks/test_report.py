@@ -19,6 +19,7 @@ from algorithms.privacy.card_trace import trace_schedule
 from algorithms.privacy.card_words import NO_NOTES, NOTHING_LEARNED, TRANSFORMS, rounded_up
 from algorithms.privacy.errors import Refused
 from data import PublicDescription
+from tasks.evaluated import verdict
 from tasks.page import best_guess, best_true_positive_rate, score
 from tasks.params import ParamsRefused
 from tasks.report import Report, epsilon_curve, main, report
@@ -302,6 +303,32 @@ def test_the_interval_is_wilsons() -> None:
     result = score(0.8, classes)
     assert (result.low, result.high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     assert (result.records, result.commonest) == (10, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("right", "words"),
+    [
+        (480, "no better than"),
+        (440, "no better than"),
+        (485, "not clearly better than"),
+        (560, "better than"),
+    ],
+)
+def test_an_accuracy_is_compared_with_the_most_frequent_class(right: int, words: str) -> None:
+    assert verdict(right / 1000, 0.48, 1000) == f"{words} always naming the most frequent class"
+
+
+@pytest.mark.parametrize(("accuracy", "is_said"), [(0.8, False), (0.48, True), (0.3, True)])
+def test_the_page_says_in_words_when_the_model_is_no_better_than_its_most_frequent_class(
+    tmp_path: Path, accuracy: float, is_said: bool
+) -> None:
+    folders = write_run(tmp_path)
+    path = folders.artifacts / "metrics.json"
+    write_json(path, read_json(path) | {"test_accuracy": accuracy})
+    make(folders)
+    text = " ".join(Links((folders.artifacts / "report.html").read_text(encoding="utf-8")).text.split())
+    assert text.count("48.0 %") >= 2  # 48 of 100 held-out records are cats
+    assert ("The model is no better than always naming the most frequent class." in text) == is_said
 
 
 def test_class_names_that_look_like_numbers_or_nothing_are_read_as_they_are(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from algorithms.catalogue import CATALOGUE
 from algorithms.privacy.errors import Refused
+from comparisons.defaults import BEFORE, accuracy, table
 from data import DataRefused, catalogue
 from data.card import DataCard, Records
 from tasks import params
@@ -62,7 +64,7 @@ def test_comments_and_empty_values_stay(root: Path) -> None:
 def test_a_data_set_brings_its_recipe_and_keeps_the_seed(root: Path) -> None:
     revise(root, Request(seed=7)).write()
     chosen = revise(root, Request(dataset="adult")).params
-    wanted = recipe(catalogue.card("adult"), "dp_sgd")
+    wanted = recipe(catalogue.card("adult"), "dp_sgd", 3.0)
     assert (chosen.data.dataset, chosen.model.name, chosen.model.seed) == ("adult", "logistic", 7)
     assert chosen.algorithm_settings == {"name": "dp_sgd", **wanted.settings}
 
@@ -73,7 +75,7 @@ def test_an_algorithm_alone_brings_the_recipe_of_the_data_set_that_stands(root: 
     assert chosen.data.dataset == "mnist"
     assert chosen.algorithm_settings == {
         "name": "non_private",
-        **recipe(catalogue.card("mnist"), "non_private").settings,
+        **recipe(catalogue.card("mnist"), "non_private", 3.0).settings,
     }
 
 
@@ -130,15 +132,15 @@ def test_every_recipe_is_valid_and_its_batches_fit(root: Path, dataset: str, nam
 def test_a_data_set_without_a_recipe_gets_a_model_by_its_shape(
     shape: tuple[int, ...], classes: tuple[str, ...], model: str
 ) -> None:
-    assert recipe(own_card(shape, classes, Records(train=1000, test=100)), "dp_sgd").model == model
+    assert recipe(own_card(shape, classes, Records(train=1000, test=100)), "dp_sgd", 1.0).model == model
 
 
 def test_batches_follow_from_a_public_number_of_records_and_never_from_a_private_one() -> None:
-    public = recipe(own_card((3,), ("a", "b"), Records(train=1000, test=100)), "dp_sgd").settings
-    private = recipe(own_card((3,), ("a", "b"), Records(at_most=5000)), "dp_sgd").settings
-    assert public["batch_size"] == 50
+    public = recipe(own_card((3,), ("a", "b"), Records(train=1000, test=100)), "dp_sgd", 1.0).settings
+    private = recipe(own_card((3,), ("a", "b"), Records(at_most=5000)), "dp_sgd", 1.0).settings
+    assert public["batch_size"] == 100
     assert "sampling_rate" not in public
-    assert private["sampling_rate"] == 0.05
+    assert private["sampling_rate"] == 0.1
     assert "batch_size" not in private
 
 
@@ -146,9 +148,51 @@ def test_batches_follow_from_a_public_number_of_records_and_never_from_a_private
 @pytest.mark.parametrize("records", [Records(train=1000, test=100), Records(at_most=2000)])
 def test_the_usual_recipe_is_one_that_its_algorithm_takes(name: str, records: Records) -> None:
     """Whether it can run on a private number of records is said in a sentence of its own, by its plan."""
-    chosen = recipe(own_card((3,), ("a", "b"), records), name)
+    chosen = recipe(own_card((3,), ("a", "b"), records), name, 1.0)
     settings = {"algorithm": {"name": name, **chosen.settings}}
     assert params.parse(settings, reads=("algorithm",)).algorithm is not None
+
+
+def test_the_usual_learning_rate_follows_from_the_noise_that_public_numbers_make() -> None:
+    """Twice the records or epsilon is half the noise; more parameters are more noise; a smaller bound is less."""
+
+    def rate(
+        n: int, epsilon: float, shape: tuple[int, ...] = (24,), classes: tuple[str, ...] = ("a", "b")
+    ) -> float:
+        settings = recipe(own_card(shape, classes, Records(train=n, test=100)), "dp_sgd", epsilon).settings
+        found: float = settings["update"]["learning_rate"] * settings["clip_norm"]
+        return found
+
+    assert rate(5000, 1.0) == pytest.approx(0.1 * 5000 / (65 * 5), rel=0.05)
+    assert rate(1000, 2.0) == rate(2000, 1.0) == pytest.approx(2 * rate(1000, 1.0), rel=0.05)
+    assert rate(1000, 1.0, (24,), ("a", "b", "c", "d")) == pytest.approx(rate(1000, 1.0) / 2, rel=0.05)
+    assert rate(10**7, 8.0) == 8.0
+    assert rate(10**7, 8.0, (1, 28, 28)) == pytest.approx(0.8)
+
+
+def test_the_recipe_is_for_the_epsilon_that_is_asked_for(root: Path) -> None:
+    (root / "data" / "cards").unlink()
+    (root / "data" / "cards").mkdir()
+    for file in (PROJECT / "data/cards/digits.yaml", PROJECT / "examples/own_data/visits.yaml"):
+        (root / "data" / "cards" / file.name).write_text(file.read_text())
+    by_option = revise(root, Request(dataset="visits", epsilon=0.5)).params.algorithm_settings
+    by_key = revise(
+        root, Request(dataset="visits", settings={"privacy.epsilon": 0.5})
+    ).params.algorithm_settings
+    usual = revise(root, Request(dataset="visits")).params.algorithm_settings
+    assert by_option == by_key
+    assert usual["update"]["learning_rate"] > 5 * by_key["update"]["learning_rate"]
+
+
+def test_the_usual_settings_learn_where_the_majority_is_the_easy_answer() -> None:
+    """A table of 5,000 rows at epsilon 1, 73 % of them in one class, of which the settings of before said it of all."""
+    made = table(5000)
+    chosen = recipe(made.card(), "dp_sgd", 1.0)
+    majority = np.bincount(made.labels[-made.test :]).max() / made.test
+    found = accuracy(made, chosen.model, chosen.settings, name="dp_sgd", epsilon=1.0, seeds=1)
+    before = accuracy(made, chosen.model, BEFORE | {"batch_size": 250}, name="dp_sgd", epsilon=1.0, seeds=1)
+    assert before == pytest.approx(majority, abs=0.002)
+    assert found > majority + 0.03
 
 
 def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: Records) -> DataCard:

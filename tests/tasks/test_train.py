@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -528,6 +529,9 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
         "model_sha256",
     ]
     assert metrics["test_accuracy"] > 0.85
+    labels = np.load(workspace.root / "data/prepared/test_labels.npy")
+    assert metrics["majority_accuracy"] == np.unique(labels, return_counts=True)[1].max() / len(labels)
+    assert metrics["verdict"] == "better than always naming the most frequent class"
     assert metrics["epsilon"] == workspace.receipt["epsilon"]["pld"]
     assert (metrics["algorithm"], metrics["dataset"], metrics["steps"]) == ("dp_sgd", "digits", 150)
     check_evaluated(metrics, workspace.receipt)

@@ -1,0 +1,270 @@
+"""The usual settings on sets that are no benchmark: `python -m comparisons.defaults FOLDER`.
+
+Made-up tables, images and texts, and sets that come with scikit-learn, each taken for a data set with a card of a
+user's own: what `recipe` gives it trains with seeded noise, beside the settings of before, the majority of the held-out
+records, and the same model without privacy: defaults.csv. Runs on both sides of the limits of `tasks.sanity`:
+defaults-limits.csv.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+from numpy.typing import NDArray
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+
+from algorithms.privacy.barrier import Performance
+from algorithms.privacy.noise import seeded_generator
+from algorithms.training import train
+from data import catalogue, public_description
+from data.card import DataCard
+from data.card import Records as Numbers
+from data.prepared import Prepared
+from data.records import Records
+from tasks import params
+from tasks.calibrate import model_for, plan_for
+from tasks.evaluate import evaluate
+from tasks.recipes import recipe
+
+Array = NDArray[np.float64]
+TEST_RECORDS, WORDS, LENGTH = 4000, 200, 20
+BEFORE: dict[str, Any] = {
+    "steps": 300,
+    "clip_norm": 1.0,
+    "update": {"learning_rate": 1.0, "schedule": "linear"},
+}
+"""What every kind of data got before, with a batch of a twentieth of the records."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Features [n, *shape], labels [n], of which the last `test` are held out; tokens where features are words."""
+
+    features: NDArray[Any]
+    labels: NDArray[np.int64]
+    test: int
+    tokens: int | None = None
+
+    def card(self) -> DataCard:
+        """A card of a user's own, with what a recipe and a plan look at."""
+        names = tuple(str(index) for index in range(int(self.labels.max()) + 1))
+        numbers = Numbers(train=len(self.labels) - self.test, test=self.test)
+        own = {"name": "own", "classes": names, "records": numbers}
+        if self.tokens is None:
+            return catalogue.card("mnist").model_copy(update=own | {"shape": self.features.shape[1:]})
+        known = catalogue.card("imdb")
+        form = {"vocabulary": self.tokens, "length": self.features.shape[1], "words_sha256": None}
+        return known.model_copy(update=own | {"reader": known.reader.model_copy(update=form)})
+
+
+def table(
+    n: int, *, classes: int = 2, majority: float = 0.73, signal: float = 2.0, many: bool = False
+) -> Made:
+    """Six numeric columns, three of them heavy-tailed below generous bounds, and five or seven categorical ones.
+
+    majority: share of the first class. signal: standard deviation of the scores that the labels are drawn by.
+    """
+    random = np.random.default_rng(n + classes)
+    m = n + TEST_RECORDS
+    amounts, marks = random.lognormal(size=(m, 3)), random.normal(0.35, 0.12, size=(m, 2))
+    rare = (random.random((m, 1)) < 0.05) * random.random((m, 1))
+    numeric = np.clip(np.hstack([amounts / [20, 50, 100], marks, rare]), 0, 1)
+    sizes = (2, 5, 7, 9, 15, 20, 40) if many else (2, 5, 7, 9, 15)
+    chosen = [np.eye(size + 1)[random.choice(size, m, p=random.dirichlet(np.ones(size)))] for size in sizes]
+    seen = np.hstack([np.log(amounts), (marks - 0.35) / 0.12, 3 * (rare > 0), 1.5 * np.hstack(chosen)])
+    scores = (seen - seen.mean(axis=0)) @ random.normal(size=(seen.shape[1], classes))
+    scores = scores * signal / scores.std() / 2 + random.gumbel(size=(m, classes))
+    lead = np.sort(scores[:, 0] - scores[:, 1:].max(axis=1))[int((1 - majority) * m)]
+    scores[:, 0] -= lead
+    return Made(np.hstack([numeric, *chosen]).astype(np.float32), scores.argmax(axis=1), TEST_RECORDS)
+
+
+def images(n: int, *, classes: int = 6, side: int = 28, test: int = 1000) -> Made:
+    """A smooth pattern for each class, of changing strength, moved by up to three pixels, in noise."""
+    random = np.random.default_rng(n)
+    axis = np.linspace(0, 1, side)
+    waves = np.stack([np.cos(math.pi * k * axis) for k in range(1, 6)])
+    patterns = np.einsum("ckl,kx,ly->cxy", random.normal(size=(classes, 5, 5)), waves, waves)
+    patterns /= np.abs(patterns).max(axis=(1, 2), keepdims=True)
+    labels = random.integers(classes, size=n + test)
+    pixels = 0.5 + 0.25 * random.normal(size=(n + test, side, side))
+    moves, strength = random.integers(-3, 4, size=(n + test, 2)), random.uniform(0.1, 0.4, n + test)
+    for index, label in enumerate(labels):
+        pixels[index] += strength[index] * np.roll(patterns[label], moves[index], axis=(0, 1))
+    return Made(np.clip(pixels, 0, 1)[:, None].astype(np.float32), labels, test)
+
+
+def texts(n: int, *, classes: int = 2, test: int = 1000) -> Made:
+    """Words of Zipf's frequencies, of which two in five are drawn by the class; of length 10 to 20."""
+    random = np.random.default_rng(n)
+    usual = 1 / np.arange(1, WORDS - 1)
+    own = usual * np.exp(2 * random.normal(size=(classes, WORDS - 2)))
+    labels = random.integers(classes, size=n + test)
+    tokens = np.zeros((n + test, LENGTH), np.int32)
+    for index, label in enumerate(labels):
+        length = random.integers(LENGTH // 2, LENGTH + 1)
+        of_class = random.random(length) < 0.4
+        common, special = (
+            random.choice(WORDS - 2, length, p=weights / weights.sum()) for weights in (usual, own[label])
+        )
+        tokens[index, LENGTH - length :] = 2 + np.where(of_class, special, common)
+    return Made(tokens, labels, test, tokens=WORDS)
+
+
+def shipped(loaded: Any, *, side: int | None = None) -> Made:
+    """A set of scikit-learn, three in ten records held out; as images of `side` pixels where that is given.
+
+    A column's bounds are taken half as wide again as its records, as an owner would declare them.
+    """
+    features = np.asarray(loaded.data, np.float64)
+    features = features / (1.5 * features.max(axis=0) + 1e-9) if side is None else features / features.max()
+    if side is not None:
+        images = features.reshape(-1, 1, 8, 8)
+        features = images.repeat(side // 8, axis=2).repeat(side // 8, axis=3)
+    order = np.random.default_rng(0).permutation(len(features))
+    return Made(features[order].astype(np.float32), loaded.target[order], 3 * len(features) // 10)
+
+
+def accuracy(
+    made: Made, model: str, settings: Mapping[str, Any], *, name: str, epsilon: float, seeds: int
+) -> float:
+    """The mean held-out accuracy of runs with seeded noise."""
+    public = public_description(made.card().model_copy(update={"public": True}))
+    document = {
+        "privacy": {"epsilon": epsilon, "delta": 1e-5, "noise": "seeded"},
+        "algorithm": {"name": name, **settings},
+        "model": {"name": model},
+    }
+    chosen = params.parse(document, reads=("privacy", "features", "algorithm", "model"))
+    plan, n = plan_for(chosen, public), len(made.labels) - made.test
+    held_out = Prepared(public, made.features[:n], made.labels[:n], made.features[n:], made.labels[n:])
+    found = []
+    for seed in range(seeds):
+        state, _, trained = train(
+            chosen.algorithm,
+            plan,
+            model_for(chosen, public),
+            open_records=lambda: Records(made.features[:n], made.labels[:n]),
+            generator=seeded_generator(seed),
+            run_id="study",
+            folder=Path(os.devnull),
+            performance=Performance(torch.device("cpu"), 1024, None),
+            checkpoint_seconds=math.inf,
+            tell=lambda step, epsilon, noise: None,
+        )
+        released = trained.published(chosen.algorithm.released(state))
+        found.append(np.mean(evaluate(trained, released, held_out).predicted == made.labels[n:]))
+    return float(np.mean(found))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sets of one kind by their number of records; epsilons to try, and how many seeds each where that is quick."""
+
+    name: str
+    make: Callable[[int], Made]
+    sizes: tuple[int, ...]
+    epsilons: tuple[float, ...] = (0.5, 2.0, 8.0)
+    seeds: int = 3
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each number of records and epsilon."""
+        for size in self.sizes:
+            made = self.make(size)
+            card, held_out = made.card(), made.labels[-made.test :]
+            n = len(made.labels) - made.test
+            without = recipe(card, "non_private", 1.0)
+            best = accuracy(made, without.model, without.settings, name="non_private", epsilon=1.0, seeds=1)
+            before = {"batch_size": round(0.05 * n), **BEFORE}
+            seeds = self.seeds if n < 50_000 else 1
+            for epsilon in self.epsilons:
+                usual = recipe(card, "dp_sgd", epsilon)
+                runs = {"before": before, "now": usual.settings}
+                yield {
+                    "set": self.name,
+                    "records": n,
+                    "epsilon": epsilon,
+                    "majority": float(np.bincount(held_out).max() / made.test),
+                    **{
+                        column: accuracy(
+                            made, usual.model, settings, name="dp_sgd", epsilon=epsilon, seeds=seeds
+                        )
+                        for column, settings in runs.items()
+                    },
+                    "not private": best,
+                    "batch_size": usual.settings["batch_size"],
+                    "learning_rate": usual.settings["update"]["learning_rate"],
+                }
+
+
+SIZES = (500, 5000, 50_000)
+CASES = (
+    Case("table, 73 % in one class", table, SIZES),
+    Case("table, 90 % in one class", lambda n: table(n, majority=0.9), SIZES),
+    Case("table, 111 features, balanced", lambda n: table(n, majority=0.5, many=True), SIZES),
+    Case("table, 4 classes", lambda n: table(n, classes=4, majority=0.4, signal=3.0), SIZES),
+    Case("breast_cancer", lambda _: shipped(load_breast_cancer()), (398,), seeds=5),
+    Case("wine", lambda _: shipped(load_wine()), (125,), seeds=5),
+    Case("digits, 8 x 8", lambda _: shipped(load_digits(), side=8), (1258,)),
+    Case("digits, enlarged to 24 x 24", lambda _: shipped(load_digits(), side=24), (1258,), (2.0, 8.0), 1),
+    Case("made-up images, 28 x 28", images, (5000,), (2.0, 8.0), 1),
+    Case("made-up texts of 20 words", texts, (5000,), (2.0, 8.0), 1),
+)
+
+
+def limits() -> Iterator[dict[str, Any]]:
+    """What becomes of runs on both sides of the limits of `tasks.sanity`, otherwise with the usual settings."""
+    small = {"table of 500": table(500), "breast_cancer": shipped(load_breast_cancer())}
+    for name, made in (small | {"digits, 8 x 8": shipped(load_digits(), side=8)}).items():
+        n, columns, classes = (
+            len(made.labels) - made.test,
+            made.features[0].size + 1,
+            int(made.labels.max()) + 1,
+        )
+        for signal in (0.5, 1.0, 2.0, 4.0, 8.0):
+            parameters = columns * (1 if classes == 2 else classes)
+            epsilon = signal * math.sqrt(2 * math.log(1.25e5) * parameters) / n
+            yield _run(made, name, epsilon=epsilon, seeds=5) | {"what": "signal", "value": signal}
+    made = table(5000)
+    for rate in (1e-9, 1e-6, 1e-3, 1e2, 1e3, 1e6, 1e9):
+        yield _run(made, "table of 5000", epsilon=1.0, seeds=1, rate=rate) | {"what": "rate", "value": rate}
+
+
+def _run(made: Made, name: str, *, epsilon: float, seeds: int, rate: float | None = None) -> dict[str, Any]:
+    chosen, held_out = recipe(made.card(), "dp_sgd", epsilon), made.labels[-made.test :]
+    update = chosen.settings["update"] | ({} if rate is None else {"learning_rate": rate})
+    found = accuracy(
+        made, chosen.model, chosen.settings | {"update": update}, name="dp_sgd", epsilon=epsilon, seeds=seeds
+    )
+    majority = float(np.bincount(held_out).max() / made.test)
+    return {"set": name, "epsilon": epsilon, "majority": majority, "accuracy": found}
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(help="Where defaults.csv goes; made if it is not there.")],
+    only: Annotated[str, typer.Option(help="Only sets whose name begins so, added to what is there.")] = "",
+) -> None:
+    """Compare the usual settings with those of before, and say what each run gave."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for row in chain.from_iterable(case.rows() for case in CASES if case.name.startswith(only)):
+        _add(row, folder / "defaults.csv")
+    for row in limits() if not only or only == "limits" else ():
+        _add(row, folder / "defaults-limits.csv")
+
+
+def _add(row: Mapping[str, Any], path: Path) -> None:
+    typer.echo(str(row))
+    pd.DataFrame([row]).to_csv(path, mode="a", header=not path.exists(), index=False, float_format="%.4g")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    typer.run(main)

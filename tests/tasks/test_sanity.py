@@ -1,0 +1,162 @@
+"""Settings that look wrong are questioned before anything is reserved, and others never."""
+
+import io
+import re
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from algorithms.privacy.errors import Refused
+from algorithms.privacy.ledger import Ledger
+from data import catalogue, public_description
+from flows.costs import cost_table
+from tasks import params, sanity, train
+from tasks.calibrate import plan_for
+from tasks.groups import GROUPS
+from tasks.params import Params
+from tasks.recipes import recipe
+from tests.checkout import PROJECT
+from tests.tasks.test_again import Terminal
+from tests.tasks.test_paid_for import CARD, Visits
+from tests.tasks.test_paid_for import visits as visits
+
+EXAMPLE = PROJECT / "examples/own_data"
+
+
+def settings_for(
+    dataset: str = "visits", *, epsilon: float = 1.0, name: str = "dp_sgd", **own: Any
+) -> Params:
+    """By the recipe of the data set, but for what is given; `update` is added to its own."""
+    card = catalogue.card(dataset, EXAMPLE if dataset == "visits" else catalogue.CARDS)
+    chosen = recipe(card, name, epsilon)
+    settings = chosen.settings | own
+    if "update" in own:
+        settings["update"] = chosen.settings["update"] | own["update"]
+    return params.parse(
+        {
+            "data": {"dataset": dataset},
+            "privacy": {"epsilon": epsilon, "delta": 1e-5},
+            "algorithm": {"name": name, **settings},
+            "model": {"name": chosen.model},
+        }
+    )
+
+
+def doubts(settings: Params) -> list[str]:
+    cards = EXAMPLE if settings.data.dataset == "visits" else catalogue.CARDS
+    public = public_description(catalogue.card(settings.data.dataset, cards))
+    return sanity.doubts(settings, plan_for(settings, public), sanity.records_of(public, cards))
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (
+            {"dataset": "digits", "name": "dp_gd", "epsilon": 0.01},
+            "at epsilon 0.01 the noise is 8.6 times as large as all that 1,436 records can say about 650 parameters",
+        ),
+        ({"name": "majority", "epsilon": 1e-9}, "all that 2,000 records can say about 1 parameter"),
+        ({"update": {"learning_rate": 1e9}}, "one step moves the parameters by up to"),
+        ({"update": {"learning_rate": 1e9, "optimizer": "adam"}}, "one step moves the parameters by up to"),
+        ({"update": {"learning_rate": 1e-9}}, "stays where it starts"),
+        ({"dataset": "digits", "clip_norm": 1e-9}, "stays where it starts"),
+    ],
+)
+def test_what_looks_wrong_is_doubted(own: dict[str, Any], words: str) -> None:
+    (doubt,) = doubts(settings_for(**own))
+    assert re.search(words, doubt)
+
+
+@pytest.mark.parametrize(("dataset", "epsilon"), [("visits", 0.5), ("visits", 8.0), ("adult", 0.5)])
+def test_no_usual_setting_is_doubted(dataset: str, epsilon: float) -> None:
+    assert doubts(settings_for(dataset, epsilon=epsilon)) == []
+
+
+@pytest.mark.parametrize("name", ["dp_gd", "dp_agd", "dpis", "majority", "objective_perturbation"])
+def test_other_algorithms_are_doubted_as_little(name: str) -> None:
+    assert doubts(settings_for("adult", name=name)) == []
+
+
+@pytest.fixture
+def spoiled(visits: Visits) -> Visits:
+    """A private table with a learning rate far beyond any use."""
+    visits.place.set("data", dataset="visits")
+    visits.place.set("algorithm", update={"learning_rate": 1e9})
+    return visits
+
+
+def nothing_is_reserved(visits: Visits) -> bool:
+    return Ledger.open(f"sqlite:///{visits.place.home}/ledger.sqlite").populations() == []
+
+
+def test_without_a_person_it_is_refused_and_nothing_is_reserved(
+    spoiled: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Refused, match=r"one step moves .* EPSILONFLOW_TRAIN_ANYWAY=yes") as refusal:
+        spoiled.train()
+    assert "\n" not in str(refusal.value)
+    assert nothing_is_reserved(spoiled)
+    monkeypatch.setenv("EPSILONFLOW_TRAIN_ANYWAY", "yes")
+    spoiled.train()
+    assert spoiled.runs == 1
+
+
+def test_at_a_terminal_a_person_is_asked(
+    spoiled: Visits, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    with pytest.raises(Refused):
+        spoiled.train()
+    assert "Spend epsilon 1 all the same? [y/N]" in capsys.readouterr().err
+    assert nothing_is_reserved(spoiled)
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    spoiled.train()
+    assert spoiled.runs == 1
+
+
+def test_a_run_that_was_begun_is_paid_for_and_goes_on_unasked(
+    spoiled: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*given: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setenv("EPSILONFLOW_TRAIN_ANYWAY", "yes")
+        patch.setattr(train, "run_training", killed)
+        spoiled.train()
+    spoiled.train()
+    assert spoiled.runs == 1
+
+
+def test_of_public_records_it_is_only_said(
+    spoiled: Visits, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    spoiled.prepare(CARD.replace("public: false", "public: true").replace("keyed_sha256", "sha256"))
+    spoiled.place.set("algorithm", update={"learning_rate": 1e9})
+    spoiled.train()
+    assert "one step moves the parameters" in caplog.text
+
+
+def test_a_command_asks_at_its_terminal_before_the_stages_start(
+    spoiled: Visits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stages are processes that cannot ask; they are told by the environment."""
+    settings = params.load(spoiled.place.root / "params.yaml", reads=GROUPS)
+    sanity.ask_first(spoiled.place.root, settings)
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    with pytest.raises(Refused, match="one step moves"):
+        sanity.ask_first(spoiled.place.root, settings)
+    monkeypatch.setenv("EPSILONFLOW_TRAIN_ANYWAY", "")
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    sanity.ask_first(spoiled.place.root, settings)
+    spoiled.train()
+    assert spoiled.runs == 1
+
+
+def test_the_plan_says_it(spoiled: Visits) -> None:
+    settings = params.load(spoiled.place.root / "params.yaml", reads=GROUPS)
+    out = io.StringIO()
+    Console(file=out, width=300).print(cost_table(spoiled.place.root, settings))
+    assert "these settings look wrong" in out.getvalue()
+    assert "one step moves the parameters" in out.getvalue()
