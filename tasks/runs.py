@@ -82,20 +82,22 @@ def claimed(
     home: Path,
     *,
     inputs: str,
+    checkout: Path,
     fresh: Generator,
     is_forfeited: Callable[[str], bool],
     keeps: bool = True,
 ) -> Iterator[Run]:
     """The run of these inputs, held against other processes until the end of the block.
 
-    inputs: a digest of all that decides the result. An unfinished run of the same inputs that no process holds is
+    inputs: a digest of all that decides the result. checkout: for which it is. An unfinished run of the same inputs that no process holds is
     taken up, unless its owner has forfeited it; else a new one begins, with the generator `fresh`. keeps: whether the
     result is kept for good, since it cannot be had again for nothing.
     """
     runs = home / "runs"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     runs.mkdir(mode=0o700, exist_ok=True)
-    run, lock = _take_up(runs, inputs, is_forfeited) or _begin(runs, inputs, fresh, keeps)
+    run, lock = _take_up(runs, inputs, is_forfeited) or _begin(runs, inputs, checkout, fresh, keeps)
+    os.utime(run.folder / _LOCK)  # for `begun_since`
     try:
         yield run
     finally:
@@ -145,6 +147,21 @@ def unfinished(home: Path, inputs: str) -> list[str]:
     return [
         meta.parent.name for meta in metas if json.loads(meta.read_text(encoding="utf-8"))["inputs"] == inputs
     ]
+
+
+def begun_since(home: Path, moment: float, checkout: Path) -> str | None:
+    """The run of a checkout that was begun or resumed last, if that was since a moment and it is in the folders still.
+
+    moment: in seconds since the epoch.
+    """
+    found: list[tuple[float, str]] = []
+    for meta in (home / "runs").glob(f"[0-9]*/{_META}"):
+        with suppress(FileNotFoundError):  # another process takes it away
+            began = (meta.parent / _LOCK).stat().st_mtime
+            described = json.loads(meta.read_text(encoding="utf-8"))
+            if began >= moment and described.get("checkout") == str(checkout.resolve()):
+                found.append((began, meta.parent.name))
+    return max(found)[1] if found else None
 
 
 def is_kept(home: Path, run_id: str) -> bool:
@@ -207,15 +224,16 @@ def _take_up(runs: Path, inputs: str, is_forfeited: Callable[[str], bool]) -> tu
     return None
 
 
-def _begin(runs: Path, inputs: str, fresh: Generator, keeps: bool) -> tuple[Run, int]:
+def _begin(runs: Path, inputs: str, checkout: Path, fresh: Generator, keeps: bool) -> tuple[Run, int]:
     _sweep(runs)
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
     folder = runs / f".{run_id}"
     folder.mkdir(mode=0o700)
     lock = taken(folder / _LOCK)
     if lock is None or not folder.exists():  # another process took it for one that was left
-        return _begin(runs, inputs, fresh, keeps)
-    described = {"inputs": inputs, "private_noise": fresh.private, "keeps": keeps}
+        return _begin(runs, inputs, checkout, fresh, keeps)
+    described = {"inputs": inputs, "checkout": str(checkout.resolve())}
+    described |= {"private_noise": fresh.private, "keeps": keeps}
     _write_synced(folder / _KEY, fresh.key)
     _write_synced(folder / _META, json.dumps(described).encode())
     folder.rename(runs / run_id)

@@ -27,7 +27,12 @@ def ledger_of(home: Path) -> Ledger:
 
 def claim(home: Path, *, keeps: bool = True) -> AbstractContextManager[runs.Run]:
     return runs.claimed(
-        home, inputs=INPUTS, fresh=secure_generator(), is_forfeited=lambda _: False, keeps=keeps
+        home,
+        inputs=INPUTS,
+        checkout=home,
+        fresh=secure_generator(),
+        is_forfeited=lambda _: False,
+        keeps=keeps,
     )
 
 
