@@ -125,8 +125,8 @@ class _Stopped(BaseException):
 def _stoppable(work: Callable[[], T], root: Path) -> T:
     """What `work`, which runs stages in the checkout at `root`, returns; on Ctrl-C or SIGTERM this process ends.
 
-    The work is done in another thread, where Prefect leaves signals alone. The interrupt is blocked there and so in what
-    is started there, else Ctrl-C would end Prefect's temporary server, too, with a page of its own about it.
+    The work is done in another thread, where Prefect leaves signals alone. The interrupt is blocked there and so in
+    what is started there, else Ctrl-C would end Prefect's temporary server, too, with a page of its own about it.
     """
     began, signals = time.time(), (signal.SIGINT, signal.SIGTERM)
 

@@ -95,6 +95,14 @@ def _check_outside(what: str, path: Path) -> None:
             )
 
 
+def first_checkout(root: Path) -> Path:
+    """The checkout that DVC was called in, where `root` is the copy that it deletes after a queued experiment: DVC_ROOT.
+
+    As an absolute path; `root` itself where it is no copy.
+    """
+    return Path(os.environ.get("DVC_ROOT") or root).absolute()
+
+
 def data_mirror() -> Path | None:
     """The folder that is tried first for data files: EPSILONFLOW_DATA_MIRROR."""
     mirror = os.environ.get("EPSILONFLOW_DATA_MIRROR")

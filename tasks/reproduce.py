@@ -78,7 +78,7 @@ def up_to_date(root: Path, *, say: Say) -> bool:
 
 
 def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
-    """Run `main` in a process, and say what it writes; an exception here, such as a cancellation, ends it and its stage.
+    """Run `main` in a process, and say what it writes; an exception here, such as a cancellation, ends both.
 
     Returns the exit status and the lines that are not empty.
     """

@@ -89,9 +89,9 @@ def claimed(
 ) -> Iterator[Run]:
     """The run of these inputs, held against other processes until the end of the block.
 
-    inputs: a digest of all that decides the result. checkout: for which it is. An unfinished run of the same inputs that no process holds is
-    taken up, unless its owner has forfeited it; else a new one begins, with the generator `fresh`. keeps: whether the
-    result is kept for good, since it cannot be had again for nothing.
+    inputs: a digest of all that decides the result. checkout: for which it is. An unfinished run of the same inputs
+    that no process holds is taken up, unless its owner has forfeited it; else a new one begins, with the generator
+    `fresh`. keeps: whether the result is kept for good, since it cannot be had again for nothing.
     """
     runs = home / "runs"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
