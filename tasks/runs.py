@@ -5,6 +5,7 @@ released result until a later stage has it in hand; that of private records is k
 key of inputs finds an unfinished folder and takes it up: same noise, same model, no second charge.
 """
 
+import hashlib
 import json
 import os
 import secrets
@@ -23,7 +24,7 @@ from tasks.kept import keep
 DONE = "done"
 """The folder that tells of which inputs a run was finished."""
 
-RECEIPT = "receipt.json"
+RECEIPT, PLAN = "receipt.json", "plan.json"
 _META, _KEY, _LOCK, _RESULT, _GONE = "run.json", "generator.key", "lock", "result", ".gone-"
 
 
@@ -107,7 +108,8 @@ def claimed(
 def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mapping[str, str]) -> None:
     """Copies files of a result, each whole or not at all: a receipt cut short would stop every run after it.
 
-    said: what the receipt says of the data, which may be described in other words by now.
+    said: what the receipt says of the data, which may be described in other words by now. So may the plan be written in
+    another order: its content decided which run this is, and its file is the one in `artifacts`.
     """
     artifacts.mkdir(exist_ok=True)
     for name in names:
@@ -115,6 +117,7 @@ def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mappi
         shutil.copyfile(result / name, fresh)
         if name == RECEIPT:
             receipt = json.loads(fresh.read_text(encoding="utf-8")) | said
+            receipt["sha256"][PLAN] = hashlib.sha256((artifacts / PLAN).read_bytes()).hexdigest()
             fresh.write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
         fresh.replace(artifacts / name)
 
