@@ -160,7 +160,9 @@ def _end(number: int, root: Path, began: float) -> NoReturn:
     started = psutil.Process().children(recursive=True)
     for process in started:
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            is_dvc = os.getpgid(process.pid) == process.pid  # which gives its locks back when the stage has ended
+            is_dvc = (
+                os.getpgid(process.pid) == process.pid
+            )  # which gives its locks back when the stage has ended
             process.send_signal(signal.SIGINT if is_dvc else signal.SIGKILL)
     for process in psutil.wait_procs(started, timeout=_SECONDS_TO_END)[1]:
         with suppress(psutil.NoSuchProcess):

@@ -235,8 +235,12 @@ def _begin(runs: Path, inputs: str, checkout: Path, fresh: Generator, keeps: boo
     lock = taken(folder / _LOCK)
     if lock is None or not folder.exists():  # another process took it for one that was left
         return _begin(runs, inputs, checkout, fresh, keeps)
-    described = {"inputs": inputs, "checkout": str(checkout.resolve())}
-    described |= {"private_noise": fresh.private, "keeps": keeps}
+    described = {
+        "inputs": inputs,
+        "checkout": str(checkout.resolve()),
+        "private_noise": fresh.private,
+        "keeps": keeps,
+    }
     _write_synced(folder / _KEY, fresh.key)
     _write_synced(folder / _META, json.dumps(described).encode())
     folder.rename(runs / run_id)
