@@ -96,9 +96,9 @@ def _check_outside(what: str, path: Path) -> None:
 
 
 def first_checkout(root: Path) -> Path:
-    """The checkout that DVC was called in, where `root` is the copy that it deletes after a queued experiment: DVC_ROOT.
+    """The checkout that DVC was called in, as an absolute path: DVC_ROOT, else `root`.
 
-    As an absolute path; `root` itself where it is no copy.
+    They differ where `root` is the copy in which DVC runs a queued experiment, and which it then deletes.
     """
     return Path(os.environ.get("DVC_ROOT") or root).absolute()
 
