@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from filelock import FileLock
+
 from data.errors import DataRefused
-from data.files import locked, write_whole
+from data.files import write_whole
 from data.sketch import Sketch
 
 DIGEST_BYTES = 16
@@ -98,7 +100,7 @@ class ChargedBlocks:
         if self._folder is None:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with locked(self._folder / f"{self._name}.lock"):
+        with FileLock(self._folder / f"{self._name}.lock", mode=0o600):
             charged, waiting = self.read(), self._waiting(self._folder, preparation)
             seen = _read(waiting)
             self._check_seen(names, charged, seen)

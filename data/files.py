@@ -3,8 +3,7 @@
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -31,7 +30,11 @@ def write_whole(
 
 
 def taken(path: Path) -> int | None:
-    """A descriptor that holds a lock file until it is closed; None where another process holds it."""
+    """A descriptor that holds a lock file until it is closed; None where another process holds it.
+
+    For a lock that is deleted with the folder that it is in: `filelock`, which the others are of, would make the folder
+    anew. Raises FileNotFoundError where the folder is gone.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,14 +42,3 @@ def taken(path: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Holds a lock file until the end of the block; waits where another process holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -3,8 +3,15 @@
 What a command needs is imported when it runs, so that `--help` is quick.
 """
 
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 
 import typer
 
@@ -12,8 +19,15 @@ from flows import ledger_command
 from flows.terminal import SETTINGS, say, sentences, show
 
 if TYPE_CHECKING:
+    from types import FrameType
+
+    from prefect.client.schemas.objects import State
+
     from tasks.closing import Closing
     from tasks.request import Request
+
+_SECONDS_TO_END = 3.0
+T = TypeVar("T")
 
 app = typer.Typer(**SETTINGS, help="Train models under differential privacy, and prove what it spent.")
 card_app = typer.Typer(**SETTINGS, help="Privacy cards.")
@@ -57,7 +71,7 @@ def run(
             say("Nothing to do: this run is done, and its results are here. Nothing was spent.")
         else:
             ask_first(root, revise(root, request).params)
-            result = _flow(request)
+            result = _flow(request, root)
         show(result.table())
 
 
@@ -85,16 +99,94 @@ def _already_there(root: Path, request: "Request") -> "Closing | None":
         return closing(root) if done else None
 
 
-def _flow(request: "Request") -> "Closing":
-    from dataclasses import asdict
+def _flow(request: "Request", root: Path) -> "Closing":
+    def flow() -> "State[Any]":
+        from dataclasses import asdict
 
-    from flows.pipeline import REFUSED, pipeline
+        from flows.pipeline import pipeline
 
-    state = pipeline(**asdict(request), return_state=True)
+        return pipeline(**asdict(request), return_state=True)
+
+    state = _stoppable(flow, root)
     if not state.is_completed():
-        say(f"{'refused: ' if state.name == REFUSED else ''}{state.message}", error=True)
-        raise typer.Exit(2 if state.name == REFUSED else 1)
+        _say_why(state)
     return cast("Closing", state.result())
+
+
+def _say_why(state: "State[Any]") -> NoReturn:
+    """Of a flow that did not complete."""
+    from flows.pipeline import REFUSED
+
+    say(f"{'refused: ' if state.name == REFUSED else ''}{state.message}", error=True)
+    raise typer.Exit(2 if state.name == REFUSED else 1)
+
+
+class _Stopped(BaseException):
+    """A signal asked this process to end."""
+
+
+def _stoppable(work: Callable[[], T], root: Path) -> T:
+    """What `work`, which runs stages in the checkout at `root`, returns; on Ctrl-C or SIGTERM this process ends.
+
+    The work is done in another thread, where Prefect leaves signals alone. The interrupt is blocked there and so in
+    what is started there, else Ctrl-C would end Prefect's temporary server, too, with a page of its own about it.
+    """
+    began, signals = time.time(), (signal.SIGINT, signal.SIGTERM)
+
+    def blocked() -> T:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        return work()
+
+    def stop(number: int, _frame: "FrameType | None") -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Stopped(number)
+
+    before = {each: signal.signal(each, stop) for each in signals}
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            return thread.submit(copy_context().run, blocked).result()
+        except _Stopped as stopped:
+            _end(stopped.args[0], root, began)
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def _end(number: int, root: Path, began: float) -> NoReturn:
+    """End all processes that this one started, say what stays of the run, and end without a word of Prefect's."""
+    import psutil
+
+    terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    started = psutil.Process().children(recursive=True)
+    for process in started:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            is_dvc = (
+                os.getpgid(process.pid) == process.pid
+            )  # which gives its locks back when the stage has ended
+            process.send_signal(signal.SIGINT if is_dvc else signal.SIGKILL)
+    for process in psutil.wait_procs(started, timeout=_SECONDS_TO_END)[1]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    os.write(terminal, f"stopped: {_what_stays(root, began)}\n".encode())
+    os._exit(128 + number)
+
+
+def _what_stays(root: Path, began: float) -> str:
+    """What a command, which began at a moment, leaves of its run, in words."""
+    from tasks.closing import open_ledger
+    from tasks.environment import home
+    from tasks.runs import begun_since
+
+    run_id = begun_since(home(), began, root)
+    status = None if run_id is None else open_ledger(root).status(run_id)
+    if status == "open":
+        return f"run {run_id} stays reserved, and the same command goes on with it for nothing more."
+    if status == "settled":
+        return f"run {run_id} is trained and paid for, and the same command goes on with it for nothing more."
+    return "nothing was reserved; the same command goes on with what is done."
 
 
 @app.command()
@@ -130,13 +222,11 @@ def compare(
     with sentences():
         from flows.compare import compare as run_comparison
         from flows.compare import runner_named
-        from flows.pipeline import REFUSED
 
         state = run_comparison(file, runner=runner_named(runner), workers=workers, renew=renew)
-        refused = state.name == REFUSED
-        say(f"{'refused: ' if refused else ''}{state.message}", error=not state.is_completed())
         if not state.is_completed():
-            raise typer.Exit(2 if refused else 1)
+            _say_why(state)
+        say(str(state.message))
 
 
 @app.command()
@@ -145,14 +235,17 @@ def retrain(
 ) -> None:
     """Train again on new blocks if a retraining is due; a second time in the same period costs nothing."""
     with sentences():
-        from flows.pipeline import REFUSED
-        from flows.retrain import retrain as retraining
+        from tasks.stage import checkout
 
-        state = retraining(str(file), return_state=True)
-        refused = state.name == REFUSED
-        say(f"{'refused: ' if refused else ''}{state.message}", error=not state.is_completed())
+        def flow() -> "State[Any]":
+            from flows.retrain import retrain as retraining
+
+            return retraining(str(file), return_state=True)
+
+        state = _stoppable(flow, checkout())
         if not state.is_completed():
-            raise typer.Exit(2 if refused else 1)
+            _say_why(state)
+        say(str(state.message))
 
 
 @card_app.command()

@@ -48,7 +48,7 @@ def brought_back(asked: Asked, artifacts: Path, names: Iterable[str], ledger: Le
     run_id = marker.read_text(encoding="utf-8").strip()
     if agrees(f"run {run_id} did just this; training again spends {cost} again. Spend it? [y/N] "):
         return False
-    found = kept(home, run_id, plan=artifacts / "plan.json")
+    found = kept(home, run_id)
     if found is None or not _is_for(asked, run_id, ledger):
         raise Refused(
             f"run {run_id} did just this, and training again would spend {cost} again; bring its result back by `dvc"

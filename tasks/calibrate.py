@@ -210,7 +210,7 @@ def main() -> None:
     document = calibrate(params.load(Path("params.yaml"), reads=READS), public)
     path = Path("artifacts/plan.json")
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,14 @@ SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"
 TRAIN_ANYWAY = "EPSILONFLOW_TRAIN_ANYWAY"
 
 
+def first_checkout(root: Path) -> Path:
+    """The checkout that DVC was called in, as an absolute path: DVC_ROOT, else `root`.
+
+    They differ where `root` is the copy in which DVC runs a queued experiment, and which it then deletes.
+    """
+    return Path(os.environ.get("DVC_ROOT") or root).absolute()
+
+
 def data_mirror() -> Path | None:
     """The folder that is tried first for data files: EPSILONFLOW_DATA_MIRROR."""
     mirror = os.environ.get("EPSILONFLOW_DATA_MIRROR")

@@ -32,16 +32,12 @@ def keep(home: Path, run_id: str, result: Path) -> None:
     fresh.rename(entry)
 
 
-def kept(home: Path, run_id: str, *, plan: Path) -> Path | None:
-    """The folder with the result of a run of this plan; None where none is kept that is whole.
-
-    plan: the file, which with model and trace has to be what the run's receipt has the checksum of.
-    """
+def kept(home: Path, run_id: str) -> Path | None:
+    """The folder with the result of a run; None where none is kept that is whole, by the checksums of its receipt."""
     entry = home / RESULTS / run_id
     try:
         receipt: dict[str, Any] = json.loads((entry / "receipt.json").read_text(encoding="utf-8"))
-        files = [plan, *(entry / name for name in _RELEASED)]
-        same = all(_digest(file) == receipt["sha256"][file.name] for file in files)
+        same = all(_digest(entry / name) == receipt["sha256"][name] for name in _RELEASED)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return entry if same and receipt.get("run_id") == run_id else None

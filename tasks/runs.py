@@ -5,6 +5,7 @@ released result until a later stage has it in hand; that of private records is k
 key of inputs finds an unfinished folder and takes it up: same noise, same model, no second charge.
 """
 
+import hashlib
 import json
 import os
 import secrets
@@ -23,7 +24,7 @@ from tasks.kept import keep
 DONE = "done"
 """The folder that tells of which inputs a run was finished."""
 
-RECEIPT = "receipt.json"
+RECEIPT, PLAN = "receipt.json", "plan.json"
 _META, _KEY, _LOCK, _RESULT, _GONE = "run.json", "generator.key", "lock", "result", ".gone-"
 
 
@@ -82,20 +83,22 @@ def claimed(
     home: Path,
     *,
     inputs: str,
+    checkout: Path,
     fresh: Generator,
     is_forfeited: Callable[[str], bool],
     keeps: bool = True,
 ) -> Iterator[Run]:
     """The run of these inputs, held against other processes until the end of the block.
 
-    inputs: a digest of all that decides the result. An unfinished run of the same inputs that no process holds is
-    taken up, unless its owner has forfeited it; else a new one begins, with the generator `fresh`. keeps: whether the
-    result is kept for good, since it cannot be had again for nothing.
+    inputs: a digest of all that decides the result. checkout: for which it is. An unfinished run of the same inputs
+    that no process holds is taken up, unless its owner has forfeited it; else a new one begins, with the generator
+    `fresh`. keeps: whether the result is kept for good, since it cannot be had again for nothing.
     """
     runs = home / "runs"
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     runs.mkdir(mode=0o700, exist_ok=True)
-    run, lock = _take_up(runs, inputs, is_forfeited) or _begin(runs, inputs, fresh, keeps)
+    run, lock = _take_up(runs, inputs, is_forfeited) or _begin(runs, inputs, checkout, fresh, keeps)
+    os.utime(run.folder / _LOCK)  # for `begun_since`
     try:
         yield run
     finally:
@@ -105,7 +108,8 @@ def claimed(
 def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mapping[str, str]) -> None:
     """Copies files of a result, each whole or not at all: a receipt cut short would stop every run after it.
 
-    said: what the receipt says of the data, which may be described in other words by now.
+    said: what the receipt says of the data, which may be described in other words by now. So may the plan be written in
+    another order: its content decided which run this is, and its file is the one in `artifacts`.
     """
     artifacts.mkdir(exist_ok=True)
     for name in names:
@@ -113,6 +117,7 @@ def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mappi
         shutil.copyfile(result / name, fresh)
         if name == RECEIPT:
             receipt = json.loads(fresh.read_text(encoding="utf-8")) | said
+            receipt["sha256"][PLAN] = hashlib.sha256((artifacts / PLAN).read_bytes()).hexdigest()
             fresh.write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
         fresh.replace(artifacts / name)
 
@@ -145,6 +150,21 @@ def unfinished(home: Path, inputs: str) -> list[str]:
     return [
         meta.parent.name for meta in metas if json.loads(meta.read_text(encoding="utf-8"))["inputs"] == inputs
     ]
+
+
+def begun_since(home: Path, moment: float, checkout: Path) -> str | None:
+    """The run of a checkout that was begun or resumed last, if that was since a moment and it is in the folders still.
+
+    moment: in seconds since the epoch.
+    """
+    found: list[tuple[float, str]] = []
+    for meta in (home / "runs").glob(f"[0-9]*/{_META}"):
+        with suppress(FileNotFoundError):  # another process takes it away
+            began = (meta.parent / _LOCK).stat().st_mtime
+            described = json.loads(meta.read_text(encoding="utf-8"))
+            if began >= moment and described.get("checkout") == str(checkout.resolve()):
+                found.append((began, meta.parent.name))
+    return max(found)[1] if found else None
 
 
 def is_kept(home: Path, run_id: str) -> bool:
@@ -207,15 +227,20 @@ def _take_up(runs: Path, inputs: str, is_forfeited: Callable[[str], bool]) -> tu
     return None
 
 
-def _begin(runs: Path, inputs: str, fresh: Generator, keeps: bool) -> tuple[Run, int]:
+def _begin(runs: Path, inputs: str, checkout: Path, fresh: Generator, keeps: bool) -> tuple[Run, int]:
     _sweep(runs)
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
     folder = runs / f".{run_id}"
     folder.mkdir(mode=0o700)
     lock = taken(folder / _LOCK)
     if lock is None or not folder.exists():  # another process took it for one that was left
-        return _begin(runs, inputs, fresh, keeps)
-    described = {"inputs": inputs, "private_noise": fresh.private, "keeps": keeps}
+        return _begin(runs, inputs, checkout, fresh, keeps)
+    described = {
+        "inputs": inputs,
+        "checkout": str(checkout.resolve()),
+        "private_noise": fresh.private,
+        "keeps": keeps,
+    }
     _write_synced(folder / _KEY, fresh.key)
     _write_synced(folder / _META, json.dumps(described).encode())
     folder.rename(runs / run_id)

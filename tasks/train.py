@@ -94,7 +94,9 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     enter(ledger, job.public, home=home, prepared=job.prepared)
     fresh, is_forfeited = _fresh_generator(job.settings), lambda run: ledger.status(run) == "forfeited"
     digest, keeps = job.digest(root, home), not job.public.public
-    with runs.claimed(home, inputs=digest, fresh=fresh, is_forfeited=is_forfeited, keeps=keeps) as run:
+    with runs.claimed(
+        home, inputs=digest, checkout=root, fresh=fresh, is_forfeited=is_forfeited, keeps=keeps
+    ) as run:
         result = run.result or _trained(job, model, run, ledger, root, home)
         run.forget_secrets()
         runs.hand_out(result, artifacts, _ARTIFACTS, said=described(job.public))

@@ -1,12 +1,12 @@
 """No test sees the budget, the runs, the servers or the accounts of the person who runs it."""
 
-import fcntl
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.checkout import Checkout, new_checkout
 
@@ -56,8 +56,7 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> C
     """
     own = tmp_path_factory.getbasetemp()
     folder = (own if worker_id == "master" else own.parent) / "finished"
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with FileLock(folder.with_suffix(".lock")):
         checkout = Checkout(folder / "checkout", folder / "home")
         if not (folder / "done").exists():
             shutil.rmtree(folder, ignore_errors=True)  # where another process has failed

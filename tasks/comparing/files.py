@@ -1,6 +1,5 @@
 """Where a comparison keeps its files, and how they are written: whole or not at all."""
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from filelock import FileLock, Timeout
 
 from data.files import write_whole
 from tasks.params import ParamsRefused
@@ -74,13 +74,13 @@ def held(place: Place) -> Iterator[None]:
     """Hold the comparison until the end of the block; raises ParamsRefused where another process holds it."""
     for folder in (place.cells, place.plans, place.failures):
         folder.mkdir(parents=True, exist_ok=True)
-    with (place.folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ParamsRefused(
-                f"another process works on the comparison {place.name!r}; wait for its end."
-            ) from None
+    try:
+        lock = FileLock(place.folder / "lock").acquire(blocking=False)
+    except Timeout:
+        raise ParamsRefused(
+            f"another process works on the comparison {place.name!r}; wait for its end."
+        ) from None
+    with lock:
         place.stop.unlink(missing_ok=True)
         yield
 

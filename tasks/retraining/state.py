@@ -1,12 +1,13 @@
 """What became of each period's retraining, kept beside the ledger: no checkout, branch or server can bring it back."""
 
-import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from filelock import FileLock, Timeout
 
 from data.files import write_whole
 
@@ -45,12 +46,12 @@ class States:
     def held(self) -> Iterator[bool]:
         """Whether no other process is at this retraining; none begins until the end of the block."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
+        try:
+            held = FileLock(self.folder / "lock").acquire(blocking=False)
+        except Timeout:
+            yield False
+            return
+        with held:
             yield True
 
     def of(self, period: str) -> State | None:

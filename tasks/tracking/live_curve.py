@@ -2,6 +2,9 @@
 
 Training never waits for that process, and the client of the network never shares memory with the records or the key of
 the noise. What that process does not take is left out of the live curve; the report has it all.
+
+W&B's own service is not enough for that: `wandb.init` waits for the server, up to its timeout where that hangs or is
+not there, and `log` raises in the training where the service has died.
 """
 
 import contextlib

@@ -27,7 +27,8 @@ def log_promotion(name: str, entry: Path, settings: Tracking, *, root: Path) -> 
     name: of the models. entry: the model's folder. root: the checkout. Online, the registry of models gets it, too,
     under its name and with the same alias; where there is none or it refuses, that costs a line and nothing else.
     """
-    return safely(lambda mode: _log_to(name, entry, settings, mode), settings, "this promotion", root)
+    folder = entry.absolute()
+    return safely(lambda mode: _log_to(name, folder, settings, mode), settings, "this promotion", root)
 
 
 def _log_to(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:

@@ -54,7 +54,8 @@ def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -
 
     artifacts: folder of the run's files. root: the checkout, below which W&B's own files go.
     """
-    return safely(lambda mode: _log_run(run, settings, mode, artifacts), settings, "this run", root)
+    folder = artifacts.absolute()
+    return safely(lambda mode: _log_run(run, settings, mode, folder), settings, "this run", root)
 
 
 def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> None:

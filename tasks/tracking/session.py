@@ -4,10 +4,11 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tasks.environment import first_checkout
 from tasks.groups import Tracking
 from tasks.tracking.places import places
 
@@ -20,12 +21,15 @@ _log = logging.getLogger(__name__)
 
 
 def safely(log: Callable[[Mode], None], settings: Tracking, what: str, root: Path) -> bool:
-    """Whether W&B logged, unless it is not wanted; a failure costs one line of the log. what: in words."""
+    """Whether W&B logged, unless it is not wanted; a failure costs one line of the log.
+
+    log: by absolute paths, since it works in the checkout that W&B's files are in. what: in words.
+    """
     mode = settings.mode
     if mode == "disabled":
         return False
     try:
-        with places(root):
+        with places(root), chdir(first_checkout(root)):
             log(mode)
     except Exception as error:
         _log.warning("W&B did not log %s, which is complete without it: %s", what, reason(error))

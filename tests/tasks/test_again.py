@@ -27,7 +27,12 @@ def ledger_of(home: Path) -> Ledger:
 
 def claim(home: Path, *, keeps: bool = True) -> AbstractContextManager[runs.Run]:
     return runs.claimed(
-        home, inputs=INPUTS, fresh=secure_generator(), is_forfeited=lambda _: False, keeps=keeps
+        home,
+        inputs=INPUTS,
+        checkout=home,
+        fresh=secure_generator(),
+        is_forfeited=lambda _: False,
+        keeps=keeps,
     )
 
 
@@ -97,17 +102,12 @@ def deleted(home: Path, run_id: str) -> None:
     shutil.rmtree(home / kept.RESULTS / run_id)
 
 
-def of_another_plan(home: Path, run_id: str) -> None:
-    (home / "artifacts").mkdir()
-    (home / "artifacts/plan.json").write_text("{ }")
-
-
 def of_another_run(home: Path, run_id: str) -> None:
     path = home / kept.RESULTS / run_id / "receipt.json"
     path.write_text(path.read_text().replace(run_id, "20250101T120000-ffffffff"))
 
 
-@pytest.mark.parametrize("change", [damaged, deleted, of_another_plan, of_another_run])
+@pytest.mark.parametrize("change", [damaged, deleted, of_another_run])
 def test_what_is_not_kept_whole_is_refused_without_a_person(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, str], None]
 ) -> None:

@@ -1,12 +1,12 @@
 """What a process that was killed leaves behind stops no other, and is not there for ever."""
 
-import fcntl
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from tasks import runs, train
 from tests.tasks.test_retraining import Place, place
@@ -52,9 +52,8 @@ def test_the_key_of_a_run_that_did_not_begin_goes(workspace: Workspace) -> None:
     for folder in (left, at_work):
         folder.mkdir(parents=True)
         (folder / "generator.key").touch()
-    with (at_work / "lock").open("w") as lock:
-        (left / "lock").touch()
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    (left / "lock").touch()
+    with FileLock(at_work / "lock"):
         run_id = workspace.train()["run_id"]
     assert [path.name for path in workspace.run_folders] == [at_work.name, run_id]
 

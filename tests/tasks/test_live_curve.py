@@ -7,8 +7,7 @@ import re
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from tasks.groups import Tracking
 from tasks.tracking import live_curve as module
 from tasks.tracking.live_curve import END, live_curve
 from tests.checkout import PROJECT
+from tests.waiting import before_long
 from tests.wandb_stand_in import standing_in
 
 PLAN: dict[str, Any] = {
@@ -170,7 +170,7 @@ with live_curve("run-1", {PLAN}, Tracking(mode="online"), root=Path({str(tmp_pat
         own = {"WANDB_BASE_URL": backend.known.url, "WANDB_API_KEY": "0" * 40, "PYTHONPATH": str(PROJECT)}
         training = subprocess.Popen([sys.executable, "-c", code], env=os.environ | own)
         try:
-            assert _before_long(lambda: [row["live/step"] for row in backend.rows("run-1")] == [1])
+            assert before_long(lambda: [row["live/step"] for row in backend.rows("run-1")] == [1])
         finally:
             training.kill()
             training.wait()
@@ -179,17 +179,9 @@ with live_curve("run-1", {PLAN}, Tracking(mode="online"), root=Path({str(tmp_pat
         assert streams[-1]["exitcode"] == 1
 
 
-def _before_long(holds: Callable[[], bool]) -> bool:
-    """Whether something comes to hold within two minutes."""
-    deadline = time.monotonic() + 120
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return holds()
-
-
 def _clients_end(home: Path) -> bool:
     """Whether the processes that talk to W&B for a test end before long; home: of the test's own."""
-    return _before_long(lambda: not _clients(home))
+    return before_long(lambda: not _clients(home))
 
 
 def _clients(home: Path) -> list[psutil.Process]:

@@ -1,5 +1,6 @@
 """What a private run paid for is had again for nothing, whatever became of the checkout."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import Ledger
-from tasks import evaluate, params, prepare, report, train
+from tasks import calibrate, evaluate, params, prepare, report, train
 from tests.checkout import PROJECT
 from tests.tasks.test_train import PARAMS, Workspace
 
@@ -92,6 +93,35 @@ def test_who_agrees_to_spend_again_gets_another_model(
     visits.finish()
     monkeypatch.delenv("EPSILONFLOW_SPEND_AGAIN")
     assert (visits.train(), visits.runs) == (second, 2)
+
+
+@pytest.mark.parametrize("is_evaluated", [True, False])
+def test_the_order_in_which_a_plan_is_written_asks_for_no_other_run(
+    visits: Visits, is_evaluated: bool
+) -> None:
+    """Another algorithm and then the old one again leaves the settings of params.yaml in another order."""
+    first, model = visits.train(), visits.place.model()
+    if is_evaluated:
+        visits.finish()
+    path = visits.place.root / "artifacts/plan.json"
+    plan = json.loads(path.read_text())
+    path.write_text(json.dumps({key: plan[key] for key in reversed(plan)}))
+    assert visits.train() == first
+    assert (visits.place.model(), visits.runs) == (model, 1)
+    visits.finish()
+
+
+def test_a_plan_is_written_in_one_order(visits: Visits) -> None:
+    path = visits.place.root / "params.yaml"
+    document = YAML(typ="safe", pure=True).load(path)
+    plans = set()
+    for order in (1, -1):
+        document["algorithm"] = dict(list(document["algorithm"].items())[::order])
+        yaml = YAML()
+        yaml.dump(document, path)
+        calibrate.main()
+        plans.add((visits.place.root / "artifacts/plan.json").read_bytes())
+    assert len(plans) == 1
 
 
 WORDS = {

@@ -2,92 +2,137 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 import zc.lockfile
+from ruamel.yaml import YAML
 
-from tasks import reproduce as module
-from tasks.reproduce import Outcome, StageFailed, StageRefused, checkout_lock, reproduce
-from tests.checkout import Checkout
-
-BUSY_TEXTS = ("Unable to acquire lock", "is busy, it is being blocked by")
-LOCKED, BUSY = (f"ERROR: {text}" for text in BUSY_TEXTS)
-RUNNING = "Running stage 'train':"
+from tasks.reproduce import StageFailed, StageRefused, checkout_lock, reproduce, up_to_date
+from tests.checkout import PROJECT, Checkout
+from tests.waiting import before_long, processes_in
 
 
 @pytest.fixture
-def dvc(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Lets dvc end as told, call by call; returns what was told to the person."""
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes a checkout for DVC whose stage `train` runs some Python code and counts its starts; returns its folder."""
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
 
-    def play(*outcomes: Outcome) -> list[str]:
-        left = iter(outcomes)
-        monkeypatch.setattr(module, "dvc", lambda *arguments, root, say: next(left))
-        monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
-        return []
+    def make(code: str) -> Path:
+        (tmp_path / ".dvc").mkdir()
+        (tmp_path / ".dvc/config").write_text("[core]\n    no_scm = true\n")
+        (tmp_path / "code.py").write_text(f"import sys; open('starts', 'a').write('x')\n{code}\n")
+        train = {"cmd": f"{sys.executable} code.py", "deps": ["code.py"], "outs": ["model"]}
+        YAML(typ="safe", pure=True).dump({"stages": {"train": train}}, tmp_path / "dvc.yaml")
+        return tmp_path
 
-    return play
-
-
-@pytest.mark.parametrize("busy", [BUSY, LOCKED])
-def test_a_busy_checkout_is_waited_for(dvc: Callable[..., list[str]], busy: str, tmp_path: Path) -> None:
-    told = dvc(Outcome(255, (busy,)), Outcome(255, (busy,)), Outcome(0, (RUNNING,)))
-    assert reproduce("train", root=tmp_path, say=told.append)
-    assert told == ["train waits for another dvc command in this checkout"]
+    return make
 
 
-def test_a_stage_that_was_not_run_says_so(dvc: Callable[..., list[str]], tmp_path: Path) -> None:
-    told = dvc(Outcome(0, ("Stage 'train' didn't change, skipping",)))
-    assert not reproduce("train", root=tmp_path, say=told.append)
+def test_a_stage_runs_once_and_then_there_is_nothing_to_do(stage: Callable[[str], Path]) -> None:
+    root, told = stage("open('model', 'w').write('x'); print('step 1')"), list[str]()
+    assert not up_to_date(root, say=told.append)
+    assert reproduce("train", root=root, say=told.append)
+    assert told == ["Running stage 'train':", f"> {sys.executable} code.py", "step 1"]
+    assert up_to_date(root, say=told.append)
+    assert not reproduce("train", root=root, say=told.append)
+    assert (root / "starts").read_text() == "x"
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("code", "words"),
     [
-        (RUNNING, "Traceback", "ERROR: failed to reproduce 'train': failed to run: python -m tasks.train"),
-        (RUNNING, "step 1", LOCKED),
-        ("ERROR: Stage 'train' not found inside 'dvc.yaml' file",),
-        (),
+        ("raise RuntimeError", "failed to reproduce 'train': failed to run: "),
+        ("sys.exit('ERROR: Unable to acquire lock')", "failed to reproduce 'train': failed to run: "),
+        (
+            "sys.exit('ERROR: model is busy, it is being blocked by')",
+            "failed to reproduce 'train': failed to run: ",
+        ),
+        ("pass", "failed to reproduce 'train': output 'model' does not exist"),
     ],
 )
-def test_a_stage_that_failed_is_never_tried_again(
-    dvc: Callable[..., list[str]], lines: tuple[str, ...], tmp_path: Path
+def test_a_stage_that_failed_says_so_and_is_never_tried_again(
+    stage: Callable[[str], Path], code: str, words: str
 ) -> None:
-    told = dvc(Outcome(255, lines), Outcome(0, (RUNNING,)))
-    with pytest.raises(StageFailed):
-        reproduce("train", root=tmp_path, say=told.append)
+    root = stage(code)
+    with pytest.raises(StageFailed, match=f"^{words}"):
+        reproduce("train", root=root, say=lambda _: None)
+    assert (root / "starts").read_text() == "x"
 
 
-def test_a_stages_refusal_arrives_as_its_sentence(dvc: Callable[..., list[str]], tmp_path: Path) -> None:
-    told = dvc(
-        Outcome(255, (RUNNING, "refused: too much; ask for less.", "ERROR: failed to reproduce 'train'"))
-    )
+def test_a_stage_that_is_not_there_says_so(stage: Callable[[str], Path]) -> None:
+    with pytest.raises(StageFailed, match="'tame' not found"):
+        reproduce("tame", root=stage("pass"), say=lambda _: None)
+
+
+def test_a_stages_refusal_arrives_as_its_sentence(stage: Callable[[str], Path]) -> None:
+    root = stage("sys.stderr.write('refused: too much; ask for less.\\n'); sys.exit(2)")
     with pytest.raises(StageRefused, match=r"^too much; ask for less\.$"):
-        reproduce("train", root=tmp_path, say=told.append)
+        reproduce("train", root=root, say=lambda _: None)
+
+
+def _hold_whole(root: Path) -> Callable[[], None]:
+    (root / ".dvc/tmp").mkdir(exist_ok=True)
+    close: Callable[[], None] = zc.lockfile.LockFile(str(root / ".dvc/tmp/lock")).close
+    return close
+
+
+def _hold_output(root: Path) -> Callable[[], None]:
+    (root / ".dvc/tmp").mkdir(exist_ok=True)
+    lock, me = root / ".dvc/tmp/rwlock", {"pid": os.getpid(), "cmd": "another dvc command"}
+    lock.write_text(json.dumps({"write": {str(root / "model"): me}}))
+    return lock.unlink
+
+
+@pytest.mark.parametrize("hold", [_hold_whole, _hold_output])
+def test_dvcs_own_locks_are_waited_for(
+    stage: Callable[[str], Path], hold: Callable[[Path], Callable[[], None]]
+) -> None:
+    """They are given back when the person was told, so that this does not depend on how long anything takes."""
+    root, told = stage("open('model', 'w').write('x')"), list[str]()
+    give_back = hold(root)
+
+    def say(line: str) -> None:
+        if not told:
+            give_back()
+        told.append(line)
+
+    assert reproduce("train", root=root, say=say)
+    assert told[:2] == ["waiting for another dvc command in this checkout", "Running stage 'train':"]
+
+
+def test_a_stage_ends_with_a_killed_process_that_asked_for_it(stage: Callable[[str], Path]) -> None:
+    root = stage("import time; time.sleep(600)")
+    code = "import sys; from pathlib import Path; from tasks.reproduce import reproduce as r"
+    code += "; r('train', root=Path(sys.argv[1]), say=print)"
+    asking = subprocess.Popen([sys.executable, "-c", code, str(root)], start_new_session=True)
+    try:
+        assert before_long(lambda: len(processes_in(root)) == 2)
+    finally:
+        os.killpg(asking.pid, signal.SIGKILL)
+        asking.wait()
+    assert before_long(lambda: not processes_in(root))
 
 
 def test_two_holders_of_a_checkout_take_turns(tmp_path: Path) -> None:
-    order: list[str] = []
+    order, waits = list[str](), threading.Event()
 
-    def hold(name: str) -> None:
-        with checkout_lock(tmp_path, say=lambda _: order.append(f"{name} waits")):
-            order.append(f"{name} in")
-            time.sleep(0.3)
-            order.append(f"{name} out")
+    def hold() -> None:
+        with checkout_lock(tmp_path, say=lambda text: (order.append(text), waits.set())):
+            order.append("b in")
 
-    threads = [threading.Thread(target=hold, args=(name,)) for name in ("a", "b")]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.1)
-    for thread in threads:
-        thread.join()
-    assert order == ["a in", "b waits", "a out", "b in", "b out"]
+    other = threading.Thread(target=hold)
+    with checkout_lock(tmp_path, say=pytest.fail):
+        other.start()
+        assert waits.wait(60)
+        order.append("a out")
+    other.join()
+    assert order == ["another run holds this checkout: waiting for its end", "a out", "b in"]
 
 
 def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
@@ -104,21 +149,6 @@ def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
         pass
 
 
-def test_dvcs_own_locks_are_waited_for(checkout: Checkout) -> None:
-    """The texts that tell a busy checkout from a failed stage are DVC's: these are the real ones."""
-    folder = checkout.root / ".dvc" / "tmp"
-    whole = zc.lockfile.LockFile(str(folder / "lock"))
-    me = {"pid": os.getpid(), "cmd": "another dvc command"}
-    (folder / "rwlock").write_text(json.dumps({"write": {str(checkout.root / "data/prepared"): me}}))
-    told: list[str] = []
-    releases = [threading.Timer(5, whole.close), threading.Timer(9, (folder / "rwlock").unlink)]
-    for release in releases:
-        release.start()
-    assert not reproduce("prepare", root=checkout.root, say=told.append)
-    for text in (*BUSY_TEXTS, "waits"):
-        assert any(text in line for line in told)
-
-
 def test_a_cancelled_stage_leaves_no_process(checkout: Checkout) -> None:
     checkout.set("steps: 5", "steps: 100000")
 
@@ -129,8 +159,4 @@ def test_a_cancelled_stage_leaves_no_process(checkout: Checkout) -> None:
     reproduce("calibrate", root=checkout.root, say=lambda _: None)
     with pytest.raises(KeyboardInterrupt):
         reproduce("train", root=checkout.root, say=cancel)
-    assert not [
-        p.info
-        for p in psutil.process_iter(["cwd", "cmdline", "status"])
-        if p.info["cwd"] == str(checkout.root)
-    ]
+    assert not processes_in(checkout.root)

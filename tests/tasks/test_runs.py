@@ -23,7 +23,9 @@ def crash_before_settling(workspace: Workspace, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_run_that_a_process_holds_is_not_taken_up(tmp_path: Path) -> None:
     def claim() -> Any:
-        return runs.claimed(tmp_path, inputs="same", fresh=secure_generator(), is_forfeited=lambda _: False)
+        return runs.claimed(
+            tmp_path, inputs="same", checkout=tmp_path, fresh=secure_generator(), is_forfeited=lambda _: False
+        )
 
     with claim() as held, claim() as other:
         assert other.run_id != held.run_id

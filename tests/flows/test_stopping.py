@@ -1,0 +1,70 @@
+"""A real run that is stopped while it trains: what is said, what is left at work, and that the run goes on."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkout import Checkout
+from tests.waiting import before_long, processes_in
+
+
+def _to_group(number: signal.Signals) -> Callable[[int], None]:
+    return lambda pid: os.killpg(pid, number)
+
+
+def _to_process(number: signal.Signals) -> Callable[[int], None]:
+    return lambda pid: os.kill(pid, number)
+
+
+def _run_until(stop: Callable[[int], None], checkout: Checkout, written: Path) -> tuple[int, str]:
+    """The exit status of a command that is stopped while it trains, and what it wrote."""
+    with written.open("wb") as file:
+        command = subprocess.Popen(
+            checkout.command("flows.command", "run"),
+            **checkout.where(),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            assert before_long(lambda: " - step " in written.read_text()), written.read_text()
+            stop(command.pid)
+            return command.wait(60), written.read_text()
+        finally:
+            if command.poll() is None:
+                os.killpg(command.pid, signal.SIGKILL)
+                command.wait()
+
+
+def test_a_run_that_is_stopped_says_what_stays_and_goes_on(
+    checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)  # with a temporary server of its own
+    checkout.set("steps: 5", "steps: 100000")
+    status, text = _run_until(_to_group(signal.SIGINT), checkout, tmp_path / "interrupted")
+    assert before_long(lambda: not processes_in(checkout.root))
+    (run_id,) = _open(checkout)
+    sentence = f"stopped: run {run_id} stays reserved, and the same command goes on with it for nothing more."
+    assert (status, text.splitlines()[-1]) == (128 + signal.SIGINT, sentence)
+    assert "Traceback" not in text
+
+    status, text = _run_until(_to_process(signal.SIGTERM), checkout, tmp_path / "terminated")
+    assert before_long(lambda: not processes_in(checkout.root))
+    assert (status, text.splitlines()[-1]) == (128 + signal.SIGTERM, sentence)
+    assert "Traceback" not in text
+
+    _run_until(_to_group(signal.SIGKILL), checkout, tmp_path / "killed")
+    assert before_long(lambda: not processes_in(checkout.root))
+    assert _open(checkout) == [run_id]
+
+
+def _open(checkout: Checkout) -> list[str]:
+    """The runs that are reserved and not settled."""
+    ledger = checkout.ledger
+    reserved = [row.run_id for row in ledger.history("digits") if row.kind == "reserve"]
+    return [run for run in reserved if run is not None and ledger.status(run) == "open"]
