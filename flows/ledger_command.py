@@ -1,5 +1,7 @@
 """The command `epsilonflow ledger`: what each population may spend, has spent, and by which runs."""
 
+import getpass
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,8 +67,9 @@ def history(
         return
     table = Table("row", "when", "what", "population", "block", "run", "epsilon", "delta")
     for row in rows:
-        budget = row.budget
-        cells = (row.written_at, row.kind, row.population, row.block, row.run_id or "", _text(budget.epsilon))
+        budget, about = row.budget, json.loads(row.about)
+        what = next((word for word in ("retired", "overruled") if about.get(word)), row.kind)
+        cells = (row.written_at, what, row.population, row.block, row.run_id or "", _text(budget.epsilon))
         table.add_row(str(row.seq), *cells, _text(budget.delta))
     show(table)
 
@@ -111,6 +114,24 @@ def retire(
     with sentences():
         _ledger().retire_block(population, name)
     say(f"No run will use block {name} of population {population} again.")
+
+
+@app.command()
+def overrule(
+    population: Annotated[str, typer.Argument(help="Whose data.")],
+    name: Annotated[
+        str, typer.Argument(help="A block that was refused, since it holds the same as another.")
+    ],
+    other: Annotated[str, typer.Argument(help="That other block.")],
+    by: Annotated[str | None, typer.Option(help="Who says so, if not whoever is logged in.")] = None,
+) -> None:
+    """Say, as the owner of the data, that two blocks which hold the same are of other people; the ledger keeps who."""
+    with sentences():
+        who = by or getpass.getuser()
+        _ledger().overrule(population, name, other, by=who)
+    say(
+        f"Blocks {name} and {other} of population {population} may hold the same; the ledger keeps that {who} says so."
+    )
 
 
 @app.command()

@@ -13,8 +13,6 @@ from tasks.params import ParamsRefused
 
 LEDGER = "ledger.sqlite"
 """The ledger's file in the home, where no other place is named."""
-BLOCKS = "blocks"
-"""The folder in the home of what is known of blocks."""
 RETRAINING = "EPSILONFLOW_RETRAINING"
 SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"
 _RELATIVE_SQLITE = re.compile(r"sqlite(\+\w+)?:///(?!/)")

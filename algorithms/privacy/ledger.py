@@ -99,6 +99,24 @@ class Ledger(LedgerReading):
 
         self._append(decide)
 
+    def overrule(self, population: str, block: str, other: str, *, by: str) -> None:
+        """The owner of the data lets two blocks hold exactly the same; does nothing the second time.
+
+        by: who says so, which the row keeps. Raises Refused for an unknown population and for one block twice.
+        """
+        for name in (block, other):
+            rules.check_block_name(name)
+        rules.check_name(by, "name of who overrules")
+        if block == other:
+            raise Refused(f"block {block!r} holds what it holds; name another block that may hold the same.")
+
+        def decide(books: Books) -> list[Draft]:
+            cap, about = books.cap(population), {"overruled": sorted((block, other)), "by": by}
+            is_known = (population, frozenset((block, other))) in books.allowed
+            return [] if is_known else [Draft("cap", population, cap, about=about)]
+
+        self._append(decide)
+
     def set_cap(self, population: str, cap: Budget, *, block: str = WHOLE_POPULATION) -> None:
         """The owner of the data changes a cap; below what is charged it is allowed, and nothing more fits.
 
@@ -122,6 +140,7 @@ class Ledger(LedgerReading):
         events: Events,
         about: Mapping[str, str],
         blocks: Blocks = (WHOLE_POPULATION,),
+        held: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Charges a run before it sees a record; does nothing when the same run is open already (it resumes).
 
@@ -129,14 +148,16 @@ class Ledger(LedgerReading):
         events: the planned releases. about: notes for people, "adjacency" where it is not add-or-remove-one, and
         "retraining" where it is a scheduled one, which is charged only once.
         blocks: those that the run reads, all charged or none; a mapping gives each block events of its own.
-        Raises BudgetRefused when a cap does not allow it; Refused for what is unknown, for events without a bound
+        held: digests that only the owner's key makes of what each block holds; blocks with one in common hold the same.
+        Raises BudgetRefused when a cap does not allow it, and where a block holds exactly what a block of another name
+        holds or held, unless the owner overruled that; Refused for what is unknown, for events without a bound
         under the population's composition, for another adjacency than the one a private population was charged
         under, and for a run_id that is taken: by another reservation, or by a run that has ended.
         """
         rules.check_name(run_id, "run_id")
         run = Draft("reserve", population, cost, run_id, events, about)
         # Priced before the database is locked: accountants take their time.
-        drafts = reservation(self._books().term(population), run, blocks)
+        drafts = reservation(self._books().term(population), run, blocks, held or {})
 
         def decide(books: Books) -> list[Draft]:
             rules.check_blocks(books, population, [draft.block for draft in drafts])
@@ -144,6 +165,7 @@ class Ledger(LedgerReading):
                 rules.check_resumes(books.runs[run_id], drafts)
                 return []
             rules.check_once(books, population, about)
+            rules.check_repeats(books, population, held or {})
             rules.check_fits(books, drafts)
             return drafts
 

@@ -52,6 +52,10 @@ class Books:
     caps: dict[Account, Budget] = field(default_factory=dict)
     retired: set[Account] = field(default_factory=set)
     adjacencies: dict[str, str] = field(default_factory=dict)
+    held: dict[Account, frozenset[str]] = field(default_factory=dict)
+    """The keyed digests of what a block held, whenever a run was reserved on it."""
+    allowed: set[tuple[str, frozenset[str]]] = field(default_factory=set)
+    """Populations and two of their blocks each, which may hold the same, as the owner of the data has said."""
     runs: dict[str, Run] = field(default_factory=dict)
     _sums: dict[Account, dict[Status, Amount]] = field(default_factory=dict)
     _charges: dict[Account, int] = field(default_factory=dict)
@@ -64,6 +68,8 @@ class Books:
                 self.caps[entry.population, entry.block] = entry.budget
             case "cap" if json.loads(entry.about).get("retired"):
                 self.retired.add((entry.population, entry.block))
+            case "cap" if overruled := json.loads(entry.about).get("overruled"):
+                self.allowed.add((entry.population, frozenset(overruled)))
             case "cap":
                 self.caps[entry.population, entry.block] = entry.budget
                 bound, terms = json.loads(entry.about).get("bound", {}), self.terms[entry.population]
@@ -154,6 +160,25 @@ class Books:
             None,
         )
 
+    def repeats(self, population: str, held: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+        """For each block that `held` has digests of, the others that hold exactly the same, by what was reserved too.
+
+        Two that the owner of the data allowed are left out, and so are blocks without another.
+        """
+        known = {block: found for (name, block), found in self.held.items() if name == population}
+        known |= {block: known.get(block, frozenset()).union(found) for block, found in held.items()}
+        found = {
+            block: [
+                other
+                for other, theirs in known.items()
+                if other != block
+                and not theirs.isdisjoint(mine)
+                and (population, frozenset((block, other))) not in self.allowed
+            ]
+            for block, mine in held.items()
+        }
+        return {block: others for block, others in found.items() if others}
+
     def _reserve(self, entry: Entry) -> None:
         about, run_id = json.loads(entry.about), entry.run_id or ""
         adjacency = about.get("adjacency", "ADD_OR_REMOVE_ONE")
@@ -164,6 +189,7 @@ class Books:
         )
         self.runs[run_id] = replace(run, amounts={**run.amounts, entry.block: amount})
         account = entry.population, entry.block
+        self.held[account] = self.held.get(account, frozenset()).union(about["held"])
         self._charges[account] = self._charges.get(account, 0) + 1
         self._move(account, amount, "open")
 

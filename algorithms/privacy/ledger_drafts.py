@@ -47,16 +47,17 @@ def declaration(books: Books, population: str, cap: Budget, terms: Terms) -> lis
     return [Draft("cap", population, books.cap(population), about={"bound": unbound})] if unbound else []
 
 
-def reservation(terms: Terms, run: Draft, blocks: Blocks) -> list[Draft]:
+def reservation(terms: Terms, run: Draft, blocks: Blocks, held: Mapping[str, Sequence[str]]) -> list[Draft]:
     """The rows that reserve a run in its blocks; raises Refused where its events have no bound under the terms.
 
-    run: the row of a run on the whole population. Each price is computed here and never taken from `about`.
+    run: the row of a run on the whole population. held: digests of what the blocks hold. Each price is computed here
+    and never taken from `about`.
     """
     drafts, by_block = [], _by_block(blocks, run.events)
     together = terms.together(by_block)
     for block, events in by_block.items():
         price = terms.composition.price(run.budget, events, rules.adjacency_of(run.about), together)
-        about = dict(run.about) | _notes(terms, price, together)
+        about = dict(run.about) | _notes(terms, price, together) | {"held": sorted(held.get(block, ()))}
         drafts.append(Draft("reserve", run.population, run.budget, run.run_id, events, about, block))
     return drafts
 

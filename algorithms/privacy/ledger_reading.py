@@ -1,6 +1,6 @@
 """What an open ledger says: balances, blocks, what is affordable, and its rows; nothing here changes it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from algorithms.privacy import ledger_balance as balances
@@ -54,6 +54,14 @@ class LedgerReading:
         Raises Refused for an unknown population or block, and for events without a bound.
         """
         return balances.affordable(self._books(), population, cost, events, adjacency, blocks)
+
+    def held(self, population: str) -> dict[str, frozenset[str]]:
+        """The digests of what each block held when runs were reserved on it; see `Ledger.reserve`."""
+        return {block: found for (name, block), found in self._books().held.items() if name == population}
+
+    def check_repeats(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
+        """Raises BudgetRefused where `reserve` would, for blocks that hold exactly what others hold."""
+        rules.check_repeats(self._books(), population, held)
 
     def status(self, run_id: str) -> Status | None:
         """What became of a run; None when the ledger does not know it."""

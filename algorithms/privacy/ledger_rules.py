@@ -33,6 +33,19 @@ def check_blocks(books: Books, population: str, blocks: Sequence[str]) -> None:
         )
 
 
+def check_repeats(books: Books, population: str, held: Mapping[str, Sequence[str]]) -> None:
+    """Raises BudgetRefused where a block holds exactly what too many others hold, which would be one cap each."""
+    count = books.term(population).blocks_per_person
+    for block, others in books.repeats(population, held).items():
+        if len(others) >= count:
+            places = "one block alone" if count == 1 else f"{count} blocks at most"
+            raise BudgetRefused(
+                f"the blocks {others[0]!r} and {block!r} of population {population!r} hold exactly the same records,"
+                f" and a record is in {places}; leave {block!r} out, or let the owner of the data say that these are"
+                f" other people, by `epsilonflow ledger overrule {population} {block} {others[0]}`."
+            )
+
+
 def check_fits(books: Books, drafts: Sequence[Draft]) -> None:
     """Raises BudgetRefused where a block's cap does not allow its draft, Refused for another adjacency."""
     for draft in drafts:

@@ -1,6 +1,5 @@
-"""What a population's runs are held to: once one is reserved the values stay, also in ledgers from before."""
+"""What a population's runs are held to: once one is reserved the values stay."""
 
-import sqlite3
 from pathlib import Path
 
 from algorithms.privacy.budget import Budget
@@ -64,11 +63,11 @@ def test_terms_that_contradict_bind_nothing(tmp_path: Path) -> None:
 
 
 def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Path) -> None:
-    """The file is a dump of a SQLite ledger that older software wrote; its population's cap was changed since."""
-    with sqlite3.connect(tmp_path / "ledger.sqlite") as connection:
-        connection.executescript(Path(__file__).with_name("ledger_before_blocks.sql").read_text())
-    connection.close()
+    """Runs were charged to it, and its cap was changed."""
     ledger = _open(tmp_path)
+    ledger.declare("patients", CAP, public=False)
+    _charge(ledger)
+    ledger.set_cap("patients", Budget(2.0, 1e-4))
     before, head = ledger.balance("patients"), ledger.head()
     assert ledger.terms("patients").bound == {}
     for value in ("first", "second"):
