@@ -189,7 +189,7 @@ class Books:
         )
         self.runs[run_id] = replace(run, amounts={**run.amounts, entry.block: amount})
         account = entry.population, entry.block
-        self.held[account] = self.held.get(account, frozenset()).union(about["held"])
+        self.held[account] = self.held.get(account, frozenset()).union(about.get("held", ()))
         self._charges[account] = self._charges.get(account, 0) + 1
         self._move(account, amount, "open")
 

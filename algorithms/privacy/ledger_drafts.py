@@ -18,7 +18,7 @@ Blocks: TypeAlias = Sequence[str] | Mapping[str, Events]
 
 
 class Memory(threading.local):
-    """The books of the rows that this thread replayed last, so that only new rows are replayed."""
+    """The books of the rows that this thread replayed last, so that only new rows are replayed; they trust nothing."""
 
     def __init__(self) -> None:
         self._books, self._rows, self._head = Books(), 0, GENESIS
@@ -57,7 +57,8 @@ def reservation(terms: Terms, run: Draft, blocks: Blocks, held: Mapping[str, Seq
     together = terms.together(by_block)
     for block, events in by_block.items():
         price = terms.composition.price(run.budget, events, rules.adjacency_of(run.about), together)
-        about = dict(run.about) | _notes(terms, price, together) | {"held": sorted(held.get(block, ()))}
+        about = dict(run.about) | _notes(terms, price, together)
+        about |= {"held": sorted(held[block])} if block in held else {}
         drafts.append(Draft("reserve", run.population, run.budget, run.run_id, events, about, block))
     return drafts
 

@@ -1,23 +1,21 @@
 """Where the ledger's rows live: one append-only table in SQLite or PostgreSQL.
 
-A write is one transaction that reads every row, verifies the chain, asks what to append and appends it. Rows that
-this thread verified before are compared with what they were then instead of hashed again. Beyond a thousand rows that
-happens once a minute, and in between the last known row stands for those before it; opening reads all in any case.
+A write is one transaction that reads the rows, verifies the chain, asks what to append and appends it. An open store
+keeps the rows that it has verified: as long as the last of them is still in its place, only those after it are read and
+verified. Opening reads and verifies all.
 SQLite runs these one after the other (BEGIN IMMEDIATE); PostgreSQL lets only those through that might have
 run so (SERIALIZABLE), and the others are tried again. Unique constraints (one row a place, one successor a
 row, one row a run, kind and block) stand behind that. Triggers refuse UPDATE and DELETE: they stop accidents, while
 the hash chain shows what was done around them.
 """
 
-import math
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -53,7 +51,6 @@ _TABLE = sa.Table(
     sa.CheckConstraint("(run_id IS NULL) = (kind IN ('population', 'cap'))"),
 )
 _ROWS = sa.select(_TABLE).order_by(_TABLE.c.seq)
-_ALWAYS_COMPARED, _TRUST_SECONDS = 1000, 60.0
 _NEVER = "the rows of the ledger are never changed or removed"
 _LAST = "(SELECT max(seq) FROM epsilonflow_ledger)"
 _SQLITE_TRIGGERS = tuple(
@@ -73,36 +70,20 @@ _POSTGRESQL_TRIGGERS = (
 )
 
 
-class _Memory(threading.local):
-    """The rows that this thread verified last, as the database gave them and as entries."""
-
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-        self.entries: list[Entry] = []
-        self.compared = -math.inf
-
-    @property
-    def trusted(self) -> int:
-        """How many rows need not be read again now."""
-        is_fresh = time.monotonic() - self.compared < _TRUST_SECONDS
-        return len(self.rows) - 1 if is_fresh and len(self.rows) > _ALWAYS_COMPARED else 0
-
-
-@dataclass(frozen=True)
+@dataclass
 class Store:
-    """A table of entries at a place."""
+    """A table of entries at a place, which threads may share."""
 
     place: Place = field(repr=False)
-    _memory: _Memory = field(default_factory=_Memory, repr=False, compare=False)
+    _verified: list[Entry] = field(default_factory=list, repr=False)
+    """The chain from its first row. The list is replaced and never changed, so any thread leaves a good one."""
 
     def read(self, *, afresh: bool = False) -> list[Entry]:
         """Every row in order; afresh: whatever was verified before is read and hashed again.
 
         Raises LedgerBroken when the chain does not hold, Refused when the database cannot be read.
         """
-        if afresh:
-            self._memory.rows, self._memory.entries = [], []
-        return self._transaction(self._verified)
+        return [*self._transaction(lambda connection: self._read(connection, afresh=afresh))]
 
     def append(self, decide: Decision) -> None:
         """Appends what `decide` makes of the verified rows: all of its drafts, or nothing when there are none.
@@ -113,7 +94,7 @@ class Store:
         """
 
         def work(connection: Connection) -> None:
-            entries = self._verified(connection)
+            entries = [*self._read(connection)]
             before, now = len(entries), datetime.now(UTC).isoformat(timespec="microseconds")
             for draft in decide(entries):
                 entries.append(seal(draft, entries=entries, written_at=now))
@@ -125,7 +106,7 @@ class Store:
         """Writes verified rows into an empty ledger as they are; raises Refused where it holds rows already."""
 
         def work(connection: Connection) -> None:
-            if self._verified(connection):
+            if self._read(connection):
                 raise Refused(f"the ledger {self.place.name} holds rows already; restore into a new one.")
             _insert(connection, entries)
 
@@ -135,19 +116,19 @@ class Store:
         """Creates the table and its triggers where they are missing; raises Refused where it cannot."""
         self._transaction(_create, writes=True)
 
-    def _verified(self, connection: Connection) -> list[Entry]:
-        """The rows in order, in a list of the caller's own."""
-        memory, start = self._memory, self._memory.trusted
-        rows = connection.execute(_ROWS.where(_TABLE.c.seq > start)).all()
-        if rows[: len(memory.rows) - start] != memory.rows[start:]:
-            start, memory.rows = 0, []
-            rows = connection.execute(_ROWS).all()
-        known = len(memory.rows)
-        entries = memory.entries[:known] + [Entry(*row) for row in rows[known - start :]]
-        verify(entries, name=self.place.name, known=known)
-        memory.rows, memory.entries = memory.rows + list(rows[known - start :]), entries
-        memory.compared = memory.compared if start else time.monotonic()
-        return [*entries]
+    def _read(self, connection: Connection, *, afresh: bool = False) -> list[Entry]:
+        """The rows in order, verified."""
+        known = [] if afresh else self._verified
+        rows = self._rows(connection, known[-1].seq if known else 1)
+        if known and rows[:1] != known[-1:]:  # another ledger is in this place, or one that was cut
+            known, rows = [], self._rows(connection, 1)
+        entries = [*known[:-1], *rows]
+        verify(entries, name=self.place.name, known=len(known))
+        self._verified = entries
+        return entries
+
+    def _rows(self, connection: Connection, first: int) -> list[Entry]:
+        return [Entry(*row) for row in connection.execute(_ROWS.where(_TABLE.c.seq >= first))]
 
     def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -231,9 +231,3 @@ def test_records_that_recur_are_in_as_many_blocks_as_a_person_may_be(tmp_path: P
     _hold(ledger, "b", february="A", january="A")
     with pytest.raises(BudgetRefused, match="a record is in 2 blocks at most"):
         _hold(ledger, "c", march="A")
-
-
-def test_notes_of_a_run_hold_no_digest_but_those_it_is_given(tmp_path: Path) -> None:
-    ledger = _ledger(tmp_path, "january")
-    ledger.reserve("a", "patients", ONE, events=EVENTS, about={"held": "A"}, blocks=["january"])
-    assert ledger.held("patients") == {"january": frozenset()}
