@@ -214,10 +214,19 @@ class Books:
 
 
 def replay(entries: Iterable[Entry], *, books: Books | None = None) -> Books:
-    """The books that verified rows add up to, on top of books of the rows before them, which are changed."""
+    """The books that verified rows add up to, on top of books of the rows before them, which are changed.
+
+    Raises Refused for a row that another version wrote.
+    """
     books = Books() if books is None else books
     for entry in entries:
-        books.add(entry)
+        try:
+            books.add(entry)
+        except KeyError:
+            raise Refused(
+                f"row {entry.seq} of the ledger was written by another version of epsilonflow, whose rows this one does"
+                " not read; use that one, or let the owner of the data begin a new ledger."
+            ) from None
     return books
 
 

@@ -40,7 +40,7 @@ class Composition:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any] | None) -> "Composition":
-        """The composition that `to_json` wrote; basic where there is none, as in rows of old ledgers."""
+        """The composition that `to_json` wrote; basic where there is none."""
         return cls(**document) if document else cls()
 
     def to_json(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger_engine import PATIENCE_SECONDS, Place, place_of
-from algorithms.privacy.ledger_entry import KINDS, WHOLE_POPULATION, Draft, Entry, seal, verify
+from algorithms.privacy.ledger_entry import KINDS, Draft, Entry, seal, verify
 
 T = TypeVar("T")
 Decision = Callable[[list[Entry]], Sequence[Draft]]
@@ -38,7 +38,7 @@ _TABLE = sa.Table(
     sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("kind", sa.Text, sa.CheckConstraint(f"kind IN {KINDS}"), nullable=False),
     sa.Column("population", sa.Text, nullable=False),
-    sa.Column("block", sa.Text, nullable=False, server_default=WHOLE_POPULATION),
+    sa.Column("block", sa.Text, nullable=False),
     sa.Column("run_id", sa.Text),
     sa.Column("epsilon", sa.Double),
     sa.Column("delta", sa.Double, nullable=False),

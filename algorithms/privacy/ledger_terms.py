@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.ledger_composition import BASIC, Amount, Composition, exact, times
+from algorithms.privacy.ledger_composition import Amount, Composition, exact, times
 from algorithms.privacy.ledger_entry import WHOLE_POPULATION
 
 
@@ -26,19 +26,12 @@ class Terms:
     @classmethod
     def from_json(cls, about: Mapping[str, Any]) -> "Terms":
         """The terms in the notes of a population's row."""
-        composition = Composition.from_json(about.get("composition"))
-        return cls(about["public"], composition, about.get("blocks_per_person", 1), about.get("bound", {}))
+        composition = Composition.from_json(about["composition"])
+        return cls(about["public"], composition, about["blocks_per_person"], about["bound"])
 
     def to_json(self) -> dict[str, Any]:
-        """The terms as notes; what is as it always was is left out."""
-        notes: dict[str, Any] = {"public": self.public}
-        if self.composition != BASIC:
-            notes["composition"] = self.composition.to_json()
-        if self.blocks_per_person != 1:
-            notes["blocks_per_person"] = self.blocks_per_person
-        if self.bound:
-            notes["bound"] = dict(self.bound)
-        return notes
+        """The terms as notes."""
+        return vars(self) | {"composition": self.composition.to_json(), "bound": dict(self.bound)}
 
     def unbound(self, asked: "Terms", *, is_charged: bool) -> dict[str, str]:
         """What other terms would bind beyond these; nothing where they contradict these and are to be refused.

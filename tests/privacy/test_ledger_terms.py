@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Composition, Ledger
+from algorithms.privacy.ledger_entry import Draft
 
 CAP = Budget(3.0, 1e-4)
 
@@ -78,3 +82,10 @@ def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Pa
     again.verify(containing=head)
     ledger.set_cap("patients", Budget(1.75, 1e-4))
     assert _open(tmp_path).terms("patients").bound == {"holdout": "first"}
+
+
+def test_rows_of_another_version_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    ledger = _open(tmp_path)
+    ledger._store.append(lambda _: [Draft("population", "patients", CAP, about={"public": False})])
+    with pytest.raises(Refused, match=r"^row 1 of the ledger was written by another version .*\.$"):
+        ledger.balance("patients")
