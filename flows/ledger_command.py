@@ -143,7 +143,7 @@ def verify(
 ) -> None:
     """Recompute the hash chain and the prices of the runs; exit status 2 if one does not hold, or the card differs."""
     with sentences():
-        from algorithms.privacy.ledger_copy import check_prices
+        from algorithms.privacy.ledger import check_prices
 
         ledger = _ledger()
         kept = [_head_in(card)] if card else []
@@ -164,7 +164,7 @@ def verify(
 def export(file: Annotated[Path, typer.Argument(help="A new file.")]) -> None:
     """Write every row with its hashes into a file that you alone can read."""
     with sentences():
-        from algorithms.privacy.ledger_copy import export as write
+        from algorithms.privacy.ledger import export as write
 
         rows = write(_ledger(), file)
     say(f"{rows} rows are in {file}.")
@@ -177,7 +177,7 @@ def restore(
 ) -> None:
     """Write the rows of an export into an empty ledger, hash for hash."""
     with sentences():
-        from algorithms.privacy.ledger_copy import restore as write
+        from algorithms.privacy.ledger import restore as write
 
         rows = write(file, to)
     say(f"{rows} rows are restored, and the chain holds.")

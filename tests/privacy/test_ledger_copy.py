@@ -10,8 +10,7 @@ import sqlalchemy as sa
 
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import LedgerBroken, Refused
-from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger_copy import export, identity, restore
+from algorithms.privacy.ledger import Ledger, export, identity, restore
 
 ONE = Budget(0.1, 1e-6)
 
@@ -75,7 +74,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch
             return cls.now_is
 
     expected = _lived(f"sqlite:///{tmp_path}/first.sqlite")
-    monkeypatch.setattr("algorithms.privacy.ledger_store.datetime", Backwards)
+    monkeypatch.setattr("algorithms.privacy.ledger.store.datetime", Backwards)
     ledger = _lived(f"sqlite:///{tmp_path}/second.sqlite")
     stamps = [row.written_at for row in ledger.history()]
     assert stamps[0] > stamps[-1]

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import LedgerBroken, Refused
 from algorithms.privacy.ledger import Balance, Ledger
-from algorithms.privacy.ledger_engine import place_of
+from algorithms.privacy.ledger.store import place_of
 
 ROOT = Path(__file__).parents[2]
 TABLE = "epsilonflow_ledger"

@@ -7,7 +7,7 @@ import pytest
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Composition, Ledger
-from algorithms.privacy.ledger_entry import Draft
+from algorithms.privacy.ledger.chain import Draft
 
 CAP = Budget(3.0, 1e-4)
 
