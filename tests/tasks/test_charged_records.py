@@ -126,8 +126,9 @@ def test_a_block_keeps_its_name_from_when_a_run_is_charged_for_it(place: Place) 
 
 
 def test_the_owner_overrules_a_repeat_and_the_ledger_keeps_who(
-    place: Place, capsys: pytest.CaptureFixture[str]
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     weeks = place.root / "weeks"
     shutil.copyfile(weeks / "w1.csv", weeks / "copy.csv")
     for stage in ("prepare", "calibrate"):
@@ -143,6 +144,8 @@ def test_the_owner_overrules_a_repeat_and_the_ledger_keeps_who(
     said = place.ledger.history()[1].to_json()
     assert (said["kind"], said["about"]) == ("cap", {"overruled": ["copy", "w1"], "by": "who owns it"})
     assert (place.root / "artifacts/model.safetensors").exists()
+    command.app(["ledger", "history"], standalone_mode=False)
+    assert "overruled" in capsys.readouterr().out
 
 
 def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(

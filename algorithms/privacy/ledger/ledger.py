@@ -7,7 +7,7 @@ counts k times, and a run on several blocks is priced for all of a person's reco
 settled run really spent, and the whole reservation of each forfeited and each open run. A killed run's reservation
 stays charged until the run is resumed and settled; forfeited, it is charged for ever.
 
-A row changed, removed or inserted outside the ledger breaks its hash chain, and every further use is refused.
+A row changed, removed or inserted outside the ledger breaks its hash chain, and it cannot be opened any more.
 Rows cut off at the end, an old copy put back and a deleted file leave a chain that holds: only a `head()`
 kept elsewhere shows these, through `verify(containing=...)`. No clock decides anything: `written_at` is for people.
 
@@ -72,7 +72,8 @@ class _Memory(threading.local):
 class Ledger:
     """An open ledger; threads may share it, and any number of processes may open the same one.
 
-    Every method raises LedgerBroken when the hash chain does not hold, and Refused when the database fails.
+    Every method raises LedgerBroken when the hash chain does not hold from the last row that it knows on, and Refused
+    when the database fails.
     """
 
     _store: Store = field(repr=False)
