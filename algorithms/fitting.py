@@ -42,7 +42,7 @@ from algorithms.privacy.card_words import NO_LEDGER
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import run_lengths, schedule_to_json
 from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger_terms import UNIT
+from algorithms.privacy.ledger.composition import UNIT
 from algorithms.privacy.noise import secure_generator, seeded_generator
 from algorithms.privacy.place import ledger_url
 from algorithms.public import Public

@@ -9,9 +9,7 @@ from dp_accounting.dp_event import ZCDpEvent
 
 from algorithms.algorithm import Plan
 from algorithms.privacy.events import RenyiDpEvent, schedule_to_json
-from algorithms.privacy.ledger import Balance, Ledger
-from algorithms.privacy.ledger_copy import identity
-from algorithms.privacy.ledger_past import settlement
+from algorithms.privacy.ledger import Balance, Ledger, identity, settlement
 
 
 def reserved_events(plan: Plan) -> list[dict[str, Any]]:

@@ -1,10 +1,12 @@
-"""A population in blocks: which there are, and the records of chosen ones.
+"""A population in blocks: which there are, the records of chosen ones, and keyed digests that show an exact repeat.
 
 A record belongs to one block for ever: budgets of blocks hold side by side only because no record moves between them.
 Rows that come late belong in a new block.
 """
 
+import hashlib
 import itertools
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,19 +16,63 @@ import pyarrow as pa
 
 from data import database
 from data.card import DataCard
-from data.charged_blocks import Contents
+from data.columns import Date, Ignored
 from data.errors import DataRefused
 from data.formats import Csv, Table
-from data.known_blocks import KnownBlocks
+from data.owner import keyed
 from data.readers import table
 from data.records import Block, Part, checked
 from data.sources import Folder, Query, Source
 from data.split import split
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_WHOLE_POPULATION = "all"
+_WHOLE_POPULATION, _TEST_FILE = "all", "the test file"
+_DIGEST_BYTES = 16
 _Rows: TypeAlias = tuple[pa.Table, str]
 """Some rows and what messages call their source."""
+
+
+class Digests:
+    """Keyed digests of the blocks that are read: two blocks share one where they hold exactly the same.
+
+    A block has one of its rows in any order, by the columns that records are made of, and one of its file's bytes.
+    Nobody without the key can test a guess. An empty block shares none with another, and looks like any other.
+
+    population: whose blocks they are; those of another have other digests. key: the owner key.
+    """
+
+    def __init__(self, population: str, *, key: bytes) -> None:
+        self._key = keyed(key, ["digests of blocks", population])
+        self.by_block: dict[str, list[str]] = {}
+        """Of each block that was read to its end."""
+
+    def counted(
+        self, name: str, read: Iterable[_Rows], declared: Table, file: Path | None
+    ) -> Iterator[_Rows]:
+        """The rows of a block as they come; at their end its digests are there.
+
+        file: where the rows are from, None for a query. Raises DataRefused where a column is missing.
+        """
+        total = count = 0
+        columns = _made_of(declared)
+        for rows, where in read:
+            yield rows, where  # whoever encodes them has checked the columns before this goes on
+            for row in zip(*(_texts(rows[column]) for column in columns), strict=True):
+                text = json.dumps(row).encode()
+                total += int.from_bytes(
+                    hashlib.blake2b(text, key=self._key, digest_size=_DIGEST_BYTES).digest()
+                )
+                count += 1
+        # The sum of keyed digests does not depend on the order, and its own digest hides the number of rows.
+        held = f"{count} {total % 256**_DIGEST_BYTES:x}" if count else f"no rows in {name}"
+        self.by_block[name] = [self._hex("rows", held)]
+        if file is not None:
+            with file.open("rb") as content:
+                plain = hashlib.file_digest(content, "sha256").hexdigest()
+            self.by_block[name].append(self._hex("file", plain if count else f"no rows in {name}"))
+
+    def _hex(self, of: str, text: str) -> str:
+        return keyed(self._key, [of, text]).hex()
 
 
 def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
@@ -54,52 +100,45 @@ def read(
     *,
     root: Path,
     url: str | None,
-    known: KnownBlocks,
+    digests: Digests,
 ) -> Iterator[Block]:
     """The records of the chosen blocks in their order, then those of the card's test file, checked as `data.reading`.
 
-    Raises DataRefused, while the records are taken and without a record's value in the message, for a block that is
-    not there, for one that is not what the card declares, and for one whose records another block has or had, where
-    the message names the block; and for a test file of which a block has or had many records.
+    digests: gets those of each block. Raises DataRefused, while the records are taken and without a record's value in
+    the message, for a block that is not there, for one that is not what the card declares, and for a test file that
+    holds exactly what a block holds.
     """
     missing = [name for name in chosen if name not in names(card, root=root, url=url)]
     if missing:
         raise DataRefused(f"{card.name!r} has no block {missing[0]!r}; choose among those that there are.")
-    each = (_of_the_block(card, name, root, url, known) for name in chosen)
-    blocks = itertools.chain.from_iterable(each)
-    parts = blocks if card.split is None else split(blocks, card.split)
-    return checked(card, _chained(parts, card, files, known))
+    trained_on = itertools.chain.from_iterable(
+        _records("train", _rows(card, name, root, url), card, digests, name, _file(card, name, root))
+        for name in chosen
+    )
+    parts = trained_on if card.split is None else split(trained_on, card.split)
+    return checked(card, itertools.chain(parts, _held_out(card, files, digests)))
 
 
-def _chained(
-    parts: Iterable[Block], card: DataCard, files: Mapping[str, Path], known: KnownBlocks
+def _held_out(card: DataCard, files: Mapping[str, Path], digests: Digests) -> Iterator[Block]:
+    if "test" not in files:
+        return
+    rows = ((some, str(files["test"])) for some in table.tables("test", files["test"], _table(card)))
+    yield from _records("test", rows, card, digests, _TEST_FILE, files["test"])
+    held_out = {*digests.by_block.pop(_TEST_FILE)}
+    if same := [name for name, found in digests.by_block.items() if held_out & {*found}]:
+        raise DataRefused(
+            f"The test file of population {card.population!r} holds exactly the records of the block {same[0]!r}, so"
+            " that records trained on would be published as held out; take a test file of other records."
+        )
+
+
+def _records(
+    part: Part, read: Iterable[_Rows], card: DataCard, digests: Digests, name: str, file: Path | None
 ) -> Iterator[Block]:
-    yield from parts
-    if "test" in files:
-        contents, path = Contents(), files["test"]
-        rows = ((some, str(path)) for some in table.tables("test", path, _table(card)))
-        yield from _counted("test", rows, card, known, contents)
-        known.check_held_out(contents)
-
-
-def _of_the_block(
-    card: DataCard, name: str, root: Path, url: str | None, known: KnownBlocks
-) -> Iterator[Block]:
-    """The records of a block; raises DataRefused at their end where another block had the same or many of them."""
-    contents = Contents()
-    yield from _counted("train", _rows(card, name, root, url), card, known, contents)
-    known.check(name, contents)
-
-
-def _counted(
-    part: Part, read: Iterable[_Rows], card: DataCard, known: KnownBlocks, contents: Contents
-) -> Iterator[Block]:
-    """The records of rows as they come, counted to `contents`."""
+    """The records of rows as they come; name, file: of what they are digested as."""
     declared = _table(card)
-    for rows, where in read:
-        records = table.records(rows, declared, card.classes, where)
-        known.add(rows, declared, contents)
-        yield Block(part, records)
+    for rows, where in digests.counted(name, read, declared, file):
+        yield Block(part, table.records(rows, declared, card.classes, where))
 
 
 def _rows(card: DataCard, name: str, root: Path, url: str | None) -> Iterator[_Rows]:
@@ -112,6 +151,11 @@ def _rows(card: DataCard, name: str, root: Path, url: str | None) -> Iterator[_R
         return
     for rows in database.read(source, declared, name, _given(card, source, url)):
         yield rows, f"block {name!r} of {card.name!r}"
+
+
+def _file(card: DataCard, name: str, root: Path) -> Path | None:
+    source = _source(card)
+    return _files(card, source, root)[name] if isinstance(source, Folder) else None
 
 
 def _source(card: DataCard) -> Source:
@@ -160,3 +204,14 @@ def _check_name(card: DataCard, name: str) -> None:
             f"A block of {card.name!r} has a name of other characters than letters, digits, - and _, or the name"
             f" {_WHOLE_POPULATION!r}; name its blocks anew."
         )
+
+
+def _made_of(declared: Table) -> tuple[str, ...]:
+    """The columns of the file that records are made of."""
+    read = [column.name for column in declared.columns if not isinstance(column, Date | Ignored)]
+    dates = [column for column in declared.columns if isinstance(column, Date)]
+    return tuple(sorted({*read, *(part for column in dates for part in (column.month, column.day))}))
+
+
+def _texts(values: pa.ChunkedArray) -> list[str | None]:
+    return [None if value is None else str(value).strip() for value in values.to_pylist()]

@@ -1,10 +1,11 @@
 """The prepared folder: arrays that are mapped into memory, and what is public about them."""
 
 import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from math import prod
@@ -23,8 +24,7 @@ from data.records import PARTS, Block, Features, Part
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
 _Arrays: TypeAlias = tuple[Features, NDArray[np.int64]]
-_SALT_BYTES = 32
-_LOCK, _CONTENTS = "lock", "contents"
+_LOCK, _CONTENTS, _DIGESTS = "lock", "contents", "digests.json"
 _REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
 
@@ -56,14 +56,15 @@ def write(
     *,
     salt: Salt,
     at_most: int | None,
+    digests: Mapping[str, Sequence[str]] | None = None,
     words: bytes | None = None,
 ) -> None:
     """Put the records into `folder` as their blocks come, whole or not at all.
 
     salt: secret bytes that keep a checksum of the folder from being guessed, or what gives them once the records are
     written. at_most: bound on the number of records when that is private; the file `salt` then grows so that the
-    folder's size depends on it alone. words: the public words that tokens stand for, one a line in their order, for the
-    file words.txt.
+    folder's size depends on it alone. digests: of the population's blocks, all there once the records are written.
+    words: the public words that tokens stand for, one a line in their order, for the file words.txt.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
@@ -76,6 +77,7 @@ def write(
         written, digest = _fill(content, blocks, public)
         (content / _CONTENTS).write_text(f"{digest}\n", encoding="utf-8")
         (content / "public.json").write_text(public.to_json(), encoding="utf-8")
+        (content / _DIGESTS).write_text(json.dumps(dict(digests or {})), encoding="utf-8")
         if words is not None:
             (content / "words.txt").write_bytes(words)
         padding = 0 if at_most is None else (at_most - sum(written.values())) * _bytes_a_record(public)
@@ -174,19 +176,26 @@ def _write_salt(path: Path, salt: bytes, *, padding: int) -> None:
         file.truncate(len(salt) + padding)
 
 
-def salt_of(folder: Path) -> bytes:
-    """The secret salt that `write` put into `folder`; raises DataRefused where there is none."""
+def contents(folder: Path) -> str:
+    """A digest of the records to train on, as secret as they are; raises DataRefused where there is none."""
+    return _text(folder, _CONTENTS).strip()
+
+
+def block_digests(folder: Path) -> dict[str, list[str]]:
+    """The keyed digests of each block, by which an exact repeat is known; raises DataRefused where there are none."""
+    found: dict[str, list[str]] = json.loads(_text(folder, _DIGESTS))
+    return found
+
+
+def _text(folder: Path, name: str) -> str:
     try:
-        with (folder / "salt").open("rb") as file:
-            return file.read(_SALT_BYTES)
+        return (folder / name).read_text(encoding="utf-8")
     except OSError:
-        raise DataRefused(f"{folder} holds no whole prepared data; run the prepare stage (again).") from None
+        raise DataRefused(_not_whole(folder)) from None
 
 
-def contents(folder: Path) -> str | None:
-    """A digest of the records to train on, as secret as they are; None for a folder of an older version."""
-    path = folder / _CONTENTS
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
+def _not_whole(folder: Path) -> str:
+    return f"{folder} holds no whole prepared data; run the prepare stage (again)."
 
 
 def load(folder: Path) -> Prepared:
@@ -207,17 +216,17 @@ def load_as(folder: Path, public: PublicDescription) -> Prepared:
     The description is read after the arrays are mapped, since a folder that is made anew is replaced whole.
     """
     data = load(folder)
-    check_same(folder, public)
+    if PublicDescription.read(folder) != public:
+        raise made_anew(folder)
     return data
 
 
-def check_same(folder: Path, public: PublicDescription) -> None:
-    """Raises DataRefused where `folder` was made anew with another description."""
-    if PublicDescription.read(folder) != public:
-        raise DataRefused(
-            f"{folder} was made anew while this run began, so its records are not those that were charged; let one"
-            " command at a time work in a checkout, and forfeit this run by `epsilonflow ledger forfeit`."
-        )
+def made_anew(folder: Path) -> DataRefused:
+    """What is said where `folder` no longer holds what a run was charged for."""
+    return DataRefused(
+        f"{folder} was made anew while this run began, so its records are not those that were charged; let one"
+        " command at a time work in a checkout, and forfeit this run by `epsilonflow ledger forfeit`."
+    )
 
 
 def _read(folder: Path, parts: Iterable[Part]) -> tuple[PublicDescription, list[_Arrays]]:
@@ -225,7 +234,7 @@ def _read(folder: Path, parts: Iterable[Part]) -> tuple[PublicDescription, list[
         public = PublicDescription.read(folder)
         return public, [_map(folder, part, public) for part in parts]
     except (OSError, EOFError, ValueError):
-        raise DataRefused(f"{folder} holds no whole prepared data; run the prepare stage (again).") from None
+        raise DataRefused(_not_whole(folder)) from None
 
 
 def _map(folder: Path, part: Part, public: PublicDescription) -> _Arrays:

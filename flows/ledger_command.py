@@ -1,5 +1,7 @@
 """The command `epsilonflow ledger`: what each population may spend, has spent, and by which runs."""
 
+import getpass
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,8 +67,9 @@ def history(
         return
     table = Table("row", "when", "what", "population", "block", "run", "epsilon", "delta")
     for row in rows:
-        budget = row.budget
-        cells = (row.written_at, row.kind, row.population, row.block, row.run_id or "", _text(budget.epsilon))
+        budget, about = row.budget, json.loads(row.about)
+        what = next((word for word in ("retired", "overruled") if about.get(word)), row.kind)
+        cells = (row.written_at, what, row.population, row.block, row.run_id or "", _text(budget.epsilon))
         table.add_row(str(row.seq), *cells, _text(budget.delta))
     show(table)
 
@@ -114,6 +117,24 @@ def retire(
 
 
 @app.command()
+def overrule(
+    population: Annotated[str, typer.Argument(help="Whose data.")],
+    name: Annotated[
+        str, typer.Argument(help="A block that was refused, since it holds the same as another.")
+    ],
+    other: Annotated[str, typer.Argument(help="That other block.")],
+    by: Annotated[str | None, typer.Option(help="Who says so, if not whoever is logged in.")] = None,
+) -> None:
+    """Say, as the owner of the data, that two blocks which hold the same are of other people; the ledger keeps who."""
+    with sentences():
+        who = by or getpass.getuser()
+        _ledger().overrule(population, name, other, by=who)
+    say(
+        f"Blocks {name} and {other} of population {population} may hold the same; the ledger keeps that {who} says so."
+    )
+
+
+@app.command()
 def verify(
     head: Annotated[str | None, typer.Option(help="A head of the chain that was kept elsewhere.")] = None,
     card: Annotated[
@@ -122,7 +143,7 @@ def verify(
 ) -> None:
     """Recompute the hash chain and the prices of the runs; exit status 2 if one does not hold, or the card differs."""
     with sentences():
-        from algorithms.privacy.ledger_copy import check_prices
+        from algorithms.privacy.ledger import check_prices
 
         ledger = _ledger()
         kept = [_head_in(card)] if card else []
@@ -143,7 +164,7 @@ def verify(
 def export(file: Annotated[Path, typer.Argument(help="A new file.")]) -> None:
     """Write every row with its hashes into a file that you alone can read."""
     with sentences():
-        from algorithms.privacy.ledger_copy import export as write
+        from algorithms.privacy.ledger import export as write
 
         rows = write(_ledger(), file)
     say(f"{rows} rows are in {file}.")
@@ -156,7 +177,7 @@ def restore(
 ) -> None:
     """Write the rows of an export into an empty ledger, hash for hash."""
     with sentences():
-        from algorithms.privacy.ledger_copy import restore as write
+        from algorithms.privacy.ledger import restore as write
 
         rows = write(file, to)
     say(f"{rows} rows are restored, and the chain holds.")

@@ -8,9 +8,7 @@ from rich.table import Table
 from flows.terminal import say, sentences, show, show_json
 
 if TYPE_CHECKING:
-    from algorithms.privacy.ledger import Ledger
-    from algorithms.privacy.ledger_forecast import Forecast
-    from algorithms.privacy.ledger_policy import Price, Spread
+    from algorithms.privacy.ledger import Forecast, Ledger, Price, Spread
 
 _SMALLEST_SHARE = 0.01
 
@@ -43,8 +41,8 @@ def forecast(
 ) -> None:
     """Say how many more retrainings the caps allow and when blocks retire; nothing is spent."""
     with sentences():
-        from algorithms.privacy.ledger_forecast import forecast as play
-        from algorithms.privacy.ledger_policy import Choice
+        from algorithms.privacy.ledger import Choice
+        from algorithms.privacy.ledger import forecast as play
         from tasks.closing import open_ledger
         from tasks.stage import checkout
 
@@ -75,7 +73,7 @@ def _pricing(
 ) -> "Spread | Price":
     """How budgets are spread, or the price of an (epsilon, delta), as it counts for a person."""
     from algorithms.privacy.budget import Budget
-    from algorithms.privacy.ledger_policy import Spread
+    from algorithms.privacy.ledger import Spread
 
     epsilon, delta = each
     if epsilon is None:

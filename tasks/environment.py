@@ -20,8 +20,6 @@ __all__ = [
     "sqlite_url",
 ]
 
-BLOCKS = "blocks"
-"""The folder in the home of what is known of blocks."""
 RETRAINING = "EPSILONFLOW_RETRAINING"
 SPEND_AGAIN = "EPSILONFLOW_SPEND_AGAIN"
 TRAIN_ANYWAY = "EPSILONFLOW_TRAIN_ANYWAY"

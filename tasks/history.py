@@ -13,8 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from algorithms.privacy.ledger_past import Settlement, settlement
+from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
 from tasks.retraining.registry import Registry
 from tasks.retraining.state import State, States
 

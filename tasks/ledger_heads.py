@@ -16,8 +16,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from algorithms.privacy.errors import LedgerBroken, Refused
-from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger_copy import identity
+from algorithms.privacy.ledger import Ledger, identity
 from data.files import write_whole
 from tasks.environment import LEDGER, sqlite_url
 

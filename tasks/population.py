@@ -1,15 +1,14 @@
 """How a data card's population is entered into the ledger, and what of it can never change."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Composition, Ledger
-from algorithms.privacy.ledger_terms import UNIT
+from algorithms.privacy.ledger.composition import UNIT
 from data import PublicDescription
-from data.charged_blocks import ChargedBlocks, preparation_of
-from data.prepared import check_same, salt_of
-from tasks.environment import BLOCKS
+from data.prepared import block_digests, made_anew
 from tasks.ledger_heads import check_usual, has_usual, keep_usual
 
 _HOLDOUT, _BLOCKS = "holdout", "blocks"
@@ -18,39 +17,38 @@ _HOLDOUT, _BLOCKS = "holdout", "blocks"
 def enter(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
     """`declare`, in the ledger where these people are charged always; raises Refused for another one.
 
-    prepared: the folder of the records. Raises DataRefused where another block was charged for them.
+    prepared: the folder of the records. Raises BudgetRefused where another block was charged for exactly these.
     """
     if not public.public or has_usual(public.population, home=home):
         check_usual(ledger, public.population, home=home)
-    if not public.public:
-        _charge_blocks(public, home=home, prepared=prepared, only_check=True)
-    declare(ledger, public)
+    declare(ledger, public, held=digests_of(public, prepared))
+
+
+def digests_of(public: PublicDescription, prepared: Path) -> dict[str, list[str]]:
+    """The keyed digests of the prepared blocks; none of public records, which may be in any number of blocks."""
+    return block_digests(prepared) if public.blocks and not public.public else {}
 
 
 def confirm(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
     """For a run that is reserved: what it is held to is for good now, and is what it was entered with.
 
-    Raises Refused or DataRefused where another run with another card, ledger or name for its records came between,
-    before anything is trained.
+    Raises Refused or DataRefused where another run with another card or ledger came between, or the records were
+    prepared anew, before anything is trained.
     """
     if not public.public:
         keep_usual(ledger, public.population, home=home)
-        _charge_blocks(public, home=home, prepared=prepared, only_check=False)
     _check_bound(ledger, public)
+    charged, here = ledger.held(public.population), digests_of(public, prepared)
+    if any(charged.get(name, frozenset()).isdisjoint(found) for name, found in here.items()):
+        raise made_anew(prepared)
 
 
-def _charge_blocks(public: PublicDescription, *, home: Path, prepared: Path, only_check: bool) -> None:
-    if public.blocks:
-        known = ChargedBlocks(
-            public.population, folder=home / BLOCKS, blocks_per_person=public.blocks_per_person
-        )
-        preparation = preparation_of(salt_of(prepared), public.blocks)
-        check_same(prepared, public)
-        known.charge(preparation, public.blocks, only_check=only_check)
-
-
-def declare(ledger: Ledger, public: PublicDescription) -> None:
+def declare(
+    ledger: Ledger, public: PublicDescription, *, held: Mapping[str, Sequence[str]] | None = None
+) -> None:
     """Enters the population and its blocks at first sight; raises Refused where one of that name is of another kind.
+
+    held: the digests of what its blocks hold, once they are prepared; see `Ledger.reserve`.
 
     Of another kind is also one with another unit, and a private one of which other records were held out, since those
     trained on would be published, or whose blocks are made otherwise, since a person would have a cap in each way.
@@ -66,6 +64,7 @@ def declare(ledger: Ledger, public: PublicDescription) -> None:
     )
     _check_kind(ledger, public)
     _check_bound(ledger, public)
+    ledger.check_repeats(public.population, held or {})
     for block in public.blocks:
         ledger.declare_block(public.population, block)
 

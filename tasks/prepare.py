@@ -7,15 +7,13 @@ from pathlib import Path
 
 from data import PublicDescription, blocks, catalogue, prepared, public_description
 from data.card import DataCard
-from data.charged_blocks import preparation_of
 from data.errors import DataRefused
 from data.fetch import RAW, Places, fetch
-from data.known_blocks import KnownBlocks
 from data.owner import PUBLIC_KEY, keyed, owner_key
 from data.reading import read, word_list
 from data.records import Block
 from data.scattering import scattered
-from tasks.environment import BLOCKS, data_mirror, database_url, home
+from tasks.environment import data_mirror, database_url, home
 from tasks.params import Params, load
 from tasks.stage import main_of
 
@@ -48,24 +46,24 @@ def prepare(
     key = PUBLIC_KEY if card.public else owner_key(home)
     files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
     words = ["salt of a prepared folder", card.model_dump_json()]
-    known = _known_blocks(card, home, key)
+    digests = blocks.Digests(card.population, key=key)
     if card.blocks is None:
         records = read(card, files)
     else:
         # No checksum in the card stands for what the blocks hold, so the salt does.
         url = database_url(card.blocks)
-        records = _noted(blocks.read(card, public.blocks, files, root=root, url=url, known=known), words)
+        found = blocks.read(card, public.blocks, files, root=root, url=url, digests=digests)
+        records = _noted(found, words)
     records = records if transform == "none" else scattered(card, records)
-
-    def salt() -> bytes:
-        """What was read is noted before the folder is in its place, so that no run finds records of unknown blocks."""
-        made = keyed(key, words)
-        if card.blocks is not None:
-            known.note(preparation_of(made, public.blocks))
-        return made
-
-    listed = word_list(card, files)
-    prepared.write(destination, records, public, salt=salt, at_most=card.records.at_most, words=listed)
+    prepared.write(
+        destination,
+        records,
+        public,
+        salt=lambda: keyed(key, words),
+        at_most=card.records.at_most,
+        digests=digests.by_block,
+        words=word_list(card, files),
+    )
     return public
 
 
@@ -82,11 +80,6 @@ def chosen_blocks(card: DataCard, named: Sequence[str], *, root: Path) -> tuple[
         what = f"no block {missing[0]!r}" if missing else "no blocks"
         raise DataRefused(f"{card.name!r} has {what}; choose among those that there are, or wait for one.")
     return tuple(name for name in there_are if not named or name in named)
-
-
-def _known_blocks(card: DataCard, home: Path, key: bytes) -> KnownBlocks:
-    folder = None if card.public else home / BLOCKS
-    return KnownBlocks(card.population, folder=folder, key=key, blocks_per_person=card.blocks_per_person)
 
 
 def _noted(records: Iterable[Block], words: list[str]) -> Iterator[Block]:

@@ -13,7 +13,7 @@ from algorithms.privacy.card_model import RELEASED
 from algorithms.privacy.card_trace import made_up_trace
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_to_json
-from algorithms.privacy.ledger_composition import Composition
+from algorithms.privacy.ledger.composition import Composition
 from algorithms.receipt import cost_of
 from data import PublicDescription
 from tasks.history import nothing

@@ -38,7 +38,7 @@ from tasks.described import described
 from tasks.environment import home, ledger_url, retraining
 from tasks.ledger_heads import open_newest, remember
 from tasks.params import Params
-from tasks.population import confirm, enter
+from tasks.population import confirm, digests_of, enter
 from tasks.progress import both, progress
 from tasks.rehearsal import rehearse
 from tasks.stage import main_of
@@ -109,12 +109,18 @@ def _trained(job: Job, model: Model, run: runs.Run, ledger: Ledger, root: Path, 
     about |= {"retraining": job.retraining} if job.retraining else {}
     # A settled run without a result was killed in between: it is repeated, not charged again.
     if ledger.status(run.run_id) != "settled":
-        events = reserved_events(plan)
+        events, held = reserved_events(plan), digests_of(job.public, job.prepared)
         with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
             if ledger.status(run.run_id) is None:
                 rehearse(job.document, job.public, _identity(job, run))
             ledger.reserve(
-                run.run_id, job.public.population, plan.cost, events=events, about=about, blocks=job.blocks
+                run.run_id,
+                job.public.population,
+                plan.cost,
+                events=events,
+                about=about,
+                blocks=job.blocks,
+                held=held,
             )
     confirm(ledger, job.public, home=home, prepared=job.prepared)
     written = run.emptied("written")

@@ -25,7 +25,7 @@ from algorithms.privacy.card_trace import queries
 from algorithms.privacy.card_verdict import Check, Verification
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_from_json
-from algorithms.privacy.ledger_composition import Composition
+from algorithms.privacy.ledger.composition import Composition
 from algorithms.privacy.renyi import ORDERS
 
 __all__ = [

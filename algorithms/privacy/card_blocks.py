@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.card_parts import Amount, Section, Text
 from algorithms.privacy.card_verdict import BELOW
-from algorithms.privacy.ledger_composition import Composition, Events, times
+from algorithms.privacy.ledger.composition import Composition, Events, times
 
 
 class ChargedBlock(Section):

@@ -14,7 +14,7 @@ from algorithms.privacy.card_terms import Between, fits
 from algorithms.privacy.card_verdict import BELOW, Check, covers, in_words
 from algorithms.privacy.card_words import Guarantee
 from algorithms.privacy.events import Schedule
-from algorithms.privacy.ledger_composition import Composition
+from algorithms.privacy.ledger.composition import Composition
 
 
 def guarantee_of(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Guarantee:

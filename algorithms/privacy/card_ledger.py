@@ -12,10 +12,8 @@ from algorithms.privacy.card_trace import same_events
 from algorithms.privacy.card_verdict import BELOW, finite
 from algorithms.privacy.errors import Refused
 from algorithms.privacy.events import schedule_from_json
-from algorithms.privacy.ledger import WHOLE_POPULATION, Balance, Ledger
-from algorithms.privacy.ledger_entry import Entry
-from algorithms.privacy.ledger_past import Settlement, settlement
-from algorithms.privacy.ledger_terms import UNIT
+from algorithms.privacy.ledger import WHOLE_POPULATION, Balance, Entry, Ledger, Settlement, settlement
+from algorithms.privacy.ledger.composition import UNIT
 
 
 def check_charged(card: PrivacyCard, ledger: Ledger) -> None:

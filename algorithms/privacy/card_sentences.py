@@ -12,7 +12,7 @@ from algorithms.privacy.card_model import PrivacyCard
 from algorithms.privacy.card_start import is_started, without_start
 from algorithms.privacy.card_verdict import Check
 from algorithms.privacy.card_words import DIAGNOSED, Guarantee
-from algorithms.privacy.ledger_composition import BASIC, Composition
+from algorithms.privacy.ledger.composition import BASIC, Composition
 
 _NUMBER = re.compile(r"The number of training records, ([0-9]+), which")
 _ORDER = re.compile(r" of order ([0-9.e+-]+) ")

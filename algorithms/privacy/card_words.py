@@ -7,7 +7,7 @@ from typing import Any, Literal
 from algorithms.privacy import card_start
 from algorithms.privacy.card_model import Responsibility, Scope
 from algorithms.privacy.card_parts import Text
-from algorithms.privacy.ledger_composition import BASIC, Composition
+from algorithms.privacy.ledger.composition import BASIC, Composition
 
 Guarantee = Literal["private", "seeded", "diagnosed", "none"]
 """Private; noise that anyone can reproduce; secret noise, but diagnostics beside it; no noise."""

@@ -8,8 +8,7 @@ from math import exp, inf, log
 from algorithms.algorithm import Plan
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.ledger import Balance
-from algorithms.privacy.ledger_policy import Price
+from algorithms.privacy.ledger import Balance, Price
 from algorithms.receipt import reserved_events
 
 _CLOSE, _MOST_PLANS = 0.01, 12

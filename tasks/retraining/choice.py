@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.ledger import Block, Ledger
-from algorithms.privacy.ledger_policy import Price, exhausted, next_retraining
+from algorithms.privacy.ledger import Block, Ledger, Price, exhausted, next_retraining
 from data import PublicDescription, blocks, catalogue, public_description
 from data.card import DataCard
 from tasks.calibrate import plan_for

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from algorithms.privacy.ledger_policy import Choice, Choosing, Spread, Spreading
+from algorithms.privacy.ledger import Choice, Choosing, Spread, Spreading
 from tasks.groups import Group
 from tasks.params import ParamsRefused
 
@@ -18,7 +18,7 @@ _NAME = r"^[a-z0-9][a-z0-9_-]*$"
 
 
 class BlockChoice(Group):
-    """See `algorithms.privacy.ledger_policy.Choice`."""
+    """See `algorithms.privacy.ledger.Choice`."""
 
     policy: Choosing
     window: int | None = None
@@ -26,7 +26,7 @@ class BlockChoice(Group):
 
 
 class BudgetSpread(Group):
-    """See `algorithms.privacy.ledger_policy.Spread`."""
+    """See `algorithms.privacy.ledger.Spread`."""
 
     policy: Spreading
     planned: int | None = None

@@ -1,6 +1,7 @@
 """Data in blocks: a folder of files or a query; which blocks there are, and what of them is refused."""
 
 import hashlib
+import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,6 @@ import sqlalchemy as sa
 
 from data import DataRefused, blocks, catalogue, prepared, public_description
 from data.card import DataCard
-from data.charged_blocks import ChargedBlocks, preparation_of
-from data.known_blocks import KnownBlocks
 from data.owner import PUBLIC_KEY
 from data.records import Block, whole
 from tasks.params import ParamsRefused, parse
@@ -25,9 +24,18 @@ QUERY = "SELECT week, age, town, answer FROM visits"
 
 
 def read(card: DataCard, chosen: Sequence[str], *, root: Path, url: str | None) -> Iterator[Block]:
-    """The records of blocks by one who has seen none before."""
-    known = KnownBlocks(card.population, folder=None, key=PUBLIC_KEY)
-    return blocks.read(card, chosen, {}, root=root, url=url, known=known)
+    """The records of blocks."""
+    digests = blocks.Digests(card.population, key=PUBLIC_KEY)
+    return blocks.read(card, chosen, {}, root=root, url=url, digests=digests)
+
+
+def digests_of(
+    card: DataCard, chosen: Sequence[str], root: Path, *, url: str | None = None, key: bytes = PUBLIC_KEY
+) -> dict[str, set[str]]:
+    """The digests that reading blocks gives of each."""
+    digests = blocks.Digests(card.population, key=key)
+    whole(blocks.read(card, chosen, {}, root=root, url=url, digests=digests))
+    return {name: {*found} for name, found in digests.by_block.items()}
 
 
 def rows(week: int) -> list[tuple[str, str, str]]:
@@ -183,58 +191,147 @@ def test_a_card_that_contradicts_its_blocks_is_refused(
         catalogue.card("tiny", store(folder_card | changes))
 
 
-def test_records_under_two_names_are_refused(folder_card: Document, card_of: CardOf, tmp_path: Path) -> None:
-    card = card_of(folder_card)
-    (tmp_path / "weeks/again.csv").symlink_to("2026-W01.csv")
-    assert len(whole(read(card, ("again", "2026-W02"), root=tmp_path, url=None)).train) > 0
-    with pytest.raises(
-        DataRefused, match="'again' and '2026-W01' of population 'tiny' hold the same records"
-    ):
-        whole(read(card, ("again", "2026-W01"), root=tmp_path, url=None))
-    (tmp_path / "weeks/again.csv").rename(tmp_path / "weeks/2026-w01.csv")
-    with pytest.raises(DataRefused, match="differ in case alone"):
-        blocks.names(card, root=tmp_path, url=None)
-
-
-def test_a_block_that_was_renamed_is_no_new_one(
-    folder_card: Document, store: Callable[..., Path], tmp_path: Path
-) -> None:
-    """As a file was: its records have spent of the cap under their first name. Another week of another home is free."""
-    cards = store(folder_card | {"public": False})
-
-    def prepared_of(block: str, home: str) -> None:
-        params = parse({"data": {"dataset": "tiny", "blocks": [block]}}, reads=("data",))
-        folder = tmp_path / home
-        prepare(params, mirror=None, home=folder, destination=folder / "out", root=tmp_path, cards=cards)
-        preparation = preparation_of(prepared.salt_of(folder / "out"), [block])
-        ChargedBlocks("tiny", folder=folder / "blocks").charge(preparation, [block])
-
-    prepared_of("2026-W01", "home")
-    (tmp_path / "weeks/2026-W01.csv").rename(tmp_path / "weeks/fresh.csv")
-    with pytest.raises(DataRefused, match="'2026-W01' and 'fresh' of population 'tiny'"):
-        prepared_of("fresh", "home")
-    prepared_of("2026-W02", "home")
-    prepared_of("fresh", "another")
-    kept = b"".join(path.read_bytes() for path in (tmp_path / "home/blocks").glob("*.json"))
-    assert hashlib.sha256((tmp_path / "weeks/fresh.csv").read_bytes()).hexdigest().encode() not in kept
-
-
-def test_what_two_processes_have_seen_at_once_is_all_kept(
+def test_names_that_differ_in_case_alone_are_refused(
     folder_card: Document, card_of: CardOf, tmp_path: Path
 ) -> None:
-    def known() -> KnownBlocks:
-        return KnownBlocks("tiny", folder=tmp_path / "blocks", key=PUBLIC_KEY)
+    (tmp_path / "weeks/2026-w01.csv").symlink_to("2026-W01.csv")
+    with pytest.raises(DataRefused, match="differ in case alone"):
+        blocks.names(card_of(folder_card), root=tmp_path, url=None)
 
-    card, both = card_of(folder_card), (known(), known())
-    for week, one in zip(WEEKS, both, strict=False):
-        list(blocks.read(card, (week,), {}, root=tmp_path, url=None, known=one))
-    for week, one in zip(WEEKS, both, strict=False):
-        one.note(week)
-        ChargedBlocks("tiny", folder=tmp_path / "blocks").charge(week, [week])
-    for week in WEEKS[:2]:
-        (tmp_path / f"weeks/{week}.csv").rename(tmp_path / f"weeks/again-{week}.csv")
-        with pytest.raises(DataRefused, match=week):
-            list(blocks.read(card, (f"again-{week}",), {}, root=tmp_path, url=None, known=known()))
+
+def write_week(root: Path, name: str, lines: Sequence[str]) -> None:
+    (root / f"weeks/{name}.csv").write_text("\n".join(["age,town,answer", *lines]) + "\n")
+
+
+WEEK = [",".join(row) for row in rows(0)]
+AGAIN = {
+    "the same file": WEEK,
+    "in another order": WEEK[::-1],
+    "with spaces": [line.replace(",", " , ") for line in WEEK],
+}
+OTHERS = {
+    "one less": WEEK[1:],
+    "one twice": [*WEEK, WEEK[0]],
+    "one instead of another": [*WEEK[1:], WEEK[1]],
+    "one that differs": [*WEEK[1:], "0,Oslo,yes"],
+}
+
+
+@pytest.mark.parametrize("lines", [*AGAIN.values(), *OTHERS.values()], ids=[*AGAIN, *OTHERS])
+def test_two_blocks_share_a_digest_where_they_hold_exactly_the_same(
+    folder_card: Document, card_of: CardOf, tmp_path: Path, lines: list[str]
+) -> None:
+    write_week(tmp_path, "other", lines)
+    found = digests_of(card_of(folder_card), ("2026-W01", "other"), tmp_path)
+    assert bool(found["2026-W01"] & found["other"]) == (lines in AGAIN.values())
+
+
+def test_a_file_is_the_same_whatever_the_card_makes_of_it(
+    folder_card: Document, card_of: CardOf, tmp_path: Path
+) -> None:
+    (tmp_path / "weeks/other.csv").symlink_to("2026-W01.csv")
+    before = digests_of(card_of(folder_card), ("2026-W01",), tmp_path)["2026-W01"]
+    folder_card["reader"]["columns"][1] = {"name": "town", "kind": "ignored"}
+    (after,) = digests_of(card_of(folder_card), ("other",), tmp_path).values()
+    assert len(before & after) == 1
+
+
+def test_the_rows_of_a_query_have_a_digest_in_any_order(
+    query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path
+) -> None:
+    document, url = query_card
+    with sa.create_engine(url).begin() as connection:
+        copied = "INSERT INTO visits SELECT 'other', age, town, answer FROM visits WHERE week = '2026-W01'"
+        connection.execute(sa.text(f"{copied} ORDER BY age DESC"))
+    found = digests_of(card_of(document), (*WEEKS, "other"), tmp_path, url=url)
+    assert found["other"] == found[WEEKS[0]] != found[WEEKS[1]]
+
+
+def test_honest_weekly_files_share_no_digest(folder_card: Document, card_of: CardOf, tmp_path: Path) -> None:
+    """The same quota of each age every week, and few of whom anything else is said: 200 pairs, none the same."""
+    card, draw = card_of(folder_card), random.Random(1)
+
+    def week() -> list[str]:
+        people = [(age, "no" if draw.random() < 0.05 else "yes") for age in range(24) for _ in range(12)]
+        draw.shuffle(people)
+        return [f"{age},Rome,{answer}" for age, answer in people]
+
+    for _ in range(200):
+        write_week(tmp_path, "one", week())
+        write_week(tmp_path, "other", week())
+        found = digests_of(card, ("one", "other"), tmp_path)
+        assert not found["one"] & found["other"]
+
+
+def test_small_blocks_of_few_kinds_share_a_digest_only_where_all_their_rows_are_the_same(
+    folder_card: Document, card_of: CardOf, tmp_path: Path
+) -> None:
+    card, draw, same = card_of(folder_card), random.Random(2), 0
+    for _ in range(200):
+        one, other = (
+            [f"50,{draw.choice(('Rome', 'Oslo'))},{draw.choice(('yes', 'no'))}" for _ in range(6)]
+            for _ in range(2)
+        )
+        write_week(tmp_path, "one", one)
+        write_week(tmp_path, "other", other)
+        found = digests_of(card, ("one", "other", WEEKS[1]), tmp_path)
+        assert bool(found["one"] & found["other"]) == (sorted(one) == sorted(other))
+        same += sorted(one) == sorted(other)
+    assert 0 < same < 20
+
+
+def test_empty_blocks_are_not_the_same_and_look_like_any_other(
+    folder_card: Document, card_of: CardOf, tmp_path: Path
+) -> None:
+    for name in ("one", "other"):
+        write_week(tmp_path, name, [])
+    found = digests_of(card_of(folder_card), ("2026-W01", "one", "other"), tmp_path)
+    assert not found["one"] & found["other"]
+    assert {len(digest) for digests in found.values() for digest in digests} == {64}
+    assert {len(digests) for digests in found.values()} == {2}
+
+
+def test_nobody_without_the_key_can_test_a_guess_of_a_block(
+    folder_card: Document, card_of: CardOf, tmp_path: Path
+) -> None:
+    """Neither by a key of their own nor by the digests of another population under the owner's."""
+    card, other = card_of(folder_card), card_of(folder_card | {"population": "others"})
+    found = [
+        digests_of(card, ("2026-W01",), tmp_path)["2026-W01"],
+        digests_of(card, ("2026-W01",), tmp_path, key=bytes(31) + b"x")["2026-W01"],
+        digests_of(other, ("2026-W01",), tmp_path)["2026-W01"],
+    ]
+    assert len(set.union(*found)) == 6
+    plain = hashlib.sha256((tmp_path / "weeks/2026-W01.csv").read_bytes()).hexdigest()
+    assert plain not in set.union(*found)
+
+
+def test_what_prepare_found_is_kept_with_the_records(
+    folder_card: Document, store: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "weeks/again.csv").symlink_to("2026-W01.csv")
+    kept = prepared.block_digests(run(["again", *WEEKS[:2]], folder_card, store, tmp_path))
+    assert list(kept) == [*WEEKS[:2], "again"]
+    assert kept["again"] == kept["2026-W01"] != kept["2026-W02"]
+    (tmp_path / "prepared/digests.json").unlink()
+    with pytest.raises(DataRefused, match="holds no whole prepared data"):
+        prepared.block_digests(tmp_path / "prepared")
+
+
+@pytest.mark.parametrize("held_out", [WEEK[::-1], WEEK])
+def test_a_test_file_that_is_exactly_a_block_is_refused(
+    folder_card: Document, store: Callable[..., Path], tmp_path: Path, held_out: list[str]
+) -> None:
+    def hold_out(lines: list[str]) -> Document:
+        file = tmp_path / "test.csv"
+        file.write_text("\n".join(["age,town,answer", *lines]) + "\n")
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        return folder_card | {"split": None, "files": {"test": {"path": "test.csv", "sha256": digest}}}
+
+    with pytest.raises(DataRefused, match=r"test file of population 'tiny' holds exactly .* '2026-W01'"):
+        run([], hold_out(held_out), store, tmp_path)
+    folder = run([], hold_out([*held_out[1:], "99,Rome,yes"]), store, tmp_path)
+    assert list(prepared.block_digests(folder)) == [*WEEKS]
 
 
 def test_a_database_that_minds_no_case_gives_no_row_to_two_blocks(

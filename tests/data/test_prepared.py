@@ -45,7 +45,7 @@ def test_what_is_written_is_mapped_back_read_only(public: PublicDescription, tmp
 def test_the_digest_of_the_contents_is_of_the_records_to_train_on_and_of_nothing_else(
     public: PublicDescription, tmp_path: Path
 ) -> None:
-    def digest(blocks: list[Block], **changes: Any) -> str | None:
+    def digest(blocks: list[Block], **changes: Any) -> str:
         described = replace(public, **changes)
         prepared.write(tmp_path / "p", blocks, described, salt=os.urandom(32), at_most=None)
         return prepared.contents(tmp_path / "p")
@@ -56,7 +56,8 @@ def test_the_digest_of_the_contents_is_of_the_records_to_train_on_and_of_nothing
     features = [Block("train", Records(np.full((5, 4), 0.25, np.float32), np.ones(5, np.int64)))]
     assert len({whole, digest(parts(6, 2)), digest(labels), digest(features)}) == 4
     (tmp_path / "p" / "contents").unlink()
-    assert prepared.contents(tmp_path / "p") is None
+    with pytest.raises(DataRefused, match="holds no whole prepared data; run the prepare stage"):
+        prepared.contents(tmp_path / "p")
 
 
 def test_the_description_survives_json(public: PublicDescription) -> None:

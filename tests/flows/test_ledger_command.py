@@ -9,8 +9,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.ledger import Composition, Ledger
-from algorithms.privacy.ledger_copy import identity
+from algorithms.privacy.ledger import Composition, Ledger, identity
 from flows.command import app
 from tests.privacy.test_card_ledger import charged
 from tests.synthetic_run import record, write_json, write_run

@@ -10,7 +10,7 @@ import pytest
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, LedgerBroken, Refused
 from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger_entry import Draft, Entry, seal, verify
+from algorithms.privacy.ledger.chain import Draft, Entry, seal, verify
 
 NO_NOISE = Budget(math.inf, 1.0)
 

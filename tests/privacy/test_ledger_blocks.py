@@ -2,7 +2,6 @@
 
 import math
 import re
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -165,31 +164,6 @@ def test_what_blocks_cannot_be_is_refused_in_one_sentence(tmp_path: Path) -> Non
     assert ledger.history() == before
 
 
-def test_a_ledger_from_before_there_were_blocks_holds_and_goes_on(tmp_path: Path) -> None:
-    """The file is a dump of a SQLite ledger that the software before blocks and compositions wrote."""
-    with sqlite3.connect(tmp_path / "ledger.sqlite") as connection:
-        connection.executescript(Path(__file__).with_name("ledger_before_blocks.sql").read_text())
-    connection.close()
-    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
-    assert ledger.head() == "32cad9afe3621938a9ec812bc744f417a646de436d4185627eb771297b0e62bc"
-    balance = ledger.balance("patients")
-    assert (balance.cap, balance.spent) == (Budget(2.0, 1e-4), Budget(1.25, 3e-5))
-    assert (balance.reserved, balance.remaining) == (Budget(0.25, 1e-5), Budget(0.5, 6e-5))
-    assert [ledger.status(run) for run in ("a", "b", "c", "free")] == [
-        "settled",
-        "forfeited",
-        "open",
-        "settled",
-    ]
-    assert (balance.composition.kind, balance.blocks_per_person) == ("basic", 1)
-    ledger.settle("c", Budget(0.125, 0.0), events=[])
-    ledger.declare_block("patients", "january", Budget(1.5, 1e-4))
-    _reserve(ledger, "d", "january", cost=Budget(0.125, 0.0))
-    ledger.retire_block("patients", "january")
-    assert ledger.balance("patients", "january").remaining == Budget(0.0, 7e-5)
-    assert Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite").blocks("patients")[0].retired
-
-
 @pytest.mark.parametrize("name", ["January", "JANUARY", "\uff4aanuary"])
 def test_the_name_of_a_block_in_another_case_is_no_new_block(tmp_path: Path, name: str) -> None:
     ledger = _ledger(tmp_path, "january", "february")
@@ -197,3 +171,63 @@ def test_the_name_of_a_block_in_another_case_is_no_new_block(tmp_path: Path, nam
         ledger.declare_block("patients", name)
     ledger.declare_block("patients", "january")
     assert [block.name for block in ledger.blocks("patients")] == ["january", "february"]
+
+
+def _hold(ledger: Ledger, run_id: str, **held: str) -> None:
+    """Reserves a run on blocks that hold what these digests are of."""
+    digests = {block: [digest] for block, digest in held.items()}
+    ledger.reserve(
+        run_id, "patients", Budget(0.1, 0.0), events=EVENTS, about={}, blocks=[*held], held=digests
+    )
+
+
+@pytest.mark.parametrize(
+    "held", [{"february": "A"}, {"february": "B", "march": "A"}, {"march": "C", "june": "C"}]
+)
+def test_a_block_that_holds_exactly_what_another_holds_or_held_is_refused(
+    tmp_path: Path, held: dict[str, str]
+) -> None:
+    """A block may change; under its own name it may hold again what it ever held."""
+    ledger = _ledger(tmp_path, "january", "february", "march", "june")
+    _hold(ledger, "a", january="A")
+    _hold(ledger, "b", january="B")
+    rows = ledger.history()
+    with pytest.raises(
+        BudgetRefused, match="hold exactly the same records, and a record is in one block alone"
+    ):
+        _hold(ledger, "c", **held)
+    assert ledger.history() == rows
+    for number, digest in enumerate("AB"):
+        _hold(ledger, f"again-{number}", january=digest)
+    assert ledger.held("patients") == {"january": {"A", "B"}}
+    with pytest.raises(BudgetRefused, match="'january' and 'february'"):
+        Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite").check_repeats("patients", {"february": ["A"]})
+
+
+def test_the_owner_lets_two_blocks_and_no_third_hold_the_same(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, "january", "february", "march")
+    _hold(ledger, "a", january="A")
+    for _ in range(2):
+        ledger.overrule("patients", "february", "january", by="the owner")
+    said = [row.to_json() for row in ledger.history() if row.kind == "cap"][3:]
+    assert [row["about"] for row in said] == [{"overruled": ["february", "january"], "by": "the owner"}]
+    assert ledger.balance("patients", "all").cap == CAP
+    _hold(ledger, "b", february="A", january="A")
+    with pytest.raises(BudgetRefused, match="and 'march' of population 'patients'"):
+        _hold(ledger, "c", march="A")
+    refusals: dict[str, Callable[[], object]] = {
+        "no population 'nobody'": lambda: ledger.overrule("nobody", "x", "y", by="me"),
+        "name another block": lambda: ledger.overrule("patients", "x", "x", by="me"),
+        "a name of who overrules must": lambda: ledger.overrule("patients", "x", "y", by=" "),
+    }
+    for words, step in refusals.items():
+        with pytest.raises(Refused, match=re.escape(words)):
+            step()
+
+
+def test_records_that_recur_are_in_as_many_blocks_as_a_person_may_be(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, "january", "february", "march", blocks_per_person=2)
+    _hold(ledger, "a", january="A")
+    _hold(ledger, "b", february="A", january="A")
+    with pytest.raises(BudgetRefused, match="a record is in 2 blocks at most"):
+        _hold(ledger, "c", march="A")

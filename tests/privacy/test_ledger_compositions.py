@@ -25,8 +25,7 @@ from algorithms.privacy.events import (
 )
 from algorithms.privacy.filters import conversion, epsilon_of_zcdp, rho_under
 from algorithms.privacy.group import grouped
-from algorithms.privacy.ledger import Composition, Ledger
-from algorithms.privacy.ledger_copy import check_prices
+from algorithms.privacy.ledger import Composition, Ledger, check_prices
 from algorithms.privacy.renyi import rdp
 
 CAP, ONE = Budget(8.0, 1e-5), Budget(1.0, 1e-6)
@@ -226,7 +225,7 @@ def test_the_composition_of_a_population_never_changes(tmp_path: Path) -> None:
 def test_a_price_below_that_of_its_events_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = _ledger(tmp_path, ZCDP)
     with monkeypatch.context() as patched:
-        patched.setattr("algorithms.privacy.ledger_price.price_of", lambda *_: 0.001)
+        patched.setattr("algorithms.privacy.ledger.composition.price_of", lambda *_: 0.001)
         _reserve(ledger, "a", GAUSSIAN)
     with pytest.raises(LedgerBroken, match=r"row 2 charges run 'a' 0\.001, its events cost 0\.03125"):
         check_prices(ledger)

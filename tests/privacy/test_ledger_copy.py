@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import LedgerBroken, Refused
-from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger_copy import export, identity, restore
+from algorithms.privacy.ledger import Ledger, export, identity, restore
 
 ONE = Budget(0.1, 1e-6)
 
@@ -74,7 +74,7 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch
             return cls.now_is
 
     expected = _lived(f"sqlite:///{tmp_path}/first.sqlite")
-    monkeypatch.setattr("algorithms.privacy.ledger_store.datetime", Backwards)
+    monkeypatch.setattr("algorithms.privacy.ledger.store.datetime", Backwards)
     ledger = _lived(f"sqlite:///{tmp_path}/second.sqlite")
     stamps = [row.written_at for row in ledger.history()]
     assert stamps[0] > stamps[-1]
@@ -84,10 +84,9 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch
     assert len(Ledger.open(f"sqlite:///{tmp_path}/second.sqlite").history()) == 11
 
 
-def test_a_long_ledger_is_read_from_its_last_known_row_and_in_full_when_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_open_ledger_is_verified_from_its_last_known_row_and_in_full_when_it_is_opened(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("algorithms.privacy.ledger_store._ALWAYS_COMPARED", 4)
     url = f"sqlite:///{tmp_path}/ledger.sqlite"
     ledger, other = _lived(url), Ledger.open(url)
     other.settle("run-1", ONE, events=[])
@@ -103,6 +102,8 @@ def test_a_long_ledger_is_read_from_its_last_known_row_and_in_full_when_opened(
         if row == 14:  # the last known row
             with pytest.raises(LedgerBroken, match=f"breaks at row {row}:"):
                 other.status("other")
+        else:
+            assert other.status("other") == "open"
         _overwrite(other, row, before)
         assert len(ledger.history()) == 14
 
@@ -111,3 +112,19 @@ def _overwrite(ledger: Ledger, row: int, epsilon: float | None) -> None:
     with ledger._store.place.engine.begin() as connection:
         connection.exec_driver_sql("DROP TRIGGER IF EXISTS epsilonflow_ledger_no_update")
         connection.exec_driver_sql(f"UPDATE epsilonflow_ledger SET epsilon = {epsilon} WHERE seq = {row}")
+
+
+def test_a_write_reads_the_rows_after_the_last_one_that_was_verified(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.sqlite"
+    ledger, other, read = _lived(url), Ledger.open(url), list[int]()
+
+    def note(_: object, cursor: object, statement: str, given: tuple[int, ...], *rest: object) -> None:
+        if statement.startswith("SELECT"):
+            read.extend(given)
+
+    other.settle("run-1", ONE, events=[])
+    sa.event.listen(ledger._store.place.engine, "before_cursor_execute", note)
+    assert len(ledger.history()) == 13
+    ledger.settle("run-2", ONE, events=[])
+    assert len(ledger.history()) == 15
+    assert read == [9, 13, 13, 13]  # where each reading began

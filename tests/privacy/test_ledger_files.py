@@ -109,8 +109,8 @@ def test_a_busy_ledger_is_waited_for_and_then_one_sentence(
 ) -> None:
     path = tmp_path / "ledger.sqlite"
     Ledger.open(_url(path))
-    monkeypatch.setattr("algorithms.privacy.ledger_store.PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("algorithms.privacy.ledger_engine._SQLITE_PRAGMAS", ("PRAGMA busy_timeout = 50",))
+    monkeypatch.setattr("algorithms.privacy.ledger.store.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("algorithms.privacy.ledger.store._SQLITE_PRAGMAS", ("PRAGMA busy_timeout = 50",))
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(Refused, match=r"cannot be used \(database is locked\)"):

@@ -3,13 +3,14 @@
 import pytest
 
 from algorithms.privacy.errors import Refused
-from algorithms.privacy.ledger_forecast import HORIZON, forecast
-from algorithms.privacy.ledger_policy import (
+from algorithms.privacy.ledger.policy import (
+    HORIZON,
     Block,
     Choice,
     Spread,
     choose_blocks,
     exhausted,
+    forecast,
     next_retraining,
 )
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import LedgerBroken, Refused
 from algorithms.privacy.ledger import Balance, Ledger
-from algorithms.privacy.ledger_engine import place_of
+from algorithms.privacy.ledger.store import place_of
 
 ROOT = Path(__file__).parents[2]
 TABLE = "epsilonflow_ledger"
@@ -180,7 +180,7 @@ def test_a_row_changed_behind_the_ledger_is_detected(ledger_url: str, statement:
     with pytest.raises(LedgerBroken, match=f"breaks at row {row}:"):
         Ledger.open(ledger_url)
     with pytest.raises(LedgerBroken, match=f"breaks at row {row}:"):
-        ledger.reserve("late", "patients", Budget(0.1, 1e-6), events=[], about={})
+        ledger.verify()
 
 
 def test_rows_cut_off_at_the_end_show_only_against_a_head_kept_elsewhere(ledger_url: str) -> None:
@@ -192,6 +192,16 @@ def test_rows_cut_off_at_the_end_show_only_against_a_head_kept_elsewhere(ledger_
     ledger.verify()
     with pytest.raises(LedgerBroken, match=head[:16]):
         ledger.verify(containing=head)
+
+
+def test_a_ledger_whose_last_known_row_is_gone_is_read_again_from_the_first(ledger_url: str) -> None:
+    ledger = _lived(ledger_url)
+    ledger.head()
+    _disarm(ledger_url)
+    _tamper(ledger_url, "DELETE FROM epsilonflow_ledger WHERE seq = 2")
+    _tamper(ledger_url, "DELETE FROM epsilonflow_ledger WHERE seq = 4")
+    with pytest.raises(LedgerBroken, match="breaks at row 2:"):
+        ledger.reserve("late", "patients", Budget(0.1, 1e-6), events=[], about={})
 
 
 def test_postgresql_transactions_are_serializable(postgres_server: sa.URL) -> None:

@@ -1,10 +1,13 @@
-"""What a population's runs are held to: once one is reserved the values stay, also in ledgers from before."""
+"""What a population's runs are held to: once one is reserved the values stay."""
 
-import sqlite3
 from pathlib import Path
 
+import pytest
+
 from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import Refused
 from algorithms.privacy.ledger import Composition, Ledger
+from algorithms.privacy.ledger.chain import Draft
 
 CAP = Budget(3.0, 1e-4)
 
@@ -64,11 +67,11 @@ def test_terms_that_contradict_bind_nothing(tmp_path: Path) -> None:
 
 
 def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Path) -> None:
-    """The file is a dump of a SQLite ledger that older software wrote; its population's cap was changed since."""
-    with sqlite3.connect(tmp_path / "ledger.sqlite") as connection:
-        connection.executescript(Path(__file__).with_name("ledger_before_blocks.sql").read_text())
-    connection.close()
+    """Runs were charged to it, and its cap was changed."""
     ledger = _open(tmp_path)
+    ledger.declare("patients", CAP, public=False)
+    _charge(ledger)
+    ledger.set_cap("patients", Budget(2.0, 1e-4))
     before, head = ledger.balance("patients"), ledger.head()
     assert ledger.terms("patients").bound == {}
     for value in ("first", "second"):
@@ -79,3 +82,10 @@ def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Pa
     again.verify(containing=head)
     ledger.set_cap("patients", Budget(1.75, 1e-4))
     assert _open(tmp_path).terms("patients").bound == {"holdout": "first"}
+
+
+def test_rows_of_another_version_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    ledger = _open(tmp_path)
+    ledger._store.append(lambda _: [Draft("population", "patients", CAP, about={"public": False})])
+    with pytest.raises(Refused, match=r"^row 1 of the ledger was written by another version .*\.$"):
+        ledger.balance("patients")

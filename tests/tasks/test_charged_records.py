@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import shutil
 from typing import Any
 
 import pytest
@@ -9,13 +11,14 @@ import pytest
 from algorithms.algorithm import Target
 from algorithms.planning import plan_zcdp
 from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
+from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import event_to_json
 from algorithms.privacy.ledger import Ledger
 from algorithms.public import Public
 from algorithms.receipt import reserved_events
-from data import DataRefused, PublicDescription
-from data.charged_blocks import ChargedBlocks
+from data import DataRefused
+from data.prepared import block_digests
+from flows import command
 from tasks import train
 from tasks.reproduce import StageRefused
 from tests.tasks.test_retraining import Place
@@ -40,7 +43,7 @@ def test_stages_before_their_turn_say_which_one_is_missing(place: Place) -> None
     with pytest.raises(StageRefused, match=r"plan\.json is not there; run the calibrate stage"):
         place.run_stage("train", place.root)
     place.run_stage("calibrate", place.root)
-    (place.root / "data/prepared/salt").unlink()
+    (place.root / "data/prepared/contents").unlink()
     with pytest.raises(StageRefused, match="no whole prepared data; run the prepare stage"):
         place.run_stage("train", place.root)
 
@@ -118,8 +121,31 @@ def test_a_block_keeps_its_name_from_when_a_run_is_charged_for_it(place: Place) 
     run("week-1", 1.0)
     run("week-1", 0.9)
     (weeks / "week-1.csv").rename(weeks / "w1.csv")
-    with pytest.raises(StageRefused, match="'week-1' and 'w1' of population 'tiny' hold the same records"):
+    with pytest.raises(StageRefused, match="'week-1' and 'w1' of population 'tiny' hold exactly the same"):
         run("w1", 1.0)
+
+
+def test_the_owner_overrules_a_repeat_and_the_ledger_keeps_who(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    weeks = place.root / "weeks"
+    shutil.copyfile(weeks / "w1.csv", weeks / "copy.csv")
+    for stage in ("prepare", "calibrate"):
+        place.run_stage(stage, place.root)
+    before = place.ledger.populations()
+    with pytest.raises(BudgetRefused, match="`epsilonflow ledger overrule tiny copy w1`") as refused:
+        train.main()
+    assert re.fullmatch(r"[^\n]+\.", str(refused.value))
+    assert (before, [row.kind for row in place.ledger.history()]) == ([], ["population"])
+    command.app(["ledger", "overrule", "tiny", "copy", "w1", "--by", "who owns it"], standalone_mode=False)
+    assert "who owns it says so" in " ".join(capsys.readouterr().out.split())
+    train.main()
+    said = place.ledger.history()[1].to_json()
+    assert (said["kind"], said["about"]) == ("cap", {"overruled": ["copy", "w1"], "by": "who owns it"})
+    assert (place.root / "artifacts/model.safetensors").exists()
+    command.app(["ledger", "history"], standalone_mode=False)
+    assert "overruled" in capsys.readouterr().out
 
 
 def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(
@@ -132,17 +158,36 @@ def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(
 
     def meanwhile(*given: Any, **named: Any) -> None:
         enter(*given, **named)
-        public = PublicDescription.read(named["prepared"])
-        known = ChargedBlocks("tiny", folder=named["home"] / "blocks")
-        (seen,) = (named["home"] / "blocks/prepared").iterdir()
-        waiting = json.loads(seen.read_text())
-        seen.with_name(seen.name.replace(seen.stem[-16:], "other")).write_text(
-            json.dumps({f"my-{name}": waiting[name] for name in public.blocks})
+        held = {f"my-{name}": found for name, found in block_digests(named["prepared"]).items()}
+        for name in held:
+            place.ledger.declare_block("tiny", name)
+        place.ledger.reserve(
+            "theirs", "tiny", Budget(0.1, 1e-6), events=[], about={}, blocks=[*held], held=held
         )
-        known.charge("other", [f"my-{name}" for name in public.blocks])
 
     monkeypatch.setattr(train, "enter", meanwhile)
-    with pytest.raises(DataRefused, match="'my-w1' and 'w1' of population 'tiny'"):
+    with pytest.raises(BudgetRefused, match="'my-w1' and 'w1' of population 'tiny'"):
         train.main()
     assert not (place.root / "artifacts/model.safetensors").exists()
-    assert [entry.kind for entry in place.ledger.history()][-1] == "reserve"
+    assert {row.run_id for row in place.ledger.history() if row.kind == "reserve"} == {"theirs"}
+
+
+def test_records_that_were_prepared_anew_under_the_same_names_are_not_read(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their description is the same; the block has one record more."""
+    confirm = train.confirm
+
+    def swapped(*given: Any, **named: Any) -> None:
+        week = place.root / "weeks/w1.csv"
+        lines = week.read_text().splitlines(keepends=True)
+        week.write_text("".join([*lines, lines[-1]]))
+        place.run_stage("prepare", place.root)
+        confirm(*given, **named)
+
+    for stage in ("prepare", "calibrate"):
+        place.run_stage(stage, place.root)
+    monkeypatch.setattr(train, "confirm", swapped)
+    with pytest.raises(DataRefused, match="made anew while this run began"):
+        train.main()
+    assert not (place.root / "artifacts/model.safetensors").exists()

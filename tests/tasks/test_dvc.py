@@ -23,8 +23,6 @@ CANNOT_CHANGE_A_RESULT = {
     "algorithms.privacy.errors": "texts",
     "algorithms.privacy.place": "where things are",
     "algorithms.privacy.ledger": "allows a run or refuses it",
-    "algorithms.privacy.ledger_copy": "reads and writes the ledger's rows",
-    "algorithms.privacy.ledger_past": "reads the ledger's rows",
     "data": "names the parts of the package",
     "data.description": "carries what data/prepared says",
     "data.records": "carries what data/prepared says",
@@ -167,7 +165,7 @@ def test_a_stage_is_due_when_a_value_it_depends_on_changes(
     [
         "tasks/tracking/runs.py",
         "tasks/tracking/live_curve.py",
-        "algorithms/privacy/ledger.py",
+        "algorithms/privacy/ledger/ledger.py",
         "tasks/progress.py",
         "algorithms/privacy/card.py",
         "tasks/report.py",

@@ -159,17 +159,3 @@ def test_another_unit_or_another_record_asks_for_another_run(visits: Visits) -> 
         visits.prepare(card)
         digests.add(visits.digest())
     assert len(digests) == 3
-
-
-def test_a_run_that_older_software_did_is_known_by_the_digest_it_had(
-    visits: Visits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    contents = visits.place.root / "data/prepared/contents"
-    kept = contents.read_text()
-    contents.unlink()
-    older = visits.digest()
-    first = visits.train()
-    visits.finish()
-    contents.write_text(kept)
-    assert visits.digest() == older
-    assert (visits.train(), visits.runs) == (first, 1)

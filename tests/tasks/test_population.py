@@ -9,13 +9,12 @@ import pytest
 
 from algorithms.algorithm import Target
 from algorithms.planning import plan_renyi
-from algorithms.privacy import ledger_copy
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, Refused
 from algorithms.privacy.events import RenyiDpEvent, schedule_from_json
 from algorithms.privacy.filters import RenyiFilter
 from algorithms.privacy.group import grouped
-from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger
+from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
 from algorithms.privacy.renyi import rdp
 from algorithms.public import Public
 from algorithms.receipt import reserved_events
@@ -52,9 +51,9 @@ def test_private_people_are_charged_in_one_ledger_alone(workspace: Workspace, tm
     with pytest.raises(Refused, match="is charged in another ledger"):
         enter(other, replace(public, public=True), home=workspace.home, prepared=tmp_path)
     assert other.populations() == ["somebody"]
-    ledger_copy.export(first, tmp_path / "copy.jsonl")
+    export(first, tmp_path / "copy.jsonl")
     moved = f"sqlite:///{workspace.home}/moved.sqlite"
-    ledger_copy.restore(tmp_path / "copy.jsonl", moved)
+    restore(tmp_path / "copy.jsonl", moved)
     enter(Ledger.open(moved), public, home=workspace.home, prepared=tmp_path)
 
 

@@ -433,16 +433,12 @@ def test_a_damaged_checkpoint_is_refused(workspace: Workspace, monkeypatch: pyte
         workspace.train()
 
 
-@pytest.mark.parametrize("file", ["contents", "salt"])
-def test_other_data_is_another_run(file: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = workspace.root / "data/prepared"
-    if file == "salt":  # of a folder that older software prepared
-        (prepared / "contents").unlink()
+def test_other_data_is_another_run(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "settle", _crash)
         with pytest.raises(KeyboardInterrupt):
             workspace.train()
-    (prepared / file).write_bytes(b"x" * 32)
+    (workspace.root / "data/prepared/contents").write_bytes(b"x" * 32)
     workspace.train()
     assert len(workspace.run_folders) == 2  # the noise of the first was not used on the other data
 

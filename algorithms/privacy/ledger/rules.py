@@ -1,15 +1,17 @@
-"""What the ledger refuses before a row is written, one sentence each."""
+"""What the ledger refuses before a row is written, one sentence each; and the rows of a run, priced by its events."""
 
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import TypeAlias
 
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import BudgetRefused, LedgerBroken, Refused
-from algorithms.privacy.ledger_balance import in_words, refusal
-from algorithms.privacy.ledger_books import Books, Run, blocks_in_words
-from algorithms.privacy.ledger_composition import Composition
-from algorithms.privacy.ledger_entry import GENESIS, WHOLE_POPULATION, Draft, Entry
+from algorithms.privacy.ledger.books import Books, Run, blocks_in_words, in_words, refusal
+from algorithms.privacy.ledger.chain import GENESIS, WHOLE_POPULATION, Draft, Entry
+from algorithms.privacy.ledger.composition import Composition, Events, Terms
 
 ADJACENCY = "ADD_OR_REMOVE_ONE"
 
@@ -31,6 +33,19 @@ def check_blocks(books: Books, population: str, blocks: Sequence[str]) -> None:
             f"population {population!r} is charged by blocks ({blocks_in_words(declared)}); name those that the run"
             " reads."
         )
+
+
+def check_repeats(books: Books, population: str, held: Mapping[str, Sequence[str]]) -> None:
+    """Raises BudgetRefused where a block holds exactly what too many others hold, which would be one cap each."""
+    count = books.term(population).blocks_per_person
+    for block, others in books.repeats(population, held).items():
+        if len(others) >= count:
+            places = "one block alone" if count == 1 else f"{count} blocks at most"
+            raise BudgetRefused(
+                f"the blocks {others[0]!r} and {block!r} of population {population!r} hold exactly the same records,"
+                f" and a record is in {places}; leave {block!r} out, or let the owner of the data say that these are"
+                f" other people, by `epsilonflow ledger overrule {population} {block} {others[0]}`."
+            )
 
 
 def check_fits(books: Books, drafts: Sequence[Draft]) -> None:
@@ -185,3 +200,82 @@ def _check_adjacency(books: Books, draft: Draft) -> None:
             f"population {draft.population!r} was charged under {found}, this run is accounted under {asked}, and"
             " the two do not add up; take a method of the same adjacency."
         )
+
+
+Blocks: TypeAlias = Sequence[str] | Mapping[str, Events]
+"""Blocks that share a run's events, or each with its own."""
+
+
+def declaration(books: Books, population: str, cap: Budget, terms: Terms) -> list[Draft]:
+    """The row that enters a population; for one that is there, the row that binds what is not yet bound, if any."""
+    if population not in books.terms:
+        return [Draft("population", population, cap, about=terms.to_json())]
+    unbound = books.terms[population].unbound(terms, is_charged=books.is_charged(population))
+    return [Draft("cap", population, books.cap(population), about={"bound": unbound})] if unbound else []
+
+
+def reservation(terms: Terms, run: Draft, blocks: Blocks, held: Mapping[str, Sequence[str]]) -> list[Draft]:
+    """The rows that reserve a run in its blocks; raises Refused where its events have no bound under the terms.
+
+    run: the row of a run on the whole population. held: digests of what the blocks hold. Each price is computed here
+    and never taken from `about`.
+    """
+    drafts, by_block = [], _by_block(blocks, run.events)
+    together = terms.together(by_block)
+    for block, events in by_block.items():
+        price = terms.composition.price(run.budget, events, adjacency_of(run.about), together)
+        about = dict(run.about) | _notes(terms, price, together)
+        about |= {"held": sorted(held[block])} if block in held else {}
+        drafts.append(Draft("reserve", run.population, run.budget, run.run_id, events, about, block))
+    return drafts
+
+
+def settlement(
+    books: Books, run_id: str, spent: Budget, events: Events, blocks: Mapping[str, Events], model: str | None
+) -> list[Draft]:
+    """The rows that settle an open run, none for another; blocks: the events of those where they are not `events`.
+
+    model: the SHA-256 of what the run gave, by which a second one is known.
+
+    A run settled at its full cost keeps its full price: when to end may have been chosen on the way, under a filter
+    of its own. One settled at less is priced by what happened.
+    Raises BudgetRefused where that costs more than was reserved, Refused where it has no bound.
+    """
+    run = find(books, run_id)
+    if run.status != "open":
+        return []
+    check_settles(run_id, run, spent)
+    by_block = {block: blocks.get(block, events) for block in run.amounts}
+    notes = {} if model is None else {"model": model}
+    drafts = _settled(books.term(run.population), run_id, run, spent, by_block)
+    return [replace(draft, about={**draft.about, **notes}) for draft in drafts]
+
+
+def _settled(
+    terms: Terms, run_id: str, run: Run, spent: Budget, by_block: Mapping[str, Events]
+) -> list[Draft]:
+    drafts, together = [], terms.together(by_block)
+    for block, events in by_block.items():
+        reserved = float(run.amounts[block][0] / Fraction(terms.blocks_per_person))
+        in_full = spent == run.reserved
+        price = (
+            None
+            if in_full and not events
+            else terms.composition.price(spent, events, run.adjacency, together)
+        )
+        if price is not None:
+            check_price(run_id, block, reserved=reserved, happened=price)
+        is_priced = terms.composition.kind != "basic" and any(run.amounts[block])
+        about = _notes(terms, (reserved if in_full else price) if is_priced else None, together)
+        drafts.append(Draft("settle", run.population, spent, run_id, events, about, block))
+    return drafts
+
+
+def _by_block(blocks: Blocks, events: Events) -> dict[str, Events]:
+    return dict(blocks) if isinstance(blocks, Mapping) else dict.fromkeys(blocks, events)
+
+
+def _notes(terms: Terms, price: float | None, together: int) -> dict[str, float]:
+    """What the ledger itself keeps in a row, whatever the caller's notes say."""
+    notes: dict[str, float] = {} if price is None else {"price": price}
+    return notes | ({"together": together} if terms.blocks_per_person > 1 else {})

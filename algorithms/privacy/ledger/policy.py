@@ -1,12 +1,13 @@
 """Which blocks a retraining uses and what it may cost: pure functions of where the blocks stand.
 
 A price is a share of what a block has left, so a policy asks the books and remembers nothing: after a run that cost
-less than planned, or a cap that was changed, the next price follows from what is there.
+less than planned, or a cap that was changed, the next price follows from what is there. A forecast plays the policies
+against where the blocks stand now.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from algorithms.privacy.errors import Refused
@@ -146,3 +147,69 @@ def _chosen(choice: Choice, blocks: Sequence[Block], pays: Callable[[Block], boo
 def _covers(share: Price, smallest: Price) -> bool:
     enough = all(part >= least * (1 - _ROUNDING) for part, least in zip(share, smallest, strict=True))
     return enough and any(part > 0 and math.isfinite(part) for part in share)
+
+
+HORIZON = 1000
+"""Retrainings after which a forecast that has no end is cut off."""
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """One that the caps allow. number: 1 is the next one. retires: the blocks that are exhausted after it."""
+
+    number: int
+    blocks: tuple[str, ...]
+    price: Price
+    retires: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the caps allow. end: why there is no further retraining; None where the forecast was cut off."""
+
+    retrainings: tuple[Retraining, ...]
+    end: str | None
+
+
+def forecast(
+    blocks: Sequence[Block],
+    choice: Choice,
+    pricing: Spread | Price,
+    *,
+    smallest: Price,
+    arriving: Price | None = None,
+    horizon: int = HORIZON,
+) -> Forecast:
+    """The retrainings to come, each charged in full.
+
+    pricing: how budgets are spread, or the price of every retraining. smallest: the least price that is of use; a
+    block that cannot pay it retires. arriving: the limit of the new block that comes before each further retraining,
+    None where none comes. horizon: where to stop.
+    """
+    standing = list(blocks)
+    done: list[Retraining] = []
+    for number in range(1, horizon + 1):
+        if arriving is not None and number > 1:
+            standing.append(Block(f"new {number - 1}", arriving, arriving))
+        try:
+            used, price = _next(choice, pricing, standing, smallest)
+        except Refused as end:
+            return Forecast(tuple(done), str(end))
+        standing = [_charged(block, price) if block.name in used else block for block in standing]
+        retired = exhausted(standing, smallest, pricing if isinstance(pricing, Spread) else None)
+        standing = [replace(block, retired=block.retired or block.name in retired) for block in standing]
+        done.append(Retraining(number, used, price, retired))
+    return Forecast(tuple(done), None)
+
+
+def _next(
+    choice: Choice, pricing: Spread | Price, blocks: Sequence[Block], smallest: Price
+) -> tuple[tuple[str, ...], Price]:
+    if isinstance(pricing, Spread):
+        return next_retraining(choice, pricing, blocks, smallest=smallest)
+    return choose_blocks(choice, blocks, pricing), pricing
+
+
+def _charged(block: Block, price: Price) -> Block:
+    left = tuple(max(0.0, have - part) for have, part in zip(block.left, price, strict=True))
+    return replace(block, left=left, runs=block.runs + 1)

@@ -4,18 +4,24 @@ All three hold when a later run is chosen after an earlier one's results were se
 zCDP by Whitehouse et al. 2023, Rényi at an order fixed in advance by Feldman and Zrnic 2021 and Lécuyer 2021. Under
 zCDP and Rényi a run's price follows from its events alone; nobody states it.
 
+`Terms` are what a population was declared with, its composition among them, and say what a run of it counts for.
+
 The accountants are imported where they are needed, so that the books of basic sums need none of them.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from algorithms.privacy.budget import Budget
 from algorithms.privacy.errors import Refused
+from algorithms.privacy.ledger.chain import WHOLE_POPULATION
+
+if TYPE_CHECKING:
+    from algorithms.privacy.events import Schedule
 
 Kind = Literal["basic", "zcdp", "renyi"]
 Events: TypeAlias = Sequence[Mapping[str, Any]]
@@ -40,7 +46,7 @@ class Composition:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any] | None) -> "Composition":
-        """The composition that `to_json` wrote; basic where there is none, as in rows of old ledgers."""
+        """The composition that `to_json` wrote; basic where there is none."""
         return cls(**document) if document else cls()
 
     def to_json(self) -> dict[str, Any]:
@@ -80,8 +86,6 @@ class Composition:
 
     def events_price(self, events: Events, adjacency: str, together: int = 1) -> float:
         """The rho of events, or their divergence at the order; raises Refused where one has no bound."""
-        from algorithms.privacy.ledger_price import price_of
-
         return price_of(self.order, events, adjacency, together)
 
     def cost(self, budget: Budget, together: int) -> Amount:
@@ -147,3 +151,94 @@ def _largest(composition: Composition, budget: Budget) -> float:
     if composition.order is None:
         return rho_of_budget(budget) if budget.epsilon > 0 else 0.0
     return max(0.0, budget.epsilon - conversion(composition.order, budget.delta))
+
+
+def price_of(
+    order: float | None, events: Sequence[Mapping[str, Any]], adjacency: str, together: int = 1
+) -> float:
+    """The divergence of the events at an order, or their rho where the order is None.
+
+    events: as {"event", "count"}. adjacency: its name. together: how many records a person may have in the run, each
+    in a block of its own; the price is what each of these blocks pays so that they pay for any number of the records.
+    Raises Refused where an event has no finite bound.
+    """
+    from algorithms.privacy.events import schedule_from_json
+
+    schedule = schedule_from_json(events)
+    price = max(_price(order, schedule, adjacency, count) / count for count in range(1, together + 1))
+    if not math.isfinite(price):
+        unit = "zCDP" if order is None else f"Rényi divergence of order {order:g}"
+        raise Refused(f"the run's events have no finite {unit}; take a method whose events have one.")
+    return price
+
+
+def _price(order: float | None, schedule: "Schedule", adjacency: str, count: int) -> float:
+    """Of so many records of one person."""
+    from algorithms.privacy.adjacency import named
+    from algorithms.privacy.filters import rho_under
+    from algorithms.privacy.group import grouped
+    from algorithms.privacy.renyi import rdp
+
+    relation, of_group = named(adjacency), [(grouped(event, count), times) for event, times in schedule]
+    if order is None:
+        return math.fsum(times * rho_under(relation, event) for event, times in of_group)
+    return float(rdp(of_group, orders=(order,), adjacency=relation)[0])
+
+
+UNIT = "unit"
+"""Under this name a population is bound to what one record of it is: amounts of other units do not add up."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What was declared with a population, for ever.
+
+    bound: by name, what else its runs are held to. A value can be replaced until the first run is reserved, so that
+    one that was refused binds nobody; a name that comes later is bound from then on.
+    """
+
+    public: bool
+    composition: Composition
+    blocks_per_person: int
+    bound: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, about: Mapping[str, Any]) -> "Terms":
+        """The terms in the notes of a population's row."""
+        composition = Composition.from_json(about["composition"])
+        return cls(about["public"], composition, about["blocks_per_person"], about["bound"])
+
+    def to_json(self) -> dict[str, Any]:
+        """The terms as notes."""
+        return vars(self) | {"composition": self.composition.to_json(), "bound": dict(self.bound)}
+
+    def unbound(self, asked: "Terms", *, is_charged: bool) -> dict[str, str]:
+        """What other terms would bind beyond these; nothing where they contradict these and are to be refused.
+
+        is_charged: whether a run was reserved in the population, from when on what is bound stays.
+        """
+        others = {name: value for name, value in asked.bound.items() if self.bound.get(name) != value}
+        contradicts = replace(self, bound={}) != replace(asked, bound={})
+        return {} if contradicts or (is_charged and others.keys() & self.bound.keys()) else others
+
+    def binding(self, bound: Mapping[str, str], *, is_charged: bool) -> "Terms":
+        """The terms with more that is bound; what was bound before the first run was reserved stays as it is."""
+        return replace(self, bound={**bound, **self.bound} if is_charged else {**self.bound, **bound})
+
+    def together(self, blocks: Collection[str]) -> int:
+        """How many records a person may have in a run on these blocks: one in each, and one for each possible block."""
+        return (
+            self.blocks_per_person if WHOLE_POPULATION in blocks else min(self.blocks_per_person, len(blocks))
+        )
+
+    def charge(self, budget: Budget, about: Mapping[str, Any]) -> Amount:
+        """What a run counts for in a block; nothing for one without noise, which is recorded and not added up.
+
+        about: the notes of its row, in which the ledger keeps its price and how many records of a person it may read.
+        """
+        if math.isinf(budget.epsilon):
+            return self.composition.nothing()
+        if self.composition.kind == "basic":
+            together = about["together"] if self.blocks_per_person > 1 else 1
+            return times(self.composition.cost(budget, together), self.blocks_per_person)
+        return times((exact(about["price"]),), self.blocks_per_person)

@@ -1,0 +1,63 @@
+"""The durable privacy budget of each population; this is its public face.
+
+chain: rows, and the hashes that bind them. store: the table in SQLite or PostgreSQL. composition: how runs add up, and
+what one counts for. policy: which blocks a retraining uses, and how many more there can be. books: what the rows add up
+to. rules: the rows of a run, and what is refused. ledger: the class, and what its rows prove.
+
+Each imports only those before it, and of the rest of privacy budgets and errors; the accountants are imported where a
+price by zCDP or Rényi is asked for. Cards import `composition` by itself, which decides what they say.
+"""
+
+from algorithms.privacy.ledger.books import Balance, Run, Status
+from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Entry
+from algorithms.privacy.ledger.composition import BASIC, Composition, Events, Terms
+from algorithms.privacy.ledger.ledger import (
+    Ledger,
+    Settlement,
+    check_prices,
+    export,
+    identity,
+    restore,
+    settlement,
+)
+from algorithms.privacy.ledger.policy import (
+    Block,
+    Choice,
+    Choosing,
+    Forecast,
+    Price,
+    Spread,
+    Spreading,
+    exhausted,
+    forecast,
+    next_retraining,
+)
+
+__all__ = [
+    "BASIC",
+    "WHOLE_POPULATION",
+    "Balance",
+    "Block",
+    "Choice",
+    "Choosing",
+    "Composition",
+    "Entry",
+    "Events",
+    "Forecast",
+    "Ledger",
+    "Price",
+    "Run",
+    "Settlement",
+    "Spread",
+    "Spreading",
+    "Status",
+    "Terms",
+    "check_prices",
+    "exhausted",
+    "export",
+    "forecast",
+    "identity",
+    "next_retraining",
+    "restore",
+    "settlement",
+]
