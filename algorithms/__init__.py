@@ -12,7 +12,11 @@ from typing import Any
 
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
-_ELSEWHERE = {"fit": "algorithms.fitting", "Fitted": "algorithms.fitting", "Update": "algorithms.update"}
+_ELSEWHERE = {
+    "fit": "algorithms.fitting",
+    "Fitted": "algorithms.fitting",
+    "Update": "algorithms.core.optimizers",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -20,7 +24,7 @@ def __getattr__(name: str) -> Any:
     if name in _ELSEWHERE:
         return getattr(import_module(_ELSEWHERE[name]), name)
     if name[:1].isupper():
-        methods = import_module("algorithms.catalogue").CATALOGUE.values()
+        methods = import_module("algorithms.methods.registry").CATALOGUE.values()
         found = next((method for method in methods if method.__name__ == name), None)
         if found is not None:
             return found

@@ -28,27 +28,25 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from algorithms.algorithm import Algorithm, Plan, Target
-from algorithms.catalogue import CATALOGUE
-from algorithms.checkpoint import by_name
+from algorithms.core.calibration import check_delta
+from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
+from algorithms.core.receipt import account_of, cost_of, reserved_events
+from algorithms.core.software import software
+from algorithms.core.training import by_name, device_of, train
+from algorithms.errors import RefusedError
+from algorithms.methods.registry import CATALOGUE
 from algorithms.models.linear import CROSS_ENTROPY, LOGISTIC, as_they_are
 from algorithms.models.model import LossBounds, Model
-from algorithms.planning import check_delta
-from algorithms.privacy.accounting import Accountant
-from algorithms.privacy.barrier import Performance
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.card import PrivacyCard, RunRecord, build
-from algorithms.privacy.card_words import NO_LEDGER
-from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import run_lengths, schedule_to_json
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import Accountant
+from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
+from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.card.build import PrivacyCard, RunRecord, build
+from algorithms.privacy.card.words import NO_LEDGER
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.ledger.composition import UNIT
-from algorithms.privacy.noise import secure_generator, seeded_generator
-from algorithms.privacy.place import ledger_url
-from algorithms.public import Public
-from algorithms.receipt import account_of, cost_of, reserved_events
-from algorithms.software import software
-from algorithms.training import device_of, train
+from algorithms.privacy.ledger.place import ledger_url
+from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
 
 Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -145,7 +143,7 @@ def fit(
         The trained module, the trace, the cost and the privacy card.
 
     Raises:
-        Refused: In one sentence, where something does not fit; BudgetRefused where the population cannot pay.
+        RefusedError: In one sentence, where something does not fit; BudgetRefusedError where the population cannot pay.
 
     Example:
         >>> import numpy as np, torch
@@ -172,7 +170,7 @@ def fit(
     outputs = _outputs(trained.module, records)
     plan = method.plan(
         target,
-        Public(
+        PublicInfo(
             records=known,
             parameters=trained.parameter_count,
             layers=len(trained.layers),
@@ -181,7 +179,7 @@ def fit(
         ),
     )
     if "not_private" in plan.own and noise != "seeded":
-        raise Refused(
+        raise RefusedError(
             f"secret noise would promise what does not hold: {plan.own['not_private']} To reproduce it all the same,"
             ' on public records, give public=True and noise="seeded".'
         )
@@ -249,20 +247,22 @@ class _Records:
 
 def _records(model: object, X: Any, y: Any) -> _Records:
     if not isinstance(model, nn.Module):
-        raise Refused(f"the model is a {type(model).__name__}; give a torch.nn.Module.")
+        raise RefusedError(f"the model is a {type(model).__name__}; give a torch.nn.Module.")
     if y is None:
         X, y = _stacked(X)
     features, labels = (_array(part, name) for part, name in ((X, "X"), (y, "y")))
     if features.ndim < 2 or labels.ndim != 1 or len(features) != len(labels) or not len(labels):
-        raise Refused(
+        raise RefusedError(
             f"X has the shape {list(features.shape)} and y {list(labels.shape)}; give X as [n, ...] and y as [n], of"
             " the same number of records."
         )
     for part, name in ((features, "X"), (labels, "y")):
         if not np.isfinite(part).all():
-            raise Refused(f"{name} holds NaN or infinite values; leave these records out or fill them in.")
+            raise RefusedError(
+                f"{name} holds NaN or infinite values; leave these records out or fill them in."
+            )
     if labels.dtype.kind != "f" and labels.min() < 0:
-        raise Refused("y holds classes below 0; count the classes from 0.")
+        raise RefusedError("y holds classes below 0; count the classes from 0.")
     is_token = features.dtype.kind in "iu" and any(
         isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules()
     )
@@ -275,13 +275,15 @@ def _records(model: object, X: Any, y: Any) -> _Records:
 def _stacked(dataset: Any) -> tuple[Any, Any]:
     """The pairs of a map-style Dataset as two arrays."""
     if not isinstance(dataset, Dataset) or not hasattr(dataset, "__len__"):
-        raise Refused("y is missing; give X and y, or in their place a map-style torch Dataset of pairs.")
+        raise RefusedError(
+            "y is missing; give X and y, or in their place a map-style torch Dataset of pairs."
+        )
     try:
         pairs = [dataset[place] for place in range(len(dataset))]
         X, y = ([np.asarray(part) for part in parts] for parts in zip(*pairs, strict=True))
         return np.stack(X), np.stack(y)
     except (TypeError, ValueError):
-        raise Refused(
+        raise RefusedError(
             "the Dataset does not hold pairs (record, target) of numbers, all of one shape; transform them to tensors."
         ) from None
 
@@ -290,28 +292,30 @@ def _array(values: Any, name: str) -> NDArray[Any]:
     try:
         found = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (TypeError, ValueError, RuntimeError):
-        raise Refused(f"{name} is no array of numbers; give a numpy array or a torch tensor.") from None
+        raise RefusedError(f"{name} is no array of numbers; give a numpy array or a torch tensor.") from None
     if found.dtype.kind not in "fiub":
-        raise Refused(f"{name} holds {found.dtype}; give numbers, classes as whole numbers from 0.")
+        raise RefusedError(f"{name} holds {found.dtype}; give numbers, classes as whole numbers from 0.")
     return found
 
 
 def _check_noise(noise: str, *, public: bool) -> None:
     if noise not in ("secure", "seeded"):
-        raise Refused(f'noise is {noise!r}; choose "secure" or "seeded".')
+        raise RefusedError(f'noise is {noise!r}; choose "secure" or "seeded".')
     if noise == "seeded" and not public:
-        raise Refused('seeded noise protects nobody, and the records are private; set noise to "secure".')
+        raise RefusedError(
+            'seeded noise protects nobody, and the records are private; set noise to "secure".'
+        )
 
 
 def _model(module: nn.Module, loss: object, records: _Records) -> Model:
-    """The module, copied, with its loss record by record; raises Refused where it takes no such records."""
+    """The module, copied, with its loss record by record; raises RefusedError where it takes no such records."""
     if any(parameter.dtype != torch.float32 for parameter in module.parameters()):
-        raise Refused("the model has parameters that are not float32; give model.float().")
+        raise RefusedError("the model has parameters that are not float32; give model.float().")
     own = copy.deepcopy(module).cpu()
     outputs, is_real = _outputs(own, records), records.labels.dtype.kind == "f"
     losses, bounds = _losses(loss, is_real=is_real)
     if not is_real and records.labels.max() >= max(2, outputs):
-        raise Refused(
+        raise RefusedError(
             f"y holds classes beyond the model's {outputs} outputs; give it an output for each class."
         )
     note = (
@@ -331,11 +335,11 @@ def _outputs(module: nn.Module, records: _Records) -> int:
             found = probe(zeros)
     except Exception as error:
         why = str(error).partition("\n")[0]
-        raise Refused(
+        raise RefusedError(
             f"the model does not take records of shape {list(zeros.shape[1:])} ({why}); change the model or X."
         ) from None
     if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != 2:
-        raise Refused(
+        raise RefusedError(
             "the model does not give one row of outputs for each record; let it return [batch, outputs]."
         )
     return found.shape[1]
@@ -345,7 +349,9 @@ def _losses(loss: object, *, is_real: bool) -> tuple[Losses, LossBounds | None]:
     """The loss of each record [batch] and what is public about it."""
     name, of_torch, reduction = _of_torch(loss)
     if of_torch is None and not callable(loss):
-        raise Refused(f"there is no loss {loss!r}; name one of torch.nn.functional, such as 'cross_entropy'.")
+        raise RefusedError(
+            f"there is no loss {loss!r}; name one of torch.nn.functional, such as 'cross_entropy'."
+        )
     each: Any = loss if of_torch is None else of_torch
     as_real = is_real or (of_torch is not None and name not in _BY_INDEX)
 
@@ -384,14 +390,14 @@ def _of_torch(loss: object) -> tuple[str, Any, str]:
 
 
 def _check_model(model: Model, records: _Records, performance: Performance) -> None:
-    """Raises Refused, on made-up records, where the barrier could not clip those of this model."""
+    """Raises RefusedError, on made-up records, where the barrier could not clip those of this model."""
     try:
         performance.engine(model, records)
-    except Refused:
+    except RefusedError:
         raise
     except Exception as error:
         why = str(error).partition("\n")[0]
-        raise Refused(
+        raise RefusedError(
             f"the loss does not take the model's outputs with such targets ({why}); choose another."
         ) from None
 
@@ -401,7 +407,7 @@ def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(method, type) or not all(
         hasattr(method, name) for name in ("plan", "init", "step", "released")
     ):
-        raise Refused(
+        raise RefusedError(
             f"the method is {method!r}; give the settings of one, such as DPSGD(steps=300, batch_size=256)."
         )
     kind = type(method)
@@ -467,7 +473,7 @@ class _Account:
     ) -> "_Account":
         if population is None:
             if url is not None or cap is not None:
-                raise Refused(
+                raise RefusedError(
                     "a ledger or a cap was given without a population; name the population to charge."
                 )
             ledger = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
@@ -477,18 +483,18 @@ class _Account:
         if cap is not None:
             ledger.declare(population, Budget(*cap), public=public, bound={UNIT: unit})
         elif population not in {row.population for row in ledger.history()}:
-            raise Refused(
+            raise RefusedError(
                 f"the ledger does not know the population {population!r}; give cap=(epsilon, delta), the most that all"
                 " runs on these people may cost together."
             )
         if ledger.balance(population).public != public:
             kinds = ("private", "public")
-            raise Refused(
+            raise RefusedError(
                 f"the population {population!r} is {kinds[not public]} in the ledger, and public={public} was given;"
                 " set that right or name another population."
             )
         if (bound := ledger.terms(population).bound[UNIT]) != unit:
-            raise Refused(
+            raise RefusedError(
                 f"the population {population!r} counts {bound!r} as one record, and unit={unit!r} was given; set that"
                 " right or name another population."
             )

@@ -13,13 +13,12 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from algorithms.algorithm import Target
-from algorithms.dp_agd import DPAGD, State
-from algorithms.privacy.barrier import Barrier, Performance
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.noise import secure_generator
-from algorithms.privacy.trace import Trace
-from algorithms.public import Inputs, Public
+from algorithms.core.method import Inputs, PublicInfo, Target
+from algorithms.methods.dp_agd import DPAGD, State
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import secure_generator
 from benchmarks.importance import MadeUp
 from benchmarks.line import STEPS
 from benchmarks.line_search import CarriedMargins
@@ -39,7 +38,7 @@ class WholeStep:
         self.model, self.method = problem.model(), DPAGD(steps_grid=_GRID)
         self.data = MadeUp(problem.inputs.numpy(), problem.labels.numpy())
         longest = float(problem.inputs.norm(dim=1).max())
-        public = Public(
+        public = PublicInfo(
             len(self.data.labels),
             self.model.parameter_count,
             len(self.model.layers),

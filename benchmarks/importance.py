@@ -17,10 +17,10 @@ from rich.console import Console
 from torch import Tensor
 
 from algorithms.gradients import L2, Normalised
-from algorithms.privacy.barrier import Barrier
-from algorithms.privacy.noise import seeded_generator
-from algorithms.privacy.releases import Gaussian, Importance, Poisson
-from algorithms.privacy.trace import Trace
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.mechanisms.release import Gaussian, Importance, Poisson
 from benchmarks.measure import Plan, alternate, spread
 from benchmarks.methods import Method
 from benchmarks.workloads import WORKLOADS, Workload

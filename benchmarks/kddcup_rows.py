@@ -24,17 +24,18 @@ from numpy.random import Generator, default_rng
 from pyarrow import csv
 from rich.console import Console
 
-from algorithms import training
-from algorithms.privacy.barrier import Performance
-from algorithms.privacy.noise import seeded_generator
-from data import DataCard, catalogue, prepared, public_description
-from data.card import File, Split
-from data.columns import Categorical, Column, Label, Numeric
-from data.formats import Csv
-from data.reading import read
-from data.records import Records
-from tasks import params
+from algorithms.core import training
+from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from data import DataCard, public_description
+from data.prepare import prepared
+from data.prepare.reading import read
+from data.readers.records import Records
+from data.schema import registry
+from data.schema.card import File, Split
+from data.schema.formats import Categorical, Column, Csv, Label, Numeric
 from tasks.calibrate import model_for, plan_for
+from tasks.config import params
 
 _BLOCK = 100_000
 _ITERATIONS = 45
@@ -158,7 +159,7 @@ def main(
     ] = False,
 ) -> None:
     """Write the rows; with --prepare, prepare them, train on them and say what it took."""
-    card = catalogue.card("kddcup99")
+    card = registry.card("kddcup99")
     if not isinstance(card.reader, Csv):
         raise typer.BadParameter("the card of kddcup99 declares no text")
     write(file, card.reader, records=records, seed=seed)

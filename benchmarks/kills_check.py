@@ -21,7 +21,7 @@ import psycopg
 import pyarrow as pa
 from dp_accounting.rdp import RdpAccountant
 
-from algorithms.privacy.card import read, verify
+from algorithms.privacy.card.build import read, verify
 from benchmarks.kills_place import CARD, POPULATION, Place
 from benchmarks.year_check import event_of
 

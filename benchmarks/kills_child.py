@@ -23,8 +23,8 @@ from sqlalchemy.engine import Engine
 
 from benchmarks.kills_place import Place
 from benchmarks.year import run_here
-from tasks.reproduce import STAGES, StageFailed, StageRefused, reproduce
 from tasks.retraining.delivery import Work, retrain
+from tasks.runs.reproduce import STAGES, StageFailedError, StageRefusedError, reproduce
 
 Where = Literal["any time", "ledger", "run", "state", "registry", "results"]
 WHERE: tuple[Where, ...] = ("any time", "ledger", "run", "state", "registry", "results")
@@ -47,7 +47,7 @@ class Aim:
 
 
 @dataclass
-class Watch:
+class OpTracer:
     """Counts the moments at each place, and tells when the one that was aimed at is there."""
 
     places: Mapping[str, Where]
@@ -106,7 +106,7 @@ def deliver(place: Place, week: int, aim: Aim, told: Connection) -> None:
         f"{place.root}/": "results",
         f"{place.home}/": "results",
     }
-    watch = Watch(places, aim, told)
+    watch = OpTracer(places, aim, told)
     told.send(("ready",))
     sys.addaudithook(watch.audit)
     sa.event.listen(Engine, "before_cursor_execute", watch.statement)
@@ -133,10 +133,10 @@ def stage(name: str, root: Path) -> None:
         return
     try:
         run_here(name, root)
-    except StageRefused:
+    except StageRefusedError:
         raise
     except Exception as error:
-        raise StageFailed(f"{name}: {error!r}") from error
+        raise StageFailedError(f"{name}: {error!r}") from error
     fresh = file.with_name("done.new")
     fresh.write_text(json.dumps({key: [*done.get(key, ()), name]}))
     fresh.replace(file)

@@ -29,7 +29,7 @@ CARD: dict[str, Any] = {
     "records": {"at_most": 4000},
     "classes": ["no", "yes"],
     "files": {},
-    "blocks": {"kind": "folder", "path": "data/raw/killed"},
+    "blocks": {"kind": "folder", "path": "datasets/raw/killed"},
     "split": {"salt": POPULATION, "test_fraction": 0.25},
     "reader": {
         "kind": "csv",

@@ -17,8 +17,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused
+from algorithms.errors import BudgetRefusedError
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
 from benchmarks.postgres import server
 
@@ -108,13 +108,13 @@ def _race(ledger: Ledger, number: int) -> int:
     while True:
         try:
             ledger.reserve(f"small-{number}-{won}", "small", _COST, events=_EVENTS, about={})
-        except BudgetRefused:
+        except BudgetRefusedError:
             return won
         won += 1
 
 
 def _problems(url: str, works: list[Work]) -> list[str]:
-    """What went wrong: nothing, unless a cap was passed or a row is missing. Raises LedgerBroken for the chain."""
+    """What went wrong: nothing, unless a cap was passed or a row is missing. Raises LedgerBrokenError for the chain."""
     ledger, problems = Ledger.open(url), []
     won = sum(work.won for work in works)
     if won != SMALL or ledger.balance("small").remaining.epsilon > 0:

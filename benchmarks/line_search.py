@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients import L2
-from algorithms.gradients.line import Line
+from algorithms.gradients.line_search_losses import LineCandidates
 from algorithms.gradients.linear import LinearRecords
 from benchmarks.line import BOUND, STEPS
 from benchmarks.methods import OnTorch, Problem
@@ -30,7 +30,7 @@ class CarriedMargins(OnTorch):
             self.parameters.dtype
         )
         noise = self.problem.noise_scale * torch.randn_like(self.parameters)
-        line = Line(self.parameters, (total + noise) / len(self.problem.labels), STEPS)
+        line = LineCandidates(self.parameters, (total + noise) / len(self.problem.labels), STEPS)
         self.objectives = self.records.losses_on(line, bound=BOUND)
         self.parameters = line.at(int(self.objectives.argmin()))
 

@@ -13,13 +13,15 @@ import torch
 import typer
 from rich.console import Console
 
-from data import DataCard, catalogue, prepared, public_description
-from data.fetch import RAW, Places, fetch
-from data.owner import PUBLIC_KEY
-from data.reading import read
-from data.records import Block, Records
-from data.scattering import scattered
-from tasks.environment import data_mirror
+from data import DataCard, public_description
+from data.prepare import prepared
+from data.prepare.fetch import RAW, Places, fetch
+from data.prepare.reading import read
+from data.prepare.scattering import scattered
+from data.prepare.secret_key import PUBLIC_KEY
+from data.readers.records import Block, Records
+from data.schema import registry
+from tasks.config.environment import data_mirror
 
 _WHOLE = 60_000
 
@@ -49,7 +51,7 @@ def main(
     images: Annotated[int, typer.Option(min=1, max=_WHOLE, help="How many images at most.")] = _WHOLE,
 ) -> None:
     """Prepare the features and say how many images that is a second."""
-    card = catalogue.card(dataset)
+    card = registry.card(dataset)
     images = min(images, card.records.train or images)
     rate = images / seconds(card, images)
     threads = torch.get_num_threads()

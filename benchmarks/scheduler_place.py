@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from tasks.request import Request, revise
+from tasks.config.overrides import Request, revise
 
 _CARD = Path("examples/retraining/visits-weekly.yaml")
 _SETTINGS = {

@@ -24,15 +24,15 @@ from ruamel.yaml import YAML
 from algorithms.privacy.ledger import Ledger
 from benchmarks.year_check import recomputed
 from benchmarks.year_figure import figure
-from data import catalogue
+from data.schema import registry
 from tasks import prepare
-from tasks.environment import data_mirror, home
-from tasks.figures import LIGHT, png
-from tasks.params import load
-from tasks.reproduce import StageRefused
+from tasks.config.environment import data_mirror, home
+from tasks.config.params import load
+from tasks.reporting.figures import LIGHT, png
 from tasks.retraining.delivery import Outcome, Work, accuracy, retrain
 from tasks.retraining.settings import Retraining
-from tasks.stage import refusals
+from tasks.runs.reproduce import StageRefusedError
+from tasks.runs.stage import refusals
 
 WEEKS = 52
 POPULATION = "adult-weeks"
@@ -51,12 +51,15 @@ _FIRST = datetime(2026, 1, 5, tzinfo=UTC)
 
 def checkout(root: Path, source: Path) -> list[list[str]]:
     """Makes a checkout for the year in `root`; returns the lines of each week's file."""
-    card = YAML(typ="safe", pure=True).load(catalogue.CARDS / "adult.yaml")
+    card = YAML(typ="safe", pure=True).load(registry.CARDS / "adult.yaml")
     lines = [line for line in source.read_text().splitlines() if line.strip()]
     card |= {"name": POPULATION, "population": POPULATION, "public": False, "cap": CAP, "folder": "adult"}
     card |= {"composition": {"kind": "renyi", "order": ORDER}, "records": {"at_most": 60_000}}
-    card |= {"files": {"test": card["files"]["test"]}, "blocks": {"kind": "folder", "path": "data/raw/weeks"}}
-    (root / "data/raw/weeks").mkdir(parents=True)
+    card |= {
+        "files": {"test": card["files"]["test"]},
+        "blocks": {"kind": "folder", "path": "datasets/raw/weeks"},
+    }
+    (root / "datasets/raw/weeks").mkdir(parents=True)
     (root / "data/cards").mkdir()
     (root / ".dvc/tmp").mkdir(parents=True)
     (root / "dvc.yaml").write_text("stages: {}\n")
@@ -87,7 +90,7 @@ def run_here(stage: str, root: Path) -> None:
         try:
             _prepare(root) if stage == "prepare" else import_module(f"tasks.{stage}").main()
         except refusals() as refusal:
-            raise StageRefused(str(refusal)) from None
+            raise StageRefusedError(str(refusal)) from None
 
 
 def _prepare(root: Path) -> None:
@@ -118,7 +121,7 @@ def play(root: Path, weeks: list[list[str]], ledger: Ledger) -> Iterator[dict[st
     work = Work(Retraining.model_validate(RETRAINING), root, run_here, lambda _: None)
     for number, lines in enumerate(weeks, start=1):
         began = time.monotonic()
-        (root / f"data/raw/weeks/w{number:02}.csv").write_text("\n".join(lines) + "\n")
+        (root / f"datasets/raw/weeks/w{number:02}.csv").write_text("\n".join(lines) + "\n")
         outcome = retrain(work, now=_FIRST + timedelta(weeks=number - 1, hours=3))
         yield _row(work, ledger, number, outcome) | {"seconds": round(time.monotonic() - began, 2)}
 

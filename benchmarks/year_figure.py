@@ -3,7 +3,7 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from tasks.figures import Theme
+from tasks.reporting.figures import Theme
 
 
 def figure(weeks: pd.DataFrame, blocks: pd.DataFrame, *, cap: float, theme: Theme) -> Figure:

@@ -29,19 +29,18 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from algorithms.adaclip import AdaCliP
-from algorithms.algorithm import Algorithm, Plan, Target
-from algorithms.dp_sgd import DPSGD
+from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
+from algorithms.core.optimizers import OptimizerConfig
 from algorithms.gradients import L2
+from algorithms.methods.adaclip import AdaCliP
+from algorithms.methods.dp_sgd import DPSGD
 from algorithms.models import Model
-from algorithms.privacy.barrier import Barrier
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.noise import seeded_generator
-from algorithms.privacy.releases import Gaussian, Poisson, gradient_release
-from algorithms.privacy.trace import Trace
-from algorithms.public import Public
-from algorithms.update import Update
-from tasks.figures import LIGHT, Theme, png
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.mechanisms.release import Gaussian, Poisson, gradient_release
+from tasks.reporting.figures import LIGHT, Theme, png
 
 RECORDS, EPOCHS, NOISE, LEARNING_RATE, DELTA = 1000, 10, 0.1, 0.01, 1e-5
 STARTS = ("random", "optimum")
@@ -58,7 +57,7 @@ SEEDS = 3
 
 _DOTS_PER_INCH = 160
 _STEPS = RECORDS * EPOCHS
-_UPDATE = Update(learning_rate=LEARNING_RATE)
+_UPDATE = OptimizerConfig(learning_rate=LEARNING_RATE)
 METHODS: dict[str, Algorithm[Any]] = {
     "DP-SGD": DPSGD(steps=_STEPS, batch_size=1, update=_UPDATE),
     "AdaCliP, free scale": AdaCliP(steps=_STEPS, batch_size=1, update=_UPDATE),
@@ -144,7 +143,7 @@ def plan_of(dimension: int, *, steps: int, count: int = RECORDS) -> Plan:
         schedule=[(release.event(), steps)],
         epsilon={"rdp": math.inf},
         target=Target(Budget(math.inf, DELTA), "rdp"),
-        public=Public(records=count, parameters=dimension, layers=1, classes=1),
+        public=PublicInfo(records=count, parameters=dimension, layers=1, classes=1),
         steps=steps,
         noise_multiplier=NOISE,
         sampling_rate=1.0 / count,

@@ -25,7 +25,7 @@ import typer
 from matplotlib.figure import Figure
 
 from tasks.comparing.figures import by_epsilon, over_steps
-from tasks.figures import LIGHT, png
+from tasks.reporting.figures import LIGHT, png
 
 SAMPLED = ("dpis", "dp_sgd", "dp_sgd_decay")
 EPSILONS = (4.0, 1.0, 0.5)

@@ -21,18 +21,19 @@ import typer
 from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 
-from algorithms.privacy.barrier import Performance
-from algorithms.privacy.noise import seeded_generator
-from algorithms.training import train
-from data import catalogue, public_description
-from data.card import DataCard
-from data.card import Records as Numbers
-from data.prepared import Prepared
-from data.records import Records
-from tasks import params
+from algorithms.core.training import train
+from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from data import public_description
+from data.prepare.prepared import Prepared
+from data.readers.records import Records
+from data.schema import registry
+from data.schema.card import DataCard
+from data.schema.card import Records as Numbers
 from tasks.calibrate import model_for, plan_for
+from tasks.config import params
+from tasks.config.overrides import recipe
 from tasks.evaluate import evaluate
-from tasks.recipes import recipe
 
 Array = NDArray[np.float64]
 TEST_RECORDS, WORDS, LENGTH = 4000, 200, 20
@@ -59,8 +60,8 @@ class Made:
         numbers = Numbers(train=len(self.labels) - self.test, test=self.test)
         own = {"name": "own", "classes": names, "records": numbers}
         if self.tokens is None:
-            return catalogue.card("mnist").model_copy(update=own | {"shape": self.features.shape[1:]})
-        known = catalogue.card("imdb")
+            return registry.card("mnist").model_copy(update=own | {"shape": self.features.shape[1:]})
+        known = registry.card("imdb")
         form = {"vocabulary": self.tokens, "length": self.features.shape[1], "words_sha256": None}
         return known.model_copy(update=own | {"reader": known.reader.model_copy(update=form)})
 
@@ -221,7 +222,7 @@ CASES = (
 
 
 def limits() -> Iterator[dict[str, Any]]:
-    """What becomes of runs on both sides of the limits of `tasks.sanity`, otherwise with the usual settings."""
+    """What becomes of runs on both sides of the limits of `tasks.runs.sanity`, otherwise with the usual settings."""
     small = {"table of 500": table(500), "breast_cancer": shipped(load_breast_cancer())}
     for name, made in (small | {"digits, 8 x 8": shipped(load_digits(), side=8)}).items():
         n, columns, classes = (

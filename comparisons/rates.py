@@ -26,7 +26,7 @@ import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from algorithms.allocation import (
+from algorithms.core.momentum import (
     Array,
     Curve,
     Stage,
@@ -35,7 +35,7 @@ from algorithms.allocation import (
     growing_stages,
     laplace_scale,
 )
-from tasks.figures import LIGHT, Theme, png
+from tasks.reporting.figures import LIGHT, Theme, png
 
 QUADRATIC = Curve(smoothness=1.0, strong_convexity=0.1)
 STEP_SIZES = (0.1, 0.5, 1.0)

@@ -1,8 +1,9 @@
 """Data sets: cards that declare what is public, readers, and the prepared arrays that training maps."""
 
-from data import catalogue, prepared
-from data.card import DataCard
-from data.description import PublicDescription, public_description
-from data.errors import DataRefused
+from data.prepare import prepared
+from data.prepare.description import PublicDescription, public_description
+from data.schema import registry
+from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
 
-__all__ = ["DataCard", "DataRefused", "PublicDescription", "catalogue", "prepared", "public_description"]
+__all__ = ["DataCard", "DataRefusedError", "PublicDescription", "prepared", "public_description", "registry"]

@@ -15,15 +15,13 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from data import database
-from data.card import DataCard
-from data.columns import Date, Ignored
-from data.errors import DataRefused
-from data.formats import Csv, Table
-from data.owner import keyed
+from data.prepare.reading import split
+from data.prepare.secret_key import keyed
 from data.readers import table
-from data.records import Block, Part, checked
-from data.sources import Folder, Query, Source
-from data.split import split
+from data.readers.records import Block, Part, checked
+from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Csv, Date, Folder, Ignored, Query, Source, Table
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _WHOLE_POPULATION, _TEST_FILE = "all", "the test file"
@@ -51,7 +49,7 @@ class Digests:
     ) -> Iterator[_Rows]:
         """The rows of a block as they come; at their end its digests are there.
 
-        file: where the rows are from, None for a query. Raises DataRefused where a column is missing.
+        file: where the rows are from, None for a query. Raises DataRefusedError where a column is missing.
         """
         total = count = 0
         columns = _made_of(declared)
@@ -78,7 +76,7 @@ class Digests:
 def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
     """The blocks that there are now, sorted by name; those that the card of a query declares, whatever rows there are.
 
-    root: the project. url: of the database, for a card whose blocks are a query. Raises DataRefused for a card
+    root: the project. url: of the database, for a card whose blocks are a query. Raises DataRefusedError for a card
     without blocks, a source that cannot be read, and a name that no block can have.
     """
     source = _source(card)
@@ -89,7 +87,9 @@ def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
     for name in found:
         _check_name(card, name)
     if len({name.casefold() for name in found}) < len(found):
-        raise DataRefused(f"Two blocks of {card.name!r} have names that differ in case alone; leave one.")
+        raise DataRefusedError(
+            f"Two blocks of {card.name!r} have names that differ in case alone; leave one."
+        )
     return tuple(sorted(found))
 
 
@@ -104,13 +104,16 @@ def read(
 ) -> Iterator[Block]:
     """The records of the chosen blocks in their order, then those of the card's test file, checked as `data.reading`.
 
-    digests: gets those of each block. Raises DataRefused, while the records are taken and without a record's value in
+    digests: gets those of each block. Raises DataRefusedError, while the records are taken and without a record's
+    value in
     the message, for a block that is not there, for one that is not what the card declares, and for a test file that
     holds exactly what a block holds.
     """
     missing = [name for name in chosen if name not in names(card, root=root, url=url)]
     if missing:
-        raise DataRefused(f"{card.name!r} has no block {missing[0]!r}; choose among those that there are.")
+        raise DataRefusedError(
+            f"{card.name!r} has no block {missing[0]!r}; choose among those that there are."
+        )
     trained_on = itertools.chain.from_iterable(
         _records("train", _rows(card, name, root, url), card, digests, name, _file(card, name, root))
         for name in chosen
@@ -126,7 +129,7 @@ def _held_out(card: DataCard, files: Mapping[str, Path], digests: Digests) -> It
     yield from _records("test", rows, card, digests, _TEST_FILE, files["test"])
     held_out = {*digests.by_block.pop(_TEST_FILE)}
     if same := [name for name, found in digests.by_block.items() if held_out & {*found}]:
-        raise DataRefused(
+        raise DataRefusedError(
             f"The test file of population {card.population!r} holds exactly the records of the block {same[0]!r}, so"
             " that records trained on would be published as held out; take a test file of other records."
         )
@@ -160,7 +163,7 @@ def _file(card: DataCard, name: str, root: Path) -> Path | None:
 
 def _source(card: DataCard) -> Source:
     if card.blocks is None:
-        raise DataRefused(
+        raise DataRefusedError(
             f"The card of {card.name!r} says no `blocks`, so data.blocks must be empty; write where its blocks are."
         )
     return card.blocks
@@ -168,7 +171,9 @@ def _source(card: DataCard) -> Source:
 
 def _table(card: DataCard) -> Table:
     if not isinstance(card.reader, Table):
-        raise DataRefused(f"The card of {card.name!r} has blocks, but its reader is of no table; correct it.")
+        raise DataRefusedError(
+            f"The card of {card.name!r} has blocks, but its reader is of no table; correct it."
+        )
     return card.reader
 
 
@@ -176,7 +181,7 @@ def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
     """The file of each block; others, such as one that is still being written under a name with a dot, are none."""
     folder = root / source.path
     if not folder.is_dir():
-        raise DataRefused(f"There is no folder {folder} with the blocks of {card.name!r}; make it.")
+        raise DataRefusedError(f"There is no folder {folder} with the blocks of {card.name!r}; make it.")
     endings = (".csv", ".csv.gz", ".zip") if isinstance(card.reader, Csv) else (".parquet",)
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -185,14 +190,14 @@ def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
             continue
         name = path.name.removesuffix(ending)
         if name in found:
-            raise DataRefused(f"{folder} has two files of the block {name!r}; leave one.")
+            raise DataRefusedError(f"{folder} has two files of the block {name!r}; leave one.")
         found[name] = path
     return found
 
 
 def _given(card: DataCard, source: Query, url: str | None) -> str:
     if not url:
-        raise DataRefused(
+        raise DataRefusedError(
             f"The blocks of {card.name!r} are in a database; set {source.url_from} to its SQLAlchemy URL."
         )
     return url
@@ -200,7 +205,7 @@ def _given(card: DataCard, source: Query, url: str | None) -> str:
 
 def _check_name(card: DataCard, name: str) -> None:
     if not _NAME.fullmatch(name) or name == _WHOLE_POPULATION:
-        raise DataRefused(
+        raise DataRefusedError(
             f"A block of {card.name!r} has a name of other characters than letters, digits, - and _, or the name"
             f" {_WHOLE_POPULATION!r}; name its blocks anew."
         )

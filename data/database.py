@@ -7,15 +7,14 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 
-from data.errors import DataRefused
-from data.formats import Table
-from data.sources import Query
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Query, Table
 
 _ROWS = 65536
 
 
 def names(source: Query, url: str) -> list[str]:
-    """The blocks that the query has rows of, as text. Raises DataRefused where the database does not answer it."""
+    """The blocks that the query has rows of, as text. Raises DataRefusedError where the database does not answer it."""
     block = _block(source, sa.text(source.query).columns(sa.column(source.column)).subquery("blocks"))
     with _connected(source, url) as connection:
         found = connection.execute(sa.select(block).distinct())
@@ -25,7 +24,8 @@ def names(source: Query, url: str) -> list[str]:
 def read(source: Query, declared: Table, name: str, url: str) -> Iterator[pa.Table]:
     """The rows of a block as text, some at a time and in an order that depends on them alone.
 
-    Raises DataRefused where the query lacks a column of the card, where the database takes another name for this one,
+    Raises DataRefusedError where the query lacks a column of the card, where the database takes another name for
+    this one,
     as one that minds no case does, and where it does not answer.
     """
     wanted = declared.in_the_file
@@ -36,7 +36,7 @@ def read(source: Query, declared: Table, name: str, url: str) -> Iterator[pa.Tab
     with _connected(source, url) as connection:
         for some in connection.execution_options(yield_per=_ROWS).execute(statement).partitions():
             if any(row[-1] != name for row in some):
-                raise DataRefused(
+                raise DataRefusedError(
                     f"The database takes other names for that of the block {name!r}, so a row would be in several"
                     " blocks; let the query spell each name in one way, such as by lower()."
                 )
@@ -55,7 +55,7 @@ def _texts(values: Iterator[Any]) -> pa.Array:
 
 @contextmanager
 def _connected(source: Query, url: str) -> Iterator[sa.Connection]:
-    refusal = DataRefused(
+    refusal = DataRefusedError(
         f"The query of the blocks cannot be read at the URL in {source.url_from}; correct the URL, the query or"
         " the names of its columns."
     )

@@ -19,15 +19,15 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from flows.pipeline import REFUSED
-from tasks.comparing.cell import Context
-from tasks.comparing.cells import Group
 from tasks.comparing.files import held
 from tasks.comparing.progress import progress
 from tasks.comparing.report import PAGE, report
 from tasks.comparing.tracking import log_comparison
+from tasks.comparing.trial import Context
+from tasks.comparing.trials import Group
 from tasks.comparing.work import Problem, Work, be_ready, plan_group, prepare_data, run_group, split, work_of
-from tasks.params import ParamsRefused
-from tasks.stage import checkout, refusals
+from tasks.config.params import ParamsRefusedError
+from tasks.runs.stage import checkout, refusals
 
 Runner = Literal["threads", "dask", "ray"]
 _MOST_NAMED = 3
@@ -89,7 +89,7 @@ def _compared(work: Work, *, renew: bool) -> State[Any]:
     groups = list(split(wanted))
     refused = _each(plan, work, groups)
     if refused and not work.comparison.skip_refused:
-        raise ParamsRefused(f"{_listed(refused)}")
+        raise ParamsRefusedError(f"{_listed(refused)}")
     left_out = {problem.cell.digest for problem in refused}
     left = [cell for cell in wanted if cell.digest not in left_out]
     groups = list(split(left))
@@ -126,21 +126,21 @@ def _in_words(problems: Sequence[Problem]) -> list[str]:
 
 
 def runner_named(name: str) -> Runner:
-    """The runner of a name; raises ParamsRefused for another."""
+    """The runner of a name; raises ParamsRefusedError for another."""
     for runner in get_args(Runner):
         if runner == name:
             return cast("Runner", runner)
-    raise ParamsRefused(f"there is no runner {name!r}; choose threads, dask or ray.")
+    raise ParamsRefusedError(f"there is no runner {name!r}; choose threads, dask or ray.")
 
 
 def task_runner(runner: Runner, workers: int) -> TaskRunner[Any]:
-    """The task runner; raises ParamsRefused where its extra is not installed."""
+    """The task runner; raises ParamsRefusedError where its extra is not installed."""
     if runner == "threads":
         return ThreadPoolTaskRunner(max_workers=workers)
     try:
         package: Any = import_module(f"prefect_{runner}")
     except ImportError:
-        raise ParamsRefused(
+        raise ParamsRefusedError(
             f"the runner {runner!r} needs the extra {runner!r}: pip install 'epsilonflow[{runner}]'."
         ) from None
     if runner == "dask":
@@ -168,6 +168,6 @@ def one_server(runner: Runner) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    from flows.command import compare_only
+    from flows.cli.main import compare_only
 
     compare_only()

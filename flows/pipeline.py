@@ -1,23 +1,59 @@
-"""The pipeline as a Prefect flow: prepare, calibrate, train, evaluate, report; each step runs its DVC stage.
+"""What a pipeline run shows in Prefect: the privacy card as a page, the metrics as a table.
+
+The pipeline as a Prefect flow: prepare, calibrate, train, evaluate, report; each step runs its DVC stage.
 
 DVC is the only cache, and no task is tried twice: what DVC has is free to use again, what it has not may spend.
 `python -m flows.pipeline` runs it with the options of `epsilonflow run`.
 """
 
+import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from flows.artifacts import publish
-from tasks.closing import Closing
-from tasks.reproduce import STAGES, StageFailed, StageRefused, checkout_lock, reproduce
-from tasks.request import Request, revise
-from tasks.stage import checkout, refusals
+from tasks.config.overrides import Request, revise
+from tasks.runs.reproduce import STAGES, StageFailedError, StageRefusedError, checkout_lock, reproduce
+from tasks.runs.stage import checkout, refusals
+from tasks.runs.summary import RunSummary, run_summary
+
+
+def publish(root: Path) -> RunSummary:
+    """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
+    card = json.loads((root / "artifacts" / "privacy_card.json").read_text(encoding="utf-8"))
+    result = run_summary(root)
+    create_markdown_artifact(markdown_of(card), key="privacy-card", description="what the guarantee is")
+    table = [{"what": name, "value": text} for name, text in result.rows()]
+    create_table_artifact(table, key="metrics", description="result and budget")
+    for name, text in result.rows():
+        get_run_logger().info("%s: %s", name, text)
+    return result
+
+
+def markdown_of(card: Mapping[str, Any]) -> str:
+    """A privacy card as Markdown: a heading for each part, a list of its fields."""
+    parts = ["# Privacy card"]
+    for part, content in card.items():
+        if isinstance(content, Mapping):
+            parts += ["", f"## {_title(part)}", "", *(_line(name, value) for name, value in content.items())]
+    single = [_line(name, value) for name, value in card.items() if not isinstance(value, Mapping)]
+    return "\n".join([*parts, "", "## Fields", "", *single, ""])
+
+
+def _line(name: str, value: object) -> str:
+    text = value if isinstance(value, str) else f"`{json.dumps(value)}`"
+    return f"- {_title(name)}: {text}"
+
+
+def _title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
 
 REFUSED = "Refused"
 
@@ -27,9 +63,9 @@ def run_stage(stage: str, root: Path) -> State[Any]:
     """Let DVC run one stage if something it depends on has changed."""
     try:
         ran = reproduce(stage, root=root, say=get_run_logger().info)
-    except StageRefused as refusal:
+    except StageRefusedError as refusal:
         return Failed(name=REFUSED, message=str(refusal))
-    except StageFailed as failure:
+    except StageFailedError as failure:
         return Failed(message=str(failure))
     return Completed(message="done" if ran else "nothing to do: the result is there already")
 
@@ -42,7 +78,7 @@ def pipeline(
     delta: float | None = None,
     seed: int | None = None,
     settings: dict[str, Any] | None = None,
-) -> Closing | State[Any]:
+) -> RunSummary | State[Any]:
     """Train a model under differential privacy in this checkout and report what it spent.
 
     Args:
@@ -83,6 +119,6 @@ def be_quiet_where_nothing_was_raised() -> None:
 
 
 if __name__ == "__main__":
-    from flows.command import run_only
+    from flows.cli.main import run_only
 
     run_only()

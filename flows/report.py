@@ -6,17 +6,16 @@ from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Failed
 
-from flows.artifacts import publish
-from flows.pipeline import be_quiet_where_nothing_was_raised, run_stage
-from tasks.closing import Closing
-from tasks.reproduce import checkout_lock
-from tasks.stage import checkout
+from flows.pipeline import be_quiet_where_nothing_was_raised, publish, run_stage
+from tasks.runs.reproduce import checkout_lock
+from tasks.runs.stage import checkout
+from tasks.runs.summary import RunSummary
 
 _FREE = ("evaluate", "report")
 
 
 @flow(name="report", retries=0)
-def report() -> Closing | State[Any]:
+def report() -> RunSummary | State[Any]:
     """Evaluate the model in this checkout and write its report and privacy card, where they are not up to date."""
     be_quiet_where_nothing_was_raised()
     root = checkout()

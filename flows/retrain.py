@@ -12,11 +12,11 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised, run_stage
-from tasks.reproduce import StageFailed, StageRefused, checkout_lock
 from tasks.retraining import settings as retraining_settings
 from tasks.retraining.delivery import Work
 from tasks.retraining.delivery import retrain as deliver
-from tasks.stage import checkout, refusals
+from tasks.runs.reproduce import StageFailedError, StageRefusedError, checkout_lock
+from tasks.runs.stage import checkout, refusals
 
 
 @flow(name="retrain", retries=0, persist_result=False)
@@ -40,9 +40,9 @@ def retrain(file: str = "retrain.yaml") -> State[Any]:
 
 
 def _stage(stage: str, root: Path) -> None:
-    """A stage as a task of the flow; raises StageRefused or StageFailed."""
+    """A stage as a task of the flow; raises StageRefusedError or StageFailedError."""
     state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
     if state.name == REFUSED:
-        raise StageRefused(str(state.message))
+        raise StageRefusedError(str(state.message))
     if not state.is_completed():
-        raise StageFailed(str(state.message))
+        raise StageFailedError(str(state.message))

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import psutil
 import typer
 
-from flows.terminal import SETTINGS, say
+from flows.cli.terminal import SETTINGS, say
 
 NAMES = ("worker", "server")
 """In the order in which they are ended: a worker without its server does not end by itself."""

@@ -10,20 +10,20 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from algorithms import models
-from algorithms.algorithm import Plan, Target
+from algorithms.core.calibration import check_delta
+from algorithms.core.features import schedule
+from algorithms.core.method import Inputs, Plan, PublicInfo, Target
+from algorithms.errors import RefusedError
 from algorithms.extension import is_own, source_digest
-from algorithms.features.features import schedule
 from algorithms.gradients import linear_layer
 from algorithms.models import Model
-from algorithms.models.fronts import in_front, shape_after
-from algorithms.planning import check_delta
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
-from algorithms.public import Inputs, Public
+from algorithms.models.feature_transforms import in_front, shape_after
+from algorithms.privacy.accounting.budget import Budget
 from data import PublicDescription
-from tasks import groups, params
-from tasks.params import Params
-from tasks.stage import main_of
+from tasks.config import params
+from tasks.config import params as groups
+from tasks.config.params import Params
+from tasks.runs.stage import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
 
@@ -31,7 +31,7 @@ READS = ("privacy", "features", "algorithm", "model")
 def model_for(settings: Params, public: PublicDescription) -> Model:
     """The model that the parameters name, for this data, with the learned features in front of it.
 
-    Raises ModelRefused and Refused where it does not fit.
+    Raises ModelRefusedError and RefusedError where it does not fit.
     """
     features, shape = settings.features, public.input_shape
     if features is None:
@@ -43,7 +43,7 @@ def model_for(settings: Params, public: PublicDescription) -> Model:
 
 
 def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
-    """The model of the group `model` for this data; raises ModelRefused where it does not fit."""
+    """The model of the group `model` for this data; raises ModelRefusedError where it does not fit."""
     model = models.build(
         chosen.name,
         input_shape=public.input_shape,
@@ -67,9 +67,10 @@ def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
 def plan_for(settings: Params, public: PublicDescription) -> Plan:
     """The plan of the run that the parameters describe; nothing is spent and no record is read.
 
-    Raises Refused where delta is above 1/n, where noise is seeded or diagnostics are asked for though the records are
+    Raises RefusedError where delta is above 1/n, where noise is seeded or diagnostics are asked for though the
+    records are
     private, where it is not seeded though the plan says that the run is not private, and where the algorithm's settings
-    do not fit; ModelRefused for the model.
+    do not fit; ModelRefusedError for the model.
     """
     privacy = settings.privacy
     check_delta(privacy.delta, public.records)
@@ -80,7 +81,7 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     target = Target(budget, privacy.accountant, privacy.count_noise, before)
     plan = settings.algorithm.plan(target, _known(model, public))
     if "not_private" in plan.own and privacy.noise != "seeded":
-        raise Refused(
+        raise RefusedError(
             f"secret noise would promise what does not hold: {plan.own['not_private']} To reproduce it all the same,"
             " on public records, set privacy.noise to seeded."
         )
@@ -95,8 +96,8 @@ def _before(settings: Params, public: PublicDescription) -> tuple[tuple[DpEvent,
     return tuple(schedule(settings.features, public.input_shape, public.records, count_noise))
 
 
-def _known(model: Model, public: PublicDescription) -> Public:
-    return Public(
+def _known(model: Model, public: PublicDescription) -> PublicInfo:
+    return PublicInfo(
         records=public.records,
         parameters=model.parameter_count,
         layers=len(model.layers),
@@ -126,7 +127,8 @@ def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
 
 
 def check(document: Mapping[str, Any], settings: Params, public: PublicDescription) -> None:
-    """Raises Refused where a plan's document was made for other parameters, or states another cost than its events'.
+    """Raises RefusedError where a plan's document was made for other parameters, or states another cost than its
+    events'.
 
     And where the noise is known or none although the records are private, which no plan says.
     """
@@ -136,26 +138,30 @@ def check(document: Mapping[str, Any], settings: Params, public: PublicDescripti
     found = {key: document.get(key) for key in expected} | {"model": model}
     differing = [key for key in expected if expected[key] != found[key]]
     if differing:
-        raise Refused(
+        raise RefusedError(
             f"artifacts/plan.json was made for another {differing[0]} than params.yaml and the data now have;"
             " run the calibrate stage again."
         )
     plan = Plan.from_json(document)
     if plan.public != _known(model_for(settings, public), public):
-        raise Refused("artifacts/plan.json was made for other public facts; run the calibrate stage again.")
+        raise RefusedError(
+            "artifacts/plan.json was made for other public facts; run the calibrate stage again."
+        )
     plan.check()
 
 
 def plan_in(artifacts: Path) -> bytes:
-    """The plan's document as it was written; raises Refused where there is none."""
+    """The plan's document as it was written; raises RefusedError where there is none."""
     path = artifacts / "plan.json"
     if not path.is_file():
-        raise Refused(f"{path} is not there; run the calibrate stage first.")
+        raise RefusedError(f"{path} is not there; run the calibrate stage first.")
     return path.read_bytes()
 
 
 def model_files(chosen: groups.Model) -> dict[str, str]:
-    """The SHA-256 of each file that a model is made of, by its key; raises ModelRefused for one that is not there."""
+    """The SHA-256 of each file that a model is made of, by its key; raises ModelRefusedError for one that is not
+    there.
+    """
     named = {key: value for key, value in chosen.settings.items() if key.endswith("_file")}
     named |= {"start": chosen.start}
     return {key: models.digest(Path(value)) for key, value in named.items() if isinstance(value, str)}
@@ -193,12 +199,12 @@ def _code(settings: Params) -> dict[str, str]:
 
 def _check_secret(privacy: groups.Privacy, public: PublicDescription) -> None:
     if privacy.noise == "seeded" and not public.public:
-        raise Refused(
+        raise RefusedError(
             f"seeded noise protects nobody, and the records of {public.dataset!r} are private;"
             " set privacy.noise to secure."
         )
     if privacy.diagnostics and not public.public:
-        raise Refused(
+        raise RefusedError(
             f"diagnostics are computed from the records and shown without noise, and those of {public.dataset!r} are"
             " private; set privacy.diagnostics to false."
         )
@@ -206,7 +212,7 @@ def _check_secret(privacy: groups.Privacy, public: PublicDescription) -> None:
 
 def main() -> None:
     """`python -m tasks.calibrate`, in a checkout."""
-    public = PublicDescription.read(Path("data/prepared"))
+    public = PublicDescription.read(Path("datasets/prepared"))
     document = calibrate(params.load(Path("params.yaml"), reads=READS), public)
     path = Path("artifacts/plan.json")
     path.parent.mkdir(exist_ok=True)

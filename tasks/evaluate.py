@@ -15,15 +15,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from algorithms import models
-from algorithms.models import Model, ModelRefused
-from algorithms.models.fronts import front, in_front, shape_after
-from algorithms.privacy.errors import Refused
-from data.prepared import HeldOut, load_held_out
-from tasks import runs
-from tasks.described import check_described
-from tasks.environment import home
-from tasks.evaluated import evaluated, verdict
-from tasks.stage import main_of
+from algorithms.errors import RefusedError
+from algorithms.models import Model, ModelRefusedError
+from algorithms.models.feature_transforms import front, in_front, shape_after
+from data.prepare.prepared import HeldOut, load_held_out
+from tasks.config.environment import home
+from tasks.runs import folder as runs
+from tasks.runs.provenance import check_described, evaluated, verdict
+from tasks.runs.stage import main_of
 
 READS: tuple[str, ...] = ()
 _BATCH = 1024
@@ -40,7 +39,8 @@ class Evaluation:
 def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
     """The architecture and the parameters by name of a model that the train stage wrote.
 
-    No other file is read: what a start or an embedding was read from is among the parameters. Raises ModelRefused where
+    No other file is read: what a start or an embedding was read from is among the parameters. Raises
+    ModelRefusedError where
     some of them are missing.
     """
     with safe_open(path, framework="pt") as file:
@@ -59,7 +59,7 @@ def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
     model = model if features is None else in_front(features, model)
     missing = model.published(model.initial_parameters()).keys() - parameters.keys()
     if missing:
-        raise ModelRefused(
+        raise ModelRefusedError(
             f"{path.name} lacks {min(missing)}; train again, or take the file that was published."
         )
     return model, parameters
@@ -117,7 +117,7 @@ def _write_csv(path: Path, header: tuple[str, ...], rows: Any) -> None:
 def _receipt_beside(model: Path) -> dict[str, Any]:
     for path in (model, model.with_name("receipt.json")):
         if not path.is_file():
-            raise Refused(
+            raise RefusedError(
                 f"there is no {path}, so no model can be evaluated; train first by `dvc repro`, or bring back what was"
                 " trained by `dvc checkout`."
             )
@@ -129,7 +129,7 @@ def _check_model(path: Path, receipt: Mapping[str, Any]) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != receipt["sha256"][path.name]:
-        raise Refused(
+        raise RefusedError(
             f"{path} is not the model of run {receipt['run_id']}, which artifacts/receipt.json is of; `dvc checkout`"
             " brings back files that belong together."
         )
@@ -142,7 +142,7 @@ def main() -> None:
     receipt = _receipt_beside(path)
     _check_model(path, receipt)
     runs.discard(home(), receipt["run_id"])
-    data = load_held_out(Path("data/prepared"))
+    data = load_held_out(Path("datasets/prepared"))
     check_described(receipt, data.public)
     evaluation = evaluate(*load_model(path), data)
     document = metrics(evaluation, data.test_labels, receipt)

@@ -5,20 +5,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from data import PublicDescription, blocks, catalogue, prepared, public_description
-from data.card import DataCard
-from data.errors import DataRefused
-from data.fetch import RAW, Places, fetch
-from data.owner import PUBLIC_KEY, keyed, owner_key
-from data.reading import read, word_list
-from data.records import Block
-from data.scattering import scattered
-from tasks.environment import data_mirror, database_url, home
-from tasks.params import Params, load
-from tasks.stage import main_of
+from data import PublicDescription, blocks, public_description
+from data.prepare import prepared
+from data.prepare.fetch import RAW, Places, fetch
+from data.prepare.reading import read, word_list
+from data.prepare.scattering import scattered
+from data.prepare.secret_key import PUBLIC_KEY, keyed, owner_key
+from data.readers.records import Block
+from data.schema import registry
+from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
+from tasks.config.environment import data_mirror, database_url, home
+from tasks.config.params import Params, load
+from tasks.runs.stage import main_of
 
 READS = ("data",)
-PREPARED = Path("data/prepared")
+PREPARED = Path("datasets/prepared")
 CACHE = Path(".dvc/cache")
 """Where DVC's cache is, unless it was configured elsewhere, as one that is shared."""
 
@@ -30,17 +32,17 @@ def prepare(
     home: Path,
     destination: Path,
     root: Path = Path(),
-    cards: Path = catalogue.CARDS,
+    cards: Path = registry.CARDS,
 ) -> PublicDescription:
     """Fetch, check, encode and write the data set that `params.data.dataset` names; returns its public facts.
 
     mirror: folder tried before the network. home: where the owner key is. destination: folder to write.
     root: the project, where the paths of own files and the download cache start. cards: folder of the cards.
-    Raises DataRefused, before anything is fetched for a transform that the records cannot have, and then leaves
+    Raises DataRefusedError, before anything is fetched for a transform that the records cannot have, and then leaves
     `destination` as it was.
     """
     transform = params.data.transform
-    card = catalogue.card(params.data.dataset, cards)
+    card = registry.card(params.data.dataset, cards)
     public = public_description(card, transform)
     public = replace(public, blocks=chosen_blocks(card, params.data.blocks, root=root))
     key = PUBLIC_KEY if card.public else owner_key(home)
@@ -70,7 +72,7 @@ def prepare(
 def chosen_blocks(card: DataCard, named: Sequence[str], *, root: Path) -> tuple[str, ...]:
     """The blocks to read, sorted: those named, else all that there are; none for a card without blocks.
 
-    Raises DataRefused where blocks are named that cannot be had, and where there are none.
+    Raises DataRefusedError where blocks are named that cannot be had, and where there are none.
     """
     if card.blocks is None and not named:
         return ()
@@ -78,7 +80,9 @@ def chosen_blocks(card: DataCard, named: Sequence[str], *, root: Path) -> tuple[
     missing = [name for name in named if name not in there_are]
     if missing or not there_are:
         what = f"no block {missing[0]!r}" if missing else "no blocks"
-        raise DataRefused(f"{card.name!r} has {what}; choose among those that there are, or wait for one.")
+        raise DataRefusedError(
+            f"{card.name!r} has {what}; choose among those that there are, or wait for one."
+        )
     return tuple(name for name in there_are if not named or name in named)
 
 
@@ -100,7 +104,7 @@ def hide(cache: Path) -> None:
 
 
 def main() -> None:
-    """The DVC stage: params.yaml and the environment in, data/prepared out."""
+    """The DVC stage: params.yaml and the environment in, datasets/prepared out."""
     params = load(Path("params.yaml"), reads=READS)
     public = prepare(params, mirror=data_mirror(), home=home(), destination=PREPARED)
     if not public.public:

@@ -10,19 +10,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from algorithms.privacy.accounting import COARSENING, FINE, epsilon
-from algorithms.privacy.adjacency import named
-from algorithms.privacy.card import PrivacyCard, RunRecord, Verification, build, verify
-from algorithms.privacy.card_trace import trace_schedule
-from algorithms.privacy.errors import Refused
-from algorithms.software import software
+from algorithms.core.software import software
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.adjacency import named
+from algorithms.privacy.accounting.epsilon import COARSENING, FINE, epsilon
+from algorithms.privacy.card.build import PrivacyCard, RunRecord, Verification, build, verify
+from algorithms.privacy.card.trace import trace_schedule
 from data import PublicDescription
-from tasks import params
-from tasks.closing import open_ledger
-from tasks.described import check_described
-from tasks.environment import home
-from tasks.evaluated import check_evaluated
-from tasks.figures import (
+from tasks.config import params
+from tasks.config.environment import home
+from tasks.reporting.figures import (
     DARK,
     LIGHT,
     Curve,
@@ -33,10 +30,11 @@ from tasks.figures import (
     noise_figure,
     png,
 )
-from tasks.history import History, history, is_on_blocks, nothing
-from tasks.history_page import drawings, shown
-from tasks.page import Picture, page, score
-from tasks.stage import main_of
+from tasks.reporting.history import History, drawings, history, is_on_blocks, nothing, shown
+from tasks.reporting.page import Picture, page, score
+from tasks.runs.provenance import check_described, check_evaluated
+from tasks.runs.stage import main_of
+from tasks.runs.summary import open_ledger
 from tasks.tracking import runs as tracking
 from tasks.tracking.report import log_report
 
@@ -96,7 +94,8 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     """Writes privacy_card.json, report.html, plots/*.png and plots/epsilon.csv into `artifacts`.
 
     Pictures of the history are on the page alone: what exists only sometimes DVC cannot keep.
-    prepared: folder with public.json. root: the checkout. Raises Refused where the card would be incomplete or does
+    prepared: folder with public.json. root: the checkout. Raises RefusedError where the card would be incomplete or
+    does
     not hold against the files, where the data were described otherwise in training, where the metrics are of another
     run, and where the ledger of a run on blocks cannot be read; no card and no page is there then.
     """
@@ -130,7 +129,7 @@ def compose(
 ) -> Composed:
     """The card and the page of a run, of which nothing is written yet.
 
-    ran: the software. folder: of the run's files, to check the card against; None leaves that out. Raises Refused
+    ran: the software. folder: of the run's files, to check the card against; None leaves that out. Raises RefusedError
     where the card would be incomplete or does not hold.
     """
     card = build(RunRecord(run.plan, run.receipt, json.loads(run.public.to_json()), run.trace, ran))
@@ -154,7 +153,7 @@ def _history(run: Run, root: Path) -> History:
 def _read(artifacts: Path, prepared: Path) -> Run:
     for path in (*(artifacts / name for name in _NEEDED), prepared / "public.json"):
         if not path.is_file():
-            raise Refused(f"the report needs {path}, which is not there; run the stages before it.")
+            raise RefusedError(f"the report needs {path}, which is not there; run the stages before it.")
     plan, receipt, metrics = (_json(artifacts / f"{name}.json") for name in ("plan", "receipt", "metrics"))
     return Run(
         plan=plan,
@@ -183,7 +182,7 @@ def _write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 def _check(verification: Verification) -> None:
     for check in verification.failures:
-        raise Refused(
+        raise RefusedError(
             f"the files in artifacts are not those of one run ({check.name}: {check.detail});"
             " `dvc checkout` brings back those that belong together."
         )
@@ -257,7 +256,7 @@ def _picture(draw: Drawing, words: str) -> Picture:
 
 def main() -> None:
     """`python -m tasks.report`, in a checkout."""
-    finished = report(artifacts=Path("artifacts"), prepared=Path("data/prepared"), root=Path())
+    finished = report(artifacts=Path("artifacts"), prepared=Path("datasets/prepared"), root=Path())
     settings = params.load(Path("params.yaml"), reads=READS)
     run = tracking.Finished(
         finished.card, finished.run.metrics, finished.run.trace, finished.run.public, finished.curve

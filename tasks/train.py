@@ -14,34 +14,35 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from algorithms.algorithm import Plan
-from algorithms.checkpoint import by_name
+from algorithms.core.method import Plan
+from algorithms.core.receipt import account_of, cost_of, reserved_events
+from algorithms.core.software import software
+from algorithms.core.training import Tell, by_name, device_of
+from algorithms.core.training import train as run_training
 from algorithms.models import Model
-from algorithms.models.fronts import front_of
-from algorithms.privacy.barrier import Performance
-from algorithms.privacy.diagnostics import Diagnostics
-from algorithms.privacy.events import run_lengths, schedule_to_json
+from algorithms.models.feature_transforms import front_of
+from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
+from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.diagnostics import Diagnostics
+from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from algorithms.privacy.noise import Generator, secure_generator, seeded_generator
-from algorithms.privacy.trace import Trace
-from algorithms.receipt import account_of, cost_of, reserved_events
-from algorithms.software import software
-from algorithms.training import Tell, device_of
-from algorithms.training import train as run_training
+from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
-from data.prepared import load_as
-from data.records import Records
-from tasks import again, inputs, params, runs, sanity
+from data.prepare.prepared import load_as
+from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
-from tasks.described import described
-from tasks.environment import home, ledger_url, retraining
-from tasks.ledger_heads import open_newest, remember
-from tasks.params import Params
-from tasks.population import confirm, digests_of, enter
-from tasks.progress import both, progress
-from tasks.rehearsal import rehearse
-from tasks.stage import main_of
+from tasks.config import params
+from tasks.config.environment import home, ledger_url, retraining
+from tasks.config.params import Params
+from tasks.reporting.rehearsal import rehearse
+from tasks.runs import fingerprint, repeat_guard, sanity
+from tasks.runs import folder as runs
+from tasks.runs.population import bind, digests_of, register
+from tasks.runs.progress import both, progress
+from tasks.runs.provenance import described
+from tasks.runs.rollback_guard import open_newest, remember
+from tasks.runs.stage import main_of
 from tasks.tracking.live_curve import live_curve
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
@@ -77,7 +78,7 @@ class Job:
     def digest(self, root: Path, home: Path) -> str:
         """A digest of all that decides the result, and of the checkout; see `inputs.digest`."""
         decides = [self.document, self.settings.model.model_dump(), self.blocks]
-        return inputs.digest(root, decides, self.public, self.prepared, home=home)
+        return fingerprint.digest(root, decides, self.public, self.prepared, home=home)
 
 
 def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) -> None:
@@ -85,13 +86,13 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
 
     The table of diagnostics is empty where none were asked for; after a crash it lacks what came before.
 
-    home: where run folders are kept. root: the checkout. Raises BudgetRefused where the population cannot pay and
-    Refused or ModelRefused where the plan, the model or a checkpoint does not fit; nothing is spent then.
+    home: where run folders are kept. root: the checkout. Raises BudgetRefusedError where the population cannot pay and
+    RefusedError or ModelRefusedError where the plan, the model or a checkpoint does not fit; nothing is spent then.
     """
     device_of(job.settings.performance.device)
     model = model_for(job.settings, job.public)
     check_plan(job.document, job.settings, job.public)  # of the very files that the model was read from
-    enter(ledger, job.public, home=home, prepared=job.prepared)
+    register(ledger, job.public, home=home, prepared=job.prepared)
     fresh, is_forfeited = _fresh_generator(job.settings), lambda run: ledger.status(run) == "forfeited"
     digest, keeps = job.digest(root, home), not job.public.public
     with runs.claimed(
@@ -122,7 +123,7 @@ def _trained(job: Job, model: Model, run: runs.Run, ledger: Ledger, root: Path, 
                 blocks=job.blocks,
                 held=held,
             )
-    confirm(ledger, job.public, home=home, prepared=job.prepared)
+    bind(ledger, job.public, home=home, prepared=job.prepared)
     written = run.emptied("written")
     with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
         trace = _train_into(written, job, run, model, live)
@@ -213,7 +214,7 @@ def _limits(settings: Params) -> Performance:
 def main() -> None:
     """`python -m tasks.train`, in a checkout."""
     settings = params.load(Path("params.yaml"), reads=READS)
-    prepared = Path("data/prepared")
+    prepared = Path("datasets/prepared")
     public = PublicDescription.read(prepared)
     job = Job(
         settings,
@@ -226,8 +227,8 @@ def main() -> None:
     url = ledger_url(settings.ledger.url)
     ledger = open_newest(url, home=home(), root=Path())
     epsilon, digest = settings.privacy.epsilon, job.digest(Path(), home())
-    asked = again.Asked(digest, described(public), f"epsilon {epsilon:g}", job.retraining)
-    if not public.public and again.brought_back(asked, Path("artifacts"), _ARTIFACTS, ledger, home()):
+    asked = repeat_guard.Asked(digest, described(public), f"epsilon {epsilon:g}", job.retraining)
+    if not public.public and repeat_guard.brought_back(asked, Path("artifacts"), _ARTIFACTS, ledger, home()):
         return
     if not runs.unfinished(home(), digest):  # what was begun is paid for
         records = sanity.records_of(public, Path("data/cards"))

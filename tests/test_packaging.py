@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.checkout import PROJECT
+from tests.support.checkout import PROJECT
 
 IMPORT_NAMES = {
     "sklearn": "scikit-learn",

@@ -9,13 +9,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.features.features import Positive
+from algorithms.core.features import Positive
+from algorithms.core.optimizers import STRICT
+from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.models.fronts import Projection, Shape
-from algorithms.privacy.barrier import Barrier
-from algorithms.privacy.errors import Refused
-from algorithms.privacy.releases import Gaussian, Release, total_release
-from algorithms.update import STRICT
+from algorithms.models.feature_transforms import Projection, Shape
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PrincipalComponents:
     def releases(self, shape: Shape) -> list[Release]:
         """A sum of second moments."""
         if self.components > math.prod(shape):
-            raise Refused(
+            raise RefusedError(
                 f"{self.components} principal components were asked for, of records with {math.prod(shape)} features;"
                 " set features.components to at most that."
             )

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.features.features import Positive
+from algorithms.core.features import Positive
+from algorithms.core.optimizers import STRICT
+from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.models.fronts import Shape, Standardisation
-from algorithms.privacy.barrier import Barrier
-from algorithms.privacy.errors import Refused
-from algorithms.privacy.releases import Gaussian, Release, total_release
-from algorithms.update import STRICT
+from algorithms.models.feature_transforms import Shape, Standardisation
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Standardised:
     def releases(self, shape: Shape) -> list[Release]:
         """A sum of channel means, then of channel mean squares."""
         if len(shape) != 3:
-            raise Refused(
+            raise RefusedError(
                 f"standardisation takes maps (channels, height, width), not records of shape {list(shape)};"
                 " leave features.name at none."
             )

@@ -11,13 +11,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.features.features import Positive
+from algorithms.core.features import Positive
+from algorithms.core.optimizers import STRICT
+from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.models.fronts import Shape, Whitening
-from algorithms.privacy.barrier import Barrier
-from algorithms.privacy.errors import Refused
-from algorithms.privacy.releases import Gaussian, Release, total_release
-from algorithms.update import STRICT
+from algorithms.models.feature_transforms import Shape, Whitening
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Whitened:
 
     def _check(self, shape: Shape) -> None:
         if len(shape) != 3 or (self.groups and shape[0] % self.groups):
-            raise Refused(
+            raise RefusedError(
                 f"whitening takes maps (channels, height, width) whose channels make {self.groups or 1} groups, not"
                 f" records of shape {list(shape)}; set data.transform to scattering, or features.groups to 0."
             )

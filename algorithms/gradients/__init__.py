@@ -1,12 +1,12 @@
 """Per-example clipped sums."""
 
 from algorithms.gradients.clipping import L1, L2, Affine, Box, Clipping, Normalised, PerLayer, Unclipped
-from algorithms.gradients.contributions import Contributions
 from algorithms.gradients.engine import Engine, clip_and_sum
-from algorithms.gradients.filling import filled
-from algorithms.gradients.line import Line
+from algorithms.gradients.independence import RecordsNotIndependentError
+from algorithms.gradients.line_search_losses import LineCandidates
 from algorithms.gradients.linear import linear_layer
-from algorithms.gradients.mixing import Unclippable
+from algorithms.gradients.padding import pad_to_multiple
+from algorithms.gradients.per_example_gradients import PerExampleGradients
 
 __all__ = [
     "L1",
@@ -14,14 +14,14 @@ __all__ = [
     "Affine",
     "Box",
     "Clipping",
-    "Contributions",
     "Engine",
-    "Line",
+    "LineCandidates",
     "Normalised",
+    "PerExampleGradients",
     "PerLayer",
-    "Unclippable",
+    "RecordsNotIndependentError",
     "Unclipped",
     "clip_and_sum",
-    "filled",
     "linear_layer",
+    "pad_to_multiple",
 ]

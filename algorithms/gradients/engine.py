@@ -16,12 +16,18 @@ from torch import Tensor, nn
 
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
-from algorithms.gradients.contributions import Contributions, all_finite
-from algorithms.gradients.examination import Examined, examine, refusing
-from algorithms.gradients.filling import FEWEST, WHOLE, even, filled, together
-from algorithms.gradients.layout import Unrecorded
+from algorithms.gradients.model_inspection import ModelInspection, examine, refusing
+from algorithms.gradients.op_tracer import fills
+from algorithms.gradients.padding import (
+    FEWEST,
+    WHOLE,
+    UnrecordedError,
+    pad_to_multiple,
+    pass_size,
+    round_batch,
+)
 from algorithms.gradients.passes import Passes
-from algorithms.gradients.watch import fills
+from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
 from algorithms.models import Model
 
 _LOG = logging.getLogger(__name__)
@@ -55,8 +61,9 @@ class Engine:
         physical_batch: the most records that are taken at once.
 
     Raises:
-        Unclippable: where the model mixes records; the message names the layer.
-        ModelRefused: where the model fails on made-up records, or where looking at it would take more than memory_mb
+        RecordsNotIndependentError: where the model mixes records; the message names the layer.
+        ModelRefusedError: where the model fails on made-up records, or where looking at it would take more than
+        memory_mb
             and more than is always allowed.
 
     Example:
@@ -81,7 +88,7 @@ class Engine:
         >>> mixing = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         >>> Engine(Model("mixing", mixing, losses, scores=lambda outputs: outputs), input_shape=(3,))
         Traceback (most recent call last):
-        algorithms.gradients.mixing.Unclippable: the layer 1 (BatchNorm1d) mixes records
+        algorithms.gradients.mixing.RecordsNotIndependentError: the layer 1 (BatchNorm1d) mixes records
     """
 
     def __init__(
@@ -105,7 +112,7 @@ class Engine:
         """How many records to take at once."""
         model = self._passes.model
         fewest = WHOLE if model.precision == torch.bfloat16 else FEWEST
-        size = even(physical_batch or _fitting(self._examined, memory_mb, device, fewest), fewest)
+        size = round_batch(physical_batch or _fitting(self._examined, memory_mb, device, fewest), fewest)
         if size > 1 and not fills(self._passes, self._examined.form, _sizes(size)):
             size = 1
             _LOG.warning(
@@ -170,7 +177,7 @@ class Engine:
         return total
 
     @in_full_precision()
-    def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
+    def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Losses, norms and sums of one physical batch from a single pass; for the barrier alone."""
         if len(labels) == 0:
             return self._passes.contributions(parameters, parameters.new_zeros(0), {})
@@ -179,7 +186,7 @@ class Engine:
             try:
                 found = self._passes.recorded(parameters, *padded, self._examined.layouts)
                 return found.first(len(labels))
-            except Unrecorded:  # for this batch alone: what one record does must not be seen in the next
+            except UnrecordedError:  # for this batch alone: what one record does must not be seen in the next
                 pass
         return self._passes.one_by_one(parameters, *padded).first(len(labels))
 
@@ -219,10 +226,10 @@ class Engine:
         return total
 
     def _filled(self, values: Tensor) -> Tensor:
-        return filled(values, min(WHOLE, self.physical_batch))
+        return pad_to_multiple(values, min(WHOLE, self.physical_batch))
 
     def _batches(self, inputs: Tensor, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
-        size = together(len(labels), self.physical_batch)
+        size = pass_size(len(labels), self.physical_batch)
         return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))
 
     def _log(self) -> None:
@@ -245,10 +252,10 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
         >>> [round(value, 3) for value in clip_and_sum(rows, L2(1.0)).tolist()]
         [0.9, 1.2]
     """
-    return Contributions.of_rows(wide(rows)).clipped_sum(clipping)
+    return PerExampleGradients.of_rows(wide(rows)).clipped_sum(clipping)
 
 
-def _fitting(examined: Examined, memory_mb: int, device: torch.device, fewest: int) -> int:
+def _fitting(examined: ModelInspection, memory_mb: int, device: torch.device, fewest: int) -> int:
     """How many records to take at once: what fits the memory, on a CPU no more than is fast, or `fewest`."""
     is_cpu = device.type != "cuda"
     kept = _PASSES * (examined.bytes_per_record + examined.written_bytes)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, Normalised, PerLayer, factors, margin
-from algorithms.gradients.filling import filled
-from algorithms.gradients.line import Carried, Line, at_point
-from algorithms.gradients.products import product_in_64_bits
-from algorithms.gradients.sweep import blocks, losses_of
+from algorithms.gradients.grads import product_in_64_bits
+from algorithms.gradients.line_search_losses import CachedLogits, LineCandidates, at_point, blocks, losses_of
+from algorithms.gradients.padding import pad_to_multiple
 from algorithms.models import Model
 
 _HELD = 2**25
@@ -52,7 +51,7 @@ class LinearRecords:
             order: (1.0 / values.clamp(min=1.0 / _LONGEST)).to(features.dtype)
             for order, values in self._norms.items()
         }
-        self._held: Carried | None = None
+        self._held: CachedLogits | None = None
 
     def clipped_sum(self, parameters: Tensor, clipping: Clipping) -> Tensor:
         """The sum over records of clipped gradients of their losses, shape [d], float64.
@@ -66,7 +65,7 @@ class LinearRecords:
         weights = self._layer.in_features
         return torch.cat([total[:weights].T.reshape(-1), total[weights:].reshape(-1)])
 
-    def losses_on(self, line: Line, *, bound: float) -> Tensor:
+    def losses_on(self, line: LineCandidates, *, bound: float) -> Tensor:
         """The sums [k], float64, over records of their losses clipped to [0, bound] at a line's candidates.
 
         A loss that is not a number counts as zero. A later question at one of the candidates starts from here.
@@ -74,7 +73,7 @@ class LinearRecords:
         held = self._at(line.origin)
         slopes = self._margins(line.direction[None], self._features)[0].contiguous()
         steps = torch.tensor(line.steps, dtype=torch.float64, device=slopes.device)
-        self._held = Carried(
+        self._held = CachedLogits(
             held.parameters, held.margins, held.age, line.direction.detach().clone(), steps, slopes
         )
         return self._losses.along(held.margins, slopes, steps, bound) + self._odd(line.candidates, bound)
@@ -87,11 +86,11 @@ class LinearRecords:
             sums += self._losses.at(margins, records, bound)
         return sums
 
-    def carried(self) -> Carried | None:
+    def carried(self) -> CachedLogits | None:
         """What the next question starts from; a run that is resumed with it goes on bit for bit as it would have."""
         return self._held
 
-    def carry(self, carried: Carried) -> None:
+    def carry(self, carried: CachedLogits) -> None:
         """Goes on from what `carried` returned for the same records.
 
         Raises ValueError where the margins do not fit the records.
@@ -106,13 +105,13 @@ class LinearRecords:
         """Drops what is held: the next question starts afresh."""
         self._held = None
 
-    def _at(self, parameters: Tensor) -> Carried:
+    def _at(self, parameters: Tensor) -> CachedLogits:
         """What is held, moved to the parameters: as it is, along the last line, or by a fresh product."""
         moved = None if self._held is None else self._held.moved_to(parameters)
         self._held = self._fresh(parameters) if moved is None else moved
         return self._held
 
-    def _fresh(self, parameters: Tensor) -> Carried:
+    def _fresh(self, parameters: Tensor) -> CachedLogits:
         margins = self._margins(parameters[None], self._features)[0].contiguous()
         return at_point(parameters, margins, torch.zeros((), dtype=torch.int64))
 
@@ -127,7 +126,7 @@ class LinearRecords:
 
     def _margins_in_any_place(self, vectors: Tensor, features: Tensor) -> Tensor:
         """The same in full products, in which no record's outputs depend on the number of others, and in 64 bits."""
-        full = filled(features.T).T.contiguous()
+        full = pad_to_multiple(features.T).T.contiguous()
         return self._margins(vectors, full)[:, : features.shape[1]].double()
 
     def _summed(self, errors: Tensor) -> Tensor:

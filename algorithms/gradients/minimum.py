@@ -30,7 +30,7 @@ _INSIDE = 1.0 - 1e-12
 """Keeps a clipped gradient within its bound after rounding."""
 
 
-class OutOfReach(ArithmeticError):
+class OutOfReachError(ArithmeticError):
     """The minimum was not reached within the tolerance."""
 
 
@@ -118,7 +118,7 @@ def minimum(problem: Objective, *, tolerance: float) -> Tensor:
     """A point whose gradient has at most the L2 norm `tolerance`; shape [d], float64.
 
     Newton's method on the gradient; where a step does not at least halve it, as where many losses turn linear at once,
-    going down to the least objective along the step. Raises OutOfReach where rounding keeps the gradient above the
+    going down to the least objective along the step. Raises OutOfReachError where rounding keeps the gradient above the
     tolerance.
     """
     point = torch.zeros_like(problem.tilt)
@@ -131,13 +131,13 @@ def minimum(problem: Objective, *, tolerance: float) -> Tensor:
         found = problem.gradient(moved)
         is_shorter = found.norm() <= max(float(gradient.norm()) / 2, tolerance)
         point, gradient = (moved, found) if is_shorter else _lowest(problem, point, step)
-    raise OutOfReach(_OUT_OF_REACH)
+    raise OutOfReachError(_OUT_OF_REACH)
 
 
 def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """The point along a step where the objective, which is convex, is least, and its gradient.
 
-    Raises OutOfReach where it does not fall along the step, up to rounding.
+    Raises OutOfReachError where it does not fall along the step, up to rounding.
     """
     low, high = 0.0, 1.0
     while problem.gradient(point - high * step) @ step > 0:
@@ -147,7 +147,7 @@ def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Te
         falls = bool(problem.gradient(point - middle * step) @ step > 0)
         low, high = (middle, high) if falls else (low, middle)
     if low * step.norm() <= _ROUNDING * point.norm():
-        raise OutOfReach(_OUT_OF_REACH)
+        raise OutOfReachError(_OUT_OF_REACH)
     return point - low * step, problem.gradient(point - low * step)
 
 

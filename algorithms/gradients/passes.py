@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.contributions import Contributions, combined
-from algorithms.gradients.layout import Layout, Unrecorded
-from algorithms.gradients.per_example import PerExample, Rows
+from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Use
+from algorithms.gradients.grads import DenseGrad, PerExample
+from algorithms.gradients.padding import Layout, UnrecordedError
+from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
 from algorithms.gradients.rules import RULES, general
-from algorithms.gradients.tape import Tape, Use
-from algorithms.models import Model, ModelRefused
+from algorithms.models import Model, ModelRefusedError
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,10 @@ class Passes:
 
     def taped(
         self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: tuple[Layout | None, ...]
-    ) -> Tape:
-        """The tape of a forward pass in which layouts are learned. Raises Unrecorded where it cannot be recorded."""
+    ) -> GradSampleRecorder:
+        """The tape of a forward pass in which layouts are learned. Raises UnrecordedError where it cannot be
+        recorded.
+        """
         tape, inputs = self._tape(parameters, inputs, len(labels), layouts, is_learning=True)
 
         def run() -> None:
@@ -44,10 +46,10 @@ class Passes:
 
     def recorded(
         self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: tuple[Layout | None, ...]
-    ) -> Contributions:
+    ) -> PerExampleGradients:
         """Book-keeping: one backward pass to the outputs of the operations that use parameters (Bu et al. 2023).
 
-        Raises Unrecorded where an operation cannot be told apart by record.
+        Raises UnrecordedError where an operation cannot be told apart by record.
         """
         tape, inputs = self._tape(parameters, inputs, len(labels), layouts)
 
@@ -66,7 +68,7 @@ class Passes:
             losses, uses, errors = self.model.inside(tape.parameters, run)
         except CheckpointError as reason:
             # They run again off the tape, where they keep nothing if no trained layer comes before them.
-            raise Unrecorded("gradient checkpointing of layers that then keep other tensors") from reason
+            raise UnrecordedError("gradient checkpointing of layers that then keep other tensors") from reason
         found: dict[str, list[PerExample]] = {}
         with torch.no_grad():
             for use, error in zip(uses, errors, strict=True):
@@ -84,15 +86,17 @@ class Passes:
         layouts: tuple[Layout | None, ...],
         *,
         is_learning: bool = False,
-    ) -> tuple[Tape, Tensor]:
+    ) -> tuple[GradSampleRecorder, Tensor]:
         """A new tape, with the parameters by name, and the inputs, both in the order that is fastest for the model."""
         named = self.model.named(parameters.detach())
         if self._pools:
             named = {name: _channels_last(part) for name, part in named.items()}
             inputs = _channels_last(inputs)
-        return Tape(named, RULES, general, batch=batch, layouts=layouts, is_learning=is_learning), inputs
+        return GradSampleRecorder(
+            named, RULES, general, batch=batch, layouts=layouts, is_learning=is_learning
+        ), inputs
 
-    def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
+    def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Each record's gradient written down by `torch.func`, or in a pass of its own where that cannot."""
 
         def loss(values: dict[str, Tensor], one_input: Tensor, one_label: Tensor) -> Tensor:
@@ -105,10 +109,10 @@ class Passes:
                 gradients, losses = self.model.inside(named, lambda: each(named, inputs, labels))
         except RuntimeError:  # ways that depend on values, and operations that have no batched form
             return self._each_in_a_pass(parameters, inputs, labels)
-        rows = {name: Rows(gradient.flatten(start_dim=1)) for name, gradient in gradients.items()}
+        rows = {name: DenseGrad(gradient.flatten(start_dim=1)) for name, gradient in gradients.items()}
         return self.contributions(parameters, losses.detach(), dict(rows))
 
-    def _each_in_a_pass(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Contributions:
+    def _each_in_a_pass(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Each record in a pass of its own: slow, and right for whatever autograd differentiates."""
         losses, rows = [], []
         for one_input, one_label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):
@@ -118,7 +122,7 @@ class Passes:
             rows.append(torch.zeros_like(point) if gradient is None else gradient)
             losses.append(loss.detach())
         written = torch.stack(rows)
-        gradients = {name: Rows(written[:, place]) for name, place in self.model.places.items()}
+        gradients = {name: DenseGrad(written[:, place]) for name, place in self.model.places.items()}
         return self.contributions(parameters, torch.cat(losses), dict(gradients))
 
     def followed(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -133,7 +137,7 @@ class Passes:
         named = self.model.named(parameters)
         (found,) = self.model.inside(named, lambda: torch.autograd.grad(total, parameters, allow_unused=True))
         if parameters.grad is not None:
-            raise ModelRefused(
+            raise ModelRefusedError(
                 f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
                 " pass, as reversible layers do, where no record's can be told apart; leave it to autograd."
             )
@@ -146,9 +150,11 @@ class Passes:
 
     def contributions(
         self, parameters: Tensor, losses: Tensor, gradients: dict[str, PerExample]
-    ) -> Contributions:
+    ) -> PerExampleGradients:
         """Gradients by parameter with what the model says of them."""
-        return Contributions(losses, gradients, self.model.places, self.model.layers, wide(parameters).dtype)
+        return PerExampleGradients(
+            losses, gradients, self.model.places, self.model.layers, wide(parameters).dtype
+        )
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.model.precision == torch.bfloat16:

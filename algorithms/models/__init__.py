@@ -1,8 +1,17 @@
 """Networks and linear models."""
 
-from algorithms.models.catalogue import CATALOGUE, adapted, build
-from algorithms.models.model import LossBounds, Model, ModelRefused
-from algorithms.models.views import for_evaluation
-from algorithms.models.words import digest
+from algorithms.models.augmentation import for_evaluation
+from algorithms.models.model import LossBounds, Model, ModelRefusedError
+from algorithms.models.recurrent import digest
+from algorithms.models.registry import CATALOGUE, adapted, build
 
-__all__ = ["CATALOGUE", "LossBounds", "Model", "ModelRefused", "adapted", "build", "digest", "for_evaluation"]
+__all__ = [
+    "CATALOGUE",
+    "LossBounds",
+    "Model",
+    "ModelRefusedError",
+    "adapted",
+    "build",
+    "digest",
+    "for_evaluation",
+]

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.models.given import Given
-from algorithms.models.model import LossBounds, Model, ModelRefused
+from algorithms.models.model import LossBounds, Model, ModelRefusedError, ModelSpec
 
 CROSS_ENTROPY = LossBounds(slope=math.sqrt(2.0), curvature=0.5, least=0.0)
 """Its gradient is p - e_y, its Hessian diag(p) - p p^T (Böhning 1992)."""
@@ -23,31 +22,31 @@ ROUNDED = 0.5
 HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * ROUNDED), least=0.0)
 
 
-def softmax(given: Given) -> Model:
+def softmax(given: ModelSpec) -> Model:
     """Softmax regression: cross-entropy of one linear layer with an output for each class."""
     return Model("softmax", _linear(given, given.classes), cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
 
 
-def logistic(given: Given) -> Model:
+def logistic(given: ModelSpec) -> Model:
     """Logistic regression for two classes; loss log(1 + exp(-y f(x))) with y in {-1, 1}."""
     _two_classes("logistic", given.classes)
     return Model("logistic", _linear(given, 1), _logistic_losses, _two_scores, bounds=LOGISTIC)
 
 
-def logistic_through_origin(given: Given) -> Model:
+def logistic_through_origin(given: ModelSpec) -> Model:
     """Logistic regression without a bias."""
     _two_classes("logistic_through_origin", given.classes)
     module = _linear(given, 1, bias=False)
     return Model("logistic_through_origin", module, _logistic_losses, _two_scores, bounds=LOGISTIC)
 
 
-def svm(given: Given) -> Model:
+def svm(given: ModelSpec) -> Model:
     """Linear support vector machine for two classes; hinge loss max(0, 1 - y f(x)) with y in {-1, 1}."""
     _two_classes("svm", given.classes)
     return Model("svm", _linear(given, 1), _hinge_losses, _two_scores, bounds=HINGE)
 
 
-def huber_svm(given: Given) -> Model:
+def huber_svm(given: ModelSpec) -> Model:
     """Linear support vector machine with the Huber hinge loss, which is smooth (Chaudhuri et al. 2011, section 3.4.2).
 
     With z = y f(x) and h = 0.5 it is 1 - z below 1 - h, 0 above 1 + h, and (1 + h - z)^2 / (4 h) in between.
@@ -66,7 +65,7 @@ def as_they_are(outputs: Tensor) -> Tensor:
     return outputs
 
 
-def _linear(given: Given, outputs: int, *, bias: bool = True) -> nn.Module:
+def _linear(given: ModelSpec, outputs: int, *, bias: bool = True) -> nn.Module:
     layer = nn.Linear(torch.Size(given.input_shape).numel(), outputs, bias=bias)
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
@@ -75,7 +74,9 @@ def _linear(given: Given, outputs: int, *, bias: bool = True) -> nn.Module:
 
 def _two_classes(name: str, classes: int) -> None:
     if classes != 2:
-        raise ModelRefused(f"the model {name!r} is for 2 classes, the data have {classes}; use 'softmax'.")
+        raise ModelRefusedError(
+            f"the model {name!r} is for 2 classes, the data have {classes}; use 'softmax'."
+        )
 
 
 def _signs(labels: Tensor) -> Tensor:

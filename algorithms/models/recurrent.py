@@ -1,5 +1,14 @@
-"""A recurrent network for texts: the one of Wei et al. 2022 (DPIS) for IMDb."""
+"""Word vectors from a public text file, for the words of a public list.
 
+No message quotes a line: it may be of a file that was named by mistake.
+
+A recurrent network for texts: the one of Wei et al. 2022 (DPIS) for IMDb.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -7,10 +16,109 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from algorithms.models.given import ACTIVATIONS, Given, Settings
 from algorithms.models.linear import CROSS_ENTROPY, as_they_are, cross_entropy
-from algorithms.models.model import Model, ModelRefused
-from algorithms.models.words import digest, random_vectors, read_vectors, read_words
+from algorithms.models.model import ACTIVATIONS, Model, ModelRefusedError, ModelSpec, Settings
+
+FIRST_WORD = 2
+"""The entry of the list's first word: 0 is padding, 1 any word that is not on the list."""
+
+_GIVE_THE_LIST = "set words_file to the words.txt that preparing the data writes beside them"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Vectors [words, width] by entry of the vocabulary. missing: how many words of the list the file lacks."""
+
+    vectors: dict[int, Tensor]
+    missing: int
+
+
+def random_vectors(entries: int, width: int) -> Tensor:
+    """A table [entries, width] of N(0, 1 / width) from torch's generator; the entry of padding is zero."""
+    table = torch.randn(entries, width) / math.sqrt(width)
+    table[0] = 0.0
+    return table
+
+
+def read_words(path: Path, entries: int, *, sha256: str | None) -> dict[str, int]:
+    """The entries of the words of a list with a word a line, the first at 2.
+
+    entries: of the vocabulary. sha256: of the one list whose lines are the entries that the data have. Raises
+    ModelRefusedError for a file that cannot be read and for any other list, in which words may stand at other entries.
+    """
+    words: dict[str, int] = {}
+    for number, line in _lines(path, "words_file"):
+        if line.strip() in words or not line.strip():
+            raise ModelRefusedError(
+                f"line {number} of {path.name} is no new word; give a list with a word a line."
+            )
+        words[line.strip()] = FIRST_WORD + len(words)
+    if len(words) != entries - FIRST_WORD:
+        raise ModelRefusedError(
+            f"{path.name} has {len(words)} words, but the data's vocabulary has {entries - FIRST_WORD};"
+            f" {_GIVE_THE_LIST}."
+        )
+    if sha256 is None:
+        raise ModelRefusedError(
+            "the data card does not say by words_sha256 which words the tokens stand for, and word vectors need it;"
+            " add to the card's reader the SHA-256 of datasets/prepared/words.txt, and prepare again."
+        )
+    if digest(path) != sha256:
+        raise ModelRefusedError(
+            f"{path.name} is not the list of the words that the tokens of these data stand for; {_GIVE_THE_LIST}."
+        )
+    return words
+
+
+def read_vectors(path: Path, words: dict[str, int], width: int) -> Found:
+    """The vectors of the words that a text file has, a word and then its numbers in each line (Pennington et al. 2014).
+
+    Raises ModelRefusedError, by the number of the line, for another width and for what is no finite number.
+    """
+    vectors: dict[int, Tensor] = {}
+    for number, line in _lines(path, "embedding_file"):
+        word, *numbers = line.rstrip().split(" ")
+        if len(numbers) != width:
+            raise ModelRefusedError(
+                f"line {number} of {path.name} has {len(numbers)} numbers after the word, not {width}; give a file of"
+                f" that width, or set width."
+            )
+        if word in words:
+            vectors[words[word]] = _vector(numbers, number, path)
+    if not vectors:
+        raise ModelRefusedError(
+            f"{path.name} has none of the words; give word vectors of the data's language."
+        )
+    return Found(vectors, len(words) - len(vectors))
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits; raises ModelRefusedError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        raise ModelRefusedError(f"there is no file {path}; give the path of one, or leave it out.") from None
+
+
+def _vector(numbers: list[str], line: int, path: Path) -> Tensor:
+    try:
+        values = [float(number) for number in numbers]
+    except ValueError:
+        values = [math.nan]
+    if not all(map(math.isfinite, values)):
+        raise ModelRefusedError(f"line {line} of {path.name} has what is no finite number; repair the file.")
+    return torch.tensor(values)
+
+
+def _lines(path: Path, setting: str) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, numbered from 1."""
+    try:
+        with path.open(encoding="utf-8", newline="\n") as file:
+            yield from enumerate(file, start=1)
+    except (OSError, UnicodeDecodeError):
+        raise ModelRefusedError(f"{path} is no text file that can be read; set {setting} to one.") from None
+
 
 _UNITS, _HIDDEN = 32, 16
 
@@ -72,13 +180,13 @@ class Texts(nn.Module):
                 parameter.requires_grad_(False)
 
 
-def bilstm(given: Given, settings: TextSettings) -> Model:
+def bilstm(given: ModelSpec, settings: TextSettings) -> Model:
     """The network, with 20,946 trained parameters on an embedding of width 100 and two classes.
 
-    given: tokens [length]. Raises ModelRefused for other inputs and for files that do not fit.
+    given: tokens [length]. Raises ModelRefusedError for other inputs and for files that do not fit.
     """
     if given.tokens is None or len(given.input_shape) != 1 or given.tokens < 3:
-        raise ModelRefused(
+        raise ModelRefusedError(
             f"the model 'bilstm' takes texts as tokens of a vocabulary, not numbers of shape {given.input_shape}; use"
             " 'softmax' or 'mlp'."
         )

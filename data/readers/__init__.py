@@ -1,1 +1,1 @@
-"""One reader a format; `data.reading` chooses among them."""
+"""One reader a format; `data.prepare.reading` chooses among them."""

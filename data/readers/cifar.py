@@ -1,4 +1,6 @@
-"""CIFAR-10 and CIFAR-100 in every form that their author publishes: batches of bytes or of Python pickles.
+"""Python pickles of plain values and arrays of bytes, read without running anything that they name.
+
+CIFAR-10 and CIFAR-100 in every form that their author publishes: batches of bytes or of Python pickles.
 
 The batches lie in an archive, or each in a file of its own, which may be packed with xz (Krizhevsky 2009,
 https://www.cs.toronto.edu/~kriz/cifar.html).
@@ -8,18 +10,78 @@ import lzma
 import pickle
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.errors import DataRefused
-from data.formats import Cifar
-from data.readers import pickles
-from data.records import PARTS, Block, Records
+from data.readers.records import PARTS, Block, Records
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Cifar
+
+
+@dataclass
+class Bytes:
+    """What stands in for a NumPy array while its pickle is read: its parts, of which nothing is made yet."""
+
+    parts: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.parts = state
+
+    def array(self) -> NDArray[np.uint8]:
+        """The array; raises ValueError when it is none of unsigned bytes, row by row."""
+        if len(self.parts) != 5 or not isinstance(self.parts[4], bytes):
+            raise ValueError("no array of bytes")
+        _, shape, kind, is_by_columns, content = self.parts
+        if not isinstance(kind, _Kind) or kind.code not in (b"u1", "u1") or is_by_columns:
+            raise ValueError("no array of unsigned bytes, row by row")
+        return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+@dataclass
+class _Kind:
+    code: object
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and alignment, which bytes do not have."""
+
+
+def _array(*_arguments: object) -> Bytes:
+    return Bytes()
+
+
+def _kind(code: object, *_arguments: object) -> _Kind:
+    return _Kind(code)
+
+
+_STAND_INS: Mapping[tuple[str, str], Callable[..., object]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _array,
+    ("numpy", "ndarray"): _array,
+    ("numpy", "dtype"): _kind,
+}
+"""All that a pickled array of bytes names: each is replaced by what cannot do anything."""
+
+
+class _Plain(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
+        """What stands in for a name; the pickle gets nothing else to call."""
+        if (module, name) not in _STAND_INS:
+            raise pickle.UnpicklingError("the pickle names something that no array of bytes needs")
+        return _STAND_INS[module, name]
+
+
+def load(file: IO[bytes]) -> object:
+    """The plain value in a pickle that Python 2 wrote, its text as bytes and its arrays as `Bytes`.
+
+    Raises pickle.UnpicklingError when the pickle names anything else, and what a broken one makes Python raise.
+    """
+    return _Plain(file, encoding="bytes").load()
+
 
 _ROWS = 2000
 _BROKEN = (
@@ -34,7 +96,7 @@ _Rows: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.integer]]
 def read(files: Mapping[str, Path], declared: Cifar, *, shape: tuple[int, ...]) -> Iterator[Block]:
     """Some thousand images a block: float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
 
-    files: `archive`, or a file for each batch by its name. Raises DataRefused, naming the file, when one is cut
+    files: `archive`, or a file for each batch by its name. Raises DataRefusedError, naming the file, when one is cut
     short, lacks a batch, or holds anything but such images.
     """
     for part in PARTS:
@@ -52,7 +114,7 @@ def _batch(files: Mapping[str, Path], name: str, declared: Cifar, *, size: int) 
         with _opened(path, name) as (file, is_pickled):
             yield from reader[is_pickled](file, fine=declared.labels == "fine", size=size)
     except _BROKEN:
-        raise DataRefused(
+        raise DataRefusedError(
             f"{path} is no whole file with the batch {name!r} of images of {size} bytes; fetch it again."
         ) from None
 
@@ -82,8 +144,8 @@ def _in_bytes(file: IO[bytes], *, fine: bool, size: int) -> Iterator[_Rows]:
 
 
 def _in_a_pickle(file: IO[bytes], *, fine: bool, size: int) -> Iterator[_Rows]:
-    batch = pickles.load(file)
-    if not isinstance(batch, dict) or not isinstance(batch[b"data"], pickles.Bytes):
+    batch = load(file)
+    if not isinstance(batch, dict) or not isinstance(batch[b"data"], Bytes):
         raise ValueError("no images")
     pixels = batch[b"data"].array().reshape(-1, size)
     labels = np.array(batch[b"fine_labels" if fine else b"labels"], np.int64)

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from data.columns import Binned, Categorical, Column, Date, Label, Numeric
-from data.errors import DataRefused
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Binned, Categorical, Column, Date, Label, Numeric
 
 _FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
 
@@ -20,7 +20,7 @@ def fill(
 ) -> None:
     """Write the features of `column`, each in [0, 1], into `place`, which is zero and [n, column.width].
 
-    missing: spellings of a missing number. Raises DataRefused when a number is missing without leave, is no number
+    missing: spellings of a missing number. Raises DataRefusedError when a number is missing without leave, is no number
     or is not finite, or when a date is none.
     """
     where = f"{path}, column {column.name!r}"
@@ -35,13 +35,17 @@ def fill(
 
 
 def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where: str) -> NDArray[np.int64]:
-    """For each value the place of its class among `known`; int64 [n]. Raises DataRefused where it is none of them."""
+    """For each value the place of its class among `known`; int64 [n]. Raises DataRefusedError where it is none of
+    them.
+    """
     written = [
         (text, index) for index, name in enumerate(known) for text in label.spellings.get(name, (name,))
     ]
     found = positions(values, tuple(text for text, _ in written), where)
     if (found == len(written)).any():
-        raise DataRefused(f"{where}: a label is none of the declared classes; correct the file or the card.")
+        raise DataRefusedError(
+            f"{where}: a label is none of the declared classes; correct the file or the card."
+        )
     return np.array([index for _, index in written], np.int64)[found]
 
 
@@ -91,7 +95,9 @@ def _days(table: pa.Table, column: Date, missing: tuple[str, ...], path: str) ->
     _refuse_missing(absent, where)
     real = (months < 12) & (days >= 1) & (days <= 31) & (days == np.floor(days))
     if not real.all():
-        raise DataRefused(f"{path}, column {column.name!r}: a date is none; correct the file or its card.")
+        raise DataRefusedError(
+            f"{path}, column {column.name!r}: a date is none; correct the file or its card."
+        )
     return (31 * (months + 1) + days - _FIRST_DAY) / (_LAST_DAY - _FIRST_DAY)
 
 
@@ -106,13 +112,13 @@ def _numbers(
     absent = values.is_null().to_numpy()
     numbers = np.array(_cast(values, pa.float64(), where).fill_null(0.0).to_numpy())
     if not np.isfinite(numbers).all():
-        raise DataRefused(f"{where}: NaN and infinite numbers are not allowed; correct the file.")
+        raise DataRefusedError(f"{where}: NaN and infinite numbers are not allowed; correct the file.")
     return numbers, absent
 
 
 def _refuse_missing(absent: NDArray[np.bool_], where: str) -> None:
     if absent.any():
-        raise DataRefused(
+        raise DataRefusedError(
             f"{where}: a number is missing; correct the file, or declare `missing` for that column."
         )
 
@@ -132,8 +138,8 @@ def _cast(values: pa.ChunkedArray, kind: pa.DataType, where: str) -> pa.ChunkedA
         raise _is_not("a number" if pa.types.is_floating(kind) else "text", where) from None
 
 
-def _is_not(what: str, where: str) -> DataRefused:
-    return DataRefused(f"{where}: holds something that is not {what}; correct the file or its card.")
+def _is_not(what: str, where: str) -> DataRefusedError:
+    return DataRefusedError(f"{where}: holds something that is not {what}; correct the file or its card.")
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data.errors import DataRefused
-from data.formats import Reviews
-from data.records import PARTS, Block, Part, Records
+from data.readers.records import PARTS, Block, Part, Records
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Reviews
 
 PADDING, UNKNOWN = 0, 1
 _FIRST_WORD = 2
@@ -30,14 +30,14 @@ def read(files: Mapping[str, Path], declared: Reviews, *, classes: tuple[str, ..
     """A block a part: the tokens of each text, int32 [n, length], and the places of its folder among `classes`.
 
     Records are in the order of class and number, since archives of the same texts differ in theirs; what is kept
-    until all are read is their tokens. Raises DataRefused, naming the file and no text, when the archive is cut
+    until all are read is their tokens. Raises DataRefusedError, naming the file and no text, when the archive is cut
     short, lacks the list of words, has a text twice or one that is not UTF-8, and when the list is too short.
     """
     archive, words = files["archive"], _words(files, declared)
     found: dict[Part, dict[tuple[int, int], NDArray[np.int32]]] = {part: {} for part in PARTS}
     for part, label, number, text in _texts(archive, classes):
         if (label, number) in found[part]:
-            raise DataRefused(f"{archive} has a text twice in its {part} folder; fetch it again.")
+            raise DataRefusedError(f"{archive} has a text twice in its {part} folder; fetch it again.")
         found[part][label, number] = tokens(text, words, length=declared.length)
     for part in PARTS:
         yield Block(part, _in_order(found[part], declared.length))
@@ -47,12 +47,12 @@ def word_list(files: Mapping[str, Path], declared: Reviews) -> bytes:
     """The words that have a token, one a line in the order of their tokens, of which the first is 2.
 
     Lines of the public list that splitting a text never yields are left out, so numbering the list's own lines gives
-    other tokens. Raises DataRefused as `read` does, and where `declared` has another checksum of them.
+    other tokens. Raises DataRefusedError as `read` does, and where `declared` has another checksum of them.
     """
     listed = "".join(f"{word}\n" for word in _words(files, declared)).encode()
     found = hashlib.sha256(listed).hexdigest()
     if declared.words_sha256 not in (None, found):
-        raise DataRefused(
+        raise DataRefusedError(
             f"The words that have a token by the list in {files.get('words', files['archive'])} have the SHA-256"
             f" {found}, not the one that the data card declares; correct words_sha256, or give the list that it is of."
         )
@@ -88,7 +88,7 @@ def _vocabulary(listed: bytes, size: int, path: Path) -> dict[str, int]:
         if len(words) < size - _FIRST_WORD and split(line) == [line.strip()]:
             words.setdefault(line.strip(), _FIRST_WORD + len(words))
     if len(words) < size - _FIRST_WORD:
-        raise DataRefused(
+        raise DataRefusedError(
             f"The list of words in {path} has {len(words)} words, too few for a vocabulary of {size}; declare a "
             "smaller one in the data card."
         )
@@ -108,7 +108,7 @@ def _texts(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[Part, int, in
 def _member(path: Path, name: str) -> bytes:
     for _, content in _members(path, re.compile(re.escape(name))):
         return content
-    raise DataRefused(f"{path} holds no {name!r}; fetch it again, or correct words in the data card.")
+    raise DataRefusedError(f"{path} holds no {name!r}; fetch it again, or correct words in the data card.")
 
 
 def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, bytes]]:
@@ -121,14 +121,14 @@ def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, bytes]]
                     yield member.name, file.read()
                 archive.members = []  # type: ignore[attr-defined] # or it would remember all that it has passed
     except _BROKEN:
-        raise DataRefused(f"{path} is not a whole tar archive; fetch it again.") from None
+        raise DataRefusedError(f"{path} is not a whole tar archive; fetch it again.") from None
 
 
 def _decoded(content: bytes, path: Path) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:  # it quotes the text
-        raise DataRefused(f"{path} has a text that is not UTF-8; correct it.") from None
+        raise DataRefusedError(f"{path} has a text that is not UTF-8; correct it.") from None
 
 
 def _in_order(found: Mapping[tuple[int, int], NDArray[np.int32]], length: int) -> Records:

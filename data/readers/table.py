@@ -1,21 +1,121 @@
-"""Tables: each record encoded by itself, by the bounds, categories and classes that the card declares."""
+"""CSV and its kin: text with one record a line.
 
+Parquet: columns with types of their own.
+
+Tables: each record encoded by itself, by the bounds, categories and classes that the card declares.
+"""
+
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv, parquet
 
-from data.errors import DataRefused
-from data.formats import Csv, Parquet, Table
-from data.readers import encoding, parquet, text
-from data.records import PARTS, Block, Part, Records
+from data.readers import encoding
+from data.readers.records import PARTS, Block, Part, Records
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Csv, Parquet, Table
+
+_BLOCK_BYTES = 4 * 2**20
 
 
-def read(files: Mapping[str, Path], declared: Table, *, classes: tuple[str, ...]) -> Iterator[Block]:
+def read_text(path: Path, declared: Csv, *, skip_lines: int) -> Iterator[pa.Table]:
+    """The file's columns as text, some megabytes at a time; gzip is recognised by the file's ending.
+
+    Raises DataRefusedError when a line has too many or too few fields, or is not UTF-8; an empty file has no rows.
+    """
+    try:
+        for batch in _batches(path, declared, skip_lines):
+            table = pa.Table.from_batches([batch])
+            if declared.quotes and any(_holds_a_line_break(column) for column in table.columns):
+                raise DataRefusedError(
+                    f"{path} has a field with a line break in quotes, which may be several records read as one; "
+                    "remove the line break or the stray quote."
+                )
+            yield table
+    except (pa.ArrowException, OSError, zipfile.BadZipFile, zlib.error, KeyError) as error:
+        if "Empty CSV file" not in str(error):
+            raise DataRefusedError(_what_is_wrong(path, declared)) from None  # the cause quotes the line
+
+
+def _batches(path: Path, declared: Csv, skip_lines: int) -> Iterator[pa.RecordBatch]:
+    names = list(declared.in_the_file)
+    if declared.header:
+        with ExitStack() as stack:
+            names = _open(stack, path, declared, skip_lines, {}).schema.names
+    with ExitStack() as stack:
+        yield from _open(stack, path, declared, skip_lines, dict.fromkeys(names, pa.string()))
+
+
+def _open(
+    stack: ExitStack, path: Path, declared: Csv, skip_lines: int, types: dict[str, pa.DataType]
+) -> csv.CSVStreamingReader:
+    names = None if declared.header else list(declared.in_the_file)
+    return stack.enter_context(
+        csv.open_csv(
+            _bytes(stack, path, declared.member),
+            read_options=csv.ReadOptions(
+                skip_rows=skip_lines, column_names=names, block_size=_BLOCK_BYTES, use_threads=False
+            ),
+            parse_options=csv.ParseOptions(
+                delimiter=declared.separator,
+                quote_char='"' if declared.quotes else False,
+                newlines_in_values=declared.quotes,
+            ),
+            convert_options=csv.ConvertOptions(column_types=types),
+        )
+    )
+
+
+def _bytes(stack: ExitStack, path: Path, member: str | None) -> Any:
+    if member is None:
+        return stack.enter_context(pa.input_stream(str(path), compression="detect"))
+    archive = stack.enter_context(zipfile.ZipFile(path))
+    opened: IO[bytes] = stack.enter_context(archive.open(member))
+    return opened
+
+
+def _what_is_wrong(path: Path, declared: Csv) -> str:
+    archive = f"it must be a zip archive that holds {declared.member!r}, where " if declared.member else ""
+    return (
+        f"{path} cannot be read as declared: {archive}every line needs the same number of fields, separated by "
+        f"{declared.separator!r}, in UTF-8; correct the file or its card."
+    )
+
+
+def _holds_a_line_break(column: pa.ChunkedArray) -> bool:
+    return bool(pc.any(pc.match_substring_regex(column.cast(pa.string()), "[\\r\\n]")).as_py())
+
+
+_ROWS = 65536
+
+
+def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
+    """The declared columns that the file has, some rows at a time.
+
+    Raises DataRefusedError when it is not a whole Parquet file.
+    """
+    try:
+        file = parquet.ParquetFile(path)
+        yield pa.Table.from_batches(
+            [], file.schema_arrow
+        )  # so that columns are missed in a file without rows
+        for batch in file.iter_batches(_ROWS, columns=list(declared.in_the_file)):
+            yield pa.Table.from_batches([batch])
+    except (pa.ArrowException, OSError):
+        raise DataRefusedError(f"{path} is not a whole Parquet file; correct it or its card.") from None
+
+
+def read_table(files: Mapping[str, Path], declared: Table, *, classes: tuple[str, ...]) -> Iterator[Block]:
     """The records of the train file and, where there is one, of the test file; features float32 [n, width].
 
-    A block is a few megabytes of its file, so that memory does not grow with the file. Raises DataRefused, naming
+    A block is a few megabytes of its file, so that memory does not grow with the file. Raises DataRefusedError, naming
     the file and the column but no value, when a number is missing without leave, is no number or is not finite,
     or when a label is none of `classes`.
     """
@@ -26,17 +126,19 @@ def read(files: Mapping[str, Path], declared: Table, *, classes: tuple[str, ...]
 
 
 def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
-    """The rows of a file as they are, some at a time; raises DataRefused where it is not of the declared format."""
+    """The rows of a file as they are, some at a time; raises DataRefusedError where it is not of the declared
+    format.
+    """
     if isinstance(declared, Parquet):
-        return parquet.read(path, declared)
+        return read_parquet(path, declared)
     if not isinstance(declared, Csv):
         raise TypeError(f"a table of kind {type(declared).__name__} has no reader")
     skip_lines = declared.skip_lines.test if part == "test" else declared.skip_lines.train
-    return text.read(path, declared, skip_lines=skip_lines)
+    return read_text(path, declared, skip_lines=skip_lines)
 
 
 def records(table: pa.Table, declared: Table, classes: tuple[str, ...], path: str) -> Records:
-    """The records of some rows; path: what messages call their source. Raises DataRefused as `read` does."""
+    """The records of some rows; path: what messages call their source. Raises DataRefusedError as `read` does."""
     _check_columns(table, declared, path)
     features = np.zeros((table.num_rows, declared.width), np.float32)
     start = 0
@@ -52,4 +154,4 @@ def records(table: pa.Table, declared: Table, classes: tuple[str, ...], path: st
 def _check_columns(table: pa.Table, declared: Table, path: str) -> None:
     for name in declared.in_the_file:
         if table.column_names.count(name) != 1:
-            raise DataRefused(f"{path} must have one column {name!r}; correct the file or its card.")
+            raise DataRefusedError(f"{path} must have one column {name!r}; correct the file or its card.")

@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[1] / "own_data"))
 from make_visits import HEADER, patient
 
 WEEKS, VISITS = 6, 200
-FOLDER = Path("data/raw/visits-weekly")
+FOLDER = Path("datasets/raw/visits-weekly")
 
 
 def main() -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from data import PublicDescription, folds
-from data.prepared import Prepared, load
-from data.records import Records
-from tasks import params
-from tasks.comparing.cells import Cell, Fold
-from tasks.environment import data_mirror, home
+from data import PublicDescription
+from data.prepare import folds
+from data.prepare.prepared import Prepared, load
+from data.readers.records import Records
+from tasks.comparing.trials import Fold, Trial
+from tasks.config import params
+from tasks.config.environment import data_mirror, home
 from tasks.prepare import prepare
 
 _KEPT_FOLDS = 16
@@ -27,14 +28,14 @@ class Sides:
     test: Records
 
 
-def prepared_folder(store: Path, cell: Cell) -> Path:
+def prepared_folder(store: Path, cell: Trial) -> Path:
     """Where a cell's data set is prepared, below `store`; another card or transform has another folder."""
     transform = "" if cell.transform == "none" else f"-{cell.transform}"
     return store / f"{cell.dataset}-{cell.card}{transform}"
 
 
-def make_ready(store: Path, cell: Cell, *, root: Path) -> None:
-    """Prepares a cell's data set below `store` unless it is there; raises DataRefused where that is impossible."""
+def make_ready(store: Path, cell: Trial, *, root: Path) -> None:
+    """Prepares a cell's data set below `store` unless it is there; raises DataRefusedError where that is impossible."""
     folder = prepared_folder(store, cell)
     if not folder.exists():
         wanted = params.parse(
@@ -44,15 +45,15 @@ def make_ready(store: Path, cell: Cell, *, root: Path) -> None:
         prepare(wanted, mirror=data_mirror(), home=home(), destination=folder, root=root, cards=cards)
 
 
-def sides(store: Path, cell: Cell) -> Sides:
-    """The records of a cell; raises DataRefused for a fold that cannot be trained on."""
+def sides(store: Path, cell: Trial) -> Sides:
+    """The records of a cell; raises DataRefusedError for a fold that cannot be trained on."""
     folder = prepared_folder(store, cell)
     if cell.fold is None:
         return _own_split(folder)
     return (_folded if _is_large(folder) else _kept)(folder, cell.fold)
 
 
-def public_of(store: Path, cell: Cell) -> PublicDescription:
+def public_of(store: Path, cell: Trial) -> PublicDescription:
     """What is public about the records that a cell trains on."""
     folder = prepared_folder(store, cell)
     if cell.fold is None:
@@ -94,7 +95,9 @@ _kept = lru_cache(maxsize=_KEPT_FOLDS)(_folded)
 
 @lru_cache(maxsize=256)
 def _indices(folder: Path, chosen: Fold) -> folds.Fold:
-    """The records of a fold by their places in the union, training records first; raises DataRefused for one class."""
+    """The records of a fold by their places in the union, training records first; raises DataRefusedError for one
+    class.
+    """
     data = _loaded(folder)
     labels = np.concatenate([data.train_labels, data.test_labels])
     found = folds.fold(len(labels), folds=chosen.k, repeat=chosen.repeat, index=chosen.fold, seed=chosen.seed)

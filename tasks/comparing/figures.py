@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from tasks.figures import Theme
+from tasks.reporting.figures import Theme
 
 _WIDTH, _HEIGHT, _DOTS_PER_INCH = 3.6, 2.7, 160
 _MARKERS = "osD^v<>ph*"

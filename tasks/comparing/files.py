@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from data.files import write_whole
-from tasks.params import ParamsRefused
+from data.prepare.files import write_whole
+from tasks.config.params import ParamsRefusedError
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Place:
 
 @contextmanager
 def held(place: Place) -> Iterator[None]:
-    """Hold the comparison until the end of the block; raises ParamsRefused where another process holds it."""
+    """Hold the comparison until the end of the block; raises ParamsRefusedError where another process holds it."""
     for folder in (place.cells, place.plans, place.failures):
         folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(place.folder / "lock").acquire(blocking=False)
     except Timeout:
-        raise ParamsRefused(
+        raise ParamsRefusedError(
             f"another process works on the comparison {place.name!r}; wait for its end."
         ) from None
     with lock:

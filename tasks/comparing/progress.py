@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tasks.comparing.cells import Cell, Group
 from tasks.comparing.files import Place
+from tasks.comparing.trials import Group, Trial
 
 _SECONDS, _SECONDS_BETWEEN_LINES, _SECONDS_OF_ESTIMATE = 0.5, 10.0, 900.0
 _log = logging.getLogger(__name__)
-Tell = Callable[[int, Cell | None], None]
+Tell = Callable[[int, Trial | None], None]
 """Receives the number of finished cells and the one that finished last."""
 
 
@@ -33,7 +33,7 @@ def progress(place: Place, groups: Sequence[Group], *, console: Console | None =
 
 
 @contextmanager
-def _watched(place: Place, wanted: dict[str, Cell], tell: Tell, *, every: float) -> Iterator[None]:
+def _watched(place: Place, wanted: dict[str, Trial], tell: Tell, *, every: float) -> Iterator[None]:
     ended, before = threading.Event(), place.finished() & wanted.keys()
     times = {digest: _time(place, digest) for digest in before}
 
@@ -72,20 +72,20 @@ def _bar(count: int, console: Console) -> Iterator[Tell]:
     with Progress(*columns, console=console, speed_estimate_period=_SECONDS_OF_ESTIMATE) as bar:
         task = bar.add_task("comparing", total=count, current="")
 
-        def tell(done: int, latest: Cell | None) -> None:
+        def tell(done: int, latest: Trial | None) -> None:
             bar.update(task, completed=done, current=_words(latest))
 
         yield tell
 
 
 def _lines(count: int) -> Tell:
-    def tell(done: int, latest: Cell | None) -> None:
+    def tell(done: int, latest: Trial | None) -> None:
         _log.info("%d of %d cells done%s", done, count, f", last {_words(latest)}" if latest else "")
 
     return tell
 
 
-def _words(cell: Cell | None) -> str:
+def _words(cell: Trial | None) -> str:
     if cell is None:
         return ""
     epsilon = "" if cell.epsilon is None else f", epsilon {cell.epsilon:g}"

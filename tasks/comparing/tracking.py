@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
-from tasks import params
 from tasks.comparing.report import FILES, Report
 from tasks.comparing.work import Work
+from tasks.config import params
 from tasks.tracking.group import Member, log_group
 
 SUMMARY = ("cells", "runs")

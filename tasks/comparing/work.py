@@ -5,16 +5,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from algorithms.privacy.barrier import Performance
-from data import catalogue
-from tasks.comparing.cell import Context, build_models, open_ledger, plan_cell, run_cell
-from tasks.comparing.cells import Cell, Group, cells, code_digest, groups
-from tasks.comparing.comparison import Comparison
+from algorithms.privacy.barrier.barrier import Performance
+from data.schema import registry
+from tasks.comparing.comparison import Comparison, load
 from tasks.comparing.data import make_ready
 from tasks.comparing.files import Place
-from tasks.comparing.published import read_published
-from tasks.comparing.reading import load
-from tasks.stage import refusals
+from tasks.comparing.results import read_published
+from tasks.comparing.trial import Context, build_models, open_ledger, plan_cell, run_cell
+from tasks.comparing.trials import Group, Trial, cells, code_digest, groups
+from tasks.runs.stage import refusals
 
 
 @dataclass(frozen=True)
@@ -23,14 +22,14 @@ class Work:
 
     comparison: Comparison
     context: Context
-    cells: tuple[Cell, ...]
+    cells: tuple[Trial, ...]
 
     @property
     def place(self) -> Place:
         """Where its files are."""
         return self.context.place
 
-    def unfinished(self, *, renew: bool) -> list[Cell]:
+    def unfinished(self, *, renew: bool) -> list[Trial]:
         """The cells that are to run, each result once. renew: also those that other code of the algorithms made."""
         done = self.place.finished()
         if renew:
@@ -42,7 +41,7 @@ class Work:
 class Problem:
     """A cell that did not run, and why in one sentence."""
 
-    cell: Cell
+    cell: Trial
     sentence: str
 
     def in_words(self) -> str:
@@ -57,12 +56,12 @@ class Problem:
 def work_of(file: Path, root: Path) -> Work:
     """What the comparison's file asks for, checked; its data sets are not prepared yet.
 
-    Raises ParamsRefused, Refused or DataRefused in one sentence that names the key at fault.
+    Raises ParamsRefusedError, RefusedError or DataRefusedError in one sentence that names the key at fault.
     """
     comparison = load(file)
     root = root.absolute()
     folder = root / "data" / "cards"
-    cards = {problem.dataset: catalogue.card(problem.dataset, folder) for problem in comparison.problems}
+    cards = {problem.dataset: registry.card(problem.dataset, folder) for problem in comparison.problems}
     if comparison.published is not None:
         read_published(root / comparison.published)
     wanted = tuple(cells(comparison, cards, file=file.name))
@@ -72,13 +71,13 @@ def work_of(file: Path, root: Path) -> Work:
     return Work(comparison, Context(Place(root, comparison.name), code_digest(), runs, performance), wanted)
 
 
-def be_ready(work: Work, wanted: Iterable[Cell]) -> None:
+def be_ready(work: Work, wanted: Iterable[Trial]) -> None:
     """What must be done in this process before cells run in its threads."""
     build_models(work.context, wanted)
 
 
 def prepare_data(work: Work) -> None:
-    """Prepares each data set that is not there yet; raises DataRefused."""
+    """Prepares each data set that is not there yet; raises DataRefusedError."""
     for cell in {(cell.dataset, cell.transform): cell for cell in work.cells}.values():
         make_ready(work.place.store, cell, root=work.place.root)
 
@@ -110,6 +109,6 @@ def run_group(context: Context, group: Group) -> list[Problem]:
     return problems
 
 
-def split(wanted: list[Cell]) -> Iterator[Group]:
+def split(wanted: list[Trial]) -> Iterator[Group]:
     """The cells in groups of a handful, one Prefect task each."""
     return groups(wanted)

@@ -1,25 +1,106 @@
-"""What the next retraining is: which blocks there are, which it uses, and the epsilon that they can all pay."""
+"""What a retraining may cost as an epsilon for its plan: a block's share is in the units of its composition.
 
-from collections.abc import Mapping
+What the next retraining is: which blocks there are, which it uses, and the epsilon that they can all pay.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from decimal import ROUND_FLOOR, Context
+from fractions import Fraction
+from math import exp, inf, log
 from pathlib import Path
 from typing import Any
 
-from algorithms.privacy.errors import Refused
-from algorithms.privacy.ledger import Block, Ledger, Price, exhausted, next_retraining
-from data import PublicDescription, blocks, catalogue, public_description
-from data.card import DataCard
+from algorithms.core.method import Plan
+from algorithms.core.receipt import reserved_events
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.ledger import Balance, Block, Ledger, Price, exhausted, next_retraining
+from data import PublicDescription, blocks, public_description
+from data.schema import registry as catalogue
+from data.schema.card import DataCard
 from tasks.calibrate import plan_for
-from tasks.environment import database_url
-from tasks.params import Params, ParamsRefused
-from tasks.population import declare
-from tasks.request import Request, Revision, revise
-from tasks.retraining.budget import epsilon_for
+from tasks.config.environment import database_url
+from tasks.config.overrides import Request, Revision, revise
+from tasks.config.params import Params, ParamsRefusedError
 from tasks.retraining.registry import Registry
 from tasks.retraining.settings import Retraining
+from tasks.runs.population import declare
+
+_CLOSE, _MOST_PLANS = 0.01, 12
 
 
-class TooFew(Refused):
+def epsilon_for(
+    price: Price, balance: Balance, blocks: int, delta: float, plan: Callable[[float], Plan]
+) -> tuple[float, float]:
+    """The epsilon and delta of the run that costs each of its blocks at most a price; under zCDP and Rényi within 1 %.
+
+    price: in the units of the population's composition, as its policies give it. blocks: how many the run reads.
+    delta: the one wanted. plan: makes the plan of an epsilon. Raises RefusedError where no run is that cheap.
+    """
+    together = min(balance.blocks_per_person, blocks)
+    if balance.composition.kind == "basic":
+        return _basic(price, balance, together, delta)
+    each = price[0] / balance.blocks_per_person
+
+    def share(epsilon: float) -> float:
+        made = plan(epsilon)
+        cost = balance.composition.price(made.cost, reserved_events(made), made.adjacency, together)
+        return inf if cost is None else cost / each
+
+    highest = balance.composition.shown((Fraction(each),), delta).epsilon
+    return _largest(share, highest), delta
+
+
+def _basic(price: Price, balance: Balance, together: int, delta: float) -> tuple[float, float]:
+    count = balance.blocks_per_person
+    epsilon = _floor(price[0] / count)
+    charged = balance.composition.cost(Budget(epsilon, delta), together)[1] * count
+    if epsilon <= 0 or charged > Fraction(price[1]):
+        raise RefusedError(
+            f"a retraining may cost epsilon={price[0]:g}, delta={price[1]:g}, which a delta of {delta:g} exceeds;"
+            " set delta in retrain.yaml lower."
+        )
+    return epsilon, delta
+
+
+def _largest(share: Callable[[float], float], highest: float) -> float:
+    """The largest epsilon whose share is at most 1, or down to 1 % less; the share grows with epsilon.
+
+    By interpolation between the logarithms of one that fits and one that does not.
+    """
+    fits, exceeds = (0.0, 0.0), (0.0, 0.0)
+    epsilon = _floor(highest)
+    for _ in range(_MOST_PLANS):
+        found = share(epsilon)
+        if 1 - _CLOSE <= found <= 1:
+            return epsilon
+        if found > 1:
+            exceeds = epsilon, found
+        else:
+            fits = epsilon, found
+        epsilon = _floor(_between(fits, exceeds))
+    if fits[0] <= 0:
+        raise RefusedError("no run is as cheap as the blocks can pay; raise smallest in retrain.yaml.")
+    return fits[0]
+
+
+def _between(fits: tuple[float, float], exceeds: tuple[float, float]) -> float:
+    """Where to look next; each is an epsilon and its share, or zeros while none is known."""
+    if not fits[0]:
+        return exceeds[0] * max(0.1, min(0.95, 1 / exceeds[1]))
+    if not exceeds[0]:
+        return fits[0] * max(1.05, 1 / max(fits[1], 0.1))
+    slope = (log(exceeds[0]) - log(fits[0])) / (log(exceeds[1]) - log(fits[1]))
+    return fits[0] * exp(slope * (log(1 - _CLOSE / 2) - log(fits[1])))
+
+
+def _floor(number: float) -> float:
+    """The number to 6 digits, never above it."""
+    return float(Context(prec=6, rounding=ROUND_FLOOR).create_decimal(repr(number)))
+
+
+class TooFewBlocksError(RefusedError):
     """No retraining is due: too few blocks can pay for one, or none of them is new."""
 
 
@@ -35,7 +116,7 @@ class Next:
 def declared_blocks(settings: Retraining, ledger: Ledger, root: Path) -> tuple[DataCard, list[Block]]:
     """The data card, and where the blocks stand that can be read now; new ones are entered into the ledger.
 
-    Raises DataRefused where the source cannot be read, Refused where the population is of another kind.
+    Raises DataRefusedError where the source cannot be read, RefusedError where the population is of another kind.
     """
     card = catalogue.card(settings.dataset, root / "data" / "cards")
     there_are = blocks.names(card, root=root, url=database_url(card.blocks))
@@ -61,7 +142,8 @@ def next_of(
 ) -> Next:
     """What to do in a period that is due; nothing is charged.
 
-    last: the blocks of the last retraining. Raises TooFew where nothing is due, and what `revise`, `declare` and
+    last: the blocks of the last retraining. Raises TooFewBlocksError where nothing is due, and what `revise`,
+    `declare` and
     `plan_for` raise.
     """
     card, standing = declared_blocks(settings, ledger, root)
@@ -69,7 +151,7 @@ def next_of(
     _, standing = declared_blocks(settings, ledger, root)
     used, price = _choose(settings, standing)
     if last is not None and set(used) <= set(last):
-        raise TooFew("none of the blocks that can pay is new, so the model that serves stays.")
+        raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
     own = _own(settings, used, registry, root)
     asked = _asked(settings, root, own)
     public = replace(public_description(card, asked.data.transform), blocks=used)
@@ -79,13 +161,13 @@ def next_of(
 
 def _choose(settings: Retraining, standing: list[Block]) -> tuple[tuple[str, ...], Price]:
     if not standing:
-        raise TooFew("there is no block yet, so nothing is trained.")
+        raise TooFewBlocksError("there is no block yet, so nothing is trained.")
     try:
         return next_retraining(
             settings.choice, settings.spreading, standing, smallest=_smallest(settings, standing)
         )
-    except Refused as refusal:
-        raise TooFew(str(refusal)) from None
+    except RefusedError as refusal:
+        raise TooFewBlocksError(str(refusal)) from None
 
 
 def _smallest(settings: Retraining, standing: list[Block]) -> Price:
@@ -102,10 +184,10 @@ def _own(settings: Retraining, used: tuple[str, ...], registry: Registry, root: 
 
 
 def _asked(settings: Retraining, root: Path, own: Mapping[str, Any]) -> Params:
-    """What params.yaml becomes, but for epsilon; raises ParamsRefused where it is about another data set."""
+    """What params.yaml becomes, but for epsilon; raises ParamsRefusedError where it is about another data set."""
     asked = revise(root, Request(delta=settings.delta, settings=own)).params
     if asked.data.dataset != settings.dataset:
-        raise ParamsRefused(
+        raise ParamsRefusedError(
             f"params.yaml is about {asked.data.dataset!r} and the retraining about {settings.dataset!r}; use a checkout"
             f" for each, or `epsilonflow run --dataset {settings.dataset}` first."
         )

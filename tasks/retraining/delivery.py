@@ -15,20 +15,20 @@ from typing import Literal
 
 import numpy as np
 
-from algorithms.models import ModelRefused
+from algorithms.models import ModelRefusedError
 from algorithms.privacy.ledger import Ledger
-from data import catalogue
-from data.prepared import load_held_out
-from tasks import params, runs
-from tasks.closing import open_ledger
-from tasks.environment import home, retraining_for
+from data.prepare.prepared import load_held_out
+from data.schema import registry as catalogue
+from tasks.config import params
+from tasks.config.environment import home, retraining_for
 from tasks.evaluate import evaluate, load_model
-from tasks.reproduce import STAGES, Say, StageFailed, StageRefused
-from tasks.retraining.choice import TooFew, declared_blocks, next_of, retire
-from tasks.retraining.registry import Registry
+from tasks.retraining.choice import TooFewBlocksError, declared_blocks, next_of, retire
+from tasks.retraining.registry import Registry, State, States
 from tasks.retraining.settings import Retraining
-from tasks.retraining.state import State, States
-from tasks.stage import refusals
+from tasks.runs import folder
+from tasks.runs.reproduce import STAGES, Say, StageFailedError, StageRefusedError
+from tasks.runs.stage import refusals
+from tasks.runs.summary import open_ledger
 from tasks.tracking.promotion import log_promotion
 
 Kind = Literal["promoted", "kept", "skipped", "done", "busy", "refused", "failed"]
@@ -45,7 +45,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Work:
-    """A retraining in a checkout. run_stage: runs a stage there, and raises StageRefused or StageFailed."""
+    """A retraining in a checkout. run_stage: runs a stage there, and raises StageRefusedError or StageFailedError."""
 
     settings: Retraining
     root: Path
@@ -113,7 +113,7 @@ def _begin(work: Work, period: str) -> Outcome:
             registry=work.registry,
             last=before[-1].blocks if before else None,
         )
-    except TooFew as few:
+    except TooFewBlocksError as few:
         return Outcome("skipped", f"no retraining in {period}: {few}")
     text = chosen.revision.after, chosen.revision.before
     number = before[-1].number + 1 if before else 1
@@ -139,9 +139,9 @@ def _run(work: Work, state: State) -> Outcome:
         with retraining_for(_key(work, state.period)):
             for stage in STAGES:
                 work.run_stage(stage, work.root)
-    except StageRefused as refusal:
+    except StageRefusedError as refusal:
         return _refused(work, state, str(refusal))
-    except StageFailed as failure:
+    except StageFailedError as failure:
         return _failed(work, state, str(failure))
     return _finished(work, state)
 
@@ -158,7 +158,7 @@ def _refused(work: Work, state: State, reason: str) -> Outcome:
         _put_back(work, state)
         work.states.forget(state)
         return Outcome("refused", f"{reason} Nothing was spent; the model that serves stays.")
-    if work.ledger.status(run_id) == "settled" or runs.is_kept(home(), run_id):
+    if work.ledger.status(run_id) == "settled" or folder.is_kept(home(), run_id):
         return replace(_failed(work, state, reason), kind="refused")
     return Outcome("refused", give_up(work, state, reason))
 
@@ -186,10 +186,10 @@ def give_up(work: Work, state: State, reason: str) -> str:
     run_id = charged_run(ledger, work.population, _key(work, state.period))
     status = None if run_id is None else ledger.status(run_id)
     # Forfeited already where the process was killed right after that; a settled run has lost its model only.
-    is_lost = status == "forfeited" or (status == "open" and runs.is_kept(home(), str(run_id)))
+    is_lost = status == "forfeited" or (status == "open" and folder.is_kept(home(), str(run_id)))
     if run_id is not None and is_lost:
         ledger.forfeit(run_id)
-        runs.abandon(home(), run_id)
+        folder.abandon(home(), run_id)
     if status != "settled":
         _put_back(work, state)
     words = f"{reason} The retraining of {state.period} is given up" + (
@@ -231,7 +231,7 @@ def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]
         return True, f"the model {entry.name} serves; its held-out accuracy is {fresh:.2%}."
     try:
         old = accuracy(work.root, serving)
-    except (ModelRefused, RuntimeError):
+    except (ModelRefusedError, RuntimeError):
         return False, f"the model {serving.name} is of other data, so they cannot be compared; it stays."
     compared = f"held-out accuracy {fresh:.2%}, against {old:.2%} of {serving.name}"
     if fresh >= old + work.settings.minimal_gain:
@@ -241,6 +241,6 @@ def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]
 
 def accuracy(root: Path, entry: Path) -> float:
     """Of a model on the held-out records, which the data card declares public, of the blocks prepared last."""
-    data = load_held_out(root / "data" / "prepared")
+    data = load_held_out(root / "datasets" / "prepared")
     found = evaluate(*load_model(entry / "model.safetensors"), data)
     return float(np.mean(found.predicted == data.test_labels))

@@ -9,8 +9,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from algorithms.privacy.ledger import Choice, Choosing, Spread, Spreading
-from tasks.groups import Group
-from tasks.params import ParamsRefused
+from tasks.config.params import Group, ParamsRefusedError
 
 Every = Literal["hour", "day", "week", "month"]
 _PERIODS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
@@ -57,12 +56,12 @@ class Retraining(Group):
 
     @property
     def choice(self) -> Choice:
-        """Which blocks; raises Refused where its numbers do not fit each other."""
+        """Which blocks; raises RefusedError where its numbers do not fit each other."""
         return Choice(self.blocks.policy, self.blocks.window, self.blocks.at_least)
 
     @property
     def spreading(self) -> Spread:
-        """How budgets are spread; raises Refused where its numbers do not fit each other."""
+        """How budgets are spread; raises RefusedError where its numbers do not fit each other."""
         return Spread(self.spread.policy, self.spread.planned, self.spread.fraction)
 
     def period(self, now: datetime) -> str:
@@ -71,17 +70,19 @@ class Retraining(Group):
 
 
 def load(path: Path) -> Retraining:
-    """The settings in a file; raises ParamsRefused, naming the key, and Refused where two of them do not fit."""
+    """The settings in a file; raises ParamsRefusedError, naming the key, and RefusedError where two of them do not
+    fit.
+    """
     try:
         document = YAML(typ="safe", pure=True).load(path)
         settings = Retraining.model_validate(document)
     except OSError:
-        raise ParamsRefused(f"There is no file {path}; copy examples/retraining/retrain.yaml.") from None
+        raise ParamsRefusedError(f"There is no file {path}; copy examples/retraining/retrain.yaml.") from None
     except (YAMLError, UnicodeDecodeError):
-        raise ParamsRefused(f"{path.name} is not valid YAML; correct it.") from None
+        raise ParamsRefusedError(f"{path.name} is not valid YAML; correct it.") from None
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "the file"
-        raise ParamsRefused(f"{path.name}: {key}: {first['msg']}; correct it.") from None
+        raise ParamsRefusedError(f"{path.name}: {key}: {first['msg']}; correct it.") from None
     _ = settings.choice, settings.spreading
     return settings

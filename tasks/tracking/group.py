@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from tasks.groups import Tracking
+from tasks.config.params import Tracking
 from tasks.tracking.session import Mode, add_file, safely, session, valid
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.groups import Tracking
+from tasks.config.params import Tracking
 from tasks.tracking.live_curve import END, LIVE, LIVE_STEP
-from tasks.tracking.places import places
-from tasks.tracking.session import reason, session
+from tasks.tracking.session import places, reason, session
 
 _SECONDS_TO_FINISH = 15
 

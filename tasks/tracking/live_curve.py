@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.groups import Tracking
+from tasks.config.params import Tracking
 
 if TYPE_CHECKING:  # the process that imports this for its words has no use for torch
-    from algorithms.training import Tell
+    from algorithms.core.training import Tell
 
 LIVE_STEP = "live/step"
 LIVE = (LIVE_STEP, "live/epsilon_so_far", "live/noise_std")

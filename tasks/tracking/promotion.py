@@ -5,10 +5,10 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from algorithms.privacy import card
-from algorithms.privacy.card import PrivacyCard
-from tasks.groups import Tracking
-from tasks.tracking.lineage import file_artifact, use
+from algorithms.privacy.card import build
+from algorithms.privacy.card.build import PrivacyCard
+from tasks.config.params import Tracking
+from tasks.tracking.runs import file_artifact, use
 from tasks.tracking.session import Mode, add_file, reason, safely, session, valid
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def log_promotion(name: str, entry: Path, settings: Tracking, *, root: Path) -> 
 def _log_to(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:
     import wandb
 
-    promoted = PrivacyCard.model_validate_json(json.dumps(card.read(entry / "privacy_card.json")))
+    promoted = PrivacyCard.model_validate_json(json.dumps(build.read(entry / "privacy_card.json")))
     with session(
         settings,
         mode,

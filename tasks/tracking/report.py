@@ -1,4 +1,6 @@
-"""The report of a run at Weights & Biases: saved there online, a file of the same content offline.
+"""What the report at Weights & Biases says in words and tables, as markdown: complete without any server.
+
+The report of a run at Weights & Biases: saved there online, a file of the same content offline.
 
 The page that the report stage writes stays the first; this has its numbers as tables, and curves over the runs there.
 """
@@ -6,15 +8,138 @@ The page that the report stage writes stays the first; this has its numbers as t
 import json
 import logging
 import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tasks.groups import Tracking
-from tasks.history import History
-from tasks.tracking.lineage import TRAIN
-from tasks.tracking.runs import HISTORY, STEP, SUMMARY, Finished
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from algorithms.privacy.card.build import PrivacyCard
+from algorithms.privacy.card.words import SO_FAR
+from tasks.config.params import Tracking
+from tasks.reporting.history import History
+from tasks.tracking.runs import HISTORY, STEP, SUMMARY, TRAIN, Finished
 from tasks.tracking.session import Mode, safely, valid
-from tasks.tracking.tables import sections
+
+_MOST_ROWS = 24
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and the markdown below it."""
+
+    heading: str
+    text: str
+
+
+def sections(run: Finished, history: History) -> Mapping[str, Section]:
+    """The report's sections, in order: card, epsilon, blocks, noise, accuracy, retrainings."""
+    return {
+        "card": Section("Privacy card", _card(run.card)),
+        "epsilon": Section("Epsilon over time", _epsilon(run)),
+        "blocks": Section("Epsilon by block", _blocks(history.blocks)),
+        "noise": Section("Noise trace", _noise(run.trace)),
+        "accuracy": Section("Accuracy against epsilon", _accuracy(run, history.retrainings)),
+        "retrainings": Section("Retraining history", _retrainings(history.retrainings)),
+    }
+
+
+def _card(card: PrivacyCard) -> str:
+    setting, accounting, mechanism = card.setting, card.accounting, card.mechanism
+    rows = [
+        ("epsilon, delta", f"{_cell(setting.epsilon)}, {_cell(setting.delta)}"),
+        ("protects", f"{setting.unit}, {setting.adjacency.replace('_', ' ').lower()}"),
+        ("not protected", " ".join(card.scope.not_protected)),
+        ("population", setting.population),
+        ("its cap and what is left", f"{_amount(card, 'cap')}; {_amount(card, 'remaining')}"),
+        ("algorithm", f"{mechanism.algorithm}, {mechanism.steps} steps"),
+        ("accountant", f"{accounting.accountant}, {accounting.library} {accounting.library_version}"),
+        ("noise", card.implementation.noise.generator),
+        ("run", card.evidence.run_id),
+        ("checksum of the card", card.evidence.card_sha256),
+    ]
+    return f"{setting.statement}\n\n{_table(('', ''), rows)}"
+
+
+def _amount(card: PrivacyCard, name: str) -> str:
+    amount = getattr(card.accounting.population, name)
+    return f"epsilon {_cell(amount.epsilon)}, delta {_cell(amount.delta)}"
+
+
+def _epsilon(run: Finished) -> str:
+    if not run.curve.steps:
+        return "There is no noise, so epsilon is infinite."
+    rows = zip(run.curve.steps, run.curve.epsilon, strict=True)
+    found = _table(("steps", "epsilon so far"), rows)
+    return found if run.card.accounting.composition.kind == "schedule" else f"{found}\n\n{SO_FAR}"
+
+
+def _noise(trace: pd.DataFrame) -> str:
+    """Runs of equal releases of a kind; of many, some that are evenly apart."""
+    columns = ["kind", "sampling_rate", "clip_norm", "noise_multiplier", "noise_std"]
+    begins = np.flatnonzero((trace[columns] != trace[columns].shift()).any(axis=1))
+    counts = np.diff(np.append(begins, len(trace)))
+    shown = _spread(len(begins))
+    first = trace.iloc[begins[shown]]
+    rows = zip(first["step"] + 1, counts[shown], *(first[name] for name in columns), strict=True)
+    return _table(("from step", "releases", *(name.replace("_", " ") for name in columns)), rows)
+
+
+def _blocks(blocks: pd.DataFrame) -> str:
+    if blocks.empty:
+        return "The ledger told of no blocks."
+    columns = ["block", "spent_epsilon", "cap_epsilon", "spent_delta", "cap_delta", "retired"]
+    return _frame(blocks[columns])
+
+
+def _accuracy(run: Finished, retrainings: pd.DataFrame) -> str:
+    own, known = run.card.evidence.run_id, retrainings.dropna(subset=["accuracy"])
+    rows = known.loc[known["run_id"] != own, ["run_id", "epsilon", "accuracy"]].to_numpy().tolist()
+    rows.append([own, run.card.setting.epsilon, float(run.metrics["test_accuracy"])])
+    return _table(("run", "epsilon", "accuracy on held-out records"), rows)
+
+
+def _retrainings(retrainings: pd.DataFrame) -> str:
+    if retrainings.empty:
+        return "There was no scheduled retraining yet."
+    return _frame(retrainings)
+
+
+def _frame(frame: pd.DataFrame) -> str:
+    """The newest rows of a table whose newest are last, with a word on those that are not shown."""
+    shown = frame.tail(_MOST_ROWS)
+    left_out = len(frame) - len(shown)
+    note = f"\n\n{left_out} earlier rows are not shown." if left_out else ""
+    return _table([str(name).replace("_", " ") for name in shown], shown.to_numpy()) + note
+
+
+def _spread(count: int) -> NDArray[np.int64]:
+    """The places of some of `count` things, evenly apart, the first and the last included."""
+    places: NDArray[np.int64] = np.linspace(0, count - 1, min(count, _MOST_ROWS)).round().astype(np.int64)
+    return places
+
+
+def _table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    lines = [_line(columns), _line("---" for _ in columns), *(_line(map(_cell, row)) for row in rows)]
+    return "\n".join(lines)
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(value: object) -> str:
+    """A value in a table: numbers to six digits, and a dash for what is not known."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return "–"
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join(text.split()).replace("|", "\\|")
+
 
 if TYPE_CHECKING:
     import wandb_workspaces.reports.v2.interface as wr

@@ -1,9 +1,12 @@
-"""A finished pipeline run at Weights & Biases: a group of its own, a run for each step; offline by default.
+"""The steps of a pipeline run as job types, and the artifacts that lead from one to the next.
+
+A finished pipeline run at Weights & Biases: a group of its own, a run for each step; offline by default.
 
 What is sent is picked by name from the privacy card, the held-out metrics and the noise trace; nothing else can get
 in: no source code, no machine, no console, and nothing about training records without noise.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,12 +16,81 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from algorithms.privacy.card import PrivacyCard
+from algorithms.privacy.card.build import PrivacyCard
 from data import PublicDescription
-from tasks.figures import Curve
-from tasks.groups import Tracking
-from tasks.tracking.lineage import STEPS, TRAIN, Step, link
-from tasks.tracking.session import Mode, safely, session
+from tasks.config.params import Tracking
+from tasks.reporting.figures import Curve
+from tasks.tracking.session import Mode, add_file, safely, session, valid
+
+if TYPE_CHECKING:
+    import wandb
+
+TRAIN = "train"
+_FILES = {
+    "plan": "plan.json",
+    "model": "model.safetensors",
+    "trace": "trace.parquet",
+    "card": "privacy_card.json",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the pipeline: the kinds of artifacts that it uses and makes."""
+
+    job_type: str
+    uses: tuple[str, ...]
+    makes: tuple[str, ...]
+
+
+STEPS = (
+    Step("prepare", (), ("dataset",)),
+    Step("calibrate", ("dataset",), ("plan",)),
+    Step(TRAIN, ("dataset", "plan"), ("model", "trace")),
+    Step("evaluate", ("dataset", "model"), ()),
+    Step("report", ("plan", "model", "trace"), ("card",)),
+)
+
+
+def link(logged: "wandb.Run", step: Step, card: PrivacyCard, public: PublicDescription, folder: Path) -> None:
+    """Logs what a step used and made. folder: of the run's files."""
+    for kind in step.uses:
+        use(logged, _artifact(kind, card, public, folder))
+    for kind in step.makes:
+        logged.log_artifact(_artifact(kind, card, public, folder))
+
+
+def use(logged: "wandb.Run", artifact: "wandb.Artifact") -> None:
+    """Declares an input of the run; the same content under the same name is the artifact that another run made.
+
+    `use_artifact` does the same, but refuses to work offline.
+    """
+    logged._log_artifact(artifact, is_user_created=True, use_after_commit=True)
+
+
+def file_artifact(kind: str, card: PrivacyCard, folder: Path) -> "wandb.Artifact":
+    """The plan, model, trace or card of a run, from the folder of its files."""
+    import wandb
+
+    name = valid(f"{kind}-{card.mechanism.algorithm}-{card.setting.dataset}")
+    artifact = wandb.Artifact(name, kind, metadata={"run_id": card.evidence.run_id})
+    add_file(artifact, folder / _FILES[kind])
+    return artifact
+
+
+def _artifact(kind: str, card: PrivacyCard, public: PublicDescription, folder: Path) -> "wandb.Artifact":
+    return _dataset(public) if kind == "dataset" else file_artifact(kind, card, folder)
+
+
+def _dataset(public: PublicDescription) -> "wandb.Artifact":
+    """The data set by name, with its public description; its records stay where they are."""
+    import wandb
+
+    described = json.loads(public.to_json())
+    artifact = wandb.Artifact(valid(f"dataset-{public.dataset}"), "dataset", metadata=described)
+    artifact.add_reference(f"dataset://{public.dataset}", name="description", checksum=False)
+    return artifact
+
 
 if TYPE_CHECKING:
     import wandb

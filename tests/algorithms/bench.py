@@ -12,17 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms import training
-from algorithms.algorithm import Algorithm, Plan, Target
-from algorithms.catalogue import from_settings
-from algorithms.features.features import Features
+from algorithms.core import training
+from algorithms.core.features import Features
+from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
+from algorithms.methods.registry import from_settings
 from algorithms.models import Model, build
-from algorithms.privacy.accounting import Accountant
-from algorithms.privacy.barrier import Barrier, Performance
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.noise import Generator, seeded_generator
-from algorithms.privacy.trace import Trace
-from algorithms.public import Inputs, Public
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import Accountant
+from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import Generator, seeded_generator
 
 SHAPE, CLASSES, RECORDS, DELTA = (1, 4, 4), 3, 40, 1e-3
 PLAIN = Performance()
@@ -87,7 +86,7 @@ def planned(
     accountant: Accountant = "pld",
 ) -> Plan:
     """A plan for records of norm up to 4, the bias's 1 not counted."""
-    public = Public(
+    public = PublicInfo(
         records=records,
         parameters=model.parameter_count,
         layers=len(model.layers),

@@ -11,13 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.algorithm import Algorithm, Plan, Target
+from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
 from algorithms.models import Model, build
-from algorithms.privacy.barrier import Barrier
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.noise import seeded_generator
-from algorithms.privacy.trace import Trace
-from algorithms.public import Inputs, Public
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import seeded_generator
 
 FEATURES, RECORDS, DELTA = 20, 1000, 1e-6
 PURE = Target(Budget(1.0, 0.0), "pure")
@@ -37,10 +36,10 @@ def model(name: str = "logistic_through_origin") -> Model:
     return build(name, input_shape=(FEATURES,), classes=2, seed=1)
 
 
-def public(records: int | None = RECORDS, *, name: str = "logistic_through_origin") -> Public:
+def public(records: int | None = RECORDS, *, name: str = "logistic_through_origin") -> PublicInfo:
     """What is public of such records: 0 <= x <= 1 in 20 places, and the model's loss bounds."""
     inputs = Inputs(float(FEATURES), math.sqrt(FEATURES))
-    return Public(records, model(name).parameter_count, 1, 2, inputs, model(name).bounds)
+    return PublicInfo(records, model(name).parameter_count, 1, 2, inputs, model(name).bounds)
 
 
 def box(count: int = RECORDS, *, features_seed: int = 1, hyperplane_seed: int = 75) -> Box:

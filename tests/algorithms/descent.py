@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.algorithm import Algorithm, Plan, Target
-from algorithms.dp_agd import DPAGD, State
-from algorithms.gradients import Line
+from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
+from algorithms.gradients import LineCandidates
+from algorithms.methods.dp_agd import DPAGD, State
 from algorithms.models import Model, build
-from algorithms.privacy.barrier import Barrier, Performance
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.noise import seeded_generator
-from algorithms.privacy.releases import Release, argmin_release
-from algorithms.privacy.trace import Trace
-from algorithms.public import Public
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.mechanisms.release import Release, argmin_release
 from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp
 from tests.algorithms.test_contract import Stopped
@@ -41,7 +40,7 @@ def model_of(name: str = "logistic") -> Model:
 def planned(
     method: Algorithm[Any], *, epsilon: float = EPSILON, delta: float = DELTA, records: int | None = RECORDS
 ) -> Plan:
-    public = Public(records, FEATURES + 1, 1, 2, loss=model_of().bounds)
+    public = PublicInfo(records, FEATURES + 1, 1, 2, loss=model_of().bounds)
     return method.plan(Target(Budget(epsilon, delta)), public)
 
 
@@ -82,7 +81,7 @@ class Scripted:
         self.chosen, self.gradients = list(chosen), list(gradients)
         self.asked: list[Any] = []
         self.multipliers: list[float] = []
-        self.lines: list[Line] = []
+        self.lines: list[LineCandidates] = []
 
     def affords(self, release: Release) -> bool:
         return self.spend.affords(release.event())
@@ -94,7 +93,7 @@ class Scripted:
         self.multipliers.append(release.noise.multiplier)
         return self.gradients.pop(0) if self.gradients else torch.tensor([3.0, 4.0])
 
-    def argmin(self, line: Line, **terms: Any) -> int:
+    def argmin(self, line: LineCandidates, **terms: Any) -> int:
         release = argmin_release(terms["bound"], terms["noise"], terms["sampling"])
         self.spend.charge(release.event())
         self.asked.append(release)

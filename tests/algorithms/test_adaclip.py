@@ -11,14 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.adaclip import AdaCliP, AdaptiveState
-from algorithms.algorithm import Plan, Target
-from algorithms.dp_sgd import DPSGD
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.optimizers import OptimizerConfig
+from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
-from algorithms.public import Public
-from algorithms.update import Update
+from algorithms.methods.adaclip import AdaCliP, AdaptiveState
+from algorithms.methods.dp_sgd import DPSGD
+from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with, with_schedule
 
@@ -88,7 +87,7 @@ def test_the_variance_is_that_of_a_record_not_of_the_mean(deviation: float) -> N
 
 
 def test_the_shift_is_added_once_whoever_takes_part() -> None:
-    method = AdaCliP(2, 600, beta1=0.5, update=Update(0.25))
+    method = AdaCliP(2, 600, beta1=0.5, update=OptimizerConfig(0.25))
     plan = plan_of(method, 3)
     first, nothing = torch.tensor([0.3, -0.2, 0.1]), torch.zeros(3)
     barrier = Answers(first, nothing)
@@ -162,7 +161,7 @@ def test_a_quiet_coordinate_gets_less_noise_than_a_loud_one() -> None:
 
 
 def test_one_step_of_the_printed_update_by_hand() -> None:
-    method = AdaCliP(1, 4, h1=0.01, h2=100.0, scale="paper", paper_update=True, update=Update(0.1))
+    method = AdaCliP(1, 4, h1=0.01, h2=100.0, scale="paper", paper_update=True, update=OptimizerConfig(0.1))
     plan = plan_of(method, 2, noise_multiplier=1.0)
     state = after(method, plan, torch.tensor([1.0, 0.1]))
     # s_0 = 1, so b^2 = 2 and (b sigma)^2 = 2 z^2 / B = 0.5; v = (2 - 0.5, 0.02 - 0.5 clipped to h1)
@@ -173,7 +172,7 @@ def test_one_step_of_the_printed_update_by_hand() -> None:
 
 
 def test_the_printed_update_takes_the_noise_of_each_user_that_belongs_to_the_noise_on_the_sum() -> None:
-    golden = json.loads((Path(__file__).parents[1] / "privacy" / "golden.json").read_text())["adaclip_z"]
+    golden = json.loads((Path(__file__).parent / "privacy" / "golden.json").read_text())["adaclip_z"]
     sigma, batch, z = golden["params"]["sigma"], golden["params"]["B"], golden["value"]
     method = AdaCliP(1, batch, h1=1e-6, h2=100.0, scale="paper", paper_update=True)
     b, squares = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -193,8 +192,8 @@ def test_the_printed_update_takes_the_noise_of_each_user_that_belongs_to_the_noi
     ],
 )
 def test_bounds_that_are_missing_or_do_not_fit_are_refused(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(Refused, match=sentence):
-        AdaCliP(5, 10, **settings).plan(TARGET, Public(1000, 100, 1, 2))
+    with pytest.raises(RefusedError, match=sentence):
+        AdaCliP(5, 10, **settings).plan(TARGET, PublicInfo(1000, 100, 1, 2))
 
 
 def test_a_start_below_the_most_is_kept() -> None:

@@ -8,20 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.adp_sgd import ADPSGD, Decay, allocated, square_without_noise
-from algorithms.algorithm import Plan, Target
-from algorithms.dp_sgd import DPSGD
-from algorithms.noise_course import multiplier_at
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, Refused
-from algorithms.public import Public
-from algorithms.sampled import Answer
-from algorithms.update import Update
+from algorithms.core.calibration import multiplier_at
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.minibatch import Answer
+from algorithms.core.optimizers import OptimizerConfig
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.methods.adp_sgd import ADPSGD, Decay, allocated, square_without_noise
+from algorithms.methods.dp_sgd import DPSGD
+from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with, with_schedule
 
 TARGET = Target(Budget(0.3, 1e-5))
-PUBLIC = Public(1000, 10, 1, 2)
+PUBLIC = PublicInfo(1000, 10, 1, 2)
 STEEP = Decay(offset=1.0)
 
 
@@ -114,13 +113,13 @@ def test_each_release_has_the_noise_of_its_step() -> None:
 
 
 def test_a_step_is_as_long_as_its_schedule_says() -> None:
-    method = ADPSGD(6, 100, decay=STEEP, update=Update(0.5))
+    method = ADPSGD(6, 100, decay=STEEP, update=OptimizerConfig(0.5))
     found = path(method)
     assert found == pytest.approx((-0.5 * np.cumsum(STEEP.factors(6))).tolist(), rel=1e-5)
 
 
 def test_momentum_goes_over_the_shortened_steps() -> None:
-    method = ADPSGD(3, 100, decay=STEEP, update=Update(1.0, momentum=0.5))
+    method = ADPSGD(3, 100, decay=STEEP, update=OptimizerConfig(1.0, momentum=0.5))
     expected = np.cumsum(STEEP.factors(3) * np.array([1.0, 1.5, 1.75]))
     assert path(method) == pytest.approx((-expected).tolist(), rel=1e-5)
 
@@ -152,13 +151,13 @@ def test_under_noise_alone_the_adaptive_step_size_sees_no_gradient() -> None:
     [(Decay("linear_in_sqrt", end=-0.5), 10), (Decay(offset=0.0), 5), (Decay("adaptive", offset=0.0), 5)],
 )
 def test_step_sizes_that_are_none_are_refused(decay: Decay, steps: int) -> None:
-    with pytest.raises(Refused, match=r"the step size after \d+ steps would be"):
+    with pytest.raises(RefusedError, match=r"the step size after \d+ steps would be"):
         ADPSGD(steps, 100, decay=decay).plan(TARGET, PUBLIC)
 
 
 def test_a_second_schedule_is_refused() -> None:
-    with pytest.raises(Refused, match=r"set algorithm\.update\.schedule to constant"):
-        ADPSGD(5, 100, update=Update(schedule="linear")).plan(TARGET, PUBLIC)
+    with pytest.raises(RefusedError, match=r"set algorithm\.update\.schedule to constant"):
+        ADPSGD(5, 100, update=OptimizerConfig(schedule="linear")).plan(TARGET, PUBLIC)
 
 
 def test_a_step_beyond_the_plan_is_refused() -> None:
@@ -167,5 +166,5 @@ def test_a_step_beyond_the_plan_is_refused() -> None:
     state = method.init(torch.zeros(10), plan)
     for _ in range(2):
         state = method.step(state, plan, Slope())  # type: ignore[arg-type]
-    with pytest.raises(BudgetRefused, match="no further release"):
+    with pytest.raises(BudgetRefusedError, match="no further release"):
         method.step(state, plan, Slope())  # type: ignore[arg-type]

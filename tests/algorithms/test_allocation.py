@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.allocation import (
+from algorithms.core.momentum import (
     Array,
     Curve,
     Stage,

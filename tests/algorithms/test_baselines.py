@@ -14,15 +14,14 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor
 
-from algorithms.algorithm import Algorithm, Plan, Target
-from algorithms.dp_gd import DPGD, steps_for
-from algorithms.dp_sgd import DPSGD
+from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
+from algorithms.core.optimizers import OptimizerConfig
+from algorithms.errors import RefusedError
+from algorithms.methods.dp_gd import DPGD, steps_for
+from algorithms.methods.dp_sgd import DPSGD
+from algorithms.methods.norm_bound_sgd import NormBoundSGD
 from algorithms.models import Model
-from algorithms.norm_bound_sgd import NormBoundSGD
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
-from algorithms.public import Inputs, Public
-from algorithms.update import Update
+from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp, made_up, run, small_model
 
@@ -32,9 +31,9 @@ TARGET = Target(Budget(1.0, 1e-8))
 QUIET = 1e-5
 
 
-def public(records: int | None, model: Model = LOGISTIC, **changes: Any) -> Public:
+def public(records: int | None, model: Model = LOGISTIC, **changes: Any) -> PublicInfo:
     """What is public of records of norm up to 4, the bias's 1 not counted."""
-    known = Public(records, model.parameter_count, 1, 2, inputs=Inputs(17.0, LONGEST), loss=model.bounds)
+    known = PublicInfo(records, model.parameter_count, 1, 2, inputs=Inputs(17.0, LONGEST), loss=model.bounds)
     return replace(known, **changes)
 
 
@@ -159,7 +158,7 @@ def test_norm_bound_sgd_takes_its_sensitivity_from_the_data_card() -> None:
 
 
 def test_norm_bound_sgd_changes_no_gradient_within_the_bound() -> None:
-    method = NormBoundSGD(steps=1, batch_size=50, update=Update(1.0))
+    method = NormBoundSGD(steps=1, batch_size=50, update=OptimizerConfig(1.0))
     records = within(made_up(50, classes=2))
     found = run(method, quiet(method.plan(TARGET, public(50))), records, LOGISTIC)
     rows = gradients(torch.zeros(17), records)
@@ -168,7 +167,7 @@ def test_norm_bound_sgd_changes_no_gradient_within_the_bound() -> None:
 
 
 def test_norm_bound_sgd_holds_a_record_beyond_the_bound_to_it() -> None:
-    method = NormBoundSGD(steps=1, batch_size=1, update=Update(1.0))
+    method = NormBoundSGD(steps=1, batch_size=1, update=OptimizerConfig(1.0))
     far = MadeUp(np.full((1, 1, 4, 4), 1e3, np.float32), np.ones(1, np.int64))
     found = run(method, quiet(method.plan(TARGET, public(1))), far, LOGISTIC)
     assert float(found.released.norm()) == pytest.approx(LONGEST, abs=1e-3)
@@ -176,5 +175,5 @@ def test_norm_bound_sgd_holds_a_record_beyond_the_bound_to_it() -> None:
 
 @pytest.mark.parametrize("missing", [{"inputs": None}, {"loss": None}])
 def test_norm_bound_sgd_needs_public_bounds(missing: dict[str, Any]) -> None:
-    with pytest.raises(Refused, match="public bound for sensitivity is missing"):
+    with pytest.raises(RefusedError, match="public bound for sensitivity is missing"):
         NormBoundSGD(steps=3, batch_size=20).plan(TARGET, public(50, **missing))

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from algorithms.algorithm import Plan
-from algorithms.features.catalogue import FEATURES
-from algorithms.privacy.card import build, verify
-from algorithms.privacy.trace import Trace
+from algorithms.core.method import Plan
+from algorithms.features.registry import FEATURES
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.card.build import build, verify
 from tests.algorithms import bench
 from tests.algorithms.features.test_features import facts, loud, model_behind, records, target
 from tests.algorithms.test_contract import every_algorithm, made_up, outcome, planned
-from tests.synthetic_run import left_by
+from tests.support.synthetic_run import left_by
 
 
 def failures(folder: Path, plan: Plan, trace: Trace) -> list[str]:

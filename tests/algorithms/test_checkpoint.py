@@ -8,8 +8,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from algorithms import checkpoint
-from algorithms.privacy.errors import Refused
+from algorithms.core import training
+from algorithms.errors import RefusedError
 from tests.algorithms import bench
 from tests.algorithms.bench import Stopped, algorithm, planned, small_model
 
@@ -38,7 +38,7 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
 ) -> None:
     whole, broken = folders
     expected, _ = trained(whole)
-    write, written = checkpoint._write, 0
+    write, written = training._write, 0
 
     def tearing(path: Path, content: Any) -> None:
         nonlocal written
@@ -51,7 +51,7 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
         write(path, half if written == nth else content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", tearing)
+        patch.setattr(training, "_write", tearing)
         with pytest.raises(Stopped):
             trained(broken)
     assert torch.equal(trained(broken)[0], expected)
@@ -60,14 +60,14 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
 def test_a_checkpoint_of_another_shape_is_refused_by_what_differs(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         trained(tmp_path, stop_after=2)
-    path = tmp_path / checkpoint._STATE
+    path = tmp_path / training._STATE
     with safe_open(path, framework="pt") as file:
         facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     name = next(name for name, tensor in tensors.items() if tensor.dim() == 1)
     save_file(tensors | {name: tensors[name][:-1].clone()}, path, metadata=facts)
     count = len(tensors[name])
     forms = [rf"float32 of shape \[{length}\] in" for length in (count - 1, count)]
-    with pytest.raises(Refused, match=f"{name} is {forms[0]} the checkpoint .* {forms[1]} this run"):
+    with pytest.raises(RefusedError, match=f"{name} is {forms[0]} the checkpoint .* {forms[1]} this run"):
         trained(tmp_path)
 
 

@@ -16,16 +16,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from algorithms.algorithm import Algorithm, Plan, Target
-from algorithms.catalogue import CATALOGUE
+from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
+from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
+from algorithms.methods.registry import CATALOGUE
 from algorithms.models import Model, adapted, build
-from algorithms.privacy import accounting
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
-from algorithms.privacy.noise import seeded_generator
-from algorithms.privacy.trace import Trace
-from algorithms.public import Inputs, Public
+from algorithms.privacy.accounting import epsilon
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import seeded_generator
 from tests.algorithms.bench import DELTA, RECORDS, SHAPE, Watched, algorithm, made_up
 
 STEPS, RATE = 12, 0.5
@@ -39,7 +38,7 @@ every_name = pytest.mark.parametrize("name", NAMES)
 def every_cost_is_computed_once() -> Iterator[None]:
     """The plans here are of few different schedules."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accounting, "_epsilon", cache(accounting._epsilon.__wrapped__))
+        patch.setattr(epsilon, "_epsilon", cache(epsilon._epsilon.__wrapped__))
         yield
 
 
@@ -65,7 +64,7 @@ def method(name: str, **update: Any) -> Algorithm[Any]:
 
 def planned(made: Algorithm[Any], model: Model) -> Plan:
     """A plan from what the pipeline knows of the model."""
-    public = Public(
+    public = PublicInfo(
         records=RECORDS,
         parameters=model.parameter_count,
         layers=len(model.layers),
@@ -109,7 +108,7 @@ def plain(name: str) -> Walk:
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_a_schedule_begins_at_the_full_rate_and_shortens_later_steps(name: str, schedule: str) -> None:
     if name == "adp_sgd":
-        with pytest.raises(Refused, match=r"set algorithm\.update\.schedule to constant"):
+        with pytest.raises(RefusedError, match=r"set algorithm\.update\.schedule to constant"):
             planned(method(name, schedule=schedule), model_for(name))
         return
     found, constant = walk(method(name, schedule=schedule), model_for(name)), plain(name)
@@ -147,7 +146,7 @@ def refused_for_no_linear_model(name: str, model: Model) -> bool:
     """Whether the algorithm needs a bound that what was done to the model takes away; it says so before it spends."""
     if name != LINEAR:
         return False
-    with pytest.raises(Refused, match="a public bound for sensitivity is missing"):
+    with pytest.raises(RefusedError, match="a public bound for sensitivity is missing"):
         planned(method(name), model)
     return True
 

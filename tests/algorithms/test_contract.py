@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.algorithm import Algorithm, Plan
-from algorithms.catalogue import CATALOGUE
+from algorithms.core.method import Algorithm, Plan
+from algorithms.errors import BudgetRefusedError
 from algorithms.gradients import Affine
-from algorithms.privacy import accounting
-from algorithms.privacy.accounting import Accountant
-from algorithms.privacy.adjacency import named
-from algorithms.privacy.errors import BudgetRefused
-from algorithms.privacy.events import run_lengths
-from algorithms.privacy.noise import Generator
+from algorithms.methods.registry import CATALOGUE
+from algorithms.privacy.accounting import epsilon as accounting
+from algorithms.privacy.accounting.adjacency import named
+from algorithms.privacy.accounting.epsilon import Accountant
+from algorithms.privacy.accounting.events import run_lengths
+from algorithms.privacy.mechanisms.noise import Generator
 from tests.algorithms import bench
 from tests.algorithms.bench import RECORDS, SHAPE, MadeUp, Outcome, Stopped, run, with_record
 
@@ -90,7 +90,7 @@ def test_releases_what_it_planned_and_no_more(case: str) -> None:
         [event for event, count in plan.schedule for _ in range(count)]
     )
     assert found.barrier.spent(delta) == pytest.approx(plan.cost.epsilon, rel=1e-4)
-    with pytest.raises(BudgetRefused, match="no further release"):
+    with pytest.raises(BudgetRefusedError, match="no further release"):
         method(case).step(method(case).init(MODEL.initial_parameters(), plan), plan, found.barrier)
 
 

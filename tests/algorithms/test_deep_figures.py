@@ -11,7 +11,7 @@ import typer
 from comparisons import deep_figures
 from comparisons.deep_figures import error_ratio, relative_noise, runs, sampled_noise
 from tasks.comparing.work import Work
-from tests.comparisons import run_here, small
+from tests.support.comparisons import run_here, small
 
 BATCH, STEPS = 720, 3  # two steps an epoch of the 1,437 training records
 

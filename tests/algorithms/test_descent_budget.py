@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.algorithm import Plan, Target
-from algorithms.dp_agd import DPAGD, OURS
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.errors import RefusedError
 from algorithms.gradients import L2
+from algorithms.methods.dp_agd import DPAGD, OURS
 from algorithms.models import LossBounds
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
-from algorithms.privacy.releases import Gaussian, Gumbel, Laplace, Poisson
-from algorithms.privacy.renyi import rdp
-from algorithms.public import Public
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.rdp import rdp
+from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace, Poisson
 from tests.algorithms.descent import (
     DELTA,
     EPSILON,
@@ -198,5 +197,5 @@ def test_what_does_not_fit_is_refused_in_a_sentence(
     target = Target(Budget(public.get("epsilon", EPSILON), delta), "pld" if delta else "pure")
     public = {key: value for key, value in public.items() if key not in ("epsilon", "delta")}
     known = {"records": RECORDS, "parameters": 7, "layers": 1, "classes": 2, "loss": model_of().bounds}
-    with pytest.raises(Refused, match=sentence):
-        DPAGD(**settings).plan(target, Public(**(known | public)))
+    with pytest.raises(RefusedError, match=sentence):
+        DPAGD(**settings).plan(target, PublicInfo(**(known | public)))

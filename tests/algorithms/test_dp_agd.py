@@ -10,10 +10,9 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from algorithms.algorithm import Plan
-from algorithms.descent_budget import Measured
-from algorithms.dp_agd import DPAGD, State
-from algorithms.privacy.releases import FullBatch
+from algorithms.core.method import Plan
+from algorithms.methods.dp_agd import DPAGD, Measured, State
+from algorithms.privacy.mechanisms.release import FullBatch
 from tests.algorithms.descent import (
     FEATURES,
     RECORDS,

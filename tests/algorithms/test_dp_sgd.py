@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.algorithm import Algorithm, Plan, Target
-from algorithms.dp_sgd import DPSGD
+from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
+from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised, PerLayer
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
-from algorithms.public import Public
+from algorithms.methods.dp_sgd import DPSGD
+from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms import bench
 from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with, with_schedule
 
 TARGET = Target(Budget(0.3, 1e-5))
-PUBLIC = Public(1000, 10, 2, 2)
+PUBLIC = PublicInfo(1000, 10, 2, 2)
 RELATIVES = ["dp_sgd", "dp_sgd_decay", "quantile_clipping", "adaclip", "adp_sgd"]
 
 
@@ -67,12 +66,12 @@ def test_a_run_with_normalised_gradients_takes_steps_of_their_scale() -> None:
 
 def planned(name: str, epsilon: float, *, records: int | None = 40, **settings: Any) -> Plan:
     method: Algorithm[Any] = bench.algorithm(name, **settings)
-    return method.plan(Target(Budget(epsilon, 1e-5)), Public(records, 10, 1, 2))
+    return method.plan(Target(Budget(epsilon, 1e-5)), PublicInfo(records, 10, 1, 2))
 
 
 @pytest.mark.parametrize("name", RELATIVES)
 def test_an_epsilon_that_the_count_alone_exceeds_is_refused(name: str) -> None:
-    with pytest.raises(Refused, match=r"no noise multiplier up to 1e\+07 meets epsilon = 0\.005"):
+    with pytest.raises(RefusedError, match=r"no noise multiplier up to 1e\+07 meets epsilon = 0\.005"):
         planned(name, 0.005, records=None, batch_size=None, sampling_rate=0.1)
 
 
@@ -86,5 +85,5 @@ def test_where_the_number_of_records_is_private_it_is_counted_first(name: str) -
 
 @pytest.mark.parametrize("name", RELATIVES)
 def test_a_rate_is_needed_where_the_number_of_records_is_private(name: str) -> None:
-    with pytest.raises(Refused, match=r"set algorithm\.sampling_rate"):
+    with pytest.raises(RefusedError, match=r"set algorithm\.sampling_rate"):
         planned(name, 2.0, records=None)

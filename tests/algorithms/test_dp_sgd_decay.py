@@ -6,18 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from algorithms.algorithm import Target
-from algorithms.dp_sgd import DPSGD
-from algorithms.dp_sgd_decay import DPSGDDecay
-from algorithms.noise_course import LEVELS, in_levels
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
-from algorithms.public import Public
+from algorithms.core.calibration import LEVELS, in_levels
+from algorithms.core.method import PublicInfo, Target
+from algorithms.errors import RefusedError
+from algorithms.methods.dp_sgd import DPSGD
+from algorithms.methods.dp_sgd_decay import DPSGDDecay
+from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with, with_schedule
 
 TARGET = Target(Budget(0.3, 1e-5))
-PUBLIC = Public(1000, 10, 1, 2)
+PUBLIC = PublicInfo(1000, 10, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_each_release_has_the_noise_of_its_epoch() -> None:
 
 
 def test_noise_that_all_but_ends_is_refused() -> None:
-    with pytest.raises(Refused, match="the noise would fall to"):
+    with pytest.raises(RefusedError, match="the noise would fall to"):
         DPSGDDecay(500, 100, rate=0.5).plan(TARGET, PUBLIC)
 
 

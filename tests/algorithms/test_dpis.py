@@ -13,30 +13,28 @@ import torch
 from dp_accounting.rdp import RdpAccountant
 from torch import Tensor
 
-from algorithms.algorithm import Plan, Target
-from algorithms.catalogue import from_settings
-from algorithms.dpis import DPIS, State
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping
-from algorithms.importance_budget import precommitted
-from algorithms.privacy.accounting import calibrate
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import RenyiDpEvent
-from algorithms.privacy.filters import conversion
-from algorithms.privacy.releases import (
+from algorithms.methods.dpis import DPIS, State, precommitted
+from algorithms.methods.registry import from_settings
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import calibrate
+from algorithms.privacy.accounting.events import RenyiDpEvent
+from algorithms.privacy.accounting.filters import conversion
+from algorithms.privacy.barrier.trace import Row
+from algorithms.privacy.mechanisms.release import (
     Gaussian,
     Importance,
     gradient_release,
     norm_total_release,
     total_release,
 )
-from algorithms.privacy.trace import Row
-from algorithms.public import Public
 from tests.algorithms import bench
 from tests.algorithms.bench import RECORDS, small_model
 from tests.algorithms.test_contract import Stopped
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "privacy" / "golden.json").read_text())
+GOLDEN = json.loads((Path(__file__).parent / "privacy" / "golden.json").read_text())
 DELTA, MANY, C = 1e-5, 6000, 0.5
 FALLING = [1.0, 0.8, 0.6, 0.45, 0.3, 0.2, 0.15, 0.12, 0.11, 0.1]
 
@@ -48,7 +46,7 @@ def method(**settings: Any) -> DPIS:
 
 
 def planned(made: DPIS, *, records: int | None = MANY, epsilon: float = 2.0, accountant: Any = "rdp") -> Plan:
-    return made.plan(Target(Budget(epsilon, DELTA), accountant), Public(records, 7, 1, 2))
+    return made.plan(Target(Budget(epsilon, DELTA), accountant), PublicInfo(records, 7, 1, 2))
 
 
 class Scripted:
@@ -240,7 +238,7 @@ def test_public_norms_are_a_schedule_with_one_noise() -> None:
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: Any, records: int | None, message: str) -> None:
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(RefusedError, match=message):
         planned(method(**settings), records=records)
 
 
@@ -260,7 +258,7 @@ def test_without_a_setting_the_noise_of_norms_is_a_part_of_the_number_of_records
 )
 def test_what_eats_the_budget_is_named(epsilon: float, before: Any, message: str) -> None:
     target = Target(Budget(epsilon, DELTA), before=tuple(before))
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(RefusedError, match=message):
         precommitted(method()._event_at(0.01), 100, before, target)
 
 
@@ -286,7 +284,7 @@ def test_taken_up_anywhere_in_an_epoch_it_ends_bit_for_bit_the_same(
     """Ten steps an epoch; the last norms decide who is a candidate, so they must survive every crash."""
     made = method(epochs=2, oversampling=2.0, clip_norm=6.0, **settings)
     model = small_model()
-    plan = made.plan(Target(Budget(8.0, 1e-3), "rdp"), Public(records, model.parameter_count, 1, 3))
+    plan = made.plan(Target(Budget(8.0, 1e-3), "rdp"), PublicInfo(records, model.parameter_count, 1, 3))
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
     expected, expected_rows = trained(made, plan, tmp_path / "whole")
@@ -304,11 +302,13 @@ def test_a_checkpoint_without_its_last_norms_would_not_repeat(
 ) -> None:
     """The same crashes with the norms forgotten: the test above can fail."""
     made = method(epochs=2, oversampling=2.0, clip_norm=6.0, batch_size=4, norm_noise=0.5)
-    plan = made.plan(Target(Budget(8.0, 1e-3), "rdp"), Public(RECORDS, small_model().parameter_count, 1, 3))
+    plan = made.plan(
+        Target(Budget(8.0, 1e-3), "rdp"), PublicInfo(RECORDS, small_model().parameter_count, 1, 3)
+    )
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
     expected, _ = trained(made, plan, tmp_path / "whole")
-    monkeypatch.setattr("algorithms.privacy.importance.LastNorms.to_tensor", lambda self: None)
+    monkeypatch.setattr("algorithms.privacy.barrier.importance.LastNorms.to_tensor", lambda self: None)
     with pytest.raises(Stopped):
         trained(made, plan, tmp_path / "broken", stop_after=4)
     assert not torch.equal(trained(made, plan, tmp_path / "broken")[0], expected)

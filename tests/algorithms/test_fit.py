@@ -17,17 +17,18 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import algorithms
-from algorithms import DPSGD, NonPrivate, Update, fit, fitting, training
-from algorithms.algorithm import Algorithm
-from algorithms.catalogue import CATALOGUE
+from algorithms import DPSGD, NonPrivate, Update, fit, fitting
+from algorithms.core import training
+from algorithms.core.method import Algorithm
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.methods.registry import CATALOGUE
 from algorithms.models import build
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.card import verify
-from algorithms.privacy.errors import BudgetRefused, Refused
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.card.build import verify
 from algorithms.privacy.ledger import Ledger
-from data.prepared import load_as
+from data.prepare.prepared import load_as
 from tests.algorithms import bench
-from tests.checkout import PROJECT
+from tests.support.checkout import PROJECT
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]
@@ -71,7 +72,7 @@ def test_it_is_the_pipelines_run_for_the_same_seed_and_settings(workspace: Works
     workspace.set("privacy", noise="seeded")
     workspace.train()
     expected = load_file(workspace.root / "artifacts/model.safetensors")
-    data = load_as(workspace.root / "data/prepared", workspace.public)
+    data = load_as(workspace.root / "datasets/prepared", workspace.public)
     start = build("softmax", input_shape=workspace.public.input_shape, classes=10, seed=0).module
     method = DPSGD(steps=6, batch_size=64, update=Update(momentum=0.9, averaging="ema"))
     result = fit(
@@ -145,7 +146,7 @@ def test_a_population_is_charged_once_and_refuses_what_it_cannot_pay(own_home: P
     assert ledger.balance("visits").spent == Budget(result.epsilon["pld"], DELTA)
     assert result.card.setting.population == "visits"
     assert "No ledger" not in result.card.accounting.population.statement
-    with pytest.raises(BudgetRefused):
+    with pytest.raises(BudgetRefusedError):
         call(population="visits")
     assert ledger_rows(own_home) == ["population", "reserve", "settle"]
 
@@ -208,7 +209,7 @@ def test_every_method_trains_or_is_refused_in_a_sentence(name: str, own_home: Pa
     free = name in ("non_private", "sgd_adv") or "not_private" in _own(method)
     try:
         result = call(method=method, public=free, noise="seeded" if free else "secure")
-    except Refused as refusal:
+    except RefusedError as refusal:
         assert str(refusal).rstrip().endswith(".")
         assert name not in ("dp_sgd", "dp_gd", "adaclip", "dpis", "non_private", "sgd_ma", "dp_agd")
     else:
@@ -220,7 +221,7 @@ def _own(method: Algorithm[Any]) -> Any:
     model = bench.small_model()
     try:
         return bench.planned(method, model).own
-    except Refused:
+    except RefusedError:
         return {}
 
 
@@ -263,14 +264,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused_before_anything_is_spent(name: str, own_home: Path) -> None:
     changes, words = REFUSED[name]
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(RefusedError, match=words):
         call(**({"population": "visits", "cap": (100.0, 0.5)} | changes))
     assert "reserve" not in ledger_rows(own_home)
 
 
 def test_a_population_of_another_kind_is_refused() -> None:
     call(population="visits", cap=(4.0, 1e-2))
-    with pytest.raises(Refused, match="'visits' is private in the ledger"):
+    with pytest.raises(RefusedError, match="'visits' is private in the ledger"):
         call(population="visits", public=True)
 
 

@@ -10,12 +10,12 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from algorithms.algorithm import Plan, Target
-from algorithms.heavy_ball import HeavyBall
-from algorithms.nesterov import Nesterov
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, Refused
-from algorithms.privacy.events import run_lengths
+from algorithms.core.method import Plan, Target
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.methods.heavy_ball import HeavyBall
+from algorithms.methods.nesterov import Nesterov
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.events import run_lengths
 from tests.algorithms import bench
 from tests.algorithms.box import (
     APPROXIMATE,
@@ -106,7 +106,7 @@ def test_asks_what_it_planned_and_no_more(method: HeavyBall | Nesterov, target: 
     _, trace, watching = run(method, plan, box())
     assert run_lengths(trace.events()) == list(plan.schedule)
     assert len(trace.events()) == plan.steps
-    with pytest.raises(BudgetRefused, match="no further release"):
+    with pytest.raises(BudgetRefusedError, match="no further release"):
         method.step(method.init(model().initial_parameters(), plan), plan, watching.barrier)
 
 
@@ -194,7 +194,7 @@ def test_a_smoothness_from_the_data_marks_the_plan(kind: Any) -> None:
 def test_refuses_in_one_sentence(
     kind: Any, settings: dict[str, Any], target: Target, facts: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(Refused, match=words) as refused:
+    with pytest.raises(RefusedError, match=words) as refused:
         kind(20, **settings).plan(target, public(**facts))
     assert str(refused.value).count(". ") == 0
 
@@ -203,7 +203,7 @@ def test_refuses_in_one_sentence(
 def test_refuses_models_and_data_without_public_bounds(kind: Any) -> None:
     known = public()
     bare = type(known)(known.records, known.parameters, known.layers, known.classes)
-    with pytest.raises(Refused, match="public bound"):
+    with pytest.raises(RefusedError, match="public bound"):
         kind(20).plan(APPROXIMATE, bare)
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.majority import Majority, log_odds
+from algorithms.errors import RefusedError
+from algorithms.methods.majority import Majority, log_odds
 from algorithms.models import Model, build
-from algorithms.privacy.errors import Refused
 from tests.algorithms.bench import MadeUp, Outcome, run, small_model
 from tests.algorithms.test_baselines import LOGISTIC, TARGET, public, quiet
 
@@ -58,5 +58,5 @@ def test_a_record_changes_one_count_by_one() -> None:
 
 
 def test_the_majority_class_is_refused_for_other_models() -> None:
-    with pytest.raises(Refused, match="bias of a linear model"):
+    with pytest.raises(RefusedError, match="bias of a linear model"):
         Majority().plan(TARGET, public(50, inputs=None))

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.algorithm import Plan, Target
-from algorithms.allocation import Curve, Stage, coefficients, divide_epsilon, laplace_scale
-from algorithms.momentum_noise import iteration
-from algorithms.nesterov import Nesterov
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused
+from algorithms.core.method import Plan, Target
+from algorithms.core.momentum import Curve, Stage, coefficients, divide_epsilon, iteration, laplace_scale
+from algorithms.errors import BudgetRefusedError
+from algorithms.methods.nesterov import Nesterov
+from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms.box import (
     APPROXIMATE,
     FEATURES,
@@ -153,7 +152,7 @@ def test_a_granted_delta_scales_the_same_course_down() -> None:
 def test_after_the_plan_there_is_no_iteration() -> None:
     plan = Nesterov(10, variant="nag", noise="laplace").plan(PURE, public(RECORDS))
     assert iteration(plan, 9).restarts is False
-    with pytest.raises(BudgetRefused, match="no further release"):
+    with pytest.raises(BudgetRefusedError, match="no further release"):
         iteration(plan, 10)
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from algorithms.algorithm import Algorithm, Target
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
-from algorithms.sgd_adv import SGDAdv
-from algorithms.sgd_ma import SGDMA
+from algorithms.core.method import Algorithm, Target
+from algorithms.errors import RefusedError
+from algorithms.methods.sgd_adv import SGDAdv
+from algorithms.methods.sgd_ma import SGDMA
+from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms.test_baselines import TARGET, public
 
 
@@ -62,22 +62,22 @@ def test_sgd_ma_takes_the_least_noise_that_its_accountant_allows() -> None:
 
 
 def test_sgd_ma_cannot_state_a_small_epsilon() -> None:
-    with pytest.raises(Refused, match=r"no epsilon below 0\.5756"):
+    with pytest.raises(RefusedError, match=r"no epsilon below 0\.5756"):
         SGDMA().plan(Target(Budget(0.5, 1e-8)), public(39_074))
     fixed = SGDMA(steps=100, noise_multiplier=4.0).plan(Target(Budget(0.5, 1e-8)), public(39_074))
     assert fixed.cost.epsilon < 0.5 < fixed.own["claimed_epsilon"]
 
 
 def test_noise_that_costs_more_than_the_target_is_refused() -> None:
-    with pytest.raises(Refused, match="ask for more epsilon or more noise"):
+    with pytest.raises(RefusedError, match="ask for more epsilon or more noise"):
         SGDMA(steps=1000, noise_multiplier=0.5).plan(TARGET, public(10_000))
 
 
 @pytest.mark.parametrize("method", [SGDAdv(), SGDMA()])
 def test_older_analyses_refuse_what_they_have_no_answer_for(method: Algorithm[Any]) -> None:
-    with pytest.raises(Refused, match="number of records is private"):
+    with pytest.raises(RefusedError, match="number of records is private"):
         method.plan(TARGET, public(None))
-    with pytest.raises(Refused, match="no pure epsilon"):
+    with pytest.raises(RefusedError, match="no pure epsilon"):
         method.plan(Target(Budget(1.0, 0.0), "pure"), public(10_000))
 
 

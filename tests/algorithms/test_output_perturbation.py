@@ -11,11 +11,11 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from algorithms.algorithm import Algorithm
-from algorithms.lbfgs import LBFGS
+from algorithms.core.method import Algorithm
+from algorithms.errors import RefusedError
+from algorithms.methods.lbfgs import LBFGS
+from algorithms.methods.output_perturbation import OutputPerturbation
 from algorithms.models import build
-from algorithms.output_perturbation import OutputPerturbation
-from algorithms.privacy.errors import Refused
 from tests.algorithms.test_perturbation import (
     LONGEST,
     TARGET,
@@ -64,7 +64,7 @@ def test_the_regularisation_of_the_output_balances_its_noise() -> None:
 
 @pytest.mark.parametrize("method", [OutputPerturbation(), LBFGS()])
 def test_a_mean_over_a_private_number_of_records_is_refused(method: Algorithm[Any]) -> None:
-    with pytest.raises(Refused, match="number of records is private"):
+    with pytest.raises(RefusedError, match="number of records is private"):
         method.plan(TARGET, public(None))
 
 

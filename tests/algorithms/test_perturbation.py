@@ -14,18 +14,17 @@ from scipy import stats
 from scipy.special import expit, logsumexp
 from torch import Tensor
 
-from algorithms.algorithm import Algorithm, Plan, Target
+from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
+from algorithms.errors import RefusedError
+from algorithms.methods.objective_perturbation import ObjectivePerturbation, noise_multiplier_by_kst
+from algorithms.methods.output_perturbation import OutputPerturbation
 from algorithms.models import Model, build
-from algorithms.objective_perturbation import ObjectivePerturbation, noise_multiplier_by_kst
-from algorithms.output_perturbation import OutputPerturbation
-from algorithms.privacy.barrier import Barrier
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
-from algorithms.privacy.events import ObjectivePerturbationDpEvent
-from algorithms.privacy.noise import seeded_generator
-from algorithms.privacy.renyi import rdp
-from algorithms.privacy.trace import Trace
-from algorithms.public import Inputs, Public
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
+from algorithms.privacy.accounting.rdp import rdp
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import seeded_generator
 from tests.algorithms.bench import MadeUp
 
 FALSE_ALARM = 1e-6
@@ -40,10 +39,10 @@ PRIVATE: list[Algorithm[Any]] = [
 ]
 
 
-def public(records: int | None, model: Model = MODEL, **changes: Any) -> Public:
+def public(records: int | None, model: Model = MODEL, **changes: Any) -> PublicInfo:
     """What is public of records of norm up to 2."""
     longest = Inputs(LONGEST * math.sqrt(WIDTH), LONGEST)
-    known = Public(records, model.parameter_count, 1, 2, inputs=longest, loss=model.bounds)
+    known = PublicInfo(records, model.parameter_count, 1, 2, inputs=longest, loss=model.bounds)
     return replace(known, **changes)
 
 
@@ -206,7 +205,7 @@ def test_a_larger_regularisation_needs_less_noise() -> None:
 
 def test_a_regularisation_that_costs_the_whole_budget_is_refused() -> None:
     least = CURVATURE / math.expm1(1.0) / 300
-    with pytest.raises(Refused, match="costs more than epsilon 1 by itself"):
+    with pytest.raises(RefusedError, match="costs more than epsilon 1 by itself"):
         ObjectivePerturbation(regularisation=0.999 * least).plan(TARGET, public(300))
     ObjectivePerturbation(regularisation=1.1 * least).plan(TARGET, public(300))
 
@@ -215,7 +214,7 @@ def test_objective_perturbation_serves_a_private_number_of_records() -> None:
     plan = ObjectivePerturbation().plan(TARGET, public(None))
     assert plan.noise_multiplier == ObjectivePerturbation().plan(TARGET, public(300)).noise_multiplier
     assert released(ObjectivePerturbation(), plan, some(300)).shape == (WIDTH,)
-    with pytest.raises(Refused, match="private, and a regularisation of the mean loss needs it"):
+    with pytest.raises(RefusedError, match="private, and a regularisation of the mean loss needs it"):
         ObjectivePerturbation(regularisation=0.1).plan(TARGET, public(None))
 
 
@@ -225,13 +224,13 @@ def test_objective_perturbation_serves_a_private_number_of_records() -> None:
 @pytest.mark.parametrize("method", PRIVATE)
 def test_a_minimum_is_refused_without_public_bounds_or_with_a_kink(method: Algorithm[Any]) -> None:
     hinge, rounded = (build(name, input_shape=(WIDTH,), classes=2, seed=0) for name in ("svm", "huber_svm"))
-    with pytest.raises(Refused, match="loss with a kink"):
+    with pytest.raises(RefusedError, match="loss with a kink"):
         method.plan(TARGET, public(300, hinge))
     plan = method.plan(TARGET, public(300, rounded))
     assert released(method, plan, some(300), model=rounded).isfinite().all()
-    with pytest.raises(Refused, match="public bound for smoothness is missing"):
+    with pytest.raises(RefusedError, match="public bound for smoothness is missing"):
         method.plan(TARGET, public(300, inputs=None))
-    with pytest.raises(Refused, match="below what the minimum can be found to"):
+    with pytest.raises(RefusedError, match="below what the minimum can be found to"):
         replace(method, clip_norm=1e-9).plan(TARGET, public(300))
-    with pytest.raises(Refused, match="the data have 3"):
+    with pytest.raises(RefusedError, match="the data have 3"):
         method.plan(TARGET, public(300, classes=3))

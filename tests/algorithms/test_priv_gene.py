@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.algorithm import Plan, Target
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.methods.priv_gene import PrivGene
 from algorithms.models import LossBounds
-from algorithms.priv_gene import PrivGene
-from algorithms.privacy.barrier import Barrier, Performance
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, Refused
-from algorithms.privacy.noise import seeded_generator
-from algorithms.privacy.releases import Gumbel
-from algorithms.privacy.trace import Trace
-from algorithms.public import Public
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.mechanisms.release import Gumbel
 from tests.algorithms.descent import (
     DELTA,
     EPSILON,
@@ -95,7 +94,7 @@ def test_the_rounds_share_rho_equally_and_use_it_up(rounds: int) -> None:
     epsilon = 1 / trace.rows[0].noise_multiplier
     assert parts[0] == pytest.approx(epsilon**2 / 8)
     assert trace.rows[0].noise_std == pytest.approx(math.pi / math.sqrt(6) * 2.0 / epsilon)
-    with pytest.raises(BudgetRefused):
+    with pytest.raises(BudgetRefusedError):
         method.step(method.init(model_of().initial_parameters(), plan), plan, barrier)
 
 
@@ -128,8 +127,8 @@ def test_taken_up_after_a_crash_it_ends_bit_for_bit_the_same(tmp_path: Path) -> 
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(public: dict[str, Any], sentence: str) -> None:
     known = {"records": RECORDS, "parameters": 7, "layers": 1, "classes": 2, "loss": model_of().bounds}
-    with pytest.raises(Refused, match=sentence):
-        PrivGene().plan(Target(Budget(EPSILON, DELTA)), Public(**(known | public)))
+    with pytest.raises(RefusedError, match=sentence):
+        PrivGene().plan(Target(Budget(EPSILON, DELTA)), PublicInfo(**(known | public)))
 
 
 def test_a_private_number_of_records_is_not_asked_for() -> None:

@@ -9,18 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.algorithm import Target
-from algorithms.dp_sgd import DPSGD
+from algorithms.core.method import PublicInfo, Target
+from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
-from algorithms.public import Public
-from algorithms.quantile_clipping import QuantileClipping
+from algorithms.methods.dp_sgd import DPSGD
+from algorithms.methods.quantile_clipping import QuantileClipping
+from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms.bench import made_up, run, small_model
 from tests.algorithms.unaccounted import plan_with
 
 TARGET = Target(Budget(0.3, 1e-5))
-PUBLIC = Public(1000, 10, 1, 2)
+PUBLIC = PublicInfo(1000, 10, 1, 2)
 
 
 class Norms:
@@ -99,5 +98,5 @@ def test_a_run_asks_for_a_count_at_each_clip_norm() -> None:
 def test_impossible_settings_are_refused(
     settings: dict[str, Any], records: int | None, sentence: str
 ) -> None:
-    with pytest.raises(Refused, match=sentence):
-        QuantileClipping(2, **settings).plan(TARGET, Public(records, 10, 1, 2))
+    with pytest.raises(RefusedError, match=sentence):
+        QuantileClipping(2, **settings).plan(TARGET, PublicInfo(records, 10, 1, 2))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.software import software
+from algorithms.core.software import software
 
 
 def git(root: Path, *arguments: str) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from algorithms.update import Moving, Update
+from algorithms.core.optimizers import OptimizerConfig, OptimizerState
 
 
-def moved(update: Update, *, steps: int, factors: list[float] | None = None) -> list[Moving]:
+def moved(update: OptimizerConfig, *, steps: int, factors: list[float] | None = None) -> list[OptimizerState]:
     """The states after each step along a gradient of ones, from 0."""
     states = [update.start(torch.zeros(3))]
     for count in range(steps):
@@ -21,15 +21,15 @@ def moved(update: Update, *, steps: int, factors: list[float] | None = None) -> 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_factor_multiplies_the_learning_rate_of_its_step(optimizer: Any) -> None:
     factors = [1.0, 0.5, 2.0]
-    found = moved(Update(0.1, optimizer=optimizer), steps=3, factors=factors)
+    found = moved(OptimizerConfig(0.1, optimizer=optimizer), steps=3, factors=factors)
     gone = torch.stack([state.parameters for state in found]).diff(dim=0, prepend=torch.zeros(1, 3))
     expected = -0.1 * torch.tensor(factors)[:, None].expand(3, 3)
     torch.testing.assert_close(gone, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_factor_multiplies_the_weight_decay_too() -> None:
-    update = Update(0.1, weight_decay=0.5)
-    start = Moving(torch.ones(3), torch.zeros(3), torch.zeros(3), torch.ones(3), torch.tensor(0))
+    update = OptimizerConfig(0.1, weight_decay=0.5)
+    start = OptimizerState(torch.ones(3), torch.zeros(3), torch.zeros(3), torch.ones(3), torch.tensor(0))
     found = update.apply(start, torch.zeros(3), steps=1, factor=4.0)
     torch.testing.assert_close(found.parameters, torch.full((3,), 1 - 0.1 * 4.0 * 0.5))
 
@@ -43,16 +43,16 @@ def test_a_factor_multiplies_the_weight_decay_too() -> None:
     ],
 )
 def test_schedules_follow_their_formula(schedule: Any, rates: list[float]) -> None:
-    found = [float(state.parameters[0]) for state in moved(Update(1.0, schedule=schedule), steps=4)]
+    found = [float(state.parameters[0]) for state in moved(OptimizerConfig(1.0, schedule=schedule), steps=4)]
     assert found == pytest.approx([-sum(rates[: t + 1]) for t in range(4)], rel=1e-6)
 
 
 def test_the_tail_is_the_mean_of_the_last_quarter() -> None:
-    states = moved(Update(1.0, averaging="tail"), steps=8)
+    states = moved(OptimizerConfig(1.0, averaging="tail"), steps=8)
     assert float(states[-1].average[0]) == pytest.approx(-(7 + 8) / 2)
 
 
 def test_the_moving_average_forgets_in_a_tenth_of_the_steps() -> None:
-    states = moved(Update(1.0, averaging="ema"), steps=100)
+    states = moved(OptimizerConfig(1.0, averaging="ema"), steps=100)
     lag = float((states[-1].average - states[-1].parameters)[0])
     assert lag == pytest.approx(10 - 1, rel=1e-3)  # of a steady drift: one time constant less the last step

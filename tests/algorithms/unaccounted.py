@@ -5,10 +5,9 @@ from typing import Any
 
 import dp_accounting as dp
 
-from algorithms.algorithm import Plan, Target
-from algorithms.noise_course import Array, in_levels
-from algorithms.privacy.budget import Budget
-from algorithms.public import Public
+from algorithms.core.calibration import Array, in_levels
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.privacy.accounting.budget import Budget
 
 
 def plan_with(
@@ -27,7 +26,7 @@ def plan_with(
         own["noise"] = [{"steps": int(count), "weight": float(weight)} for weight, count in runs]
     return Plan(
         target=Target(Budget(1.0, 1e-5)),
-        public=Public(records, parameters, 1, 2),
+        public=PublicInfo(records, parameters, 1, 2),
         steps=steps,
         noise_multiplier=noise_multiplier,
         sampling_rate=batch / records,

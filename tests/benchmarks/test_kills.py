@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms import checkpoint
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.importance import LastNorms
+from algorithms.core import training
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.barrier.importance import LastNorms
+from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.trace import Row, Trace
 from benchmarks.kills_check import fell, problems, rows_of
 from benchmarks.kills_place import POPULATION, Place, make
 
@@ -54,7 +54,7 @@ def release(place: Place, run_id: str, count: int) -> None:
     }
     trace = Trace([Row(release=n, step=n, epsilon=0.1, **words, **numbers) for n in range(count)])
     state = {"parameters": torch.zeros(2)}
-    checkpoint.save(folder, state, run_id=run_id, step=count, trace=trace, last_norms=LastNorms())
+    training.save(folder, state, run_id=run_id, step=count, trace=trace, last_norms=LastNorms())
 
 
 @pytest.mark.parametrize(

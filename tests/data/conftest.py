@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from ruamel.yaml import YAML
 
-from data.card import DataCard
+from data.schema.card import DataCard
 
 Document = dict[str, Any]
 CardOf = Callable[..., DataCard]

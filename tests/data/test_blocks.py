@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from data import DataRefused, blocks, catalogue, prepared, public_description
-from data.card import DataCard
-from data.owner import PUBLIC_KEY
-from data.records import Block, whole
-from tasks.params import ParamsRefused, parse
+from data import DataRefusedError, blocks, public_description
+from data.prepare import prepared
+from data.prepare.secret_key import PUBLIC_KEY
+from data.readers.records import Block, whole
+from data.schema import registry
+from data.schema.card import DataCard
+from tasks.config.params import ParamsRefusedError, parse
 from tasks.prepare import hide, prepare
 
 Document = dict[str, Any]
@@ -100,7 +102,7 @@ def test_a_block_that_does_not_fit_the_card_is_refused_without_a_value(
     folder_card: Document, card_of: CardOf, tmp_path: Path, name: str, text: str, said: str
 ) -> None:
     (tmp_path / "weeks" / name).write_text(text)
-    with pytest.raises(DataRefused, match=said) as refusal:
+    with pytest.raises(DataRefusedError, match=said) as refusal:
         whole(read(card_of(folder_card), (name.removesuffix(".csv"),), root=tmp_path, url=None))
     assert "secret" not in str(refusal.value)
 
@@ -109,11 +111,11 @@ def test_a_database_that_does_not_answer_is_refused_without_its_url(
     query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path
 ) -> None:
     document, url = query_card
-    with pytest.raises(DataRefused, match="set VISITS_URL"):
+    with pytest.raises(DataRefusedError, match="set VISITS_URL"):
         blocks.names(card_of(document), root=tmp_path, url=None)
     document["blocks"]["query"] = "SELECT week, secret FROM visits"
     for card, place in ((document, url), (query_card[0], "nosuch://user:hidden@host/db")):
-        with pytest.raises(DataRefused, match="cannot be read") as refusal:
+        with pytest.raises(DataRefusedError, match="cannot be read") as refusal:
             list(read(card_of(card), WEEKS[:1], root=tmp_path, url=place))
         assert "hidden" not in str(refusal.value)
 
@@ -161,7 +163,7 @@ def test_a_block_that_is_not_there_leaves_everything_as_it_was(
 ) -> None:
     folder = run([], folder_card, store, tmp_path)
     before = (folder / "public.json").read_text()
-    with pytest.raises(DataRefused, match="no block '2026-W99'"):
+    with pytest.raises(DataRefusedError, match="no block '2026-W99'"):
         run(["2026-W99"], folder_card, store, tmp_path)
     assert (folder / "public.json").read_text() == before
 
@@ -169,9 +171,9 @@ def test_a_block_that_is_not_there_leaves_everything_as_it_was(
 def test_blocks_of_a_card_without_blocks_are_refused(
     store: Callable[..., Path], table: Document, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataRefused, match="says no `blocks`"):
+    with pytest.raises(DataRefusedError, match="says no `blocks`"):
         run(["2026-W01"], table, store, tmp_path)
-    with pytest.raises(ParamsRefused, match=r"data\.blocks"):
+    with pytest.raises(ParamsRefusedError, match=r"data\.blocks"):
         run([""], table, store, tmp_path)
 
 
@@ -187,15 +189,15 @@ def test_blocks_of_a_card_without_blocks_are_refused(
 def test_a_card_that_contradicts_its_blocks_is_refused(
     folder_card: Document, store: Callable[..., Path], changes: Document, said: str
 ) -> None:
-    with pytest.raises(DataRefused, match=said):
-        catalogue.card("tiny", store(folder_card | changes))
+    with pytest.raises(DataRefusedError, match=said):
+        registry.card("tiny", store(folder_card | changes))
 
 
 def test_names_that_differ_in_case_alone_are_refused(
     folder_card: Document, card_of: CardOf, tmp_path: Path
 ) -> None:
     (tmp_path / "weeks/2026-w01.csv").symlink_to("2026-W01.csv")
-    with pytest.raises(DataRefused, match="differ in case alone"):
+    with pytest.raises(DataRefusedError, match="differ in case alone"):
         blocks.names(card_of(folder_card), root=tmp_path, url=None)
 
 
@@ -314,7 +316,7 @@ def test_what_prepare_found_is_kept_with_the_records(
     assert list(kept) == [*WEEKS[:2], "again"]
     assert kept["again"] == kept["2026-W01"] != kept["2026-W02"]
     (tmp_path / "prepared/digests.json").unlink()
-    with pytest.raises(DataRefused, match="holds no whole prepared data"):
+    with pytest.raises(DataRefusedError, match="holds no whole prepared data"):
         prepared.block_digests(tmp_path / "prepared")
 
 
@@ -328,7 +330,7 @@ def test_a_test_file_that_is_exactly_a_block_is_refused(
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         return folder_card | {"split": None, "files": {"test": {"path": "test.csv", "sha256": digest}}}
 
-    with pytest.raises(DataRefused, match=r"test file of population 'tiny' holds exactly .* '2026-W01'"):
+    with pytest.raises(DataRefusedError, match=r"test file of population 'tiny' holds exactly .* '2026-W01'"):
         run([], hold_out(held_out), store, tmp_path)
     folder = run([], hold_out([*held_out[1:], "99,Rome,yes"]), store, tmp_path)
     assert list(prepared.block_digests(folder)) == [*WEEKS]
@@ -342,7 +344,7 @@ def test_a_database_that_minds_no_case_gives_no_row_to_two_blocks(
     with sa.create_engine(url).begin() as connection:
         connection.execute(sa.text("INSERT INTO visits VALUES ('2026-w01', 7, 'Rome', 'no')"))
     card = card_of(document)
-    with pytest.raises(DataRefused, match="several blocks"):
+    with pytest.raises(DataRefusedError, match="several blocks"):
         whole(read(card, blocks.names(card, root=tmp_path, url=url)[:1], root=tmp_path, url=url))
 
 
@@ -360,7 +362,7 @@ def test_declared_names_of_blocks_tell_nothing_of_the_rows(
     assert blocks.names(card, root=tmp_path, url=url) == tuple(declared)
     found = whole(read(card, declared, root=tmp_path, url=url))
     assert len(found.train) + len(found.test) == 20 + late
-    with pytest.raises(DataRefused, match="no block '2026-W99'"):
+    with pytest.raises(DataRefusedError, match="no block '2026-W99'"):
         next(read(card, ("2026-W99",), root=tmp_path, url=url))
     assert "names" not in card_of(document).model_dump_json()
 
@@ -369,7 +371,7 @@ def test_a_url_that_cannot_be_read_is_refused_without_its_password(
     query_card: tuple[Document, str], card_of: CardOf, tmp_path: Path
 ) -> None:
     url = "postgresql+psycopg://me:pass@word:hidden@host/db"
-    with pytest.raises(DataRefused, match="VISITS_URL") as refusal:
+    with pytest.raises(DataRefusedError, match="VISITS_URL") as refusal:
         blocks.names(card_of(query_card[0]), root=tmp_path, url=url)
     assert "hidden" not in str(refusal.value)
 

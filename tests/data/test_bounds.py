@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data import catalogue, public_description
-from data.card import DataCard
+from data import public_description
 from data.readers import table as tables
-from data.records import whole
+from data.readers.records import whole
+from data.schema import registry
+from data.schema.card import DataCard
 
 Document = dict[str, Any]
 NUMBERS = st.one_of(
@@ -64,7 +65,7 @@ def test_no_record_of_any_table_goes_beyond(
         csv.writer(file, lineterminator="\n").writerows([*row, "no"] for row in rows)
     assert card.reader.kind == "csv"
     features = whole(
-        tables.read({"train": tmp_path / "t.csv"}, card.reader, classes=card.classes)
+        tables.read_table({"train": tmp_path / "t.csv"}, card.reader, classes=card.classes)
     ).train.features
     l1, l2 = public_description(card).feature_norms or (0, 0)
     wide = features.astype(np.float64)
@@ -79,7 +80,7 @@ def test_a_record_can_reach_the_norms(
     (tmp_path / "t.csv").write_text("age,town,answer\n1000,Oslo,no\n")
     assert card.reader.kind == "csv"
     features = whole(
-        tables.read({"train": tmp_path / "t.csv"}, card.reader, classes=card.classes)
+        tables.read_table({"train": tmp_path / "t.csv"}, card.reader, classes=card.classes)
     ).train.features
     norms = (float(np.abs(features).sum()), float(np.linalg.norm(features.astype(np.float64))))
     assert public_description(card).feature_norms == norms == (2, 2**0.5)
@@ -100,4 +101,4 @@ def test_a_record_can_reach_the_norms(
     ],
 )
 def test_the_norms_of_the_catalogue(name: str, ones: int) -> None:
-    assert public_description(catalogue.card(name)).feature_norms == (ones, ones**0.5)
+    assert public_description(registry.card(name)).feature_norms == (ones, ones**0.5)

@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data import DataRefused, catalogue
-from data.card import DataCard
-from data.fetch import Places, fetch
-from data.formats import Cifar
-from data.readers import cifar, pickles
-from data.reading import read
-from data.records import Parts, whole
+from data import DataRefusedError
+from data.prepare.fetch import Places, fetch
+from data.prepare.reading import read
+from data.readers import cifar
+from data.readers import cifar as pickles
+from data.readers.records import Parts, whole
+from data.schema import registry
+from data.schema.card import DataCard
+from data.schema.formats import Cifar
 from tests.data.test_real_sets import MIRROR, needs_mirror
 
 Document = dict[str, Any]
@@ -131,7 +133,7 @@ def test_a_pickle_that_runs_something_is_refused_and_runs_nothing(tmp_path: Path
     trap = tmp_path / "trap"
     harmful = pickle.dumps({b"data": Malicious(trap), b"labels": []}, protocol=2)
     path = archive(tmp_path / "python.tar.gz", {"b1": harmful, "b2": b"", "t": b""})
-    with pytest.raises(DataRefused, match=r"python\.tar\.gz is no whole file with the batch 'b1'"):
+    with pytest.raises(DataRefusedError, match=r"python\.tar\.gz is no whole file with the batch 'b1'"):
         read_in({"archive": path})
     assert not trap.exists()
     pickle.loads(harmful)
@@ -164,7 +166,7 @@ def spoiled() -> dict[str, bytes]:
 @pytest.mark.parametrize("name", spoiled())
 def test_a_batch_that_is_not_whole_is_refused(tmp_path: Path, name: str) -> None:
     path = archive(tmp_path / "a.tar.gz", {name.strip(): spoiled()[name]})
-    with pytest.raises(DataRefused, match=r"a\.tar\.gz is no whole file with the batch 'b1'") as refusal:
+    with pytest.raises(DataRefusedError, match=r"a\.tar\.gz is no whole file with the batch 'b1'") as refusal:
         read_in({"archive": path})
     assert refusal.value.__suppress_context__
 
@@ -176,7 +178,7 @@ def test_a_file_that_is_cut_short_or_lacks_a_batch_is_refused(tmp_path: Path, na
     files = {"archive": cut}
     if name != "a.tar.gz":
         files = loose(tmp_path, {"b1.bin.xz": lzma.compress(made["b1.bin"])[:-20]})
-    with pytest.raises(DataRefused, match=r"is no whole file with the batch 'b[12]'"):
+    with pytest.raises(DataRefusedError, match=r"is no whole file with the batch 'b[12]'"):
         read_in(files)
 
 
@@ -205,14 +207,16 @@ def test_the_set_that_the_mirror_holds_is_taken(card: Callable[..., DataCard], t
     plain = {f"{name}.bin": in_bytes(batch, fine=False) for name, batch in batches().items()}
     places = Places(root=tmp_path, mirror=tmp_path / "mirror", cache=tmp_path / "cache")
     (tmp_path / "mirror" / "dots").mkdir(parents=True)
-    with pytest.raises(DataRefused, match=r"a\.tar\.gz could not be fetched"):
+    with pytest.raises(DataRefusedError, match=r"a\.tar\.gz could not be fetched"):
         fetch(card(plain), places, key=bytes(32))
     held = loose(tmp_path / "mirror" / "dots", plain)
     assert fetch(card(plain), places, key=bytes(32)) == held
     assert len(whole(read(card(plain), held)).train) == 8
     only = card(plain, files=card(plain).model_dump(mode="json")["alternatives"][0], alternatives=[])
     held["t"].unlink()
-    with pytest.raises(DataRefused, match=r"t\.bin has no public home; put it as dots/t\.bin into a folder"):
+    with pytest.raises(
+        DataRefusedError, match=r"t\.bin has no public home; put it as dots/t\.bin into a folder"
+    ):
         fetch(only, places, key=bytes(32))
 
 
@@ -225,7 +229,7 @@ def test_a_published_md5_is_checked(card: Callable[..., DataCard], tmp_path: Pat
     assert fetch(right, places, key=bytes(32)) == {"archive": path}
     path.write_bytes(b"")
     with pytest.raises(
-        DataRefused, match=r"a\.tar\.gz is truncated or altered, its MD5 is not the declared one"
+        DataRefusedError, match=r"a\.tar\.gz is truncated or altered, its MD5 is not the declared one"
     ):
         fetch(right, places, key=bytes(32))
 
@@ -247,14 +251,14 @@ def test_files_that_do_not_fit_are_refused(
 
 
 def test_cards_without_alternatives_are_written_as_before_there_were_any() -> None:
-    written = catalogue.card("mnist").model_dump(mode="json")
+    written = registry.card("mnist").model_dump(mode="json")
     assert "alternatives" not in written and "md5" not in written["files"]["train_images"]
 
 
 @needs_mirror
 def test_real_cifar_10(tmp_path: Path) -> None:
     """The first batch: its known checksum and labels."""
-    card = catalogue.card("cifar-10")
+    card = registry.card("cifar-10")
     files = fetch(card, Places(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
     assert set(files) == {*card.reader.train, card.reader.test} if isinstance(card.reader, Cifar) else False
     with lzma.open(files["data_batch_1"]) as file:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data import DataRefused
-from data.card import DataCard
+from data import DataRefusedError
 from data.readers import table as tables
-from data.records import whole
+from data.readers.records import whole
+from data.schema.card import DataCard
 
 Document = dict[str, Any]
 Encode = Callable[..., NDArray[np.float32]]
@@ -29,7 +29,7 @@ def encode(table: Document, card_of: Callable[[Document], DataCard], tmp_path: P
         path.write_text("".join(f"{line},no\n" for line in lines))
         card = card_of(table)
         assert card.reader.kind == "csv"
-        features = whole(tables.read({"train": path}, card.reader, classes=card.classes)).train.features
+        features = whole(tables.read_table({"train": path}, card.reader, classes=card.classes)).train.features
         assert features.shape == (len(lines), *card.input_shape)
         return features
 
@@ -47,13 +47,13 @@ def test_an_edge_is_the_least_number_of_the_bin_above(encode: Encode) -> None:
 
 def test_a_missing_number_has_no_bin_only_where_the_card_says_so(encode: Encode) -> None:
     assert encode([BINS | {"missing": "zeros"}], "?", "30").tolist() == [[0, 0, 0], [0, 1, 0]]
-    with pytest.raises(DataRefused, match="column 'age': a number is missing"):
+    with pytest.raises(DataRefusedError, match="column 'age': a number is missing"):
         encode([BINS], "30", "?")
 
 
 @pytest.mark.parametrize("bad", ["nan", "inf", f"x{SECRET}"])
 def test_a_bin_takes_finite_numbers_only(encode: Encode, bad: str) -> None:
-    with pytest.raises(DataRefused, match="column 'age': ") as refusal:
+    with pytest.raises(DataRefusedError, match="column 'age': ") as refusal:
         encode([BINS | {"missing": "zeros"}], "30", bad)
     assert SECRET not in str(refusal.value)
 
@@ -85,14 +85,14 @@ def test_a_date_is_made_of_two_columns(encode: Encode) -> None:
 
 @pytest.mark.parametrize("bad", ["0,jan", "32,jan", "1.5,jan", f"1,{SECRET}", "1,JAN", "1,?"])
 def test_what_is_no_date_is_refused(encode: Encode, bad: str) -> None:
-    with pytest.raises(DataRefused, match="column 'date': a date is none") as refusal:
+    with pytest.raises(DataRefusedError, match="column 'date': a date is none") as refusal:
         encode(DATE, "5,may", bad)
     assert SECRET not in str(refusal.value)
 
 
 @pytest.mark.parametrize("bad", ["?,jan", f"x{SECRET},jan", "nan,jan"])
 def test_a_day_that_is_no_number_is_refused(encode: Encode, bad: str) -> None:
-    with pytest.raises(DataRefused, match="column 'day': ") as refusal:
+    with pytest.raises(DataRefusedError, match="column 'day': ") as refusal:
         encode(DATE, bad)
     assert SECRET not in str(refusal.value)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from data import DataRefused
-from data.card import DataCard
-from data.fetch import Places, fetch
-from data.owner import keyed, owner_key
+from data import DataRefusedError
+from data.prepare.fetch import Places, fetch
+from data.prepare.secret_key import keyed, owner_key
+from data.schema.card import DataCard
 
 Document = dict[str, Any]
 CONTENT = b"age,town,answer\n1,Oslo,no\n"
@@ -73,7 +73,7 @@ def test_a_wrong_file_in_the_mirror_is_refused_by_name(
 ) -> None:
     assert places.mirror is not None
     put(places.mirror / "tiny" / "t.csv", CONTENT[:-1])
-    with pytest.raises(DataRefused, match=r"mirror/tiny/t\.csv is truncated or altered"):
+    with pytest.raises(DataRefusedError, match=r"mirror/tiny/t\.csv is truncated or altered"):
         fetch(remote("http://127.0.0.1:1/t.csv"), places, key=KEY)
 
 
@@ -103,7 +103,7 @@ def test_a_truncated_download_is_refused_and_not_kept(
     address, folder = home_page
     put(folder / "t.csv", CONTENT[:-3])
     with pytest.raises(
-        DataRefused, match=r"t\.csv could not be fetched: .*truncated or altered.*try again"
+        DataRefusedError, match=r"t\.csv could not be fetched: .*truncated or altered.*try again"
     ) as refusal:
         fetch(remote(f"{address}/t.csv"), places, key=KEY)
     assert "EPSILONFLOW_DATA_MIRROR" in str(refusal.value) and "\n" not in str(refusal.value)
@@ -123,7 +123,9 @@ def test_the_next_home_is_tried(
     assert fetch(remote(*homes), places, key=KEY)["train"].read_bytes() == CONTENT
     (folder / "good" / "t.csv").unlink()
     (places.cache / "tiny" / "t.csv").unlink()
-    with pytest.raises(DataRefused, match=r"ConnectionError.*HTTPError.*truncated or altered.*HTTPError"):
+    with pytest.raises(
+        DataRefusedError, match=r"ConnectionError.*HTTPError.*truncated or altered.*HTTPError"
+    ):
         fetch(remote(*homes), places, key=KEY)
 
 
@@ -146,12 +148,12 @@ def test_an_own_file_is_checked(
     table: Document, card_of: Callable[[Document], DataCard], places: Places
 ) -> None:
     table["files"]["train"]["sha256"] = hashlib.sha256(CONTENT).hexdigest()
-    with pytest.raises(DataRefused, match=r"There is no file .*tiny\.csv"):
+    with pytest.raises(DataRefusedError, match=r"There is no file .*tiny\.csv"):
         fetch(card_of(table), places, key=KEY)
     own = put(places.root / "tiny.csv", CONTENT)
     assert fetch(card_of(table), places, key=KEY) == {"train": own}
     put(own, CONTENT + b"2,Rome,yes\n")
-    with pytest.raises(DataRefused, match=r"tiny\.csv is truncated or altered.*update sha256"):
+    with pytest.raises(DataRefusedError, match=r"tiny\.csv is truncated or altered.*update sha256"):
         fetch(card_of(table), places, key=KEY)
 
 
@@ -162,12 +164,12 @@ def test_a_keyed_checksum_says_what_to_write_and_needs_the_key(
     table["files"]["train"] = {"path": "tiny.csv", "keyed_sha256": "0" * 64}
     plain = hashlib.sha256(CONTENT).hexdigest()
     proper = keyed(KEY, [plain]).hex()
-    with pytest.raises(DataRefused, match=proper) as refusal:
+    with pytest.raises(DataRefusedError, match=proper) as refusal:
         fetch(card_of(table), places, key=KEY)
     assert plain not in str(refusal.value)
     table["files"]["train"]["keyed_sha256"] = proper
     assert fetch(card_of(table), places, key=KEY) == {"train": own}
-    with pytest.raises(DataRefused, match="is not the file"):
+    with pytest.raises(DataRefusedError, match="is not the file"):
         fetch(card_of(table), places, key=bytes([1]) * 32)
 
 
@@ -177,7 +179,7 @@ def test_the_owner_key_is_made_once_and_for_the_owner_only(tmp_path: Path) -> No
     assert path.stat().st_mode & 0o777 == 0o600 and list(path.parent.iterdir()) == [path]
     assert owner_key(tmp_path / "home") == key != owner_key(tmp_path / "other")
     path.write_bytes(key[:5])
-    with pytest.raises(DataRefused, match="is not an owner key"):
+    with pytest.raises(DataRefusedError, match="is not an owner key"):
         owner_key(tmp_path / "home")
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data import DataRefused
-from data.folds import check_classes, fold
+from data import DataRefusedError
+from data.prepare.folds import check_classes, fold
 
 PUBLISHED = {(0, 0): [1, 7], (0, 1): [3, 9], (7, 0): [2, 3, 8]}
 
@@ -61,7 +61,7 @@ def test_every_record_is_tested_on_alike_often() -> None:
     ],
 )
 def test_a_fold_that_there_is_not_is_refused(numbers: dict[str, int], message: str) -> None:
-    with pytest.raises(DataRefused, match=message):
+    with pytest.raises(DataRefusedError, match=message):
         fold(10, **{"folds": 5, "repeat": 0, "index": 0, "seed": 0} | numbers)
 
 
@@ -74,7 +74,7 @@ def test_a_fold_of_one_class_is_refused() -> None:
         labels = mixed.copy()
         labels[part] = 0
         with pytest.raises(
-            DataRefused, match=f"The {name} records of a fold are all of one class"
+            DataRefusedError, match=f"The {name} records of a fold are all of one class"
         ) as refusal:
             check_classes(labels, chosen)
         assert "\n" not in str(refusal.value)

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from data import public_description
-from data.card import DataCard
-from data.errors import DataRefused
-from data.holdout import rule_of
+from data.prepare.description import rule_of
+from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
 
 Document = dict[str, Any]
 CardOf = Callable[[Document], DataCard]
@@ -103,7 +103,7 @@ def test_which_of_a_private_card_s_files_are_there_does_not_decide_what_is_held_
     same, other = "a" * 64, "b" * 64
     alone = public_description(card_of(with_test_files(table, same))).holdout_rule
     assert public_description(card_of(with_test_files(table, same, same))).holdout_rule == alone
-    with pytest.raises(DataRefused, match=r"have other test files than its files.*leave them out\.$"):
+    with pytest.raises(DataRefusedError, match=r"have other test files than its files.*leave them out\.$"):
         public_description(card_of(with_test_files(table, same, same, other)))
     public = card_of({**with_test_files(table, same, other), "public": True})
     assert public_description(public).holdout_rule is None

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data import DataRefused, reading
-from data.card import DataCard
-from data.records import Parts, whole
+from data import DataRefusedError
+from data.prepare import reading
+from data.readers.records import Parts, whole
+from data.schema.card import DataCard
 
 Document = dict[str, Any]
 Pack = Callable[[NDArray[np.uint8]], bytes]
@@ -73,7 +74,7 @@ def test_a_damaged_file_is_refused_by_name(
     card: DataCard, files: dict[str, Path], role: str, spoil: Callable[[bytes], bytes]
 ) -> None:
     files[role].write_bytes(spoil(files[role].read_bytes()))
-    with pytest.raises(DataRefused, match=f"{role}.gz is not"):
+    with pytest.raises(DataRefusedError, match=f"{role}.gz is not"):
         read(card, files)
 
 
@@ -81,15 +82,15 @@ def test_files_that_do_not_belong_together_are_refused(
     card: DataCard, files: dict[str, Path], idx: Pack
 ) -> None:
     files["train_labels"].write_bytes(idx(LABELS[:2]))
-    with pytest.raises(DataRefused, match="different numbers of records"):
+    with pytest.raises(DataRefusedError, match="different numbers of records"):
         read(card, files)
-    with pytest.raises(DataRefused, match="one label a record"):
+    with pytest.raises(DataRefusedError, match="one label a record"):
         read(card, {**files, "train_labels": files["train_images"]})
 
 
 def test_images_of_another_size_are_refused(card: DataCard, files: dict[str, Path], idx: Pack) -> None:
     files["train_images"].write_bytes(idx(PIXELS.reshape(3, 4, 1)))
-    with pytest.raises(DataRefused, match=r"another size than the declared \[1, 2, 2\]"):
+    with pytest.raises(DataRefusedError, match=r"another size than the declared \[1, 2, 2\]"):
         read(card, files)
 
 
@@ -97,14 +98,14 @@ def test_a_label_outside_the_declared_classes_is_refused(
     card: DataCard, files: dict[str, Path], idx: Pack
 ) -> None:
     files["train_labels"].write_bytes(idx(np.array([0, 1, 2], np.uint8)))
-    with pytest.raises(DataRefused, match="training labels of 'dots' go beyond its 2 declared classes"):
+    with pytest.raises(DataRefusedError, match="training labels of 'dots' go beyond its 2 declared classes"):
         read(card, files)
 
 
 def test_an_empty_data_set_is_refused(card: DataCard, files: dict[str, Path], idx: Pack) -> None:
     files["test_images"].write_bytes(idx(PIXELS[:0]))
     files["test_labels"].write_bytes(idx(LABELS[:0]))
-    with pytest.raises(DataRefused, match="has no test records"):
+    with pytest.raises(DataRefusedError, match="has no test records"):
         read(card, files)
 
 
@@ -113,5 +114,7 @@ def test_another_number_of_records_than_declared_is_refused(
 ) -> None:
     files["train_images"].write_bytes(idx(PIXELS[:2]))
     files["train_labels"].write_bytes(idx(LABELS[:2]))
-    with pytest.raises(DataRefused, match="has 2 training and 1 test records, its card declares 3 and 1"):
+    with pytest.raises(
+        DataRefusedError, match="has 2 training and 1 test records, its card declares 3 and 1"
+    ):
         read(card, files)

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import DataRefused, catalogue, prepared
-from data.owner import keyed, owner_key
-from tasks.groups import Data
-from tasks.params import Params
+from data import DataRefusedError
+from data.prepare import prepared
+from data.prepare.secret_key import keyed, owner_key
+from data.schema import registry
+from tasks.config.params import Data, Params
 from tasks.prepare import prepare
 
 PROJECT = Path(__file__).parents[2]
@@ -80,7 +81,7 @@ def _size(folder: Path) -> int:
 
 def test_a_refusal_leaves_the_prepared_folder_as_it_was(tmp_path: Path) -> None:
     run(tmp_path / "prepared", home=tmp_path)
-    with pytest.raises(DataRefused, match="There is no file"):
+    with pytest.raises(DataRefusedError, match="There is no file"):
         run(tmp_path / "prepared", home=tmp_path, root=tmp_path)
     assert prepared.load(tmp_path / "prepared").public.dataset == "visits"
 
@@ -90,7 +91,7 @@ def test_too_many_records_for_the_declared_bound_are_refused(tmp_path: Path) -> 
     cards.mkdir()
     text = (EXAMPLE / "visits.yaml").read_text()
     (cards / "visits.yaml").write_text(text.replace("at_most: 2000", "at_most: 1199"))
-    with pytest.raises(DataRefused, match="more records than its at_most, 1199"):
+    with pytest.raises(DataRefusedError, match="more records than its at_most, 1199"):
         run(tmp_path / "prepared", home=tmp_path, cards=cards)
     assert not (tmp_path / "prepared").exists()
 
@@ -121,30 +122,30 @@ def test_one_file_by_two_checksums_is_still_one_file(tmp_path: Path) -> None:
     split = next(line for line in text.splitlines() if line.startswith("split:"))
     test = f"  test: {{path: examples/own_data/copy.csv, keyed_sha256: {mark}}}"
     (cards / "visits.yaml").write_text(text.replace(split, test).replace("2000", "2400"))
-    with pytest.raises(DataRefused, match="Two files of 'visits' are the same"):
+    with pytest.raises(DataRefusedError, match="Two files of 'visits' are the same"):
         run(tmp_path / "prepared", home=tmp_path, root=project, cards=cards)
 
 
 def test_the_template_of_ipums_is_refused_until_its_file_is_there_and_declared(tmp_path: Path) -> None:
     ipums = Params({"data": Data(dataset="ipums")})
-    own = tmp_path / "data" / "raw" / "ipums" / "ipums.csv"
+    own = tmp_path / "datasets" / "raw" / "ipums" / "ipums.csv"
     cards = tmp_path / "cards"
     cards.mkdir()
-    template = (catalogue.CARDS / "ipums.yaml").read_text()
+    template = (registry.CARDS / "ipums.yaml").read_text()
     (cards / "ipums.yaml").write_text(template)
 
     def attempt() -> None:
         prepare(ipums, mirror=None, home=tmp_path, destination=tmp_path / "p", root=tmp_path, cards=cards)
 
     with pytest.raises(
-        DataRefused, match=r"There is no file .*ipums\.csv; put it there or correct"
+        DataRefusedError, match=r"There is no file .*ipums\.csv; put it there or correct"
     ) as refusal:
         attempt()
     assert "\n" not in str(refusal.value)
     own.parent.mkdir(parents=True)
     own.write_text(IPUMS_ROWS)
     with pytest.raises(
-        DataRefused, match=r"keyed_sha256 in its data card declares; .* write [0-9a-f]{64}"
+        DataRefusedError, match=r"keyed_sha256 in its data card declares; .* write [0-9a-f]{64}"
     ) as refusal:
         attempt()
     proper = str(refusal.value).split("write ")[1].split()[0]
@@ -166,7 +167,7 @@ def test_the_stage_runs_as_dvc_runs_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tasks.prepare"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert prepared.load(tmp_path / "data" / "prepared").public.records == 1436
+    assert prepared.load(tmp_path / "datasets" / "prepared").public.records == 1436
     (tmp_path / "params.yaml").write_text("data: {dataset: digit}\n")
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "There is no data set 'digit'" in done.stderr

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data import DataRefused, PublicDescription, prepared, public_description
-from data.card import DataCard
-from data.records import Block, Records
+from data import DataRefusedError, PublicDescription, public_description
+from data.prepare import prepared
+from data.readers.records import Block, Records
+from data.schema.card import DataCard
 
 Document = dict[str, Any]
 
@@ -56,14 +57,14 @@ def test_the_digest_of_the_contents_is_of_the_records_to_train_on_and_of_nothing
     features = [Block("train", Records(np.full((5, 4), 0.25, np.float32), np.ones(5, np.int64)))]
     assert len({whole, digest(parts(6, 2)), digest(labels), digest(features)}) == 4
     (tmp_path / "p" / "contents").unlink()
-    with pytest.raises(DataRefused, match="holds no whole prepared data; run the prepare stage"):
+    with pytest.raises(DataRefusedError, match="holds no whole prepared data; run the prepare stage"):
         prepared.contents(tmp_path / "p")
 
 
 def test_the_description_survives_json(public: PublicDescription) -> None:
     counted = replace(public, records=7, test_records=3)
     assert PublicDescription.from_json(counted.to_json()) == counted
-    with pytest.raises(DataRefused, match="damaged"):
+    with pytest.raises(DataRefusedError, match="damaged"):
         PublicDescription.from_json(counted.to_json()[:-5])
 
 
@@ -115,12 +116,12 @@ def test_a_folder_that_is_not_whole_is_refused(
 ) -> None:
     prepared.write(tmp_path / "p", parts(5, 2), public, salt=b"s" * 32, at_most=None)
     spoil(tmp_path / "p")
-    with pytest.raises(DataRefused, match="run the prepare stage"):
+    with pytest.raises(DataRefusedError, match="run the prepare stage"):
         prepared.load(tmp_path / "p")
 
 
 def test_no_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataRefused, match="holds no whole prepared data"):
+    with pytest.raises(DataRefusedError, match="holds no whole prepared data"):
         prepared.load(tmp_path / "absent")
 
 

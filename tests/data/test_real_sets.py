@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data import DataRefused, catalogue, public_description
-from data.fetch import Places, fetch
-from data.formats import Digits
-from data.readers import digits
-from data.reading import read
-from data.records import Parts, Records, whole
+from data import DataRefusedError, public_description
+from data.prepare.fetch import Places, fetch
+from data.prepare.reading import read
+from data.readers import builtin
+from data.readers.records import Parts, Records, whole
+from data.schema import registry
+from data.schema.formats import Digits
 
 MIRROR = os.environ.get("EPSILONFLOW_DATA_MIRROR")
 needs_mirror = pytest.mark.skipif(
@@ -37,7 +38,7 @@ A9A = {  # rows of the published file, whose order is that of adult.data
 
 def parts_of(name: str, cache: Path) -> Parts:
     """The records of a data set of the catalogue, from the mirror."""
-    card = catalogue.card(name)
+    card = registry.card(name)
     places = Places(root=Path(), mirror=Path(MIRROR) if MIRROR else None, cache=cache)
     return whole(read(card, fetch(card, places, key=bytes(32))))
 
@@ -52,8 +53,8 @@ def test_digits(tmp_path: Path) -> None:
 
 
 def test_digits_that_are_not_the_declared_ones_are_refused() -> None:
-    with pytest.raises(DataRefused, match="installed scikit-learn are not the declared ones"):
-        whole(digits.read(Digits(kind="digits", sha256="0" * 64), shape=(1, 8, 8)))
+    with pytest.raises(DataRefusedError, match="installed scikit-learn are not the declared ones"):
+        whole(builtin.read_digits(Digits(kind="digits", sha256="0" * 64), shape=(1, 8, 8)))
 
 
 MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -88,7 +89,7 @@ def test_adult(tmp_path: Path) -> None:
 
 @needs_mirror
 def test_adult_sends_what_is_missing_and_nothing_else_to_other(tmp_path: Path) -> None:
-    card, parts = catalogue.card("adult"), parts_of("adult", tmp_path)
+    card, parts = registry.card("adult"), parts_of("adult", tmp_path)
     assert card.reader.kind == "csv"
     ends = np.cumsum([column.width for column in card.reader.columns])
     other = [
@@ -180,7 +181,7 @@ def test_kddcup99_knows_every_category_but_one(kddcup99: Parts) -> None:
 def test_no_real_record_goes_beyond_the_norms_of_its_card(kddcup99: Parts, tmp_path: Path) -> None:
     sets = {name: parts_of(name, tmp_path) for name in ("adult-a9a", "bank-encoded", "digits")}
     for name, parts in (sets | {"kddcup99-10-percent": kddcup99}).items():
-        l1, l2 = public_description(catalogue.card(name)).feature_norms or (0, 0)
+        l1, l2 = public_description(registry.card(name)).feature_norms or (0, 0)
         for records in (parts.train, parts.test):
             rows = records.features.reshape(len(records), -1)
             assert rows.min() >= 0

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data import DataRefused, PublicDescription, catalogue, prepared, public_description
-from data.card import DataCard
-from data.fetch import Places, fetch
-from data.formats import Reviews
-from data.holdout import rule_of
+from data import DataRefusedError, PublicDescription, public_description
+from data.prepare import prepared
+from data.prepare.description import rule_of
+from data.prepare.fetch import Places, fetch
+from data.prepare.reading import read, word_list
 from data.readers import reviews
-from data.reading import read, word_list
-from data.records import Block, Records
+from data.readers.records import Block, Records
+from data.schema import registry
+from data.schema.card import DataCard
+from data.schema.formats import Reviews
 from tests.data.test_real_sets import MIRROR, needs_mirror
 
 Document = dict[str, Any]
@@ -120,7 +122,7 @@ def test_the_list_of_the_words_that_have_a_token_is_that_of_the_card(
     declared = card(words_sha256=hashlib.sha256(listed).hexdigest())
     assert word_list(declared, files) == listed
     assert public_description(declared).words_sha256 == declared.words_sha256
-    with pytest.raises(DataRefused, match="words_sha256"):
+    with pytest.raises(DataRefusedError, match="words_sha256"):
         word_list(card(words_sha256="0" * 64), files)
 
 
@@ -144,7 +146,7 @@ def test_an_archive_that_does_not_fit_is_refused_and_no_text_is_said(
     card: Callable[..., DataCard], tmp_path: Path, members: dict[str, bytes], message: str
 ) -> None:
     path = packed(tmp_path / "a.tar.gz", members)
-    with pytest.raises(DataRefused, match=message) as refusal:
+    with pytest.raises(DataRefusedError, match=message) as refusal:
         list(read(card(), {"archive": path}))
     assert "secret" not in str(refusal.value)
 
@@ -155,7 +157,7 @@ def test_an_archive_that_is_cut_short_is_refused(
 ) -> None:
     path = packed(tmp_path / "a.tar.gz", TEXTS | {"words.txt": LISTED})
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(DataRefused, match=r"a\.tar\.gz is not a whole tar archive"):
+    with pytest.raises(DataRefusedError, match=r"a\.tar\.gz is not a whole tar archive"):
         list(read(card(), {"archive": path}))
 
 
@@ -170,7 +172,7 @@ def test_tokens_are_described_written_and_mapped_back_as_such(
     loaded = prepared.load(tmp_path / "p")
     assert loaded.train_features.dtype == np.int32 and loaded.train_features[0].tolist() == [0, 0, 0, 0, 2]
     (tmp_path / "p" / "public.json").write_text(replace(public, tokens=None).to_json())
-    with pytest.raises(DataRefused, match="run the prepare stage"):
+    with pytest.raises(DataRefusedError, match="run the prepare stage"):
         prepared.load(tmp_path / "p")
 
 
@@ -183,7 +185,7 @@ def test_real_numbers_are_not_written_as_tokens(card: Callable[..., DataCard], t
 
 @needs_mirror
 def test_real_imdb(tmp_path: Path) -> None:
-    card = catalogue.card("imdb")
+    card = registry.card("imdb")
     files = fetch(card, Places(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
     for block in read(card, files):
         features = block.records.features

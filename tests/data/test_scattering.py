@@ -11,13 +11,15 @@ import torch
 from kymatio.torch import Scattering2D
 from numpy.typing import NDArray
 
-from data import DataRefused, PublicDescription, catalogue, prepared, public_description, scattering
-from data.records import Block, Records
-from data.scattering import scattered, scattered_shape
-from tasks import params
-from tasks.params import ParamsRefused
+from data import DataRefusedError, PublicDescription, public_description
+from data.prepare import prepared, scattering
+from data.prepare.scattering import scattered, scattered_shape
+from data.readers.records import Block, Records
+from data.schema import registry
+from tasks.config import params
+from tasks.config.params import ParamsRefusedError
 from tasks.prepare import prepare
-from tests.threads import cpu_threads
+from tests.support.threads import cpu_threads
 
 Document = dict[str, Any]
 SHAPES = {"mnist": (81, 7, 7), "fashion-mnist": (81, 7, 7), "digits": (81, 2, 2), "cifar-10": (243, 8, 8)}
@@ -25,14 +27,14 @@ SHAPES = {"mnist": (81, 7, 7), "fashion-mnist": (81, 7, 7), "digits": (81, 2, 2)
 
 def images(name: str, n: int = 7) -> NDArray[np.float32]:
     """Random images of the shape of a data set."""
-    shape = catalogue.card(name).input_shape
+    shape = registry.card(name).input_shape
     return np.random.default_rng(1).random((n, *shape), dtype=np.float32)
 
 
 def features(name: str, *parts: NDArray[np.float32]) -> NDArray[np.float32]:
     """The features of images that come in some blocks."""
     blocks = [Block("train", Records(part, np.arange(len(part)))) for part in parts]
-    found = list(scattered(catalogue.card(name), blocks))
+    found = list(scattered(registry.card(name), blocks))
     assert np.concatenate([block.records.labels for block in found]).tolist() == [
         label for part in parts for label in range(len(part))
     ]
@@ -43,7 +45,7 @@ def features(name: str, *parts: NDArray[np.float32]) -> NDArray[np.float32]:
 def test_the_shape_is_said_before_and_kept(name: str) -> None:
     found = features(name, images(name))
     assert found.shape == (7, *SHAPES[name]) and found.dtype == np.float32
-    assert scattered_shape(catalogue.card(name)) == SHAPES[name]
+    assert scattered_shape(registry.card(name)) == SHAPES[name]
 
 
 def test_grey_images_are_taken_as_they_are() -> None:
@@ -86,23 +88,23 @@ def test_blocks_are_passed_on_as_they_come(monkeypatch: pytest.MonkeyPatch) -> N
             taken.append(start)
             yield Block("train", Records(images("digits", 2), np.zeros(2, np.int64)))
 
-    assert len(next(scattered(catalogue.card("digits"), blocks())).records) == 2
+    assert len(next(scattered(registry.card("digits"), blocks())).records) == 2
     assert taken == [0]
 
 
 @pytest.mark.parametrize("name", ["adult", "imdb", "synthetic-logistic"])
 def test_what_is_no_image_is_refused(name: str) -> None:
     with pytest.raises(
-        DataRefused, match=rf"at least 8 x 8 pixels, but a record of '{name}' .*set data.transform"
+        DataRefusedError, match=rf"at least 8 x 8 pixels, but a record of '{name}' .*set data.transform"
     ):
-        public_description(catalogue.card(name), "scattering")
+        public_description(registry.card(name), "scattering")
 
 
 def test_small_images_are_refused_before_anything_is_fetched(
     store: Callable[..., Path], images: Document, tmp_path: Path
 ) -> None:
     chosen = params.parse({"data": {"dataset": "dots", "transform": "scattering"}}, reads=("data",))
-    with pytest.raises(DataRefused, match=r"Scattering takes images .* the shape \[1, 2, 2\]"):
+    with pytest.raises(DataRefusedError, match=r"Scattering takes images .* the shape \[1, 2, 2\]"):
         prepare(
             chosen, mirror=None, home=tmp_path, destination=tmp_path / "p", root=tmp_path, cards=store(images)
         )
@@ -111,7 +113,7 @@ def test_small_images_are_refused_before_anything_is_fetched(
 
 def test_an_unknown_transform_is_refused() -> None:
     with pytest.raises(
-        ParamsRefused, match=r"data\.transform is 'wavelets', but should be 'none' or 'scattering'"
+        ParamsRefusedError, match=r"data\.transform is 'wavelets', but should be 'none' or 'scattering'"
     ):
         params.parse({"data": {"dataset": "mnist", "transform": "wavelets"}}, reads=("data",))
 

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.card import Split
-from data.records import Block, Records, whole
-from data.split import is_test, split
+from data.prepare.reading import is_test, split
+from data.readers.records import Block, Records, whole
+from data.schema.card import Split
 
 RULE = Split(salt="a public salt", test_fraction=0.5)
 ROWS = st.lists(

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data import DataRefused, prepared, public_description
-from data.card import DataCard
-from data.prepared import _Rows
-from data.readers import parquet, text
-from data.reading import read
-from data.records import Block, Records
+from data import DataRefusedError, public_description
+from data.prepare import prepared
+from data.prepare.prepared import _Rows
+from data.prepare.reading import read
+from data.readers import table as parquet
+from data.readers import table as text
+from data.readers.records import Block, Records
+from data.schema.card import DataCard
 
 Document = dict[str, Any]
 ROWS = 5000
@@ -81,7 +83,7 @@ def test_a_file_is_not_read_further_than_it_is_asked_for(
     (tmp_path / "t.csv").write_text(HEADER + "".join(LINES) + "31337\n")
     blocks = read(card(), {"train": tmp_path / "t.csv"})
     assert len(next(blocks).records) < 500
-    with pytest.raises(DataRefused, match="same number of fields") as refusal:
+    with pytest.raises(DataRefusedError, match="same number of fields") as refusal:
         list(blocks)
     assert "31337" not in str(refusal.value)
 
@@ -99,7 +101,7 @@ def test_a_fault_far_down_leaves_the_prepared_folder_as_it_was(
         "1,Rome\n",
     ):  # the third is one too many
         (tmp_path / "t.csv").write_text(HEADER + "".join(LINES) + fault)
-        with pytest.raises(DataRefused):
+        with pytest.raises(DataRefusedError):
             written(card(), tmp_path / "t.csv", tmp_path / "out" / "p")
     assert {file.name: file.read_bytes() for file in (tmp_path / "out" / "p").iterdir()} == before
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["p"]
@@ -120,7 +122,7 @@ def test_a_stray_quote_stays_within_its_record_or_is_refused_in_any_block(
     lines = [*LINES[:3000], '1,"Rome,no,1\n', *LINES[3001:4000], '1,Rome",no,1\n', *LINES[4001:]]
     (tmp_path / "t.csv").write_text(HEADER + "".join(lines))
     assert sum(len(block.records) for block in read(card(), {"train": tmp_path / "t.csv"})) == ROWS
-    with pytest.raises(DataRefused, match=r"line break in quotes|same number of fields"):
+    with pytest.raises(DataRefusedError, match=r"line break in quotes|same number of fields"):
         list(read(card(quotes=True), {"train": tmp_path / "t.csv"}))
 
 
@@ -132,14 +134,14 @@ def test_an_archive_without_its_table_is_refused(
         archive.writestr("inside.csv", HEADER + "".join(LINES))
     if name == "no zip":
         (tmp_path / "t.zip").write_bytes(b"PK, but nothing like it")
-    with pytest.raises(DataRefused, match=rf"t\.zip cannot .* a zip archive that holds '{name}'"):
+    with pytest.raises(DataRefusedError, match=rf"t\.zip cannot .* a zip archive that holds '{name}'"):
         list(read(card(member=name), {"train": tmp_path / "t.zip"}))
 
 
 def test_a_gzip_file_that_is_cut_short_is_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
     packed = gzip.compress((HEADER + "".join(LINES)).encode())
     (tmp_path / "t.csv.gz").write_bytes(packed[: len(packed) // 2])
-    with pytest.raises(DataRefused, match=r"t\.csv\.gz cannot be read as declared"):
+    with pytest.raises(DataRefusedError, match=r"t\.csv\.gz cannot be read as declared"):
         list(read(card(), {"train": tmp_path / "t.csv.gz"}))
 
 

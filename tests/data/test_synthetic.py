@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data import DataRefused, catalogue
-from data.card import DataCard
-from data.formats import Synthetic
-from data.reading import read
-from data.records import Parts, whole
+from data import DataRefusedError
+from data.prepare.reading import read
+from data.readers.records import Parts, whole
+from data.schema import registry
+from data.schema.card import DataCard
+from data.schema.formats import Synthetic
 
 Document = dict[str, Any]
 
@@ -18,7 +19,7 @@ Document = dict[str, Any]
 @pytest.fixture(scope="module")
 def parts() -> Parts:
     """The records of the catalogue."""
-    return whole(read(catalogue.card("synthetic-logistic"), {}))
+    return whole(read(registry.card("synthetic-logistic"), {}))
 
 
 def test_the_features_are_drawn_column_by_column(parts: Parts) -> None:
@@ -48,7 +49,7 @@ def test_the_labels_are_the_sides_of_the_hyperplane(parts: Parts) -> None:
 def test_other_records_than_the_declared_ones_are_refused(
     table: Document, card_of: Callable[[Document], DataCard]
 ) -> None:
-    known = catalogue.card("synthetic-logistic").reader
+    known = registry.card("synthetic-logistic").reader
     assert isinstance(known, Synthetic)
     card = card_of(
         table
@@ -60,5 +61,5 @@ def test_other_records_than_the_declared_ones_are_refused(
             "records": {"train": 100, "test": 10},
         }
     )
-    with pytest.raises(DataRefused, match="synthetic records are not the declared ones; install"):
+    with pytest.raises(DataRefusedError, match="synthetic records are not the declared ones; install"):
         whole(read(card, {}))

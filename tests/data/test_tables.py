@@ -10,11 +10,11 @@ import pytest
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from data import DataRefused
-from data.card import DataCard
-from data.formats import Csv, Parquet
+from data import DataRefusedError
 from data.readers import table as tables
-from data.records import Records, whole
+from data.readers.records import Records, whole
+from data.schema.card import DataCard
+from data.schema.formats import Csv, Parquet
 
 Document = dict[str, Any]
 CardOf = Callable[[Document], DataCard]
@@ -35,7 +35,7 @@ def encode(table: Document, card_of: CardOf, tmp_path: Path) -> Callable[..., Re
             path.write_bytes(content.encode() if isinstance(content, str) else content)
         card = card_of(table)
         assert isinstance(card.reader, Csv | Parquet)
-        return whole(tables.read({"train": path}, card.reader, classes=card.classes)).train
+        return whole(tables.read_table({"train": path}, card.reader, classes=card.classes)).train
 
     return read
 
@@ -64,7 +64,7 @@ def test_unknown_and_missing_categories_go_to_other(encode: Callable[..., Record
 
 def test_a_missing_number_is_refused_unless_the_card_gives_it_a_value(encode: Callable[..., Records]) -> None:
     content = rows("?,Oslo,no", ",Oslo,no", "50,Oslo,no")
-    with pytest.raises(DataRefused, match="column 'age': a number is missing"):
+    with pytest.raises(DataRefusedError, match="column 'age': a number is missing"):
         encode(content, missing=["?", ""])
     assert encode(content, column={"missing": 20}).features[:, 0].tolist() == pytest.approx([0.2, 0.2, 0.5])
 
@@ -73,7 +73,7 @@ def test_a_missing_number_is_refused_unless_the_card_gives_it_a_value(encode: Ca
 def test_numbers_that_are_not_finite_are_refused_even_where_missing_ones_are_not(
     encode: Callable[..., Records], bad: str
 ) -> None:
-    with pytest.raises(DataRefused, match=r"column 'age': (NaN and infinite|holds something)"):
+    with pytest.raises(DataRefusedError, match=r"column 'age': (NaN and infinite|holds something)"):
         encode(rows("50,Oslo,no", f"{bad},Oslo,no"), column={"missing": 20})
 
 
@@ -91,7 +91,7 @@ BAD_ROWS = {
 
 @pytest.mark.parametrize("bad", BAD_ROWS)
 def test_a_refusal_names_the_file_and_no_value(encode: Callable[..., Records], bad: str) -> None:
-    with pytest.raises(DataRefused) as refusal:
+    with pytest.raises(DataRefusedError) as refusal:
         encode(BAD_ROWS[bad])
     shown: BaseException | None = refusal.value
     assert "/tiny" in str(shown) and SECRET not in str(shown)
@@ -117,7 +117,7 @@ def test_a_stray_quote_stays_within_its_record(encode: Callable[..., Records], t
     lines = ["10,Oslo,no", '20,"Oslo,no', "30,Oslo,yes", '40,Rome",no', "50,Rome,yes"]
     content = "\n".join(["age,town,answer", *lines]) + "\n"
     assert len(encode(content).labels) == 5
-    with pytest.raises(DataRefused, match=r"line break in quotes|same number of fields"):
+    with pytest.raises(DataRefusedError, match=r"line break in quotes|same number of fields"):
         encode(content, quotes=True)
 
 
@@ -155,19 +155,19 @@ def test_parquet_with_nulls_and_nan(encode: Callable[..., Records]) -> None:
         columns = {"age": values, "town": [None] * len(values), "answer": ["no"] * len(values)}
         return pa.table({name: pa.array(column) for name, column in columns.items()})
 
-    with pytest.raises(DataRefused, match="a number is missing"):
+    with pytest.raises(DataRefusedError, match="a number is missing"):
         encode(ages(1.0, None))
     assert encode(ages(None, 50.0), column={"missing": 0}).features.tolist() == [[0, 0, 0, 1], [0.5, 0, 0, 1]]
-    with pytest.raises(DataRefused, match="NaN and infinite"):
+    with pytest.raises(DataRefusedError, match="NaN and infinite"):
         encode(ages(1.0, float("nan")))
 
 
 def test_parquet_that_is_not_whole_is_refused(encode: Callable[..., Records], tmp_path: Path) -> None:
     encode(PARQUET)
     whole = (tmp_path / "tiny").read_bytes()
-    with pytest.raises(DataRefused, match="not a whole Parquet file"):
+    with pytest.raises(DataRefusedError, match="not a whole Parquet file"):
         encode(whole[:-20], kind="parquet")
-    with pytest.raises(DataRefused, match="one column 'town'"):
+    with pytest.raises(DataRefusedError, match="one column 'town'"):
         encode(PARQUET.drop_columns(["town"]))
 
 
@@ -176,7 +176,7 @@ def test_parquet_that_is_not_whole_is_refused(encode: Callable[..., Records], tm
 def test_parquet_with_a_column_of_what_is_no_text_is_refused(
     encode: Callable[..., Records], column: str, values: list[Any]
 ) -> None:
-    with pytest.raises(DataRefused, match=f"column '{column}': holds something that is not") as refusal:
+    with pytest.raises(DataRefusedError, match=f"column '{column}': holds something that is not") as refusal:
         encode(PARQUET.set_column(PARQUET.column_names.index(column), column, pa.array(values)))
     assert "secret" not in str(refusal.value)
 

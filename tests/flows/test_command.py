@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from algorithms.privacy.budget import Budget
-from flows.command import app
-from tests.checkout import PROJECT, Checkout
+from algorithms.privacy.accounting.budget import Budget
+from flows.cli.main import app
+from tests.support.checkout import PROJECT, Checkout
 
 
 def call(*arguments: str) -> Result:

@@ -16,12 +16,12 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner, Result
 
-from flows.command import app
+from flows.cli.main import app
 from flows.compare import comparison, plan, run, task_runner
-from tasks.comparing import cell as one_cell
+from tasks.comparing import trial as one_cell
 from tasks.comparing.files import Place
-from tests.checkout import PROJECT, Checkout, new_checkout
-from tests.comparisons import document, small, write
+from tests.support.checkout import PROJECT, Checkout, new_checkout
+from tests.support.comparisons import document, small, write
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from flows import retrain as module
 from flows.pipeline import REFUSED
 from flows.server import Known, _end
 from tasks.retraining.delivery import Outcome
-from tests.checkout import PROJECT
+from tests.support.checkout import PROJECT
 
 FILE: dict[str, Any] = YAML(typ="safe", pure=True).load(PROJECT / "prefect.yaml")
 DEPLOYMENTS = {deployment["name"]: deployment for deployment in FILE["deployments"]}

@@ -8,11 +8,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from algorithms.privacy.budget import Budget
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Composition, Ledger, identity
-from flows.command import app
-from tests.privacy.test_card_ledger import charged
-from tests.synthetic_run import record, write_json, write_run
+from flows.cli.main import app
+from tests.algorithms.privacy.card.test_card_ledger import charged
+from tests.support.synthetic_run import record, write_json, write_run
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 4.0}, "count": 1}]

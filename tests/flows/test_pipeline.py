@@ -10,12 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from algorithms.privacy.budget import Budget
-from flows.artifacts import markdown_of
-from flows.pipeline import pipeline, run_stage
-from tasks.reproduce import STAGES
-from tests.checkout import Checkout
+from algorithms.privacy.accounting.budget import Budget
+from flows.pipeline import markdown_of, pipeline, run_stage
+from tasks.runs.reproduce import STAGES
 from tests.flows.conftest import ended
+from tests.support.checkout import Checkout
 
 PREFECT = str(Path(sys.executable).parent / "prefect")
 

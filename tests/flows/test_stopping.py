@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkout import Checkout
-from tests.waiting import before_long, processes_in
+from tests.support.checkout import Checkout
+from tests.support.waiting import before_long, processes_in
 
 
 def _to_group(number: signal.Signals) -> Callable[[int], None]:
@@ -24,7 +24,7 @@ def _run_until(stop: Callable[[int], None], checkout: Checkout, written: Path) -
     """The exit status of a command that is stopped while it trains, and what it wrote."""
     with written.open("wb") as file:
         command = subprocess.Popen(
-            checkout.command("flows.command", "run"),
+            checkout.command("flows.cli.main", "run"),
             **checkout.where(),
             stdin=subprocess.DEVNULL,
             stdout=file,

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.noise import secure_generator
-from tasks import again, kept, runs
+from algorithms.privacy.mechanisms.noise import secure_generator
+from tasks.runs import folder as runs
+from tasks.runs import repeat_guard, result_store
 
 INPUTS = "a" * 64
 NAMES = ("model.safetensors", "trace.parquet", "receipt.json")
@@ -61,8 +62,8 @@ def ask(home: Path, inputs: str = INPUTS, *, retraining: str | None = None) -> b
     artifacts.mkdir(exist_ok=True)
     if not (artifacts / "plan.json").exists():
         (artifacts / "plan.json").write_text("{}")
-    asked = again.Asked(inputs, {"population": "painters"}, "epsilon 1", retraining)
-    return again.brought_back(asked, artifacts, NAMES, ledger_of(home), home)
+    asked = repeat_guard.Asked(inputs, {"population": "painters"}, "epsilon 1", retraining)
+    return repeat_guard.brought_back(asked, artifacts, NAMES, ledger_of(home), home)
 
 
 def test_a_new_run_and_an_interrupted_one_are_not_asked_about(tmp_path: Path) -> None:
@@ -90,20 +91,20 @@ def test_a_finished_run_is_brought_back_for_nothing_again_and_again(
 
 def test_a_kept_result_is_for_its_owner_alone(tmp_path: Path) -> None:
     run_id = finished(tmp_path)
-    assert (tmp_path / kept.RESULTS).stat().st_mode & 0o077 == 0
-    assert [path.name for path in (tmp_path / kept.RESULTS).iterdir()] == [run_id]
+    assert (tmp_path / result_store.RESULTS).stat().st_mode & 0o077 == 0
+    assert [path.name for path in (tmp_path / result_store.RESULTS).iterdir()] == [run_id]
 
 
 def damaged(home: Path, run_id: str) -> None:
-    (home / kept.RESULTS / run_id / "trace.parquet").write_bytes(b"")
+    (home / result_store.RESULTS / run_id / "trace.parquet").write_bytes(b"")
 
 
 def deleted(home: Path, run_id: str) -> None:
-    shutil.rmtree(home / kept.RESULTS / run_id)
+    shutil.rmtree(home / result_store.RESULTS / run_id)
 
 
 def of_another_run(home: Path, run_id: str) -> None:
-    path = home / kept.RESULTS / run_id / "receipt.json"
+    path = home / result_store.RESULTS / run_id / "receipt.json"
     path.write_text(path.read_text().replace(run_id, "20250101T120000-ffffffff"))
 
 
@@ -113,7 +114,7 @@ def test_what_is_not_kept_whole_is_refused_without_a_person(
 ) -> None:
     run_id = finished(tmp_path)
     change(tmp_path, run_id)
-    with pytest.raises(Refused, match=f"{run_id} did just this.* epsilon 1 again"):
+    with pytest.raises(RefusedError, match=f"{run_id} did just this.* epsilon 1 again"):
         ask(tmp_path)
     assert not (tmp_path / "artifacts/model.safetensors").exists()
     monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
@@ -122,7 +123,7 @@ def test_what_is_not_kept_whole_is_refused_without_a_person(
 
 def test_the_result_of_a_run_on_public_records_is_not_kept(tmp_path: Path) -> None:
     finished(tmp_path, keeps=False)
-    assert not (tmp_path / kept.RESULTS).exists()
+    assert not (tmp_path / result_store.RESULTS).exists()
 
 
 def test_killed_while_a_result_is_kept_it_is_kept_the_next_time(
@@ -179,7 +180,7 @@ def test_a_retraining_takes_no_result_of_another(tmp_path: Path) -> None:
     event = {"event": {"type": "GaussianDpEvent", "noise_multiplier": 5.0}, "count": 1}
     ledger.reserve(run_id, "painters", cost, events=[event], about={"retraining": "visits 2026-W01"})
     assert ask(tmp_path, retraining="visits 2026-W01") is True
-    with pytest.raises(Refused, match="did just this"):
+    with pytest.raises(RefusedError, match="did just this"):
         ask(tmp_path, retraining="visits 2026-W02")
 
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from algorithms.algorithm import Plan
-from algorithms.privacy.errors import Refused
+from algorithms.core.method import Plan
+from algorithms.errors import RefusedError
 from data import PublicDescription
-from tasks import calibrate, params
+from tasks import calibrate
+from tasks.config import params
 from tests.tasks.test_train import PARAMS, Workspace, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]  # fixtures
@@ -25,7 +26,7 @@ def test_delta_is_at_most_1e_5_where_the_number_of_records_is_private(
         {key: document[key] for key in calibrate.READS if key in document}, reads=calibrate.READS
     )
     if refused:
-        with pytest.raises(Refused, match="the number of records is private"):
+        with pytest.raises(RefusedError, match="the number of records is private"):
             calibrate.plan_for(settings, public)
     else:
         assert calibrate.plan_for(settings, public).cost.delta == delta
@@ -44,7 +45,7 @@ def test_an_epsilon_that_would_not_hold_is_planned_only_with_seeded_noise(worksp
     algorithm = {"name": "nesterov", "steps": 20, "smoothness": 5.1, "smoothness_is_data_dependent": True}
     changes = {"algorithm": algorithm, "model": {"name": "logistic"}}
     privacy = {"epsilon": 1.0, "delta": 1e-5}
-    with pytest.raises(Refused, match=r"privacy\.noise to seeded"):
+    with pytest.raises(RefusedError, match=r"privacy\.noise to seeded"):
         plan_of(public, privacy=privacy, **changes)
     assert "not_private" in plan_of(public, privacy=privacy | {"noise": "seeded"}, **changes).own
 
@@ -54,6 +55,6 @@ def test_diagnostics_of_private_records_are_refused(workspace: Workspace) -> Non
     assert plan_of(workspace.public, privacy=asked).steps == 6
     private = replace(workspace.public, public=False)
     with pytest.raises(
-        Refused, match=r"diagnostics are .* those of 'digits' are private; set .* to false\.$"
+        RefusedError, match=r"diagnostics are .* those of 'digits' are private; set .* to false\.$"
     ):
         plan_of(private, privacy=asked)

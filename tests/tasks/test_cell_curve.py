@@ -5,17 +5,18 @@ import pytest
 import torch
 
 from algorithms.models import build
-from algorithms.privacy.trace import Trace
-from data import PublicDescription, catalogue, public_description
-from data.records import Records
-from tasks.comparing.cell_curve import Curve, mean_losses, points
+from algorithms.privacy.barrier.trace import Trace
+from data import PublicDescription, public_description
+from data.readers.records import Records
+from data.schema import registry
 from tasks.comparing.data import Sides
+from tasks.comparing.trial import Curve, mean_losses, points
 
 MODEL = build("logistic_through_origin", input_shape=(3,), classes=2, seed=0)
 
 
 def public() -> PublicDescription:
-    return public_description(catalogue.card("synthetic-logistic"))
+    return public_description(registry.card("synthetic-logistic"))
 
 
 def test_it_starts_where_the_algorithm_does_and_ends_where_that_ended() -> None:

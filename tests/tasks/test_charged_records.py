@@ -8,19 +8,18 @@ from typing import Any
 
 import pytest
 
-from algorithms.algorithm import Target
-from algorithms.planning import plan_zcdp
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, Refused
-from algorithms.privacy.events import event_to_json
+from algorithms.core.calibration import plan_zcdp
+from algorithms.core.method import PublicInfo, Target
+from algorithms.core.receipt import reserved_events
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.ledger import Ledger
-from algorithms.public import Public
-from algorithms.receipt import reserved_events
-from data import DataRefused
-from data.prepared import block_digests
-from flows import command
+from data import DataRefusedError
+from data.prepare.prepared import block_digests
+from flows.cli import main
 from tasks import train
-from tasks.reproduce import StageRefused
+from tasks.runs.reproduce import StageRefusedError
 from tests.tasks.test_retraining import Place
 from tests.tasks.test_retraining import place as place
 
@@ -30,21 +29,23 @@ def test_noise_that_is_known_is_refused_where_the_plan_was_made_for_secret_noise
         place.run_stage(stage, place.root)
     file = place.root / "params.yaml"
     file.write_text(file.read_text().replace("privacy: {", "privacy: {noise: seeded, "))
-    with pytest.raises(Refused, match="seeded noise protects nobody"):
+    with pytest.raises(RefusedError, match="seeded noise protects nobody"):
         train.main()
     assert place.ledger.populations() == []
 
 
 def test_stages_before_their_turn_say_which_one_is_missing(place: Place) -> None:
     for stage in ("calibrate", "train"):
-        with pytest.raises(StageRefused, match="data/prepared holds no prepared data; run the prepare stage"):
+        with pytest.raises(
+            StageRefusedError, match="datasets/prepared holds no prepared data; run the prepare stage"
+        ):
             place.run_stage(stage, place.root)
     place.run_stage("prepare", place.root)
-    with pytest.raises(StageRefused, match=r"plan\.json is not there; run the calibrate stage"):
+    with pytest.raises(StageRefusedError, match=r"plan\.json is not there; run the calibrate stage"):
         place.run_stage("train", place.root)
     place.run_stage("calibrate", place.root)
-    (place.root / "data/prepared/contents").unlink()
-    with pytest.raises(StageRefused, match="no whole prepared data; run the prepare stage"):
+    (place.root / "datasets/prepared/contents").unlink()
+    with pytest.raises(StageRefusedError, match="no whole prepared data; run the prepare stage"):
         place.run_stage("train", place.root)
 
 
@@ -66,14 +67,14 @@ def test_blocks_that_were_prepared_while_a_run_began_are_not_read(
     of("w1")
     place.run_stage("calibrate", place.root)
     monkeypatch.setattr(train, "enter", swapped)
-    with pytest.raises(DataRefused, match="made anew while this run began"):
+    with pytest.raises(DataRefusedError, match="made anew while this run began"):
         train.main()
-    assert json.loads((place.root / "data/prepared/public.json").read_text())["blocks"] == ["w2"]
+    assert json.loads((place.root / "datasets/prepared/public.json").read_text())["blocks"] == ["w2"]
     assert not (place.root / "artifacts/model.safetensors").exists()
 
 
 def test_a_run_under_a_zcdp_filter_reserves_what_the_filter_lets_through() -> None:
-    public = Public(records=1000, parameters=10, layers=1, classes=2)
+    public = PublicInfo(records=1000, parameters=10, layers=1, classes=2)
     plan = plan_zcdp(0.01, target=Target(Budget(1.0, 1e-5)), public=public, steps=5)
     edited = dataclasses.replace(plan, schedule=[])
     assert reserved_events(edited) == [{"event": event_to_json(plan.schedule[0][0]), "count": 1}]
@@ -94,7 +95,7 @@ def test_a_run_that_is_repeated_with_other_code_gives_no_second_model_for_one_ch
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Ledger, "settle", killed)
         train.main()
-    with monkeypatch.context() as patch, pytest.raises(Refused, match="settled with another model"):
+    with monkeypatch.context() as patch, pytest.raises(RefusedError, match="settled with another model"):
         patch.setattr(train, "by_name", lambda model: {k: v + 1 for k, v in by_name(model).items()})
         train.main()
     assert not (place.root / "artifacts/model.safetensors").exists()
@@ -115,13 +116,15 @@ def test_a_block_keeps_its_name_from_when_a_run_is_charged_for_it(place: Place) 
         for stage in ("prepare", "calibrate", "train"):
             place.run_stage(stage, place.root)
 
-    with pytest.raises(StageRefused, match="at most epsilon=4"):
+    with pytest.raises(StageRefusedError, match="at most epsilon=4"):
         run("w1", 9.0)
     (weeks / "w1.csv").rename(weeks / "week-1.csv")
     run("week-1", 1.0)
     run("week-1", 0.9)
     (weeks / "week-1.csv").rename(weeks / "w1.csv")
-    with pytest.raises(StageRefused, match="'week-1' and 'w1' of population 'tiny' hold exactly the same"):
+    with pytest.raises(
+        StageRefusedError, match="'week-1' and 'w1' of population 'tiny' hold exactly the same"
+    ):
         run("w1", 1.0)
 
 
@@ -134,17 +137,17 @@ def test_the_owner_overrules_a_repeat_and_the_ledger_keeps_who(
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)
     before = place.ledger.populations()
-    with pytest.raises(BudgetRefused, match="`epsilonflow ledger overrule tiny copy w1`") as refused:
+    with pytest.raises(BudgetRefusedError, match="`epsilonflow ledger overrule tiny copy w1`") as refused:
         train.main()
     assert re.fullmatch(r"[^\n]+\.", str(refused.value))
     assert (before, [row.kind for row in place.ledger.history()]) == ([], ["population"])
-    command.app(["ledger", "overrule", "tiny", "copy", "w1", "--by", "who owns it"], standalone_mode=False)
+    main.app(["ledger", "overrule", "tiny", "copy", "w1", "--by", "who owns it"], standalone_mode=False)
     assert "who owns it says so" in " ".join(capsys.readouterr().out.split())
     train.main()
     said = place.ledger.history()[1].to_json()
     assert (said["kind"], said["about"]) == ("cap", {"overruled": ["copy", "w1"], "by": "who owns it"})
     assert (place.root / "artifacts/model.safetensors").exists()
-    command.app(["ledger", "history"], standalone_mode=False)
+    main.app(["ledger", "history"], standalone_mode=False)
     assert "overruled" in capsys.readouterr().out
 
 
@@ -166,7 +169,7 @@ def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(
         )
 
     monkeypatch.setattr(train, "enter", meanwhile)
-    with pytest.raises(BudgetRefused, match="'my-w1' and 'w1' of population 'tiny'"):
+    with pytest.raises(BudgetRefusedError, match="'my-w1' and 'w1' of population 'tiny'"):
         train.main()
     assert not (place.root / "artifacts/model.safetensors").exists()
     assert {row.run_id for row in place.ledger.history() if row.kind == "reserve"} == {"theirs"}
@@ -188,6 +191,6 @@ def test_records_that_were_prepared_anew_under_the_same_names_are_not_read(
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)
     monkeypatch.setattr(train, "confirm", swapped)
-    with pytest.raises(DataRefused, match="made anew while this run began"):
+    with pytest.raises(DataRefusedError, match="made anew while this run began"):
         train.main()
     assert not (place.root / "artifacts/model.safetensors").exists()

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from algorithms.privacy.budget import Budget
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
-from tasks.closing import closing
-from tests.checkout import PROJECT
+from tasks.runs.summary import run_summary
+from tests.support.checkout import PROJECT
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def finished(root: Path, **changes: Any) -> dict[str, str]:
         "delta": 1e-5,
     }
     (root / "artifacts" / "metrics.json").write_text(json.dumps(metrics | changes))
-    return dict(closing(root).rows())
+    return dict(run_summary(root).rows())
 
 
 def test_it_tells_the_result_and_what_the_population_has_left(root: Path, own_home: Path) -> None:

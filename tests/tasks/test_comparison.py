@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from data import DataCard, catalogue
-from tasks.comparing import cells as comparison_cells
-from tasks.comparing.cells import Cell, Fold, cells, groups
-from tasks.comparing.comparison import variants
-from tasks.comparing.reading import load
+from data import DataCard
+from data.schema import registry
+from tasks.comparing import trials as comparison_cells
+from tasks.comparing.comparison import load, variants
+from tasks.comparing.trials import Fold, Trial, cells, groups
 from tasks.comparing.work import work_of
-from tasks.params import ParamsRefused
-from tasks.stage import refusals
-from tests.comparisons import PROJECT, document, small, write
+from tasks.config.params import ParamsRefusedError
+from tasks.runs.stage import refusals
+from tests.support.comparisons import PROJECT, document, small, write
 
 PLAIN = {"dataset": "digits", "model": "softmax"}
 
@@ -87,9 +87,9 @@ def test_files_that_are_no_comparison_are_refused(tmp_path: Path) -> None:
     for name, text in (("list", "- 1\n"), ("broken", "a: [\n"), ("date", "a: 2020-01-01\n")):
         path = tmp_path / f"{name}.yaml"
         path.write_text(text)
-        with pytest.raises(ParamsRefused, match=f"{name}.yaml"):
+        with pytest.raises(ParamsRefusedError, match=f"{name}.yaml"):
             load(path)
-    with pytest.raises(ParamsRefused, match="no file"):
+    with pytest.raises(ParamsRefusedError, match="no file"):
         load(tmp_path / "none.yaml")
 
 
@@ -98,7 +98,7 @@ def test_private_records_are_refused(root: Path) -> None:
     text = path.read_text()
     path.unlink()
     path.write_text(text.replace("public: true", "public: false"))
-    with pytest.raises(ParamsRefused, match="private"):
+    with pytest.raises(ParamsRefusedError, match="private"):
         work_of(write(root, document()), root)
 
 
@@ -133,11 +133,11 @@ def test_pure_accounting_means_delta_0(root: Path) -> None:
 
 
 @pytest.fixture
-def cell(root: Path) -> Cell:
+def cell(root: Path) -> Trial:
     return work_of(write(root, document()), root).cells[0]
 
 
-def test_a_digest_is_of_all_that_decides_a_result(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_is_of_all_that_decides_a_result(cell: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {
         "dataset": "adult",
         "card": "0",
@@ -164,13 +164,13 @@ def test_a_digest_is_of_all_that_decides_a_result(cell: Cell, monkeypatch: pytes
     assert len({replace(cell, seed=seed).noise_seed for seed in range(5)}) == 5
 
 
-def test_a_default_that_is_written_out_is_the_same_cell(root: Path, cell: Cell) -> None:
+def test_a_default_that_is_written_out_is_the_same_cell(root: Path, cell: Trial) -> None:
     changed = document()
     changed["methods"]["dp_sgd"]["algorithm"]["clipping"] = "l2"
     assert work_of(write(root, changed), root).cells[0].digest == cell.digest
 
 
-def test_a_changed_data_card_is_another_cell(root: Path, cell: Cell) -> None:
+def test_a_changed_data_card_is_another_cell(root: Path, cell: Trial) -> None:
     path = root / "data" / "cards" / "digits.yaml"
     text = path.read_text().replace("test_fraction: 0.2", "test_fraction: 0.25")
     path.unlink()
@@ -200,7 +200,7 @@ def test_every_comparison_of_the_project_is_accepted_and_a_stage_of_dvc() -> Non
 
 
 def _card(name: str) -> DataCard:
-    return catalogue.card(name)
+    return registry.card(name)
 
 
 def test_settings_may_be_tuned_by_epsilon(root: Path) -> None:
@@ -214,7 +214,7 @@ def test_settings_may_be_tuned_by_epsilon(root: Path) -> None:
     assert {(own["clip_norm"], own["update"]["momentum"]) for own in tuned} == {(0.125, 0.5)}
     assert 0.125 not in {own["clip_norm"] for own in others}
     method["by_epsilon"] = {77.0: {"clip_norm": 0.125}}
-    with pytest.raises(ParamsRefused, match="epsilon 77"):
+    with pytest.raises(ParamsRefusedError, match="epsilon 77"):
         work_of(write(root, changed), root)
 
 

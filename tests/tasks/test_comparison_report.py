@@ -13,14 +13,12 @@ import pandas as pd
 import pytest
 
 from tasks.comparing.figures import gaps
-from tasks.comparing.page import published_table, result_tables
-from tasks.comparing.published import beside, read_published
-from tasks.comparing.report import FILES, Report, report
-from tasks.comparing.results import METRICS, results, summary
+from tasks.comparing.report import FILES, Report, published_table, report, result_tables
+from tasks.comparing.results import METRIC_COLUMNS, beside, read_published, results, summary
 from tasks.comparing.work import Work
-from tasks.params import ParamsRefused
-from tests.comparisons import PROJECT, document, run_here, small
-from tests.offline_run import read_records
+from tasks.config.params import ParamsRefusedError
+from tests.support.comparisons import PROJECT, document, run_here, small
+from tests.support.offline_run import read_records
 
 PUBLISHED = """figure,dataset,model,method,setting,epsilon,metric,value
 1,digits,softmax,dp_sgd,,4.0,accuracy,0.5
@@ -63,7 +61,7 @@ def test_the_tables_are_written_and_agree(work: Work, done: Report) -> None:
 def test_a_summary_has_mean_deviation_and_standard_error(done: Report) -> None:
     rows = done.table[(done.table["method"] == "dp_sgd") & (done.table["epsilon"] == 4.0)]
     (total,) = done.totals[done.totals["epsilon"] == 4.0].to_dict("records")
-    for metric in METRICS:
+    for metric in METRIC_COLUMNS:
         values = rows[metric].to_numpy()
         assert total[f"{metric}_mean"] == pytest.approx(values.mean())
         assert total[f"{metric}_std"] == pytest.approx(values.std(ddof=1))
@@ -154,7 +152,7 @@ def test_published_numbers_stand_beside_ours(work: Work, done: Report) -> None:
 def test_published_numbers_that_are_none_are_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "numbers.csv"
     path.write_text(text)
-    with pytest.raises(ParamsRefused, match=re.escape(words)):
+    with pytest.raises(ParamsRefusedError, match=re.escape(words)):
         read_published(path)
 
 

@@ -15,23 +15,23 @@ import pytest
 import torch
 
 from algorithms.models import build
-from algorithms.privacy.barrier import Performance
-from algorithms.privacy.card_words import DIAGNOSED, NO_NOTES, NOTHING_LEARNED, TRANSFORMS
+from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.card.words import DIAGNOSED, NO_NOTES, NOTHING_LEARNED, TRANSFORMS
 from algorithms.privacy.ledger import Ledger
-from data.errors import DataRefused
-from data.prepared import load
-from data.records import Records
-from tasks.comparing import cell as one_cell
+from data.prepare.prepared import load
+from data.readers.records import Records
+from data.schema.errors import DataRefusedError
 from tasks.comparing import data as comparison_data
-from tasks.comparing.cell_curve import mean_losses, points
-from tasks.comparing.cells import groups
+from tasks.comparing import trial as one_cell
 from tasks.comparing.data import prepared_folder, public_of, sides
 from tasks.comparing.files import held
 from tasks.comparing.report import count_runs, report
 from tasks.comparing.results import results
+from tasks.comparing.trial import mean_losses, points
+from tasks.comparing.trials import groups
 from tasks.comparing.work import Work, plan_group, prepare_data, run_group, work_of
-from tasks.params import ParamsRefused
-from tests.comparisons import PROJECT, document, run_here, small, write
+from tasks.config.params import ParamsRefusedError
+from tests.support.comparisons import PROJECT, document, run_here, small, write
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_a_fold_of_one_class_is_refused_before_anything_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def one_class(*_: object) -> None:
-        raise DataRefused("The training records of a fold are all of one class; choose fewer folds.")
+        raise DataRefusedError("The training records of a fold are all of one class; choose fewer folds.")
 
     root = small(tmp_path / "checkout")
     work = work_of(write(root, document() | {"folds": {"k": 2}}), root)
@@ -271,7 +271,11 @@ def test_a_request_to_stop_starts_no_further_cell(finished: Work, tmp_path: Path
 
 
 def test_one_process_at_a_time(finished: Work) -> None:
-    with held(finished.place), pytest.raises(ParamsRefused, match="another process"), held(finished.place):
+    with (
+        held(finished.place),
+        pytest.raises(ParamsRefusedError, match="another process"),
+        held(finished.place),
+    ):
         pass
 
 

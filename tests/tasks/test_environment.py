@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.privacy.errors import Refused
+from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
-from tasks import environment
+from tasks.config import environment
 
 
 def test_the_ledger_lies_in_the_home(own_home: Path) -> None:
@@ -16,9 +16,9 @@ def test_the_ledger_lies_in_the_home(own_home: Path) -> None:
 def test_a_home_that_no_url_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """SQLite would open the file `really`."""
     monkeypatch.setenv("EPSILONFLOW_HOME", f"{tmp_path}/really?/home")
-    with pytest.raises(Refused, match="question mark"):
+    with pytest.raises(RefusedError, match="question mark"):
         environment.ledger_url(None)
-    with pytest.raises(Refused, match="sqlite:///PATH"):
+    with pytest.raises(RefusedError, match="sqlite:///PATH"):
         Ledger.open(f"sqlite:///{tmp_path}/really?/home/ledger.sqlite")
     assert not (tmp_path / "really").exists()
 
@@ -36,23 +36,23 @@ def test_the_environment_wins_over_the_file(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("url", ["sqlite:///ledger.sqlite", "sqlite+pysqlite:///data/ledger.sqlite"])
 def test_a_relative_ledger_is_refused_since_each_copy_would_have_its_own_budget(url: str) -> None:
-    with pytest.raises(Refused, match="relative path"):
+    with pytest.raises(RefusedError, match="relative path"):
         environment.ledger_url(url)
 
 
 @pytest.mark.parametrize("place", [".epsilonflow", "../budget"])
 def test_a_relative_home_is_refused_for_the_same_reason(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.setenv("EPSILONFLOW_HOME", place)
-    with pytest.raises(Refused, match="relative path"):
+    with pytest.raises(RefusedError, match="relative path"):
         environment.home()
 
 
 def test_no_budget_is_kept_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "project" / ".dvc").mkdir(parents=True)
     monkeypatch.setenv("EPSILONFLOW_HOME", str(tmp_path / "project" / "deep" / "home"))
-    with pytest.raises(Refused, match="EPSILONFLOW_HOME lies in the checkout"):
+    with pytest.raises(RefusedError, match="EPSILONFLOW_HOME lies in the checkout"):
         environment.home()
-    with pytest.raises(Refused, match=r"the ledger .* lies in the checkout"):
+    with pytest.raises(RefusedError, match=r"the ledger .* lies in the checkout"):
         environment.ledger_url(f"sqlite:///{tmp_path}/project/ledger.sqlite?timeout=3")
     assert (
         environment.ledger_url(f"sqlite:///{tmp_path}/ledger.sqlite") == f"sqlite:///{tmp_path}/ledger.sqlite"
@@ -71,9 +71,9 @@ def test_what_counts_is_where_a_path_leads(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("EPSILONFLOW_HOME", f"{tmp_path}/project/../home")
     assert environment.ledger_url(None) == f"sqlite:///{tmp_path}/project/../home/ledger.sqlite"
     monkeypatch.setenv("EPSILONFLOW_HOME", f"{tmp_path}/link/home")
-    with pytest.raises(Refused, match=f"EPSILONFLOW_HOME lies in the checkout {tmp_path}/project"):
+    with pytest.raises(RefusedError, match=f"EPSILONFLOW_HOME lies in the checkout {tmp_path}/project"):
         environment.home()
-    with pytest.raises(Refused, match=r"the ledger .* lies in the checkout"):
+    with pytest.raises(RefusedError, match=r"the ledger .* lies in the checkout"):
         environment.ledger_url(f"sqlite:///{tmp_path}/link/ledger.sqlite")
 
 
@@ -86,7 +86,7 @@ def test_a_home_that_cannot_be_is_refused(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("EPSILONFLOW_HOME", "~no-such-user/x" if home is None else str(tmp_path / home))
-    with pytest.raises(Refused, match=f"{said}.*; .*[.]$") as refused:
+    with pytest.raises(RefusedError, match=f"{said}.*; .*[.]$") as refused:
         environment.home()
     assert "\n" not in str(refused.value)
     monkeypatch.setenv("EPSILONFLOW_HOME", str(tmp_path / "new/home"))
@@ -96,5 +96,5 @@ def test_a_home_that_cannot_be_is_refused(
 
 def test_a_mirror_of_an_unknown_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EPSILONFLOW_DATA_MIRROR", "~no-such-user/x")
-    with pytest.raises(Refused, match="EPSILONFLOW_DATA_MIRROR is ~no-such-user/x, of an unknown user"):
+    with pytest.raises(RefusedError, match="EPSILONFLOW_DATA_MIRROR is ~no-such-user/x, of an unknown user"):
         environment.data_mirror()

@@ -19,20 +19,21 @@ import pytest
 from ruamel.yaml import YAML
 from safetensors.torch import save_file
 
-from algorithms import planning
-from algorithms.catalogue import CATALOGUE
-from algorithms.features.catalogue import FEATURES
-from algorithms.models import ModelRefused
-from algorithms.privacy import accounting
-from algorithms.privacy.accounting import ACCOUNTANTS
-from algorithms.privacy.card import Verification, read, verify
-from algorithms.privacy.card_words import SO_FAR
-from algorithms.privacy.errors import Refused
+from algorithms.core import calibration
+from algorithms.errors import RefusedError
+from algorithms.features.registry import FEATURES
+from algorithms.methods.registry import CATALOGUE
+from algorithms.models import ModelRefusedError
+from algorithms.privacy.accounting import epsilon
+from algorithms.privacy.accounting.epsilon import ACCOUNTANTS
+from algorithms.privacy.card.build import Verification, read, verify
+from algorithms.privacy.card.words import SO_FAR
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
-from data import catalogue
-from tasks import calibrate, evaluate, params, prepare, report, train
-from tasks.page import Picture
-from tasks.recipes import recipe
+from data.schema import registry
+from tasks import calibrate, evaluate, prepare, report, train
+from tasks.config import params
+from tasks.config.overrides import recipe
+from tasks.reporting.page import Picture
 
 RECORDS, TEST_RECORDS, STEPS = 120, 30, 2
 TABLE: dict[str, Any] = {
@@ -115,7 +116,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         _write_table(root / f"{name}.csv", seed, count)
     for seed, name in enumerate(("january", "february")):
         _write_table(root / f"blocks/{name}.csv", 5 + seed, RECORDS)
-    shutil.copy(catalogue.CARDS / "digits.yaml", place.cards)
+    shutil.copy(registry.CARDS / "digits.yaml", place.cards)
     for name, own in CARDS.items():
         named = {"name": _dataset(name), "population": _dataset(name)}
         named["files"] = {role: _file(root, role) for role in own.get("files", ())}
@@ -181,7 +182,7 @@ class Runs:
         try:
             settings = params.parse(self.document(json.loads(choices)), reads=calibrate.READS)
             return calibrate.calibrate(settings, self.public(json.loads(choices)))
-        except (Refused, ModelRefused, params.ParamsRefused):
+        except (RefusedError, ModelRefusedError, params.ParamsRefusedError):
             return None
 
     def public(self, choices: Choices) -> prepare.PublicDescription:
@@ -193,7 +194,7 @@ class Runs:
     def document(self, choices: Choices) -> dict[str, Any]:
         """params.yaml of these choices: the recipe with few steps."""
         chosen = USUAL | dict(choices)
-        card = catalogue.card(self.public(choices).dataset, self.made.cards)
+        card = registry.card(self.public(choices).dataset, self.made.cards)
         usual = recipe(card, self.name)
         own = {name.removeprefix("algorithm."): v for name, v in choices.items() if "algorithm." in name}
         short = {"steps": STEPS, "epochs": 1, "iterations": STEPS}
@@ -241,7 +242,7 @@ class Runs:
             shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.made.home, home)
         self.patch.setenv("EPSILONFLOW_HOME", str(home))
-        artifacts, prepared = root / "artifacts", root / "data/prepared"
+        artifacts, prepared = root / "artifacts", root / "datasets/prepared"
         artifacts.mkdir(parents=True)
         prepared.parent.mkdir()
         prepared.symlink_to(self.prepared(choices))
@@ -255,7 +256,7 @@ class Runs:
         job = train.Job(settings, plan, prepared, public, blocks=public.blocks or (WHOLE_POPULATION,))
         try:
             train.train(job, ledger=ledger, home=home, root=root, artifacts=artifacts)
-        except Refused as refused:
+        except RefusedError as refused:
             assert "reserve" not in [row.kind for row in ledger.history()]
             assert UNREPORTED not in str(refused)
             return None
@@ -295,8 +296,8 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     name: str, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The same noise for all, and little precision: the search for the least noise is long and not what is tested.
-    monkeypatch.setattr(planning, "calibrate", lambda *_, **__: 30.0)
-    monkeypatch.setattr(accounting, "FINE", 1e-3)
+    monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: 30.0)
+    monkeypatch.setattr(epsilon, "FINE", 1e-3)
     monkeypatch.setattr(report, "_picture", lambda _draw, words: Picture(b"light", b"dark", words))
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
     found = [witness(runs, choice, value, others) for choice, value in others]

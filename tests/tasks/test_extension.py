@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from algorithms.errors import RefusedError
 from algorithms.extension import source_digest
-from algorithms.privacy.errors import Refused
 from tasks import evaluate
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
@@ -105,7 +105,7 @@ def test_a_changed_source_is_refused_by_a_plan_made_before_and_is_another_run(
     workspace.set("model", name="mypackage.nets:wide")
     workspace.train()
     package.write("sizes", "WIDTH = 8  # as before\n")
-    with pytest.raises(Refused, match="made for another code"):
+    with pytest.raises(RefusedError, match="made for another code"):
         workspace.train()
     workspace.set("privacy")
     workspace.train()
@@ -113,7 +113,7 @@ def test_a_changed_source_is_refused_by_a_plan_made_before_and_is_another_run(
 
 
 def test_the_plan_holds_the_source_of_a_shipped_method(workspace: Workspace) -> None:
-    assert plan(workspace)["code"] == {"algorithm": source_digest("algorithms.dp_sgd")}
+    assert plan(workspace)["code"] == {"algorithm": source_digest("algorithms.methods.dp_sgd")}
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.patches import Rectangle
 
-from tasks.figures import LIGHT, Curve, class_figure, confusion_figure, epsilon_figure, noise_figure, png
-from tests.synthetic_run import CLASSES
+from tasks.reporting.figures import (
+    LIGHT,
+    Curve,
+    class_figure,
+    confusion_figure,
+    epsilon_figure,
+    noise_figure,
+    png,
+)
+from tests.support.synthetic_run import CLASSES
 
 
 def test_pictures_show_the_numbers() -> None:

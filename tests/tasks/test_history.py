@@ -10,16 +10,26 @@ import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 
-from algorithms.privacy.budget import Budget
+from algorithms.core.receipt import account_of
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
-from algorithms.receipt import account_of
-from tasks.figures import DARK, LIGHT
-from tasks.history import BLOCKS, RETRAININGS, THIS_RUN, History, history, nothing
-from tasks.history_figures import accuracy_figure, blocks_figure, retrainings_figure
-from tasks.history_page import drawings, shown
 from tasks.report import report
-from tasks.retraining.state import Kind, State, States
-from tests.synthetic_run import DELTA, Folders, read_json, write_json, write_run
+from tasks.reporting.figures import DARK, LIGHT
+from tasks.reporting.history import (
+    BLOCKS,
+    RETRAININGS,
+    THIS_RUN,
+    History,
+    accuracy_figure,
+    blocks_figure,
+    drawings,
+    history,
+    nothing,
+    retrainings_figure,
+    shown,
+)
+from tasks.retraining.registry import Kind, State, States
+from tests.support.synthetic_run import DELTA, Folders, read_json, write_json, write_run
 
 RUN = "20250101T120000-0a1b2c3d"
 EARLIER: list[tuple[str, Kind, float | None]] = [
@@ -64,7 +74,7 @@ def ledger(own_home: Path) -> Ledger:
 def retrained(tmp_path: Path, own_home: Path, ledger: Ledger, written: Folders) -> Folders:
     """A run that is the retraining of a fourth week on the second and third of three blocks; the first is retired."""
     shutil.copytree(written.artifacts.parent, tmp_path, dirs_exist_ok=True)
-    folders = Folders(tmp_path / "artifacts", tmp_path / "data" / "prepared")
+    folders = Folders(tmp_path / "artifacts", tmp_path / "datasets" / "prepared")
     (tmp_path / "params.yaml").write_text("data: {dataset: digits}\n")
     path = folders.artifacts / "receipt.json"
     receipt = read_json(path)

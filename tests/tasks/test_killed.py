@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from tasks import runs, train
+from tasks import train
+from tasks.runs import folder as runs
 from tests.tasks.test_retraining import Place, place
 from tests.tasks.test_train import Workspace, _crash, prepared_digits, workspace
 

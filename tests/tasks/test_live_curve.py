@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.groups import Tracking
+from tasks.config.params import Tracking
 from tasks.tracking import live_curve as module
 from tasks.tracking.live_curve import END, live_curve
-from tests.checkout import PROJECT
-from tests.waiting import before_long
-from tests.wandb_stand_in import standing_in
+from tests.support.checkout import PROJECT
+from tests.support.waiting import before_long
+from tests.support.wandb_stand_in import standing_in
 
 PLAN: dict[str, Any] = {
     "algorithm": "dp_sgd",

@@ -8,8 +8,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import Ledger
-from tasks import calibrate, evaluate, params, prepare, report, train
-from tests.checkout import PROJECT
+from tasks import calibrate, evaluate, prepare, report, train
+from tasks.config import params
+from tests.support.checkout import PROJECT
 from tests.tasks.test_train import PARAMS, Workspace
 
 OUTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
@@ -26,7 +27,7 @@ class Visits:
         root = self.place.root
         (root / "data/cards/visits.yaml").write_text(card)
         settings = params.parse({"data": {"dataset": "visits"}}, reads=prepare.READS)
-        folder, cards = root / "data/prepared", root / "data/cards"
+        folder, cards = root / "datasets/prepared", root / "data/cards"
         prepare.prepare(
             settings, mirror=None, home=self.place.home, destination=folder, root=root, cards=cards
         )
@@ -54,7 +55,7 @@ class Visits:
         root = self.place.root
         settings = params.load(root / "params.yaml", reads=train.READS)
         plan = (root / "artifacts/plan.json").read_bytes()
-        job = train.Job(settings, plan, root / "data/prepared", self.place.public)
+        job = train.Job(settings, plan, root / "datasets/prepared", self.place.public)
         return job.digest(root, self.place.home)
 
     @property

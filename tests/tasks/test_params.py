@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from algorithms.catalogue import CATALOGUE
-from algorithms.privacy.errors import Refused
-from tasks import groups
-from tasks.groups import GROUPS
-from tasks.params import ParamsRefused, load, parse
-from tests.checkout import PROJECT
+from algorithms.errors import RefusedError
+from algorithms.methods.registry import CATALOGUE
+from tasks.config import params
+from tasks.config.params import GROUPS, ParamsRefusedError, load, parse
+from tests.support.checkout import PROJECT
 
 PARAMS = PROJECT / "params.yaml"
 
@@ -73,7 +72,7 @@ def test_the_projects_own_file_is_valid() -> None:
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) -> None:
-    with pytest.raises(ParamsRefused) as refusal:
+    with pytest.raises(ParamsRefusedError) as refusal:
         parse(changed(key, value))
     assert key in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -83,30 +82,30 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
     "key", ["privacy.epsilom", "algorithm.stepps", "algorithm.update.momentun", "ledger.cap"]
 )
 def test_an_unknown_key_is_refused_by_its_path(key: str) -> None:
-    with pytest.raises(ParamsRefused, match=f"unknown key {key}"):
+    with pytest.raises(ParamsRefusedError, match=f"unknown key {key}"):
         parse(changed(key, 1))
 
 
 def test_an_unknown_group_is_refused_even_by_a_stage_that_reads_another() -> None:
-    with pytest.raises(ParamsRefused, match="unknown key privcy"):
+    with pytest.raises(ParamsRefusedError, match="unknown key privcy"):
         parse(document() | {"privcy": {"epsilon": 1.0}}, reads=("data",))
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(Refused, match=r"dp_sgd, .*non_private"):
+    with pytest.raises(RefusedError, match=r"dp_sgd, .*non_private"):
         parse(changed("algorithm.name", "dp_magic"))
 
 
 @pytest.mark.parametrize("group", ["data", "privacy", "model", "algorithm"])
 def test_a_missing_group_is_refused(group: str) -> None:
     rest = {name: values for name, values in document().items() if name != group}
-    with pytest.raises(ParamsRefused, match=f"group {group} is missing"):
+    with pytest.raises(ParamsRefusedError, match=f"group {group} is missing"):
         parse(rest)
 
 
 def test_groups_without_effect_on_results_may_be_missing() -> None:
-    rest = {name: values for name, values in document().items() if name not in groups.OPTIONAL}
-    assert parse(rest).performance == groups.Performance()
+    rest = {name: values for name, values in document().items() if name not in params.OPTIONAL}
+    assert parse(rest).performance == params.Performance()
 
 
 def test_only_the_groups_of_a_stage_are_checked() -> None:
@@ -124,13 +123,13 @@ def test_a_group_that_a_stage_does_not_declare_cannot_be_read() -> None:
 )
 def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "params.yaml").write_text(text)
-    with pytest.raises(ParamsRefused, match=r"params\.yaml") as refusal:
+    with pytest.raises(ParamsRefusedError, match=r"params\.yaml") as refusal:
         load(tmp_path / "params.yaml", reads=("privacy",))
     assert "\n" not in str(refusal.value)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ParamsRefused, match="no file"):
+    with pytest.raises(ParamsRefusedError, match="no file"):
         load(tmp_path / "params.yaml", reads=())
 
 
@@ -143,7 +142,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_password_in_the_file_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(ParamsRefused, match="EPSILONFLOW_LEDGER_URL") as refusal:
+    with pytest.raises(ParamsRefusedError, match="EPSILONFLOW_LEDGER_URL") as refusal:
         parse(changed("ledger.url", url))
     assert "hunter2" not in str(refusal.value)
 

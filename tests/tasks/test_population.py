@@ -7,29 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.algorithm import Target
-from algorithms.planning import plan_renyi
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, Refused
-from algorithms.privacy.events import RenyiDpEvent, schedule_from_json
-from algorithms.privacy.filters import RenyiFilter
-from algorithms.privacy.group import grouped
+from algorithms.core.calibration import plan_renyi
+from algorithms.core.method import PublicInfo, Target
+from algorithms.core.receipt import reserved_events
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_from_json
+from algorithms.privacy.accounting.filters import RenyiFilter
+from algorithms.privacy.accounting.group_privacy import group_privacy
+from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
-from algorithms.privacy.renyi import rdp
-from algorithms.public import Public
-from algorithms.receipt import reserved_events
-from tasks import calibrate, evaluate, params, prepare, runs, train
-from tasks.ledger_heads import check_usual
-from tasks.population import confirm, declare, enter
-from tests.checkout import PROJECT
-from tests.synthetic_run import description
+from tasks import calibrate, evaluate, prepare, train
+from tasks.config import params
+from tasks.runs import folder
+from tasks.runs.population import bind, declare, register
+from tasks.runs.rollback_guard import check_usual
+from tests.support.checkout import PROJECT
+from tests.support.synthetic_run import description
 from tests.tasks.test_train import Workspace
 
 
 @pytest.fixture
 def workspace(tmp_path: Path, own_home: Path) -> Workspace:
     settings = params.parse({"data": {"dataset": "digits"}}, reads=prepare.READS)
-    prepared = tmp_path / "data/prepared"
+    prepared = tmp_path / "datasets/prepared"
     prepare.prepare(settings, mirror=None, home=own_home, destination=prepared, root=tmp_path)
     place = Workspace(tmp_path, own_home)
     place.set("privacy")
@@ -38,23 +39,23 @@ def workspace(tmp_path: Path, own_home: Path) -> Workspace:
 
 def test_private_people_are_charged_in_one_ledger_alone(workspace: Workspace, tmp_path: Path) -> None:
     first, public = workspace.ledger, replace(workspace.public, public=False)
-    enter(first, public, home=workspace.home, prepared=tmp_path)
-    confirm(first, public, home=workspace.home, prepared=tmp_path)
-    enter(first, public, home=workspace.home, prepared=tmp_path)
-    confirm(first, public, home=workspace.home, prepared=tmp_path)
+    register(first, public, home=workspace.home, prepared=tmp_path)
+    bind(first, public, home=workspace.home, prepared=tmp_path)
+    register(first, public, home=workspace.home, prepared=tmp_path)
+    bind(first, public, home=workspace.home, prepared=tmp_path)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
-    with pytest.raises(Refused, match="is charged in another ledger"):
-        enter(other, public, home=workspace.home, prepared=tmp_path)
+    with pytest.raises(RefusedError, match="is charged in another ledger"):
+        register(other, public, home=workspace.home, prepared=tmp_path)
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
-    with pytest.raises(Refused, match="is charged in another ledger"):
-        enter(other, public, home=workspace.home, prepared=tmp_path)
-    with pytest.raises(Refused, match="is charged in another ledger"):
-        enter(other, replace(public, public=True), home=workspace.home, prepared=tmp_path)
+    with pytest.raises(RefusedError, match="is charged in another ledger"):
+        register(other, public, home=workspace.home, prepared=tmp_path)
+    with pytest.raises(RefusedError, match="is charged in another ledger"):
+        register(other, replace(public, public=True), home=workspace.home, prepared=tmp_path)
     assert other.populations() == ["somebody"]
     export(first, tmp_path / "copy.jsonl")
     moved = f"sqlite:///{workspace.home}/moved.sqlite"
     restore(tmp_path / "copy.jsonl", moved)
-    enter(Ledger.open(moved), public, home=workspace.home, prepared=tmp_path)
+    register(Ledger.open(moved), public, home=workspace.home, prepared=tmp_path)
 
 
 def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
@@ -62,15 +63,17 @@ def test_a_home_from_before_has_its_own_ledger_where_people_are_charged(
 ) -> None:
     """No mark says which ledger is theirs, but the one in the home has charged them."""
     own, public = workspace.ledger, replace(workspace.public, public=False)
-    enter(own, public, home=workspace.home, prepared=tmp_path)
+    register(own, public, home=workspace.home, prepared=tmp_path)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
     other.declare("somebody", Budget(1.0, 1e-5), public=True)
     check_usual(other, "digits", home=workspace.home)
     own.reserve("first", "digits", Budget(0.1, 1e-6), events=[], about={})
-    with pytest.raises(Refused, match=r"charged in another ledger .* or keep .*/ledger\.sqlite elsewhere"):
-        enter(other, public, home=workspace.home, prepared=tmp_path)
-    enter(other, replace(public, population="others"), home=workspace.home, prepared=tmp_path)
-    enter(own, public, home=workspace.home, prepared=tmp_path)
+    with pytest.raises(
+        RefusedError, match=r"charged in another ledger .* or keep .*/ledger\.sqlite elsewhere"
+    ):
+        register(other, public, home=workspace.home, prepared=tmp_path)
+    register(other, replace(public, population="others"), home=workspace.home, prepared=tmp_path)
+    register(own, public, home=workspace.home, prepared=tmp_path)
 
 
 def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_charged_keeps_them(
@@ -78,12 +81,12 @@ def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_cha
 ) -> None:
     workspace.declare(public=False, population="people", cap_epsilon=1.0, cap_delta=1e-4)
     other = Ledger.open(f"sqlite:///{workspace.home}/other.sqlite")
-    with monkeypatch.context() as patch, pytest.raises(BudgetRefused):
+    with monkeypatch.context() as patch, pytest.raises(BudgetRefusedError):
         patch.setattr(Workspace, "ledger", other)
         workspace.train()
     workspace.set("privacy", epsilon=0.5)
     workspace.train()
-    with monkeypatch.context() as patch, pytest.raises(Refused, match="charged in another ledger"):
+    with monkeypatch.context() as patch, pytest.raises(RefusedError, match="charged in another ledger"):
         patch.setattr(Workspace, "ledger", other)
         patch.setattr(train, "enter", lambda *_, **__: None)  # as it was before the first run was reserved
         workspace.set("privacy", epsilon=0.6)
@@ -96,7 +99,7 @@ def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_cha
 
 def test_a_run_that_chooses_on_the_way_reserves_the_bound_of_its_filter() -> None:
     budget = Budget(3.0, 1e-5)
-    public = Public(records=1000, parameters=10, layers=1, classes=2)
+    public = PublicInfo(records=1000, parameters=10, layers=1, classes=2)
     plan = plan_renyi(16.0, target=Target(budget), public=public, steps=5, sampling_rate=0.1)
     event = RenyiDpEvent(16.0, RenyiFilter(16.0, budget).limit)
     assert schedule_from_json(reserved_events(plan)) == [(event, 1)]
@@ -109,13 +112,13 @@ def test_a_population_under_renyi_is_charged_by_the_events_of_its_runs(workspace
     balance = workspace.ledger.balance("digits")
     assert (balance.composition, balance.blocks_per_person) == (Composition("renyi", 8.0), 2)
     (block,) = workspace.ledger.blocks("digits")
-    of_two = [(grouped(event, 2), count) for event, count in schedule_from_json(receipt["events"])]
+    of_two = [(group_privacy(event, 2), count) for event, count in schedule_from_json(receipt["events"])]
     assert block.limit[0] - block.left[0] == pytest.approx(rdp(of_two, orders=(8.0,))[0])
     assert receipt["ledger"]["first"] == workspace.ledger.history()[0].hash
     workspace.declare(composition="zcdp", composition_order=None)
-    runs.discard(workspace.home, receipt["run_id"])
+    folder.discard(workspace.home, receipt["run_id"])
     with pytest.raises(
-        Refused, match=r"declared under Rényi at order 8\.0 with a person in at most 2 blocks, but the"
+        RefusedError, match=r"declared under Rényi at order 8\.0 with a person in at most 2 blocks, but the"
     ):
         workspace.train()
 
@@ -126,7 +129,7 @@ def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspa
     ledger.declare_block("digits", "january", Budget(4.0, 1e-3))
     ledger.declare_block("digits", "february")
     settings = params.load(workspace.root / "params.yaml", reads=train.READS)
-    artifacts, prepared = workspace.root / "artifacts", workspace.root / "data/prepared"
+    artifacts, prepared = workspace.root / "artifacts", workspace.root / "datasets/prepared"
     plan = (artifacts / "plan.json").read_bytes()
     job = train.Job(settings, plan, prepared, workspace.public, blocks=("january", "february"))
 
@@ -137,9 +140,9 @@ def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspa
     spent = [ledger.balance("digits", block).spent.epsilon for block in ("january", "february")]
     assert spent == [job.plan.cost.epsilon] * 2
     assert calibrate.plan_for(settings, workspace.public).cost == job.plan.cost
-    runs.discard(workspace.home, workspace.receipt["run_id"])
+    folder.discard(workspace.home, workspace.receipt["run_id"])
     shutil.rmtree(workspace.home / "runs")
-    with pytest.raises(BudgetRefused, match="block 'january' of population 'digits'"):
+    with pytest.raises(BudgetRefusedError, match="block 'january' of population 'digits'"):
         run()
     assert ledger.balance("digits", "february").spent.epsilon == job.plan.cost.epsilon
 
@@ -156,7 +159,9 @@ def test_a_private_population_keeps_its_rule_of_the_holdout(tmp_path: Path) -> N
     _charge(ledger)
     declare(ledger, first)
     for rule in ("b", None):
-        with pytest.raises(Refused, match="records trained on could be published as held out") as refused:
+        with pytest.raises(
+            RefusedError, match="records trained on could be published as held out"
+        ) as refused:
             declare(ledger, replace(first, holdout_rule=rule))
         assert re.fullmatch(r"[^\n]+\.", str(refused.value))
     declare(ledger, replace(first, holdout_rule="b", population="others"))
@@ -173,7 +178,7 @@ def test_a_population_keeps_its_unit_from_its_first_run_on(tmp_path: Path, publi
     declare(ledger, patients)
     before = ledger.head()
     with pytest.raises(
-        Refused, match=r"counts 'one patient'.* but the card of 'animals' says 'one visit'"
+        RefusedError, match=r"counts 'one patient'.* but the card of 'animals' says 'one visit'"
     ) as refused:
         declare(ledger, visits)
     assert re.fullmatch(r"[^\n]+\.", str(refused.value))
@@ -193,7 +198,7 @@ def test_a_private_population_keeps_what_makes_its_blocks(tmp_path: Path) -> Non
         words = re.escape(
             f"are made by the column 'week' of a query, but the card of 'animals' makes them by {way}"
         )
-        with pytest.raises(Refused, match=words) as refused:
+        with pytest.raises(RefusedError, match=words) as refused:
             declare(ledger, replace(first, blocks_by=way, blocks=("north",)))
         assert re.fullmatch(r"[^\n]+\.", str(refused.value))
     assert (ledger.head(), len(ledger.blocks("painters"))) == (before, 1)
@@ -210,7 +215,7 @@ def test_a_card_that_moves_records_to_the_other_side_is_refused_before_anything_
     def prepared(text: str) -> None:
         (tmp_path / "data/cards/visits.yaml").write_text(text)
         settings = params.parse({"data": {"dataset": "visits"}}, reads=prepare.READS)
-        place, cards = tmp_path / "data/prepared", tmp_path / "data/cards"
+        place, cards = tmp_path / "datasets/prepared", tmp_path / "data/cards"
         prepare.prepare(settings, mirror=None, home=own_home, destination=place, root=tmp_path, cards=cards)
 
     prepared(card)
@@ -224,11 +229,11 @@ def test_a_card_that_moves_records_to_the_other_side_is_refused_before_anything_
     prepared(card.replace("[18, 100]", "[18, 110]"))
     place.set("privacy", epsilon=0.5)
     with pytest.raises(
-        Refused, match="population 'visits' holds out other records than the card of 'visits'"
+        RefusedError, match="population 'visits' holds out other records than the card of 'visits'"
     ):
         place.train()
     assert place.ledger.head() == before
-    with pytest.raises(Refused, match="describes the data otherwise"):
+    with pytest.raises(RefusedError, match="describes the data otherwise"):
         evaluate.main()
     prepared(card.replace("epsilon: 10.0", "epsilon: 11.0"))
     place.train()
@@ -240,16 +245,16 @@ def test_a_run_that_its_cap_refused_binds_the_card_to_nothing(
 ) -> None:
     """And one that comes between another run's declaration and its reservation does not change what that is held to."""
     workspace.declare(public=False, population="people", holdout_rule="a", cap_epsilon=2.0, cap_delta=1e-4)
-    with pytest.raises(BudgetRefused):
+    with pytest.raises(BudgetRefusedError):
         workspace.train()
     workspace.set("privacy", epsilon=1.0)
     workspace.declare(holdout_rule="b")
-    with monkeypatch.context() as patch, pytest.raises(Refused, match="holds out other records"):
+    with monkeypatch.context() as patch, pytest.raises(RefusedError, match="holds out other records"):
         other = replace(workspace.public, holdout_rule="c")
         patch.setattr(train, "enter", lambda ledger, *_, **__: declare(ledger, other))
         workspace.train()
     assert not (workspace.root / "artifacts/model.safetensors").exists()
     workspace.declare(holdout_rule="c")
     workspace.train()
-    with pytest.raises(Refused, match="holds out other records"):
+    with pytest.raises(RefusedError, match="holds out other records"):
         declare(workspace.ledger, replace(workspace.public, holdout_rule="a"))

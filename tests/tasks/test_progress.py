@@ -6,8 +6,8 @@ import logging
 import pytest
 from rich.console import Console
 
-from tasks import progress as module
-from tasks.progress import progress
+from tasks.runs import progress as module
+from tasks.runs.progress import progress
 
 
 def test_a_terminal_shows_steps_epsilon_and_time_left() -> None:

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from algorithms.privacy.accounting import epsilon
-from algorithms.privacy.card import read, verify
-from algorithms.privacy.card_start import STARTED
-from algorithms.privacy.card_trace import trace_schedule
-from algorithms.privacy.card_words import NO_NOTES, NOTHING_LEARNED, TRANSFORMS, rounded_up
-from algorithms.privacy.errors import Refused
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.card.build import read, verify
+from algorithms.privacy.card.start import STARTED
+from algorithms.privacy.card.trace import trace_schedule
+from algorithms.privacy.card.words import NO_NOTES, NOTHING_LEARNED, TRANSFORMS, rounded_up
 from data import PublicDescription
-from tasks.evaluated import verdict
-from tasks.page import best_guess, best_true_positive_rate, score
-from tasks.params import ParamsRefused
+from tasks.config.params import ParamsRefusedError
 from tasks.report import Report, epsilon_curve, main, report
-from tests.synthetic_run import DELTA, Folders, Kind, read_json, write_json, write_run
+from tasks.reporting.page import best_guess, best_true_positive_rate, score
+from tasks.runs.provenance import verdict
+from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, write_json, write_run
 
 WRITTEN = ("privacy_card.json", "report.html", "plots/epsilon.csv")
 PICTURES = ("epsilon", "noise", "confusion", "per_class")
@@ -185,7 +185,7 @@ def test_a_spend_chosen_on_the_way_is_drawn_as_the_run_kept_count(finished: Repo
 def test_a_missing_file_is_refused_by_name(tmp_path: Path, missing: str) -> None:
     folders = write_run(tmp_path)
     (folders.artifacts / missing).unlink()
-    with pytest.raises(Refused, match=Path(missing).name):
+    with pytest.raises(RefusedError, match=Path(missing).name):
         make(folders)
 
 
@@ -206,7 +206,7 @@ def test_metrics_of_another_run_are_refused_and_nothing_is_written(
     path = folders.artifacts / "metrics.json"
     metrics = read_json(path) | change
     write_json(path, {name: value for name, value in metrics.items() if value is not None})
-    with pytest.raises(Refused, match=r"metrics\.json is not of run .*; evaluate again"):
+    with pytest.raises(RefusedError, match=r"metrics\.json is not of run .*; evaluate again"):
         make(folders)
     assert not [name for name in WRITTEN if (folders.artifacts / name).exists()]
 
@@ -215,7 +215,7 @@ def test_files_that_do_not_belong_together_are_refused_and_nothing_is_written(tm
     folders = write_run(tmp_path)
     plan = read_json(folders.artifacts / "plan.json")
     write_json(folders.artifacts / "plan.json", {**plan, "noise_multiplier": 2.0})
-    with pytest.raises(Refused, match=r"plan\.json"):
+    with pytest.raises(RefusedError, match=r"plan\.json"):
         make(folders)
     assert not [name for name in WRITTEN if (folders.artifacts / name).exists()]
 
@@ -224,7 +224,7 @@ def test_a_card_without_what_it_must_state_fails_the_stage(tmp_path: Path) -> No
     folders = write_run(tmp_path)
     receipt = read_json(folders.artifacts / "receipt.json")
     write_json(folders.artifacts / "receipt.json", {**receipt, "population": ""})
-    with pytest.raises(Refused, match=r"setting\.population"):
+    with pytest.raises(RefusedError, match=r"setting\.population"):
         make(folders)
     assert not (folders.artifacts / "privacy_card.json").exists()
 
@@ -244,7 +244,7 @@ def test_data_that_are_described_otherwise_than_in_training_are_refused(
     path = folders.prepared / "public.json"
     before = path.read_bytes()
     write_json(path, read_json(path) | change)
-    with pytest.raises(Refused, match="otherwise than when the model was trained; prepare them again"):
+    with pytest.raises(RefusedError, match="otherwise than when the model was trained; prepare them again"):
         make(folders)
     assert not [name for name in WRITTEN if (folders.artifacts / name).exists()]
     path.write_bytes(before)
@@ -254,7 +254,7 @@ def test_data_that_are_described_otherwise_than_in_training_are_refused(
 def test_a_receipt_that_does_not_say_how_the_data_were_described_is_refused(tmp_path: Path) -> None:
     folders = write_run(tmp_path)
     trained_under(folders, None)
-    with pytest.raises(Refused, match="of an older version, does not say how the data were described"):
+    with pytest.raises(RefusedError, match="of an older version, does not say how the data were described"):
         make(folders)
 
 
@@ -354,16 +354,16 @@ def test_the_card_of_an_earlier_run_never_stays_beside_a_later_one(
     made = [folders.artifacts / name for name in ("privacy_card.json", "report.html")]
     make(folders)
     (folders.artifacts / "metrics.json").rename(tmp_path / "metrics.json")
-    with pytest.raises(Refused, match="run the stages before it"):
+    with pytest.raises(RefusedError, match="run the stages before it"):
         make(folders)
     assert not any(path.exists() for path in made)
     (tmp_path / "metrics.json").rename(folders.artifacts / "metrics.json")
     make(folders)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ParamsRefused, match=r"no file params\.yaml"):
+    with pytest.raises(ParamsRefusedError, match=r"no file params\.yaml"):
         main()
     assert read(made[0])["evidence"]["run_id"] == read_json(folders.artifacts / "receipt.json")["run_id"]
     (folders.artifacts / "receipt.json").unlink()
-    with pytest.raises(Refused, match="run the stages before it"):
+    with pytest.raises(RefusedError, match="run the stages before it"):
         main()
     assert not any(path.exists() for path in made)

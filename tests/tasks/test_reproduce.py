@@ -13,9 +13,9 @@ import pytest
 import zc.lockfile
 from ruamel.yaml import YAML
 
-from tasks.reproduce import StageFailed, StageRefused, checkout_lock, reproduce, up_to_date
-from tests.checkout import PROJECT, Checkout
-from tests.waiting import before_long, processes_in
+from tasks.runs.reproduce import StageFailedError, StageRefusedError, checkout_lock, reproduce, up_to_date
+from tests.support.checkout import PROJECT, Checkout
+from tests.support.waiting import before_long, processes_in
 
 
 @pytest.fixture
@@ -60,19 +60,19 @@ def test_a_stage_that_failed_says_so_and_is_never_tried_again(
     stage: Callable[[str], Path], code: str, words: str
 ) -> None:
     root = stage(code)
-    with pytest.raises(StageFailed, match=f"^{words}"):
+    with pytest.raises(StageFailedError, match=f"^{words}"):
         reproduce("train", root=root, say=lambda _: None)
     assert (root / "starts").read_text() == "x"
 
 
 def test_a_stage_that_is_not_there_says_so(stage: Callable[[str], Path]) -> None:
-    with pytest.raises(StageFailed, match="'tame' not found"):
+    with pytest.raises(StageFailedError, match="'tame' not found"):
         reproduce("tame", root=stage("pass"), say=lambda _: None)
 
 
 def test_a_stages_refusal_arrives_as_its_sentence(stage: Callable[[str], Path]) -> None:
     root = stage("sys.stderr.write('refused: too much; ask for less.\\n'); sys.exit(2)")
-    with pytest.raises(StageRefused, match=r"^too much; ask for less\.$"):
+    with pytest.raises(StageRefusedError, match=r"^too much; ask for less\.$"):
         reproduce("train", root=root, say=lambda _: None)
 
 
@@ -108,7 +108,7 @@ def test_dvcs_own_locks_are_waited_for(
 
 def test_a_stage_ends_with_a_killed_process_that_asked_for_it(stage: Callable[[str], Path]) -> None:
     root = stage("import time; time.sleep(600)")
-    code = "import sys; from pathlib import Path; from tasks.reproduce import reproduce as r"
+    code = "import sys; from pathlib import Path; from tasks.runs.reproduce import reproduce as r"
     code += "; r('train', root=Path(sys.argv[1]), say=print)"
     asking = subprocess.Popen([sys.executable, "-c", code, str(root)], start_new_session=True)
     try:

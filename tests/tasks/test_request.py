@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.catalogue import CATALOGUE
-from algorithms.privacy.errors import Refused
+from algorithms.errors import RefusedError
+from algorithms.methods.registry import CATALOGUE
 from comparisons.defaults import BEFORE, accuracy, table
-from data import DataRefused, catalogue
-from data.card import DataCard, Records
-from tasks import params
-from tasks.params import ParamsRefused
-from tasks.recipes import recipe
-from tasks.request import Request, revise, settings_of
-from tests.checkout import PROJECT
+from data import DataRefusedError
+from data.schema import registry
+from data.schema.card import DataCard, Records
+from tasks.config import params
+from tasks.config.overrides import Request, recipe, revise, settings_of
+from tasks.config.params import ParamsRefusedError
+from tests.support.checkout import PROJECT
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_comments_and_empty_values_stay(root: Path) -> None:
 def test_a_data_set_brings_its_recipe_and_keeps_the_seed(root: Path) -> None:
     revise(root, Request(seed=7)).write()
     chosen = revise(root, Request(dataset="adult")).params
-    wanted = recipe(catalogue.card("adult"), "dp_sgd", 3.0)
+    wanted = recipe(registry.card("adult"), "dp_sgd", 3.0)
     assert (chosen.data.dataset, chosen.model.name, chosen.model.seed) == ("adult", "logistic", 7)
     assert chosen.algorithm_settings == {"name": "dp_sgd", **wanted.settings}
 
@@ -75,7 +75,7 @@ def test_an_algorithm_alone_brings_the_recipe_of_the_data_set_that_stands(root: 
     assert chosen.data.dataset == "mnist"
     assert chosen.algorithm_settings == {
         "name": "non_private",
-        **recipe(catalogue.card("mnist"), "non_private", 3.0).settings,
+        **recipe(registry.card("mnist"), "non_private", 3.0).settings,
     }
 
 
@@ -110,10 +110,10 @@ def test_a_setting_that_is_asked_for_replaces_the_other_one_for_the_same_thing(
 
 @pytest.mark.parametrize(
     ("dataset", "name"),
-    [*((dataset, "dp_sgd") for dataset in catalogue.names()), *(("adult", name) for name in CATALOGUE)],
+    [*((dataset, "dp_sgd") for dataset in registry.names()), *(("adult", name) for name in CATALOGUE)],
 )
 def test_every_recipe_is_valid_and_its_batches_fit(root: Path, dataset: str, name: str) -> None:
-    records = catalogue.card(dataset).records.train
+    records = registry.card(dataset).records.train
     chosen = revise(root, Request(dataset=dataset, algorithm=name)).params
     batch = chosen.algorithm_settings.get("batch_size") or 1
     assert records is None or batch <= records
@@ -197,7 +197,7 @@ def test_the_usual_settings_learn_where_the_majority_is_the_easy_answer() -> Non
 
 def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: Records) -> DataCard:
     """A card of which only the parts that a recipe looks at hold together."""
-    known = catalogue.card("mnist")
+    known = registry.card("mnist")
     return known.model_copy(update={"name": "own", "shape": shape, "classes": classes, "records": records})
 
 
@@ -216,7 +216,7 @@ def own_card(shape: tuple[int, ...], classes: tuple[str, ...], records: Records)
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(root: Path, request_: Request, words: str) -> None:
     before = (root / "params.yaml").read_bytes()
-    with pytest.raises((ParamsRefused, DataRefused, Refused), match=words) as refusal:
+    with pytest.raises((ParamsRefusedError, DataRefusedError, RefusedError), match=words) as refusal:
         revise(root, request_)
     assert "\n" not in str(refusal.value)
     assert (root / "params.yaml").read_bytes() == before
@@ -229,7 +229,7 @@ def test_settings_are_read_as_yaml() -> None:
 
 @pytest.mark.parametrize("text", ["epsilon", "=3", ".=3", "a=[", "a={b: 1"])
 def test_settings_of_another_form_are_refused(text: str) -> None:
-    with pytest.raises(ParamsRefused):
+    with pytest.raises(ParamsRefusedError):
         settings_of([text])
 
 

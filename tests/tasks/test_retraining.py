@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from ruamel.yaml import YAML
 
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused
+from algorithms.errors import BudgetRefusedError
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
 from tasks import prepare, train
-from tasks.params import ParamsRefused, load
-from tasks.reproduce import StageFailed, StageRefused
+from tasks.config.params import ParamsRefusedError, load
 from tasks.retraining import settings as retraining_settings
 from tasks.retraining.delivery import Outcome, Work, charged_run, retrain
 from tasks.retraining.registry import Registry
 from tasks.retraining.settings import Retraining
-from tasks.stage import refusals
+from tasks.runs.reproduce import StageFailedError, StageRefusedError
+from tasks.runs.stage import refusals
 
 MONDAY = datetime(2026, 1, 5, 3, tzinfo=UTC)
 CARD: dict[str, Any] = {
@@ -90,9 +90,9 @@ class Place:
             else:
                 import_module(f"tasks.{stage}").main()
         except refusals() as refusal:
-            raise StageRefused(str(refusal)) from None
+            raise StageRefusedError(str(refusal)) from None
         except OSError as error:
-            raise StageFailed(str(error)) from None
+            raise StageFailedError(str(error)) from None
 
     def deliver(self, week: int = 0, **changes: Any) -> Outcome:
         work = Work(self.settings, self.root, self.run_stage, lambda _: None)
@@ -137,7 +137,7 @@ def test_a_period_is_retrained_once_and_a_new_block_starts_the_next(place: Place
     place.arrive("w3")
     second = place.deliver(1)
     assert (second.kind, len(place.rows("reserve")), len(place.rows("settle"))) == ("promoted", 2, 2)
-    public = json.loads((place.root / "data/prepared/public.json").read_text())
+    public = json.loads((place.root / "datasets/prepared/public.json").read_text())
     assert public["blocks"] == ["w1", "w2", "w3"]
     assert json.loads((place.root / "artifacts/receipt.json").read_text())["blocks"] == ["w1", "w2", "w3"]
     assert charged_run(place.ledger, "tiny", "visits 2026-W03") == place.rows("settle")[1]
@@ -281,7 +281,7 @@ def test_the_ledger_charges_a_retraining_once(own_home: Path) -> None:
     ledger.reserve("a", "p", cost, events=[], about=about)
     ledger.reserve("a", "p", cost, events=[], about=about)
     ledger.forfeit("a")
-    with pytest.raises(BudgetRefused, match="charged already, for run 'a'"):
+    with pytest.raises(BudgetRefusedError, match="charged already, for run 'a'"):
         ledger.reserve("b", "p", cost, events=[], about=about)
     ledger.reserve("b", "p", cost, events=[], about={"retraining": "m 2026-W02"})
 
@@ -316,7 +316,7 @@ def test_a_model_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
 )
 def test_settings_that_cannot_be_used_are_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "retrain.yaml").write_text(text)
-    with pytest.raises(ParamsRefused, match=said):
+    with pytest.raises(ParamsRefusedError, match=said):
         retraining_settings.load(tmp_path / "retrain.yaml")
 
 

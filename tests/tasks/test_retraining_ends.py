@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
 from tasks import train
 from tasks.retraining.settings import Retraining
@@ -50,7 +50,7 @@ def test_a_ledger_that_is_away_for_a_moment_costs_no_run(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: Any, **__: Any) -> None:
-        raise Refused("the ledger cannot be used.")
+        raise RefusedError("the ledger cannot be used.")
 
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "settle", away)
@@ -66,7 +66,7 @@ def test_what_keeps_being_refused_after_its_charge_is_given_up(
     before = (place.root / "params.yaml").read_text()
 
     def away(*_: Any, **__: Any) -> None:
-        raise Refused("no.")
+        raise RefusedError("no.")
 
     monkeypatch.setattr(train, "run_training", away)
     assert [place.deliver().kind for _ in range(3)] == ["refused", "refused", "done"]

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.noise import secure_generator
-from tasks import params, runs, train
+from algorithms.privacy.mechanisms.noise import secure_generator
+from tasks import train
+from tasks.config import params
+from tasks.runs import folder as runs
 from tests.tasks.test_train import Workspace, _crash, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]  # fixtures
@@ -59,7 +61,7 @@ def test_whatever_decides_a_result_makes_another_run(workspace: Workspace, what:
     def job() -> train.Job:
         settings = params.load(workspace.root / "params.yaml", reads=train.READS)
         plan = (workspace.root / "artifacts/plan.json").read_bytes()
-        return train.Job(settings, plan, workspace.root / "data/prepared", workspace.public)
+        return train.Job(settings, plan, workspace.root / "datasets/prepared", workspace.public)
 
     before, root = job().digest(workspace.root, workspace.home), workspace.root
     assert job().digest(root, workspace.home) == before

@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from algorithms.privacy.errors import Refused
+from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
-from data import catalogue, public_description
-from flows.costs import cost_table
-from tasks import params, sanity, train
+from data import public_description
+from data.schema import registry
+from flows.cli.main import cost_table
+from tasks import train
 from tasks.calibrate import plan_for
-from tasks.groups import GROUPS
-from tasks.params import Params
-from tasks.recipes import recipe
-from tests.checkout import PROJECT
+from tasks.config import params
+from tasks.config.overrides import recipe
+from tasks.config.params import GROUPS, Params
+from tasks.runs import sanity
+from tests.support.checkout import PROJECT
 from tests.tasks.test_again import Terminal
 from tests.tasks.test_paid_for import CARD, Visits
 from tests.tasks.test_paid_for import visits as visits
@@ -28,7 +30,7 @@ def settings_for(
     dataset: str = "visits", *, epsilon: float = 1.0, name: str = "dp_sgd", **own: Any
 ) -> Params:
     """By the recipe of the data set, but for what is given; `update` is added to its own."""
-    card = catalogue.card(dataset, EXAMPLE if dataset == "visits" else catalogue.CARDS)
+    card = registry.card(dataset, EXAMPLE if dataset == "visits" else registry.CARDS)
     chosen = recipe(card, name, epsilon)
     settings = chosen.settings | own
     if "update" in own:
@@ -44,8 +46,8 @@ def settings_for(
 
 
 def doubts(settings: Params) -> list[str]:
-    cards = EXAMPLE if settings.data.dataset == "visits" else catalogue.CARDS
-    public = public_description(catalogue.card(settings.data.dataset, cards))
+    cards = EXAMPLE if settings.data.dataset == "visits" else registry.CARDS
+    public = public_description(registry.card(settings.data.dataset, cards))
     return sanity.doubts(settings, plan_for(settings, public), sanity.records_of(public, cards))
 
 
@@ -93,7 +95,7 @@ def nothing_is_reserved(visits: Visits) -> bool:
 def test_without_a_person_it_is_refused_and_nothing_is_reserved(
     spoiled: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(Refused, match=r"one step moves .* EPSILONFLOW_TRAIN_ANYWAY=yes") as refusal:
+    with pytest.raises(RefusedError, match=r"one step moves .* EPSILONFLOW_TRAIN_ANYWAY=yes") as refusal:
         spoiled.train()
     assert "\n" not in str(refusal.value)
     assert nothing_is_reserved(spoiled)
@@ -106,7 +108,7 @@ def test_at_a_terminal_a_person_is_asked(
     spoiled: Visits, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedError):
         spoiled.train()
     assert "Spend epsilon 1 all the same? [y/N]" in capsys.readouterr().err
     assert nothing_is_reserved(spoiled)
@@ -145,7 +147,7 @@ def test_a_command_asks_at_its_terminal_before_the_stages_start(
     settings = params.load(spoiled.place.root / "params.yaml", reads=GROUPS)
     sanity.ask_first(spoiled.place.root, settings)
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
-    with pytest.raises(Refused, match="one step moves"):
+    with pytest.raises(RefusedError, match="one step moves"):
         sanity.ask_first(spoiled.place.root, settings)
     monkeypatch.setenv("EPSILONFLOW_TRAIN_ANYWAY", "")
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))

@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from algorithms.models import ModelRefused
-from algorithms.privacy.errors import BudgetRefused, LedgerBroken
-from data import DataRefused
-from tasks.params import ParamsRefused
-from tasks.stage import checkout, main_of
+from algorithms.errors import BudgetRefusedError, LedgerBrokenError
+from algorithms.models import ModelRefusedError
+from data import DataRefusedError
+from tasks.config.params import ParamsRefusedError
+from tasks.runs.stage import checkout, main_of
 
 
-@pytest.mark.parametrize("kind", [DataRefused, BudgetRefused, LedgerBroken, ModelRefused, ParamsRefused])
+@pytest.mark.parametrize(
+    "kind", [DataRefusedError, BudgetRefusedError, LedgerBrokenError, ModelRefusedError, ParamsRefusedError]
+)
 def test_a_refusal_is_one_sentence_and_status_2(
     kind: type[ValueError], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -31,5 +33,5 @@ def test_another_error_keeps_its_traceback() -> None:
 
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ParamsRefused, match=r"no params\.yaml"):
+    with pytest.raises(ParamsRefusedError, match=r"no params\.yaml"):
         checkout()

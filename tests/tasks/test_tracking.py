@@ -12,14 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tasks.figures import Curve
-from tasks.groups import Tracking
+from tasks.config.params import Tracking
+from tasks.reporting.figures import Curve
 from tasks.tracking import runs as tracking
-from tasks.tracking.places import places
 from tasks.tracking.promotion import log_promotion
 from tasks.tracking.report import log_report
 from tasks.tracking.runs import STEP, Finished, history, log_run
-from tests.offline_run import (
+from tasks.tracking.session import places
+from tests.support.offline_run import (
     BRIEF,
     CONFIG,
     DESCRIPTION,
@@ -32,9 +32,9 @@ from tests.offline_run import (
     start,
     write_finished,
 )
-from tests.synthetic_run import public_document, read_json
-from tests.tracked_run import HISTORY as PAST
-from tests.tracked_run import MODEL, finished
+from tests.support.synthetic_run import public_document, read_json
+from tests.support.tracked_run import HISTORY as PAST
+from tests.support.tracked_run import MODEL, finished
 
 FILES = {
     "dataset": ["description"],

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tasks.tracking import promotion as tracking_promotion
-from tests.offline_run import (
+from tests.support.offline_run import (
     BRIEF,
     CONFIG,
     HISTORY,
@@ -26,10 +26,10 @@ from tests.offline_run import (
     track,
     write_finished,
 )
-from tests.synthetic_run import read_json
-from tests.tracked_run import MODEL
-from tests.wandb_answers import ENTITY
-from tests.wandb_stand_in import Request, StandIn, standing_in
+from tests.support.synthetic_run import read_json
+from tests.support.tracked_run import MODEL
+from tests.support.wandb_answers import ENTITY
+from tests.support.wandb_stand_in import Request, StandIn, standing_in
 
 USER, SALT = "a-person-of-flesh", b"salt of the prepared data, hidden"
 SENT_FILES = {
@@ -48,7 +48,7 @@ class Online:
 
     def __init__(self, root: Path) -> None:
         self.root, self.entry = root, write_finished(root)
-        (root / "data/prepared/salt").write_bytes(SALT)
+        (root / "datasets/prepared/salt").write_bytes(SALT)
         self.run_id = self.entry.name
         with standing_in() as self.backend:
             own = {"USER": USER, "LOGNAME": USER}

@@ -10,16 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from algorithms.privacy.card_words import SO_FAR
-from tasks.figures import Curve
-from tasks.groups import Tracking
-from tasks.history import History, nothing
-from tasks.tracking.report import log_report
+from algorithms.privacy.card.words import SO_FAR
+from tasks.config.params import Tracking
+from tasks.reporting.figures import Curve
+from tasks.reporting.history import History, nothing
+from tasks.tracking.report import log_report, sections
 from tasks.tracking.runs import HISTORY, STEP, Finished
-from tasks.tracking.tables import sections
-from tests.offline_run import write_finished
-from tests.tracked_run import HISTORY as PAST
-from tests.tracked_run import finished
+from tests.support.offline_run import write_finished
+from tests.support.tracked_run import HISTORY as PAST
+from tests.support.tracked_run import finished
 
 EMPTY = nothing()
 

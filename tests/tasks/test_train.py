@@ -22,15 +22,17 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, Refused
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
-from tasks import calibrate, evaluate, params, prepare, report, runs, train
-from tasks.evaluated import check_evaluated
+from tasks import calibrate, evaluate, prepare, report, train
+from tasks.config import params
+from tasks.runs import folder as runs
+from tasks.runs.provenance import check_evaluated
 from tasks.tracking import live_curve
-from tests.checkout import PROJECT
-from tests.wandb_stand_in import standing_in
+from tests.support.checkout import PROJECT
+from tests.support.wandb_stand_in import standing_in
 
 KILLS = int(os.environ.get("EPSILONFLOW_TEST_KILLS", "2"))
 PARAMS: dict[str, Any] = {
@@ -75,12 +77,12 @@ class Workspace:
 
     @property
     def public(self) -> PublicDescription:
-        return PublicDescription.from_json((self.root / "data/prepared/public.json").read_text())
+        return PublicDescription.from_json((self.root / "datasets/prepared/public.json").read_text())
 
     def declare(self, **changes: Any) -> None:
         """Change what the data card declares, as prepared."""
         public = dataclasses.replace(self.public, **changes)
-        (self.root / "data/prepared/public.json").write_text(public.to_json())
+        (self.root / "datasets/prepared/public.json").write_text(public.to_json())
 
     @property
     def ledger(self) -> Ledger:
@@ -89,7 +91,7 @@ class Workspace:
     def train(self, **changes: Any) -> dict[str, Any]:
         """Run the stage in this process; returns the receipt."""
         settings = params.load(self.root / "params.yaml", reads=train.READS)
-        artifacts, prepared = self.root / "artifacts", self.root / "data/prepared"
+        artifacts, prepared = self.root / "artifacts", self.root / "datasets/prepared"
         job = train.Job(
             settings, (artifacts / "plan.json").read_bytes(), prepared, changes.get("public", self.public)
         )
@@ -126,7 +128,7 @@ def prepared_digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def workspace(tmp_path: Path, own_home: Path, prepared_digits: Path) -> Workspace:
     place = Workspace(tmp_path, own_home)
-    shutil.copytree(prepared_digits, tmp_path / "data/prepared")
+    shutil.copytree(prepared_digits, tmp_path / "datasets/prepared")
     place.set("privacy")
     return place
 
@@ -153,7 +155,7 @@ def test_a_run_that_could_not_be_reported_is_refused_and_nothing_is_charged(
 
     with (
         monkeypatch.context() as patch,
-        pytest.raises(Refused, match=r"could not be reported.*this page fails"),
+        pytest.raises(RefusedError, match=r"could not be reported.*this page fails"),
     ):
         patch.setattr(report, "page", failing)
         workspace.train()
@@ -319,7 +321,7 @@ def test_a_population_that_cannot_pay_refuses_before_the_records_are_opened(
 ) -> None:
     monkeypatch.setattr(train, "_open", _crash)
     workspace.declare(population="people", cap_epsilon=1.0, cap_delta=1e-4, public=False)
-    with pytest.raises(BudgetRefused, match="at most epsilon=1"):
+    with pytest.raises(BudgetRefusedError, match="at most epsilon=1"):
         workspace.train()
     assert workspace.run_folders == []
     assert workspace.ledger.balance("people").remaining == Budget(1.0, 1e-4)
@@ -330,10 +332,10 @@ def test_what_a_machine_lacks_is_refused_before_anything_is_spent(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     workspace.set("performance", device="cuda")
-    with pytest.raises(Refused, match="no CUDA device"):
+    with pytest.raises(RefusedError, match="no CUDA device"):
         workspace.train()
     assert workspace.run_folders == []
-    with pytest.raises(Refused, match="it has none yet"):
+    with pytest.raises(RefusedError, match="it has none yet"):
         workspace.ledger.balance("digits")
 
 
@@ -356,7 +358,7 @@ def test_a_start_that_is_replaced_after_its_check_trains_nothing(
 
     monkeypatch.setattr(train, "model_for", replaced)
     folders = workspace.run_folders
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedError):
         workspace.train()
     assert workspace.ledger.head() == before and workspace.run_folders == folders
 
@@ -371,26 +373,26 @@ def test_a_run_without_privacy_is_for_public_records_only(workspace: Workspace) 
     assert receipt["epsilon"] == {"pld": None, "rdp": None, "pure": None}
     assert workspace.ledger.balance("digits").spent.epsilon == 0
     workspace.declare(population="people", public=False)
-    with pytest.raises(BudgetRefused):
+    with pytest.raises(BudgetRefusedError):
         workspace.train()
 
 
 def test_private_records_cannot_be_charged_to_a_public_population(workspace: Workspace) -> None:
     workspace.train()
     workspace.declare(public=False)
-    with pytest.raises(Refused, match="a population of its own"):
+    with pytest.raises(RefusedError, match="a population of its own"):
         workspace.train()
 
 
 def test_seeded_noise_is_refused_for_private_records(workspace: Workspace) -> None:
     workspace.declare(population="people", public=False)
-    with pytest.raises(Refused, match="seeded noise protects nobody"):
+    with pytest.raises(RefusedError, match="seeded noise protects nobody"):
         workspace.set("privacy", noise="seeded")
 
 
-@pytest.mark.parametrize("kind", [Refused, BudgetRefused])
+@pytest.mark.parametrize("kind", [RefusedError, BudgetRefusedError])
 def test_a_ledger_that_fails_does_not_cost_a_run_its_key(
-    kind: type[Refused], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    kind: type[RefusedError], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_arguments: Any, **_named: Any) -> None:
         raise kind("the ledger cannot be reached; try again.")
@@ -401,7 +403,7 @@ def test_a_ledger_that_fails_does_not_cost_a_run_its_key(
             workspace.train()
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "reserve", refuse)
-        with pytest.raises(Refused, match="cannot be reached"):
+        with pytest.raises(RefusedError, match="cannot be reached"):
             workspace.train()
     assert workspace.train()["run_id"] == workspace.run_folders[0].name
     assert len(workspace.ledger.history("digits")) == 3
@@ -419,7 +421,7 @@ def test_a_checkpoint_of_another_run_is_refused(
                 workspace.train()
         folders.append(next(f for f in workspace.run_folders if f not in folders))
     shutil.copyfile(folders[0] / "state.safetensors", folders[1] / "state.safetensors")
-    with pytest.raises(Refused, match="of another run"):
+    with pytest.raises(RefusedError, match="of another run"):
         workspace.train()
 
 
@@ -429,7 +431,7 @@ def test_a_damaged_checkpoint_is_refused(workspace: Workspace, monkeypatch: pyte
         with pytest.raises(KeyboardInterrupt):
             workspace.train()
     (workspace.run_folders[0] / "state.safetensors").write_bytes(b"damaged")
-    with pytest.raises(Refused, match="is damaged"):
+    with pytest.raises(RefusedError, match="is damaged"):
         workspace.train()
 
 
@@ -438,7 +440,7 @@ def test_other_data_is_another_run(workspace: Workspace, monkeypatch: pytest.Mon
         patch.setattr(Ledger, "settle", _crash)
         with pytest.raises(KeyboardInterrupt):
             workspace.train()
-    (workspace.root / "data/prepared/contents").write_bytes(b"x" * 32)
+    (workspace.root / "datasets/prepared/contents").write_bytes(b"x" * 32)
     workspace.train()
     assert len(workspace.run_folders) == 2  # the noise of the first was not used on the other data
 
@@ -457,7 +459,7 @@ def test_what_a_run_keeps_is_for_its_owner_only(
 
 def test_a_private_number_of_records_is_released_first_and_charged(workspace: Workspace) -> None:
     workspace.declare(records=None)
-    with pytest.raises(Refused, match=r"set algorithm\.sampling_rate"):
+    with pytest.raises(RefusedError, match=r"set algorithm\.sampling_rate"):
         workspace.set("privacy")
     document = YAML(typ="safe", pure=True).load(workspace.root / "params.yaml")
     document["algorithm"] = {"name": "dp_sgd", "sampling_rate": 0.05, "steps": 20}
@@ -487,19 +489,19 @@ def test_a_private_number_of_records_is_released_first_and_charged(workspace: Wo
 def test_a_plan_edited_by_hand_is_refused(workspace: Workspace, change: dict[str, Any], message: str) -> None:
     plan = workspace.root / "artifacts" / "plan.json"
     plan.write_text(json.dumps(json.loads(plan.read_text()) | change))
-    with pytest.raises(Refused, match=message):
+    with pytest.raises(RefusedError, match=message):
         workspace.train()
     assert workspace.run_folders == []
 
 
 @pytest.mark.parametrize("delta", [1e-3, 0.5])
 def test_a_delta_above_one_in_n_is_refused(workspace: Workspace, delta: float) -> None:
-    with pytest.raises(Refused, match=r"set privacy\.delta to at most"):
+    with pytest.raises(RefusedError, match=r"set privacy\.delta to at most"):
         workspace.set("privacy", delta=delta)
 
 
 def test_a_batch_larger_than_the_data_is_refused(workspace: Workspace) -> None:
-    with pytest.raises(Refused, match="a batch of 5000 was asked for"):
+    with pytest.raises(RefusedError, match="a batch of 5000 was asked for"):
         workspace.set("algorithm", batch_size=5000)
 
 
@@ -508,7 +510,7 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
 ) -> None:
     workspace.set("algorithm", steps=150, batch_size=256, update={"learning_rate": 0.5, "momentum": 0.9})
     workspace.train()
-    for records in (workspace.root / "data/prepared").glob("train_*.npy"):
+    for records in (workspace.root / "datasets/prepared").glob("train_*.npy"):
         records.unlink()  # what was trained on is not even opened
     monkeypatch.chdir(workspace.root)
     evaluate.main()
@@ -525,7 +527,7 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
         "model_sha256",
     ]
     assert metrics["test_accuracy"] > 0.85
-    labels = np.load(workspace.root / "data/prepared/test_labels.npy")
+    labels = np.load(workspace.root / "datasets/prepared/test_labels.npy")
     assert metrics["majority_accuracy"] == np.unique(labels, return_counts=True)[1].max() / len(labels)
     assert metrics["verdict"] == "better than always naming the most frequent class"
     assert metrics["epsilon"] == workspace.receipt["epsilon"]["pld"]
@@ -545,7 +547,7 @@ def test_evaluation_of_nothing_says_what_to_do(
     workspace.train()
     (workspace.root / "artifacts" / name).unlink()
     monkeypatch.chdir(workspace.root)
-    with pytest.raises(Refused, match=f"no artifacts/{name}.*train first"):
+    with pytest.raises(RefusedError, match=f"no artifacts/{name}.*train first"):
         evaluate.main()
 
 
@@ -557,6 +559,6 @@ def test_another_model_than_the_receipts_is_not_evaluated_and_the_result_is_kept
     with (workspace.root / "artifacts/model.safetensors").open("ab") as model:
         model.write(b"\0")
     monkeypatch.chdir(workspace.root)
-    with pytest.raises(Refused, match=f"not the model of run {run_id}"):
+    with pytest.raises(RefusedError, match=f"not the model of run {run_id}"):
         evaluate.main()
     assert [folder.name for folder in workspace.run_folders] == [run_id]

@@ -10,15 +10,17 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from algorithms.models import ModelRefused
-from data import catalogue, prepared, public_description
-from data.card import DataCard
-from data.fetch import Places, fetch
+from algorithms.models import ModelRefusedError
+from data import public_description
+from data.prepare import prepared
+from data.prepare.fetch import Places, fetch
+from data.prepare.reading import word_list
 from data.readers import reviews
-from data.reading import word_list
-from tasks import params
+from data.schema import registry
+from data.schema.card import DataCard
 from tasks.calibrate import model_of
-from tasks.groups import Model
+from tasks.config import params
+from tasks.config.params import Model
 from tasks.prepare import prepare
 from tests.data.test_real_sets import MIRROR, needs_mirror
 
@@ -44,7 +46,7 @@ def archive(path: Path) -> Path:
 
 def card_file(folder: Path) -> Path:
     """A card of such an archive in the folder."""
-    document = YAML(typ="safe", pure=True).load(catalogue.CARDS / "imdb.yaml")
+    document = YAML(typ="safe", pure=True).load(registry.CARDS / "imdb.yaml")
     checksum = hashlib.sha256(archive(folder / "a.tar.gz").read_bytes()).hexdigest()
     reader = {"kind": "reviews", "words": "reviews/words.txt", "vocabulary": 6, "length": 5}
     document |= {"name": "small", "records": {"train": 2, "test": 2}}
@@ -70,20 +72,20 @@ def test_every_word_of_a_list_with_words_that_no_text_has_gets_its_own_vector(tm
     made = tmp_path / "prepared"
     prepare(settings, mirror=None, home=tmp_path, destination=made, root=tmp_path, cards=tmp_path)
     assert (made / "words.txt").read_text() == LIST
-    card = catalogue.card("small", tmp_path)
+    card = registry.card("small", tmp_path)
     rows = table(card, made / "words.txt", {word: 10.0 * i for word, i in TOKENS.items()}, tmp_path)
     tokens = prepared.load(made).train_features[0].tolist()
     assert [rows[token].item() for token in tokens if token != reviews.UNKNOWN] == [20.0, 40.0, 30.0]
     for token in TOKENS.values():
         assert rows[token].tolist() == [10.0 * token]
     (tmp_path / "listed.txt").write_text("\n".join(LISTED[:4]))
-    with pytest.raises(ModelRefused, match=r"set words_file to the words\.txt"):
+    with pytest.raises(ModelRefusedError, match=r"set words_file to the words\.txt"):
         table(card, tmp_path / "listed.txt", {"the": 1.0}, tmp_path)
 
 
 @needs_mirror
 def test_the_words_of_imdb_stand_at_their_tokens(tmp_path: Path) -> None:
-    card = catalogue.card("imdb")
+    card = registry.card("imdb")
     files = fetch(card, Places(root=tmp_path, mirror=Path(MIRROR or ""), cache=tmp_path), key=bytes(32))
     listed = word_list(card, files) or b""
     (tmp_path / "words.txt").write_bytes(listed)
@@ -95,5 +97,5 @@ def test_the_words_of_imdb_stand_at_their_tokens(tmp_path: Path) -> None:
         assert rows[int(reviews.tokens(word, words, length=1)[0])].tolist() == [mark]
     published = reviews._member(files["archive"], "aclImdb/imdb.vocab").decode().splitlines()
     (tmp_path / "imdb.vocab").write_text("\n".join(published[:19998]))
-    with pytest.raises(ModelRefused, match="not the list of the words"):
+    with pytest.raises(ModelRefusedError, match="not the list of the words"):
         table(card, tmp_path / "imdb.vocab", marks, tmp_path)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.gradients.layout import Layout, Unrecorded
-from algorithms.gradients.per_example import PerExample, Rows
-from algorithms.gradients.rules.linear import linear, linear_gradients
-from algorithms.gradients.tape import Gradients, Tape
+from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
+from algorithms.gradients.grads import DenseGrad, PerExample
+from algorithms.gradients.padding import Layout, UnrecordedError
+from algorithms.gradients.rules.layers import linear, linear_gradients
 
 _SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
 _UNSUPPORTED = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v")
@@ -20,7 +20,7 @@ _BY_STEP = Layout(1)
 
 
 def multi_head_attention(
-    tape: Tape, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """torch.nn.functional.multi_head_attention_forward, of query, key and value [length, batch, width]."""
     bound = _SIGNATURE.bind(*args, **kwargs)
@@ -28,10 +28,10 @@ def multi_head_attention(
     call = bound.arguments
     used = [name for name in _UNSUPPORTED if call[name] not in (None, False)]
     if used or call["query"].dim() != 3:
-        raise Unrecorded(f"multi-head attention with {', '.join(used) or 'a single record'}")
+        raise UnrecordedError(f"multi-head attention with {', '.join(used) or 'a single record'}")
     known = [tape.has_layout(call[part], _BY_STEP) for part in ("query", "key", "value")]
     if not all(known):
-        raise Unrecorded("multi-head attention whose records are not in the second dimension")
+        raise UnrecordedError("multi-head attention whose records are not in the second dimension")
     heads = call["num_heads"]
     # Parameters stand only in the linear layers before and after; what is between belongs to each record alone.
     query, key, value = (_by_head(part, heads) for part in _projected(tape, call))
@@ -43,7 +43,7 @@ def multi_head_attention(
     return (linear(tape, functional.linear, out, {}) if trained else functional.linear(*out)), weights
 
 
-def _projected(tape: Tape, call: dict[str, Any]) -> list[Tensor]:
+def _projected(tape: GradSampleRecorder, call: dict[str, Any]) -> list[Tensor]:
     """Query, key and value after their linear layers, each [length, batch, width]."""
     parts, bias, packed = (
         [call["query"], call["key"], call["value"]],
@@ -67,7 +67,7 @@ def _projected(tape: Tape, call: dict[str, Any]) -> list[Tensor]:
 
 
 def _kept(
-    tape: Tape, inputs: Tensor, weight: Tensor, rows: slice, bias: Tensor | None, entries: slice
+    tape: GradSampleRecorder, inputs: Tensor, weight: Tensor, rows: slice, bias: Tensor | None, entries: slice
 ) -> Tensor:
     """A linear layer with some rows of a weight and some entries of a bias."""
     names = tape.name(weight), tape.name(bias)
@@ -87,7 +87,7 @@ def _placed(gradient: PerExample, parameter: Tensor | None, part: slice) -> PerE
         return gradient
     each = parameter[0].numel()
     # Row-major: the rows before and after are zeros in front and behind.
-    return Rows(functional.pad(gradient.rows, (part.start * each, (len(parameter) - part.stop) * each)))
+    return DenseGrad(functional.pad(gradient.rows, (part.start * each, (len(parameter) - part.stop) * each)))
 
 
 def _by_head(values: Tensor, heads: int) -> Tensor:

@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from algorithms.gradients.layout import Layout, Unrecorded
-from algorithms.gradients.per_example import Rows
-from algorithms.gradients.tape import Gradients, Tape
+from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
+from algorithms.gradients.grads import DenseGrad
+from algorithms.gradients.padding import Layout, UnrecordedError
 
 _WITHOUT_GRADIENT = ("detach", "__get__")  # the latter of `data`, when it gives a tensor
 
 
-def general(tape: Tape, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def general(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """One tensor out of parameters, values with a dimension for the records, and values that all records share."""
     output = func(*args, **kwargs)
     leaves, structure = tree_flatten((args, kwargs))
@@ -22,7 +24,7 @@ def general(tape: Tape, func: Callable[..., Any], args: tuple[Any, ...], kwargs:
     if name in _WITHOUT_GRADIENT or not any(isinstance(leaf, Tensor) for leaf in tree_flatten(output)[0]):
         return output
     if not isinstance(output, Tensor) or "out" in kwargs or name.endswith("_") or name == "__set__":
-        raise Unrecorded(f"the operation '{name}' on a parameter")
+        raise UnrecordedError(f"the operation '{name}' on a parameter")
     tape.without_rule.add(name)
     out = tape.layout(output)
     layouts = [tape.layout_if_any(leaf) if _is_value(tape, leaf) else None for leaf in leaves]
@@ -35,12 +37,12 @@ def general(tape: Tape, func: Callable[..., Any], args: tuple[Any, ...], kwargs:
     return tape.keep(output, lambda errors: _gradients(tape, run, leaves, layouts, out, errors), *values)
 
 
-def _is_value(tape: Tape, leaf: Any) -> bool:
+def _is_value(tape: GradSampleRecorder, leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and tape.name(leaf) is None
 
 
 def _gradients(
-    tape: Tape,
+    tape: GradSampleRecorder,
     run: Callable[..., Tensor],
     leaves: list[Any],
     layouts: list[Layout | None],
@@ -68,16 +70,16 @@ def _gradients(
     try:
         found = torch.func.vmap(one)(out.by_record(errors, tape.batch), *by_record)
     except RuntimeError as reason:
-        raise Unrecorded(
+        raise UnrecordedError(
             "an operation on a parameter that torch.func cannot take record by record"
         ) from reason
     return _named(tape, [leaves[i] for i in places], found)
 
 
-def _named(tape: Tape, parameters: list[Tensor], gradients: tuple[Tensor, ...]) -> Gradients:
+def _named(tape: GradSampleRecorder, parameters: list[Tensor], gradients: tuple[Tensor, ...]) -> Gradients:
     """Gradients by name; a parameter that is used twice in one operation has their sum."""
     rows: dict[str, Tensor] = {}
     for parameter, gradient in zip(parameters, gradients, strict=True):
         name = str(tape.name(parameter))
         rows[name] = rows.get(name, 0) + gradient.flatten(start_dim=1)
-    return {name: Rows(gradient) for name, gradient in rows.items()}
+    return {name: DenseGrad(gradient) for name, gradient in rows.items()}

@@ -1,4 +1,14 @@
-"""LSTM and GRU: one or two directions, several layers.
+"""Recurrent layers, unrolled so that the gradient of every step's preactivations comes out.
+
+The gradient of each weight of a recurrent layer is a sum over steps of outer products of the preactivations' gradient
+with what entered the step (Lee and Kifer 2021, arXiv:2009.03106), so one backward pass through the functions below
+gives all that per-example gradients need. Backpropagation through time is written by hand: a few calls a step for
+both directions together, and no graph within a sequence.
+
+Letters in shapes: D directions, T steps in processing order, B records, H hidden units. A second direction runs over
+reversed time; flipping what goes in and what comes out is the caller's part.
+
+LSTM and GRU: one or two directions, several layers.
 
 All gradients of a layer follow from those of its gates before their nonlinearities, so a layer is two linear layers
 with a sequence: one of what came from below, one of the hidden state before each step.
@@ -9,12 +19,219 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional
 
-from algorithms.gradients import recurrent
-from algorithms.gradients.layout import Layout, Unrecorded
-from algorithms.gradients.rules.linear import linear_gradients
-from algorithms.gradients.tape import Gradients, Tape
+from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
+from algorithms.gradients.padding import Layout, UnrecordedError
+from algorithms.gradients.rules.layers import linear_gradients
+
+_sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
+
+
+class Unrolled(NamedTuple):
+    """What a recurrence leaves behind.
+
+    outputs: [D, T, B, H], the hidden state after each step. previous: [D, T, B, H], the hidden state that entered
+    each step, without gradient. last: the final hidden state and, for an LSTM, the final cell state, each [D, B, H].
+    """
+
+    outputs: Tensor
+    previous: Tensor
+    last: tuple[Tensor, ...]
+
+
+def unrolled_lstm(gates: Tensor, weight: Tensor, start: tuple[Tensor, Tensor]) -> Unrolled:
+    """Run an LSTM on inputs that its weight and biases have been applied to (Hochreiter and Schmidhuber 1997).
+
+    gates: [D, T, B, 4H], in the order input, forget, cell, output, both biases added; its gradient is that of the
+    preactivations. weight: [D, 4H, H], from hidden state to gates; no gradient is computed for it. start: the hidden
+    and the cell state before the first step, each [D, B, H]. Any floating type, the same for all. Not differentiable
+    twice, and results cannot be written over in place. Raises ValueError where shapes do not fit.
+    """
+    hidden, cell = start
+    _check_shapes(4, hidden, gates.shape[1], gates=gates, weight=weight, cell=cell)
+    outputs, previous, *last = _Lstm.apply(gates, weight, hidden, cell)  # type: ignore[no-untyped-call]
+    return Unrolled(outputs, previous, tuple(last))
+
+
+def unrolled_gru(
+    gates: Tensor, recurrent: Tensor, weight: Tensor, bias: Tensor | None, start: Tensor
+) -> Unrolled:
+    """Run a GRU on inputs that their weight and bias have been applied to (Cho et al. 2014, arXiv:1406.1078).
+
+    gates: [D, T, B, 3H], in the order reset, update, new. recurrent: [D, T, B, 3H], zeros to be added to the hidden
+    state's part, h weight^T + bias; they may be expanded from one number. As in `torch.nn.GRU` the reset gate
+    multiplies that part in `new`, so the two parts' preactivations have different gradients: those of `gates` and of
+    `recurrent`. weight: [D, 3H, H] and bias: [D, 3H]; no gradient is computed for them. start: the hidden state
+    before the first step, [D, B, H]. Any floating type, the same for all. Not differentiable twice, and results cannot
+    be written over in place. Raises ValueError where shapes do not fit.
+    """
+    _check_shapes(3, start, gates.shape[1], gates=gates, recurrent=recurrent, weight=weight, bias=bias)
+    outputs, previous, *last = _Gru.apply(gates, recurrent, weight, bias, start)  # type: ignore[no-untyped-call]
+    return Unrolled(outputs, previous, tuple(last))
+
+
+class _Lstm(Function):
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, ...]:
+        steps = gates.shape[1]
+        hiddens, cells = _states(hidden, steps), _states(cell, steps)
+        kept = hidden.new_empty(steps, 5, *hidden.shape)
+        sums = hidden.new_empty(gates[:, 0].shape)
+        by_gate, transposed = _by_gate(sums, 4), weight.transpose(1, 2)
+        inputs, h, c = gates.unbind(1), hiddens.unbind(1), cells.unbind(1)
+        for t in range(steps):
+            torch.baddbmm(inputs[t], h[t], transposed, out=sums)
+            _lstm_step(by_gate, kept[t], c[t], c[t + 1], h[t + 1])
+        ctx.save_for_backward(weight, kept, hiddens, cells)
+        return *_results(ctx, hiddens), cells[:, -1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *above: Tensor | None) -> tuple[Tensor | None, ...]:
+        weight, kept, hiddens, cells = ctx.saved_tensors
+        outputs, to_hidden = _gradients_above(above, hiddens)
+        to_cell = _or_zero(above[3], cells[:, -1]).clone()
+        delta = outputs.new_empty(*outputs.shape[:3], weight.shape[1])
+        to_output, c, delta_at = outputs.unbind(1), cells.unbind(1), delta.unbind(1)
+        for t in reversed(range(len(kept))):
+            to_hidden += to_output[t]
+            _lstm_step_back(to_hidden, to_cell, kept[t], c[t], _by_gate(delta_at[t], 4))
+            torch.bmm(delta_at[t], weight, out=to_hidden)
+        return delta, None, to_hidden, to_cell
+
+
+def _lstm_step(sums: Tensor, kept: Tensor, cell: Tensor, next_cell: Tensor, next_hidden: Tensor) -> None:
+    """From preactivations [4, D, B, H] to the next state; keeps the gates and the squashed cell state."""
+    i, f, g, o, squashed = kept.unbind()
+    torch.sigmoid(sums[:2], out=kept[:2])
+    # A CPU takes tanh of strided numbers one row at a time, so they are gathered first.
+    g.copy_(sums[2]).tanh_()
+    torch.sigmoid(sums[3], out=o)
+    torch.mul(f, cell, out=next_cell).addcmul_(i, g)
+    torch.tanh(next_cell, out=squashed)
+    torch.mul(o, squashed, out=next_hidden)
+
+
+def _lstm_step_back(to_hidden: Tensor, to_cell: Tensor, kept: Tensor, cell: Tensor, delta: Tensor) -> None:
+    """Write the preactivations' gradient, [4, D, B, H], and carry the cell state's gradient one step back."""
+    i, f, g, o, squashed = kept.unbind()
+    to_i, to_f, to_g, to_o = delta.unbind()
+    _sigmoid_backward(to_hidden * squashed, o, grad_input=to_o)
+    to_cell += torch.ops.aten.tanh_backward(to_hidden * o, squashed)
+    _sigmoid_backward(to_cell * g, i, grad_input=to_i)
+    _sigmoid_backward(to_cell * cell, f, grad_input=to_f)
+    _tanh_backward(to_cell * i, g, grad_input=to_g)
+    to_cell *= f
+
+
+class _Gru(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, gates: Tensor, recurrent: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor
+    ) -> tuple[Tensor, ...]:
+        steps = gates.shape[1]
+        hiddens = _states(hidden, steps)
+        kept = hidden.new_empty(steps, 4, *hidden.shape)
+        sums = hidden.new_empty(gates[:, 0].shape)
+        by_gate, transposed = _by_gate(sums, 3), weight.transpose(1, 2)
+        inputs, offsets, h = gates.unbind(1), recurrent.unbind(1), hiddens.unbind(1)
+        for t in range(steps):
+            torch.baddbmm(offsets[t], h[t], transposed, out=sums)
+            if bias is not None:
+                sums += bias[:, None]
+            _gru_step(_by_gate(inputs[t], 3), by_gate, kept[t], h[t], h[t + 1])
+        ctx.save_for_backward(weight, kept, hiddens)
+        return _results(ctx, hiddens)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *above: Tensor | None) -> tuple[Tensor | None, ...]:
+        weight, kept, hiddens = ctx.saved_tensors
+        outputs, to_hidden = _gradients_above(above, hiddens)
+        delta = outputs.new_empty(*outputs.shape[:3], weight.shape[1])
+        delta_recurrent = torch.empty_like(delta)
+        to_output, h = outputs.unbind(1), hiddens.unbind(1)
+        delta_at, recurrent_at = delta.unbind(1), delta_recurrent.unbind(1)
+        for t in reversed(range(len(kept))):
+            to_hidden += to_output[t]
+            _gru_step_back(to_hidden, kept[t], h[t], _by_gate(delta_at[t], 3), _by_gate(recurrent_at[t], 3))
+            to_hidden.baddbmm_(recurrent_at[t], weight)
+        return delta, delta_recurrent, None, None, to_hidden
+
+
+def _gru_step(inputs: Tensor, sums: Tensor, kept: Tensor, hidden: Tensor, next_hidden: Tensor) -> None:
+    """From the two parts of the preactivations, each [3, D, B, H], to the next state; keeps r, z, n and n's part."""
+    r, z, n, part = kept.unbind()
+    torch.add(inputs[:2], sums[:2], out=kept[:2]).sigmoid_()
+    part.copy_(sums[2])
+    torch.addcmul(inputs[2], r, part, out=n).tanh_()
+    torch.lerp(n, hidden, z, out=next_hidden)
+
+
+def _gru_step_back(
+    to_hidden: Tensor, kept: Tensor, hidden: Tensor, delta: Tensor, delta_recurrent: Tensor
+) -> None:
+    """Write both parts' gradients, each [3, D, B, H], and leave what reaches the state before directly, through z."""
+    r, z, n, part = kept.unbind()
+    to_r, to_z, to_n = delta.unbind()
+    _sigmoid_backward(to_hidden * (hidden - n), z, grad_input=to_z)
+    _tanh_backward(to_hidden * (1 - z), n, grad_input=to_n)
+    _sigmoid_backward(to_n * part, r, grad_input=to_r)
+    delta_recurrent[:2] = delta[:2]
+    torch.mul(to_n, r, out=delta_recurrent[2])
+    to_hidden *= z
+
+
+def _check_shapes(gates_count: int, start: Tensor, steps: int, **tensors: Tensor | None) -> None:
+    """Refuse shapes that do not fit, some of which broadcasting would let through."""
+    directions, batch, width = start.shape
+    preactivations = (directions, steps, batch, gates_count * width)
+    expected = {
+        "gates": preactivations,
+        "recurrent": preactivations,
+        "weight": (directions, gates_count * width, width),
+        "bias": (directions, gates_count * width),
+        "cell": (directions, batch, width),
+    }
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.shape != expected[name]:
+            shapes = f"shape {tuple(tensor.shape)} does not fit a hidden state of shape {tuple(start.shape)}"
+            raise ValueError(f"{name} of {shapes} over {steps} steps; it must be {expected[name]}.")
+
+
+def _states(start: Tensor, steps: int) -> Tensor:
+    """Room for the state before each step and after the last, [D, T + 1, B, H], with the first filled in."""
+    directions, batch, width = start.shape
+    states = start.new_empty(directions, steps + 1, batch, width)
+    states[:, 0] = start
+    return states
+
+
+def _by_gate(preactivations: Tensor, gates: int) -> Tensor:
+    """A view of [D, B, gates H] as [gates, D, B, H]."""
+    directions, batch, width = preactivations.shape
+    return preactivations.view(directions, batch, gates, width // gates).permute(2, 0, 1, 3)
+
+
+def _results(ctx: Any, hiddens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The outputs, what entered each step and the final hidden state: three views of one memory."""
+    outputs, previous, last = hiddens[:, 1:], hiddens[:, :-1], hiddens[:, -1]
+    ctx.mark_non_differentiable(previous)
+    ctx.set_materialize_grads(False)
+    return outputs, previous, last
+
+
+def _gradients_above(above: tuple[Tensor | None, ...], hiddens: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of the outputs and, as a new tensor, of the final hidden state; zero where none came."""
+    return _or_zero(above[0], hiddens[:, 1:]), _or_zero(above[2], hiddens[:, -1]).clone()
+
+
+def _or_zero(gradient: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_zeros(()).expand_as(like) if gradient is None else gradient
+
 
 _BY_STEP = Layout(1)  # sequences are [length, batch, width] inside
 
@@ -43,23 +260,27 @@ class Settings(NamedTuple):
         return 2 if self.bidirectional else 1
 
 
-def lstm(tape: Tape, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def lstm(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """torch.lstm(input, (h, c), weights, ...) -> (output, h, c)."""
     input, start, weights, *rest = args
     return _run(tape, input, tuple(start), weights, Settings(*rest), _lstm_layer)
 
 
-def gru(tape: Tape, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def gru(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """torch.gru(input, h, weights, ...) -> (output, h)."""
     input, start, weights, *rest = args
     return _run(tape, input, (start,), weights, Settings(*rest), _gru_layer)
 
 
-Layer = Callable[[Tape, Tensor, list[Weights], tuple[Tensor, ...]], recurrent.Unrolled]
+Layer = Callable[[GradSampleRecorder, Tensor, list[Weights], tuple[Tensor, ...]], Unrolled]
 
 
 def _run(
-    tape: Tape,
+    tape: GradSampleRecorder,
     input: Tensor,
     start: tuple[Tensor, ...],
     weights: Sequence[Tensor],
@@ -69,7 +290,7 @@ def _run(
     """All layers, one after the other; each runs both directions at once."""
     by_direction = _grouped(weights, settings)
     if not tape.has_layout(input, Layout(0 if settings.batch_first else 1)):
-        raise Unrecorded("a recurrent layer whose records are folded into another dimension")
+        raise UnrecordedError("a recurrent layer whose records are folded into another dimension")
     sequence = input.transpose(0, 1) if settings.batch_first else input
     ends = []
     for index in range(settings.layers):
@@ -92,16 +313,16 @@ def _grouped(weights: Sequence[Tensor], settings: Settings) -> list[Weights]:
         not isinstance(settings.has_biases, bool)
         or len(weights) != each * settings.layers * settings.directions
     ):
-        raise Unrecorded("a recurrent layer with packed sequences or projections")
+        raise UnrecordedError("a recurrent layer with packed sequences or projections")
     return [Weights(*weights[i : i + each]) for i in range(0, len(weights), each)]
 
 
 def _lstm_layer(
-    tape: Tape, sequences: Tensor, weights: list[Weights], start: tuple[Tensor, ...]
-) -> recurrent.Unrolled:
+    tape: GradSampleRecorder, sequences: Tensor, weights: list[Weights], start: tuple[Tensor, ...]
+) -> Unrolled:
     """sequences: [directions, length, batch, inputs]; the gates' gradients are those of both biases, too."""
     # The hidden states are known only after the gates were kept; gradients are asked for after both.
-    later: list[recurrent.Unrolled] = []
+    later: list[Unrolled] = []
 
     def gradients(errors: Tensor) -> Gradients:
         below = _gradients(tape, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
@@ -118,15 +339,15 @@ def _lstm_layer(
     # Gates = W x + b_x + U h + b_h: all four have the gates' gradient as their error, each step adding a product.
     gates = tape.keep(gates, gradients, sequences)
     h, c = (part.to(gates.dtype) for part in start)
-    later.append(recurrent.lstm(gates, torch.stack([w.hidden for w in weights]).to(gates.dtype), (h, c)))
+    later.append(unrolled_lstm(gates, torch.stack([w.hidden for w in weights]).to(gates.dtype), (h, c)))
     return later[0]
 
 
 def _gru_layer(
-    tape: Tape, sequences: Tensor, weights: list[Weights], start: tuple[Tensor, ...]
-) -> recurrent.Unrolled:
+    tape: GradSampleRecorder, sequences: Tensor, weights: list[Weights], start: tuple[Tensor, ...]
+) -> Unrolled:
     """As `_lstm_layer`; the gates that come from the hidden state have gradients of their own."""
-    later: list[recurrent.Unrolled] = []
+    later: list[Unrolled] = []
 
     def of_inputs(errors: Tensor) -> Gradients:
         return _gradients(tape, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
@@ -141,7 +362,7 @@ def _gru_layer(
     hidden = torch.stack([w.hidden for w in weights]).to(gates.dtype)
     bias = _stacked(weights, "hidden_bias")
     bias = None if bias is None else bias.to(gates.dtype)
-    later.append(recurrent.gru(gates, added, hidden, bias, start[0].to(gates.dtype)))
+    later.append(unrolled_gru(gates, added, hidden, bias, start[0].to(gates.dtype)))
     return later[0]
 
 
@@ -160,7 +381,7 @@ def _stacked(weights: list[Weights], part: str) -> Tensor | None:
 
 
 def _gradients(
-    tape: Tape, inputs: Tensor, errors: Tensor, pairs: list[tuple[Tensor, Tensor | None]]
+    tape: GradSampleRecorder, inputs: Tensor, errors: Tensor, pairs: list[tuple[Tensor, Tensor | None]]
 ) -> Gradients:
     """The gradients of one weight and one bias of every direction."""
     found: Gradients = {}

@@ -15,8 +15,8 @@ from decimal import ROUND_FLOOR, Context
 from fractions import Fraction
 from typing import Literal
 
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, Refused
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Draft, Entry
 from algorithms.privacy.ledger.composition import BASIC, Amount, Composition, Events, Terms, plus, times
 from algorithms.privacy.ledger.policy import Block
@@ -85,23 +85,25 @@ class Books:
                 self._end(entry, "forfeited")
 
     def term(self, population: str) -> Terms:
-        """The terms of a population; raises Refused for one that nobody declared."""
+        """The terms of a population; raises RefusedError for one that nobody declared."""
         if population not in self.terms:
             known = ", ".join(map(repr, self.terms)) or "none yet"
-            raise Refused(f"the ledger has no population {population!r} (it has {known}); declare it first.")
+            raise RefusedError(
+                f"the ledger has no population {population!r} (it has {known}); declare it first."
+            )
         return self.terms[population]
 
     def blocks(self, population: str) -> list[str]:
-        """The declared blocks, in order, retired ones included; raises Refused for an unknown population."""
+        """The declared blocks, in order, retired ones included; raises RefusedError for an unknown population."""
         self.term(population)
         return [block for name, block in self.caps if name == population and block != WHOLE_POPULATION]
 
     def cap(self, population: str, block: str = WHOLE_POPULATION) -> Budget:
-        """The cap in force; raises Refused for an unknown population or block."""
+        """The cap in force; raises RefusedError for an unknown population or block."""
         self.term(population)
         if (population, block) not in self.caps:
             known = ", ".join(map(repr, self.blocks(population))) or "none yet"
-            raise Refused(
+            raise RefusedError(
                 f"population {population!r} has no block {block!r} (it has {known}); declare it first."
             )
         return self.caps[population, block]
@@ -218,14 +220,14 @@ class Books:
 def replay(entries: Iterable[Entry], *, books: Books | None = None) -> Books:
     """The books that verified rows add up to, on top of books of the rows before them, which are changed.
 
-    Raises Refused for a row that another version wrote.
+    Raises RefusedError for a row that another version wrote.
     """
     books = Books() if books is None else books
     for entry in entries:
         try:
             books.add(entry)
         except KeyError:
-            raise Refused(
+            raise RefusedError(
                 f"row {entry.seq} of the ledger was written by another version of epsilonflow, whose rows this one does"
                 " not read; use that one, or let the owner of the data begin a new ledger."
             ) from None
@@ -264,7 +266,7 @@ class Balance:
 
 
 def balance_of(books: Books, population: str, block: str) -> Balance:
-    """The balance of a block, or of a population without blocks; raises Refused for an unknown one."""
+    """The balance of a block, or of a population without blocks; raises RefusedError for an unknown one."""
     terms, cap = books.term(population), books.cap(population, block)
     spent = books.charged(population, block, "settled", "forfeited")
     reserved = books.charged(population, block, "open")
@@ -312,7 +314,7 @@ def affordable(
 ) -> int | None:
     """How many more runs of this cost fit into all of the blocks, every living one when none are named.
 
-    None when there is no limit. Raises Refused for an unknown population or block, and for events without a bound.
+    None when there is no limit. Raises RefusedError for an unknown population or block, and for events without a bound.
     """
     terms = books.term(population)
     if math.isinf(cost.epsilon) and not terms.public:
@@ -325,23 +327,23 @@ def affordable(
     return min((count for count in counts if count is not None), default=None if counts else 0)
 
 
-def refusal(books: Books, account: tuple[str, str], draft: Draft, charge: Amount) -> BudgetRefused:
+def refusal(books: Books, account: tuple[str, str], draft: Draft, charge: Amount) -> BudgetRefusedError:
     """Why a run does not fit a block: requested, remaining, and what would fit."""
     run_id, cost = draft.run_id, draft.budget
     population, block = account
     where = f"population {population!r}"
     where = where if block == WHOLE_POPULATION else f"block {block!r} of {where}"
     if math.isinf(cost.epsilon):
-        return BudgetRefused(
+        return BudgetRefusedError(
             f"run {run_id!r} adds no noise (infinite epsilon), which the private {where}"
             " never allows; choose a private algorithm or public records."
         )
     if account in books.retired:
-        return BudgetRefused(
+        return BudgetRefusedError(
             f"run {run_id!r} asks for {where}, which is retired for ever; choose other blocks."
         )
     words = _basic if books.term(population).composition.kind == "basic" else _by_events
-    return BudgetRefused(words(books, account, f"run {run_id!r}", where, draft, charge))
+    return BudgetRefusedError(words(books, account, f"run {run_id!r}", where, draft, charge))
 
 
 def _basic(books: Books, account: tuple[str, str], run: str, where: str, draft: Draft, charge: Amount) -> str:

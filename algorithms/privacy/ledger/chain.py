@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import LedgerBroken, Refused
+from algorithms.errors import LedgerBrokenError, RefusedError
+from algorithms.privacy.accounting.budget import Budget
 
 Kind = Literal["population", "cap", "reserve", "settle", "forfeit"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -66,7 +66,7 @@ class Entry:
 
 
 def seal(draft: Draft, *, entries: Sequence[Entry], written_at: str) -> Entry:
-    """The row that appends `draft` to a chain of entries; raises Refused when its JSON cannot be written."""
+    """The row that appends `draft` to a chain of entries; raises RefusedError when its JSON cannot be written."""
     epsilon = float(draft.budget.epsilon)
     row: dict[str, Any] = {
         "seq": len(entries) + 1,
@@ -92,13 +92,13 @@ def head(entries: Sequence[Entry]) -> str:
 def verify(entries: Sequence[Entry], *, name: str, known: int = 0) -> None:
     """Recomputes the chain, but for the first `known` rows; `name` is how the message calls the ledger.
 
-    Raises LedgerBroken at the first row whose place, content or predecessor is not what its hash says.
+    Raises LedgerBrokenError at the first row whose place, content or predecessor is not what its hash says.
     """
     previous = entries[known - 1].hash if known else GENESIS
     for place, entry in enumerate(entries[known:], start=known + 1):
         row = {key: value for key, value in vars(entry).items() if key != "hash"}
         if entry.seq != place or entry.previous_hash != previous or entry.hash != _digest(row):
-            raise LedgerBroken(
+            raise LedgerBrokenError(
                 f"the hash chain of the ledger {name} breaks at row {place}: that row was changed, removed or"
                 " inserted outside the ledger; restore the ledger from a copy whose chain holds."
             )
@@ -114,6 +114,6 @@ def _json_text(value: object) -> str:
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise Refused(
+        raise RefusedError(
             f"the events and the notes of a ledger entry must be JSON with finite numbers: {error}."
         ) from None

@@ -16,12 +16,12 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import Refused
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger.chain import WHOLE_POPULATION
 
 if TYPE_CHECKING:
-    from algorithms.privacy.events import Schedule
+    from algorithms.privacy.accounting.events import Schedule
 
 Kind = Literal["basic", "zcdp", "renyi"]
 Events: TypeAlias = Sequence[Mapping[str, Any]]
@@ -31,18 +31,22 @@ Amount: TypeAlias = tuple[Fraction, ...]
 
 @dataclass(frozen=True)
 class Composition:
-    """How charges are counted; order: of "renyi" alone, above 1. Raises Refused for anything else."""
+    """How charges are counted; order: of "renyi" alone, above 1. Raises RefusedError for anything else."""
 
     kind: Kind = "basic"
     order: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            raise Refused(f"{self.kind!r} is no composition; choose basic, zcdp or renyi.")
+            raise RefusedError(f"{self.kind!r} is no composition; choose basic, zcdp or renyi.")
         if (self.kind == "renyi") != (self.order is not None):
-            raise Refused(f"{self.kind} with the order {self.order}: renyi needs one, the others have none.")
+            raise RefusedError(
+                f"{self.kind} with the order {self.order}: renyi needs one, the others have none."
+            )
         if self.order is not None and not 1 < self.order < math.inf:
-            raise Refused(f"a Rényi composition needs an order above 1, not {self.order}; 4 to 32 are usual.")
+            raise RefusedError(
+                f"a Rényi composition needs an order above 1, not {self.order}; 4 to 32 are usual."
+            )
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any] | None) -> "Composition":
@@ -60,12 +64,12 @@ class Composition:
     def amount_of(self, budget: Budget) -> Amount:
         """What a cap allows, or the largest amount whose (epsilon, delta) a budget covers; at least nothing.
 
-        Raises Refused for a delta of 0 or 1 under zCDP and Rényi, which state epsilon at a delta in between.
+        Raises RefusedError for a delta of 0 or 1 under zCDP and Rényi, which state epsilon at a delta in between.
         """
         if self.kind == "basic":
             return exact(budget.epsilon), exact(budget.delta)
         if not 0 < budget.delta < 1:
-            raise Refused(
+            raise RefusedError(
                 f"{self} states epsilon at a delta above 0 and below 1, not at {budget.delta:g}; give one."
             )
         return (exact(_largest(self, budget)),)
@@ -74,18 +78,18 @@ class Composition:
         """The price of a run from its events, in rho or divergence; None under basic sums, which count its cost.
 
         together: how many records a person may have in it; the price is then the share of each of their blocks.
-        Raises Refused for a run without events and where an event has no bound.
+        Raises RefusedError for a run without events and where an event has no bound.
         """
         if self.kind == "basic" or math.isinf(cost.epsilon):
             return None
         if not events:
-            raise Refused(
+            raise RefusedError(
                 f"{self} counts a run by its events, and this one names none; reserve it with its events."
             )
         return self.events_price(events, adjacency, together)
 
     def events_price(self, events: Events, adjacency: str, together: int = 1) -> float:
-        """The rho of events, or their divergence at the order; raises Refused where one has no bound."""
+        """The rho of events, or their divergence at the order; raises RefusedError where one has no bound."""
         return price_of(self.order, events, adjacency, together)
 
     def cost(self, budget: Budget, together: int) -> Amount:
@@ -101,7 +105,7 @@ class Composition:
             return Budget(0.0, 0.0)
         if self.kind == "basic":
             return Budget(float(amount[0]), min(1.0, float(amount[1])))
-        from algorithms.privacy.filters import conversion, epsilon_of_zcdp
+        from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp
 
         if self.order is None:
             return Budget(epsilon_of_zcdp(float(amount[0]), delta), delta)
@@ -146,7 +150,7 @@ def _group_delta(budget: Budget, count: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _largest(composition: Composition, budget: Budget) -> float:
-    from algorithms.privacy.filters import conversion, rho_of_budget
+    from algorithms.privacy.accounting.filters import conversion, rho_of_budget
 
     if composition.order is None:
         return rho_of_budget(budget) if budget.epsilon > 0 else 0.0
@@ -160,26 +164,26 @@ def price_of(
 
     events: as {"event", "count"}. adjacency: its name. together: how many records a person may have in the run, each
     in a block of its own; the price is what each of these blocks pays so that they pay for any number of the records.
-    Raises Refused where an event has no finite bound.
+    Raises RefusedError where an event has no finite bound.
     """
-    from algorithms.privacy.events import schedule_from_json
+    from algorithms.privacy.accounting.events import schedule_from_json
 
     schedule = schedule_from_json(events)
     price = max(_price(order, schedule, adjacency, count) / count for count in range(1, together + 1))
     if not math.isfinite(price):
         unit = "zCDP" if order is None else f"Rényi divergence of order {order:g}"
-        raise Refused(f"the run's events have no finite {unit}; take a method whose events have one.")
+        raise RefusedError(f"the run's events have no finite {unit}; take a method whose events have one.")
     return price
 
 
 def _price(order: float | None, schedule: "Schedule", adjacency: str, count: int) -> float:
     """Of so many records of one person."""
-    from algorithms.privacy.adjacency import named
-    from algorithms.privacy.filters import rho_under
-    from algorithms.privacy.group import grouped
-    from algorithms.privacy.renyi import rdp
+    from algorithms.privacy.accounting.adjacency import named
+    from algorithms.privacy.accounting.filters import rho_under
+    from algorithms.privacy.accounting.group_privacy import group_privacy
+    from algorithms.privacy.accounting.rdp import rdp
 
-    relation, of_group = named(adjacency), [(grouped(event, count), times) for event, times in schedule]
+    relation, of_group = named(adjacency), [(group_privacy(event, count), times) for event, times in schedule]
     if order is None:
         return math.fsum(times * rho_under(relation, event) for event, times in of_group)
     return float(rdp(of_group, orders=(order,), adjacency=relation)[0])

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import LedgerBroken, Refused
+from algorithms.errors import LedgerBrokenError, RefusedError
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import rules
 from algorithms.privacy.ledger.books import (
     Balance,
@@ -72,7 +72,8 @@ class _Memory(threading.local):
 class Ledger:
     """An open ledger; threads may share it, and any number of processes may open the same one.
 
-    Every method raises LedgerBroken when the hash chain does not hold from the last row that it knows on, and Refused
+    Every method raises LedgerBrokenError when the hash chain does not hold from the last row that it knows on, and
+    RefusedError
     when the database fails.
     """
 
@@ -84,7 +85,7 @@ class Ledger:
         """The ledger at sqlite:///PATH or postgresql+psycopg://..., created when missing, its chain verified.
 
         A new SQLite file, and its folder when that is new too, can be read and written by the owner only.
-        Raises Refused when it cannot be opened; no message holds a password of the URL.
+        Raises RefusedError when it cannot be opened; no message holds a password of the URL.
         """
         ledger = cls(open_store(url))
         ledger.verify()
@@ -106,7 +107,7 @@ class Ledger:
         blocks_per_person: in how many blocks a person may have records; 1 where a record is the unit.
         bound: what else its runs are held to, by name; the values at the first reservation, and the first one of a name
         that comes later, stay, and terms that contradict those there are bind nothing: see `terms`.
-        Raises Refused for an infinite cap, and for one of which the composition leaves nothing.
+        Raises RefusedError for an infinite cap, and for one of which the composition leaves nothing.
         """
         rules.check_name(population, "population")
         rules.check_new(composition, cap, blocks_per_person)
@@ -117,7 +118,7 @@ class Ledger:
         """Enters a block at first sight; does nothing when the ledger has it already.
 
         cap: the population's, as it is now, when None. What was charged to the whole population before it had blocks
-        counts in each of them. Raises Refused for an unknown population and for a name that differs in case alone.
+        counts in each of them. Raises RefusedError for an unknown population and for a name that differs in case alone.
         """
         rules.check_block_name(block)
 
@@ -130,7 +131,9 @@ class Ledger:
         self._append(decide)
 
     def retire_block(self, population: str, block: str) -> None:
-        """Lets no run use a block ever again; does nothing the second time. Raises Refused for an unknown block."""
+        """Lets no run use a block ever again; does nothing the second time. Raises RefusedError for an unknown
+        block.
+        """
         rules.check_block_name(block)
 
         def decide(books: Books) -> list[Draft]:
@@ -143,13 +146,15 @@ class Ledger:
     def overrule(self, population: str, block: str, other: str, *, by: str) -> None:
         """The owner of the data lets two blocks hold exactly the same; does nothing the second time.
 
-        by: who says so, which the row keeps. Raises Refused for an unknown population and for one block twice.
+        by: who says so, which the row keeps. Raises RefusedError for an unknown population and for one block twice.
         """
         for name in (block, other):
             rules.check_block_name(name)
         rules.check_name(by, "name of who overrules")
         if block == other:
-            raise Refused(f"block {block!r} holds what it holds; name another block that may hold the same.")
+            raise RefusedError(
+                f"block {block!r} holds what it holds; name another block that may hold the same."
+            )
 
         def decide(books: Books) -> list[Draft]:
             cap, about = books.cap(population), {"overruled": sorted((block, other)), "by": by}
@@ -162,7 +167,7 @@ class Ledger:
         """The owner of the data changes a cap; below what is charged it is allowed, and nothing more fits.
 
         The cap of a population that has blocks is the one that its next blocks begin with.
-        Raises Refused for an unknown population or block, and for an infinite cap.
+        Raises RefusedError for an unknown population or block, and for an infinite cap.
         """
 
         def decide(books: Books) -> list[Draft]:
@@ -190,8 +195,9 @@ class Ledger:
         "retraining" where it is a scheduled one, which is charged only once.
         blocks: those that the run reads, all charged or none; a mapping gives each block events of its own.
         held: digests that only the owner's key makes of what each block holds; blocks with one in common hold the same.
-        Raises BudgetRefused when a cap does not allow it, and where a block holds exactly what a block of another name
-        holds or held, unless the owner overruled that; Refused for what is unknown, for events without a bound
+        Raises BudgetRefusedError when a cap does not allow it, and where a block holds exactly what a block of
+        another name
+        holds or held, unless the owner overruled that; RefusedError for what is unknown, for events without a bound
         under the population's composition, for another adjacency than the one a private population was charged
         under, and for a run_id that is taken: by another reservation, or by a run that has ended.
         """
@@ -224,7 +230,8 @@ class Ledger:
         """Ends a run at what it really spent; does nothing when it is settled so already.
 
         events: the releases that happened. blocks: the same for each block, where these differ. model: its SHA-256.
-        Raises BudgetRefused when it spent more than it reserved, Refused for a run that is unknown or ended otherwise.
+        Raises BudgetRefusedError when it spent more than it reserved, RefusedError for a run that is unknown or
+        ended otherwise.
         """
         drafts = rules.settlement(self._books(), run_id, spent, events, blocks or {}, model)
 
@@ -241,33 +248,35 @@ class Ledger:
     def forfeit(self, run_id: str) -> None:
         """Gives a run up: its whole reservation counts as spent for ever; does nothing the second time.
 
-        Raises Refused for an unknown and for a settled run.
+        Raises RefusedError for an unknown and for a settled run.
         """
 
         def decide(books: Books) -> list[Draft]:
             run = rules.find(books, run_id)
             if run.status == "settled":
-                raise Refused(f"run {run_id!r} is settled at {in_words(run.charged)}; leave it at that.")
+                raise RefusedError(f"run {run_id!r} is settled at {in_words(run.charged)}; leave it at that.")
             blocks = run.amounts if run.status == "open" else ()
             return [Draft("forfeit", run.population, run.reserved, run_id, block=block) for block in blocks]
 
         self._append(decide)
 
     def terms(self, population: str) -> Terms:
-        """What a population was declared with; raises Refused for an unknown one."""
+        """What a population was declared with; raises RefusedError for an unknown one."""
         return self._books().term(population)
 
     def balance(self, population: str, block: str | None = None) -> Balance:
         """Where a block stands; when None, the whole population, or of its blocks the one that is charged most.
 
-        Raises Refused for an unknown population or block.
+        Raises RefusedError for an unknown population or block.
         """
         books = self._books()
         name = most_charged(books, population) if block is None else block
         return balance_of(books, population, name)
 
     def blocks(self, population: str) -> list[Block]:
-        """The blocks as the policies take them, the whole population where it has none; Refused for an unknown one."""
+        """The blocks as the policies take them, the whole population where it has none; RefusedError for an unknown
+        one.
+        """
         return standing(self._books(), population)
 
     def affordable(
@@ -281,7 +290,7 @@ class Ledger:
     ) -> int | None:
         """How many more runs like this the caps allow, on these blocks or all living ones; None for no limit.
 
-        Raises Refused for an unknown population or block, and for events without a bound.
+        Raises RefusedError for an unknown population or block, and for events without a bound.
         """
         return affordable(self._books(), population, cost, events, adjacency, blocks)
 
@@ -290,7 +299,7 @@ class Ledger:
         return {block: found for (name, block), found in self._books().held.items() if name == population}
 
     def check_repeats(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
-        """Raises BudgetRefused where `reserve` would, for blocks that hold exactly what others hold."""
+        """Raises BudgetRefusedError where `reserve` would, for blocks that hold exactly what others hold."""
         rules.check_repeats(self._books(), population, held)
 
     def status(self, run_id: str) -> Status | None:
@@ -303,7 +312,7 @@ class Ledger:
         return list(self._books().terms)
 
     def history(self, population: str | None = None) -> list[Entry]:
-        """The rows of a population, or all of them, in order; raises Refused for an unknown population."""
+        """The rows of a population, or all of them, in order; raises RefusedError for an unknown population."""
         rows = self._store.read()
         if population is not None:
             self._memory.books(rows).term(population)
@@ -314,9 +323,9 @@ class Ledger:
         return head(self._store.read())
 
     def verify(self, *, containing: str | None = None) -> None:
-        """Recomputes the chain; raises LedgerBroken when it does not hold.
+        """Recomputes the chain; raises LedgerBrokenError when it does not hold.
 
-        containing: a head() kept elsewhere; LedgerBroken when the chain does not contain it, which means
+        containing: a head() kept elsewhere; LedgerBrokenError when the chain does not contain it, which means
         that rows were cut off or that an older copy was put back.
         """
         rows = self._store.read(afresh=True)
@@ -333,7 +342,7 @@ class Ledger:
 def export(ledger: Ledger, path: Path) -> int:
     """Writes every row as a line of JSON into a new file that its owner alone can read; returns their number.
 
-    Raises Refused where the file exists already or cannot be written.
+    Raises RefusedError where the file exists already or cannot be written.
     """
     rows = ledger.history()
     try:
@@ -343,14 +352,17 @@ def export(ledger: Ledger, path: Path) -> int:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise Refused(f"the copy {path} cannot be written ({error.strerror}); choose a new file.") from None
+        raise RefusedError(
+            f"the copy {path} cannot be written ({error.strerror}); choose a new file."
+        ) from None
     return len(rows)
 
 
 def restore(path: Path, url: str) -> int:
     """Writes the rows of a copy into the ledger at a URL, which must be empty; returns their number.
 
-    Raises LedgerBroken where the copy's chain does not hold; Refused where the file is no copy of a ledger, and where
+    Raises LedgerBrokenError where the copy's chain does not hold; RefusedError where the file is no copy of a
+    ledger, and where
     the ledger holds rows.
     """
     entries = _read(path)
@@ -360,15 +372,15 @@ def restore(path: Path, url: str) -> int:
 
 
 def _read(path: Path) -> list[Entry]:
-    """The rows in a copy, not verified; raises Refused where it is none."""
+    """The rows in a copy, not verified; raises RefusedError where it is none."""
     try:
         return [Entry(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        raise Refused(
+        raise RefusedError(
             f"the copy {path} cannot be read ({error.strerror}); give the file of an export."
         ) from None
     except (ValueError, TypeError):
-        raise Refused(f"{path} is no copy of a ledger; give the file of an export.") from None
+        raise RefusedError(f"{path} is no copy of a ledger; give the file of an export.") from None
 
 
 def identity(ledger: Ledger) -> str | None:
@@ -381,7 +393,7 @@ def check_prices(ledger: Ledger) -> int:
     """Recomputes the price of every row that has one from its events; returns how many these are.
 
     A run that was settled at its full cost keeps the price of its reservation, so its settlement may cost less.
-    Raises LedgerBroken where a price is less than its events cost.
+    Raises LedgerBrokenError where a price is less than its events cost.
     """
     rows = [row.to_json() for row in ledger.history()]
     terms = replay(ledger.history()).terms
@@ -392,7 +404,7 @@ def check_prices(ledger: Ledger) -> int:
         composition, run_id = terms[row["population"]].composition, row["run_id"]
         cost = composition.events_price(row["events"], adjacencies[run_id], row["about"].get("together", 1))
         if row["about"]["price"] < cost * (1 - 1e-9):
-            raise LedgerBroken(
+            raise LedgerBrokenError(
                 f"row {row['seq']} charges run {run_id!r} {row['about']['price']:g}, its events cost {cost:g}; find out"
                 " which software wrote it."
             )
@@ -432,9 +444,11 @@ class Settlement:
 
 
 def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
-    """The settlement of a run on a population; raises Refused for an unknown population and a run not settled."""
+    """The settlement of a run on a population; raises RefusedError for an unknown population and a run not settled."""
     rows = ledger.history(population)
     ends = [place for place, row in enumerate(rows) if (row.kind, row.run_id) == ("settle", run_id)]
     if not ends:
-        raise Refused(f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first.")
+        raise RefusedError(
+            f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first."
+        )
     return Settlement(replay(rows[: ends[-1] + 1]), population, run_id)

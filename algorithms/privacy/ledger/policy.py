@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from algorithms.privacy.errors import Refused
+from algorithms.errors import RefusedError
 
 Price: TypeAlias = tuple[float, ...]
 Choosing = Literal["last", "all", "newest"]
@@ -43,7 +43,7 @@ class Choice:
 
     "last": those of the newest `window` that can pay. "all": all that can pay. "newest": the newest that can pay and
     no other, so that a block is emptied before an older one is taken. at_least: fewer blocks are too few.
-    Raises Refused for a window of another policy, and for numbers below 1.
+    Raises RefusedError for a window of another policy, and for numbers below 1.
     """
 
     policy: Choosing
@@ -52,9 +52,11 @@ class Choice:
 
     def __post_init__(self) -> None:
         if (self.policy == "last") != (self.window is not None):
-            raise Refused(f"the policy {self.policy!r} with the window {self.window}: only 'last' has one.")
+            raise RefusedError(
+                f"the policy {self.policy!r} with the window {self.window}: only 'last' has one."
+            )
         if self.at_least < 1 or (self.window is not None and self.window < self.at_least):
-            raise Refused(
+            raise RefusedError(
                 f"at least {self.at_least} of the last {self.window or 'blocks'} cannot be had; at least 1 block is"
                 " needed, and the window must hold as many as are needed."
             )
@@ -66,7 +68,7 @@ class Spread:
 
     "equal": the same price `planned` times. "front-loaded": prices that fall in equal steps to the last of `planned`,
     which pays one step. "geometric": for ever, each time the `fraction` of what is left, so the budget never ends.
-    Raises Refused where the number that the policy needs is missing or out of range, or another one is given.
+    Raises RefusedError where the number that the policy needs is missing or out of range, or another one is given.
     """
 
     policy: Spreading
@@ -77,12 +79,12 @@ class Spread:
         for_ever = self.policy == "geometric"
         given = (self.planned is None, self.fraction is None)
         if given != (for_ever, not for_ever):
-            raise Refused(
+            raise RefusedError(
                 f"the spread {self.policy!r} needs {'a fraction' if for_ever else 'planned'} alone."
             )
         is_share = self.fraction is not None and 0 < self.fraction < 1
         if not (is_share if for_ever else (self.planned or 0) >= 1):
-            raise Refused("planned retrainings are at least 1, and a fraction lies above 0 and below 1.")
+            raise RefusedError("planned retrainings are at least 1, and a fraction lies above 0 and below 1.")
 
     def price(self, left: Price, *, done: int) -> Price:
         """What the next retraining may cost; nothing once all that were planned are done.
@@ -101,7 +103,7 @@ class Spread:
 def choose_blocks(choice: Choice, blocks: Sequence[Block], price: Price) -> tuple[str, ...]:
     """The names of the blocks that a retraining of this price uses, in order.
 
-    blocks: in the order of their declaration. Raises Refused, and nothing is reserved, where too few can pay.
+    blocks: in the order of their declaration. Raises RefusedError, and nothing is reserved, where too few can pay.
     """
     return _chosen(choice, blocks, lambda block: block.affords(price))
 
@@ -111,7 +113,7 @@ def next_retraining(
 ) -> tuple[tuple[str, ...], Price]:
     """The blocks that the next retraining uses, and its price: the least that one of them has planned for it.
 
-    A block whose own share is below `smallest` takes no part. Raises Refused where too few blocks are left.
+    A block whose own share is below `smallest` takes no part. Raises RefusedError where too few blocks are left.
     """
     shares = {block.name: spread.price(block.left, done=block.runs) for block in blocks}
     used = _chosen(choice, blocks, lambda block: _covers(shares[block.name], smallest))
@@ -137,7 +139,7 @@ def _chosen(choice: Choice, blocks: Sequence[Block], pays: Callable[[Block], boo
     seen = living[-choice.window :] if choice.window else living
     able = [block.name for block in seen if pays(block)]
     if len(able) < choice.at_least:
-        raise Refused(
+        raise RefusedError(
             f"{len(able)} of {len(living)} blocks can pay for this retraining and {choice.at_least} are needed, so it"
             " is skipped and the model of the last one stays; wait for new blocks or plan a cheaper retraining."
         )
@@ -193,7 +195,7 @@ def forecast(
             standing.append(Block(f"new {number - 1}", arriving, arriving))
         try:
             used, price = _next(choice, pricing, standing, smallest)
-        except Refused as end:
+        except RefusedError as end:
             return Forecast(tuple(done), str(end))
         standing = [_charged(block, price) if block.name in used else block for block in standing]
         retired = exhausted(standing, smallest, pricing if isinstance(pricing, Spread) else None)

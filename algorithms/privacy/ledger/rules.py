@@ -7,8 +7,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TypeAlias
 
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, LedgerBroken, Refused
+from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger.books import Books, Run, blocks_in_words, in_words, refusal
 from algorithms.privacy.ledger.chain import GENESIS, WHOLE_POPULATION, Draft, Entry
 from algorithms.privacy.ledger.composition import Composition, Events, Terms
@@ -17,31 +17,31 @@ ADJACENCY = "ADD_OR_REMOVE_ONE"
 
 
 def find(books: Books, run_id: str) -> Run:
-    """A reserved run; raises Refused for an unknown one."""
+    """A reserved run; raises RefusedError for an unknown one."""
     if run_id not in books.runs:
-        raise Refused(f"the ledger has no reservation of run {run_id!r}; reserve its budget first.")
+        raise RefusedError(f"the ledger has no reservation of run {run_id!r}; reserve its budget first.")
     return books.runs[run_id]
 
 
 def check_blocks(books: Books, population: str, blocks: Sequence[str]) -> None:
-    """Raises Refused for an unknown block, for none at all, and for the whole of a population that has blocks."""
+    """Raises RefusedError for an unknown block, for none at all, and for the whole of a population that has blocks."""
     for block in blocks:
         books.cap(population, block)
     declared = books.blocks(population)
     if not blocks or (declared and WHOLE_POPULATION in blocks):
-        raise Refused(
+        raise RefusedError(
             f"population {population!r} is charged by blocks ({blocks_in_words(declared)}); name those that the run"
             " reads."
         )
 
 
 def check_repeats(books: Books, population: str, held: Mapping[str, Sequence[str]]) -> None:
-    """Raises BudgetRefused where a block holds exactly what too many others hold, which would be one cap each."""
+    """Raises BudgetRefusedError where a block holds exactly what too many others hold, which would be one cap each."""
     count = books.term(population).blocks_per_person
     for block, others in books.repeats(population, held).items():
         if len(others) >= count:
             places = "one block alone" if count == 1 else f"{count} blocks at most"
-            raise BudgetRefused(
+            raise BudgetRefusedError(
                 f"the blocks {others[0]!r} and {block!r} of population {population!r} hold exactly the same records,"
                 f" and a record is in {places}; leave {block!r} out, or let the owner of the data say that these are"
                 f" other people, by `epsilonflow ledger overrule {population} {block} {others[0]}`."
@@ -49,7 +49,7 @@ def check_repeats(books: Books, population: str, held: Mapping[str, Sequence[str
 
 
 def check_fits(books: Books, drafts: Sequence[Draft]) -> None:
-    """Raises BudgetRefused where a block's cap does not allow its draft, Refused for another adjacency."""
+    """Raises BudgetRefusedError where a block's cap does not allow its draft, RefusedError for another adjacency."""
     for draft in drafts:
         population, cost = draft.population, draft.budget
         terms = books.term(population)
@@ -62,122 +62,122 @@ def check_fits(books: Books, drafts: Sequence[Draft]) -> None:
 
 
 def check_resumes(run: Run, drafts: Sequence[Draft]) -> None:
-    """Raises Refused where a run that is reserved again is not the same one, or has ended."""
+    """Raises RefusedError where a run that is reserved again is not the same one, or has ended."""
     again = drafts[0]
     if (run.population, run.reserved) != (again.population, again.budget):
-        raise Refused(
+        raise RefusedError(
             f"run {again.run_id!r} has reserved {in_words(run.reserved)} of population {run.population!r},"
             f" not {in_words(again.budget)} of {again.population!r}; resume it so or use a new run_id."
         )
     if set(run.amounts) != {draft.block for draft in drafts}:
-        raise Refused(
+        raise RefusedError(
             f"run {again.run_id!r} has reserved the blocks {blocks_in_words([*run.amounts])}, not"
             f" {blocks_in_words([draft.block for draft in drafts])}; resume it so or use a new run_id."
         )
     if run.status != "open":
-        raise Refused(f"run {again.run_id!r} is {run.status} already; to train again, use a new run_id.")
+        raise RefusedError(f"run {again.run_id!r} is {run.status} already; to train again, use a new run_id.")
 
 
 def check_once(books: Books, population: str, about: Mapping[str, object]) -> None:
-    """Raises BudgetRefused for a scheduled retraining that was charged before, however that run ended."""
+    """Raises BudgetRefusedError for a scheduled retraining that was charged before, however that run ended."""
     retraining = about.get("retraining")
     charged = books.run_of(population, retraining) if isinstance(retraining, str) else None
     if charged is not None:
-        raise BudgetRefused(
+        raise BudgetRefusedError(
             f"the retraining {retraining!r} of population {population!r} is charged already, for run {charged!r};"
             " wait for the next period."
         )
 
 
 def check_same_model(run_id: str, run: Run, model: str | None) -> None:
-    """Raises Refused for a second model of a run: two with the same noise tell more than one was charged for."""
+    """Raises RefusedError for a second model of a run: two with the same noise tell more than one was charged for."""
     if None not in (run.model, model) and run.model != model:
-        raise Refused(
+        raise RefusedError(
             f"run {run_id!r} was settled with another model, and training it again with other code gave a second one"
             " with the same noise, which is not given out; keep the first, or change a setting and train anew."
         )
 
 
 def check_settles(run_id: str, run: Run, spent: Budget) -> None:
-    """Raises Refused for a run that has ended, BudgetRefused for one that spent more than it reserved."""
+    """Raises RefusedError for a run that has ended, BudgetRefusedError for one that spent more than it reserved."""
     if run.status == "forfeited":
-        raise Refused(
+        raise RefusedError(
             f"run {run_id!r} is forfeited, so its {in_words(run.reserved)} count as spent for ever;"
             " it cannot be settled any more."
         )
     if run.status == "settled":
-        raise Refused(
+        raise RefusedError(
             f"run {run_id!r} is settled at {in_words(run.charged)} already, not at {in_words(spent)};"
             " a run settles once."
         )
     if spent.epsilon > run.reserved.epsilon or spent.delta > run.reserved.delta:
-        raise BudgetRefused(
+        raise BudgetRefusedError(
             f"run {run_id!r} cannot settle at {in_words(spent)}, more than the {in_words(run.reserved)} it"
             " reserved; find out why it spent more than it planned."
         )
     if math.isinf(run.reserved.epsilon) and math.isfinite(spent.epsilon):
-        raise Refused(f"run {run_id!r} was reserved without noise; settle it at an infinite epsilon.")
+        raise RefusedError(f"run {run_id!r} was reserved without noise; settle it at an infinite epsilon.")
 
 
 def check_price(run_id: str, block: str, *, reserved: float, happened: float) -> None:
-    """Raises BudgetRefused where the events that happened cost more than those that were reserved."""
+    """Raises BudgetRefusedError where the events that happened cost more than those that were reserved."""
     if happened > reserved * (1 + 1e-9):
-        raise BudgetRefused(
+        raise BudgetRefusedError(
             f"run {run_id!r} cannot settle: its events in block {block!r} cost {happened:g}, more than the"
             f" {reserved:g} it reserved; find out why it did more than it planned."
         )
 
 
 def check_cap(composition: Composition, cap: Budget) -> None:
-    """Raises Refused for an infinite cap, and for one without a delta where the composition needs one."""
+    """Raises RefusedError for an infinite cap, and for one without a delta where the composition needs one."""
     if math.isinf(cap.epsilon):
-        raise Refused("the cap of a population must be finite, not epsilon=inf; give a number.")
+        raise RefusedError("the cap of a population must be finite, not epsilon=inf; give a number.")
     composition.amount_of(cap)
 
 
 def check_new(composition: Composition, cap: Budget, blocks_per_person: int) -> None:
-    """Raises Refused where a new population's cap leaves nothing, and where a person is in no block."""
+    """Raises RefusedError where a new population's cap leaves nothing, and where a person is in no block."""
     check_cap(composition, cap)
     if cap.epsilon > 0 and not any(composition.amount_of(cap)):
-        raise Refused(
+        raise RefusedError(
             f"a cap of {in_words(cap)} leaves nothing to {composition}; choose another order or a larger cap."
         )
     if blocks_per_person < 1:
-        raise Refused(
+        raise RefusedError(
             f"a person is in at least 1 block, not in {blocks_per_person}; declare how many at most."
         )
 
 
 def check_contains(rows: Sequence[Entry], kept: str) -> None:
-    """Raises LedgerBroken where a head that was kept elsewhere is of none of the rows."""
+    """Raises LedgerBrokenError where a head that was kept elsewhere is of none of the rows."""
     if kept not in {GENESIS, *(row.hash for row in rows)}:
-        raise LedgerBroken(
+        raise LedgerBrokenError(
             f"the ledger has no row with the hash {kept[:16]}...: rows were cut off or an older"
             " copy was put back; restore the newest copy."
         )
 
 
 def check_name(name: str, what: str) -> None:
-    """Raises Refused for a name that no message could show."""
+    """Raises RefusedError for a name that no message could show."""
     if not name.strip() or not name.isprintable():
-        raise Refused(f"a {what} must be printable text, not empty, unlike {name!r}; choose another.")
+        raise RefusedError(f"a {what} must be printable text, not empty, unlike {name!r}; choose another.")
 
 
 def check_block_name(block: str) -> None:
-    """Raises Refused for a name that no block can have."""
+    """Raises RefusedError for a name that no block can have."""
     check_name(block, "block")
     if block == WHOLE_POPULATION:
-        raise Refused(
+        raise RefusedError(
             f"{block!r} stands for a whole population without blocks; choose another name for the block."
         )
 
 
 def check_new_block(books: Books, population: str, block: str, cap: Budget) -> None:
-    """Raises Refused for a cap that no block can have, and for the name of a block in another case or encoding."""
+    """Raises RefusedError for a cap that no block can have, and for the name of a block in another case or encoding."""
     check_cap(books.term(population).composition, cap)
     alike = [name for name in books.blocks(population) if name != block and _folded(name) == _folded(block)]
     if alike:
-        raise Refused(
+        raise RefusedError(
             f"population {population!r} has a block {alike[0]!r}, and {block!r} differs in case alone, as a file does"
             " that was renamed; a block keeps its name for ever."
         )
@@ -196,7 +196,7 @@ def _check_adjacency(books: Books, draft: Draft) -> None:
     asked = adjacency_of(draft.about)
     found = books.adjacencies.get(draft.population, asked)
     if found != asked:
-        raise Refused(
+        raise RefusedError(
             f"population {draft.population!r} was charged under {found}, this run is accounted under {asked}, and"
             " the two do not add up; take a method of the same adjacency."
         )
@@ -215,7 +215,7 @@ def declaration(books: Books, population: str, cap: Budget, terms: Terms) -> lis
 
 
 def reservation(terms: Terms, run: Draft, blocks: Blocks, held: Mapping[str, Sequence[str]]) -> list[Draft]:
-    """The rows that reserve a run in its blocks; raises Refused where its events have no bound under the terms.
+    """The rows that reserve a run in its blocks; raises RefusedError where its events have no bound under the terms.
 
     run: the row of a run on the whole population. held: digests of what the blocks hold. Each price is computed here
     and never taken from `about`.
@@ -239,7 +239,7 @@ def settlement(
 
     A run settled at its full cost keeps its full price: when to end may have been chosen on the way, under a filter
     of its own. One settled at less is priced by what happened.
-    Raises BudgetRefused where that costs more than was reserved, Refused where it has no bound.
+    Raises BudgetRefusedError where that costs more than was reserved, RefusedError where it has no bound.
     """
     run = find(books, run_id)
     if run.status != "open":

@@ -26,7 +26,7 @@ from sqlalchemy.engine import URL, Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
-from algorithms.privacy.errors import Refused
+from algorithms.errors import RefusedError
 from algorithms.privacy.ledger.chain import KINDS, Draft, Entry, seal, verify
 
 PATIENCE_SECONDS = 30.0
@@ -61,14 +61,14 @@ def place_of(url: str) -> Place:
     """The database at sqlite:///PATH or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE.
 
     A new SQLite file, and its folder when that is new too, can be read and written by the owner only.
-    Raises Refused for any other URL, for a folder that cannot be written, and when psycopg is not installed.
+    Raises RefusedError for any other URL, for a folder that cannot be written, and when psycopg is not installed.
     """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # whose text may hold a piece of the password
         parsed = None
     if parsed is None or "@" in f"{parsed.host}{parsed.database if parsed.host else ''}":
-        raise Refused(
+        raise RefusedError(
             "the URL of the ledger cannot be read; write sqlite:///PATH or"
             " postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, special characters of the password as %XX."
         )
@@ -76,19 +76,19 @@ def place_of(url: str) -> Place:
         return _sqlite(parsed, is_whole="?" not in url)
     if parsed.drivername in ("postgresql", "postgresql+psycopg"):
         return _postgresql(parsed.set(drivername="postgresql+psycopg"))
-    raise Refused(f"a ledger cannot live in {parsed.drivername!r}; use sqlite or postgresql+psycopg.")
+    raise RefusedError(f"a ledger cannot live in {parsed.drivername!r}; use sqlite or postgresql+psycopg.")
 
 
 def _sqlite(url: URL, *, is_whole: bool) -> Place:
     """is_whole: nothing follows the path, which a question mark would end, even one that belongs to it."""
     database = url.database or ""
     if not database or database == ":memory:" or database.startswith("file:") or not is_whole:
-        raise Refused("a ledger in SQLite must be a file that stays; write its URL as sqlite:///PATH.")
+        raise RefusedError("a ledger in SQLite must be a file that stays; write its URL as sqlite:///PATH.")
     path = Path(database).resolve()
     try:
         _make_private(path)
     except OSError as error:
-        raise Refused(
+        raise RefusedError(
             f"the ledger {path} cannot be created or opened ({error.strerror});"
             " choose a place that you may write to."
         ) from None
@@ -124,7 +124,7 @@ def _postgresql(url: URL) -> Place:
             connect_args={} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_SECONDS},
         )
     except ImportError:
-        raise Refused(
+        raise RefusedError(
             "a ledger in PostgreSQL needs the package psycopg; install epsilonflow with its extra `postgres`."
         ) from None
     passwords = [url.password, url.query.get("password"), url.query.get("sslpassword")]
@@ -189,7 +189,7 @@ class Store:
     def read(self, *, afresh: bool = False) -> list[Entry]:
         """Every row in order; afresh: whatever was verified before is read and hashed again.
 
-        Raises LedgerBroken when the chain does not hold, Refused when the database cannot be read.
+        Raises LedgerBrokenError when the chain does not hold, RefusedError when the database cannot be read.
         """
         return [*self._transaction(lambda connection: self._read(connection, afresh=afresh))]
 
@@ -198,7 +198,7 @@ class Store:
 
         No other write comes between the reading and the appending. `decide` may be called again after a lost
         race, and may raise: then nothing is written.
-        Raises LedgerBroken when the chain does not hold, Refused when the database cannot be written.
+        Raises LedgerBrokenError when the chain does not hold, RefusedError when the database cannot be written.
         """
 
         def work(connection: Connection) -> None:
@@ -211,17 +211,19 @@ class Store:
         self._transaction(work, writes=True)
 
     def fill(self, entries: Sequence[Entry]) -> None:
-        """Writes verified rows into an empty ledger as they are; raises Refused where it holds rows already."""
+        """Writes verified rows into an empty ledger as they are; raises RefusedError where it holds rows already."""
 
         def work(connection: Connection) -> None:
             if self._read(connection):
-                raise Refused(f"the ledger {self.place.name} holds rows already; restore into a new one.")
+                raise RefusedError(
+                    f"the ledger {self.place.name} holds rows already; restore into a new one."
+                )
             _insert(connection, entries)
 
         self._transaction(work, writes=True)
 
     def create(self) -> None:
-        """Creates the table and its triggers where they are missing; raises Refused where it cannot."""
+        """Creates the table and its triggers where they are missing; raises RefusedError where it cannot."""
         self._transaction(_create, writes=True)
 
     def _read(self, connection: Connection, *, afresh: bool = False) -> list[Entry]:
@@ -249,7 +251,7 @@ class Store:
                     return work(connection)
             except DBAPIError as error:
                 if not _lost_a_race(error) or time.monotonic() > deadline:
-                    raise Refused(self.place.complaint(error)) from None
+                    raise RefusedError(self.place.complaint(error)) from None
             time.sleep(random.uniform(0.0, pause))
             pause = min(2 * pause, 0.5)
 
@@ -261,7 +263,7 @@ def _insert(connection: Connection, entries: Sequence[Entry]) -> None:
 
 
 def open_store(url: str) -> Store:
-    """The store at a SQLAlchemy URL, created when it is missing; raises Refused where that is impossible."""
+    """The store at a SQLAlchemy URL, created when it is missing; raises RefusedError where that is impossible."""
     store = Store(place_of(url))
     store.create()
     return store

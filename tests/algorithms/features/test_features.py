@@ -14,24 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms import training
-from algorithms.algorithm import Plan, Target
-from algorithms.features.catalogue import FEATURES, from_settings
-from algorithms.features.features import Features, learned, schedule
+from algorithms.core import training
+from algorithms.core.features import Features, learned, schedule
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.features.registry import FEATURES, from_settings
 from algorithms.gradients import L2
 from algorithms.models import Model, build
-from algorithms.models.fronts import buffers, front, in_front, installed, shape_after
-from algorithms.privacy import ahead
-from algorithms.privacy.ahead import taken_ahead
-from algorithms.privacy.barrier import Barrier, Performance
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefused, Refused
-from algorithms.privacy.filters import ScheduleFilter
-from algorithms.privacy.full_batch import FullBatchAnswers
-from algorithms.privacy.noise import seeded_generator
-from algorithms.privacy.releases import FullBatch, Gaussian, gradient_release
-from algorithms.privacy.trace import Trace
-from algorithms.public import Public
+from algorithms.models.feature_transforms import buffers, front, in_front, installed, shape_after
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.filters import ScheduleFilter
+from algorithms.privacy.barrier import unnoised_queries
+from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.barrier.unnoised_queries import FullBatchAnswers, frozen_prefix
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, gradient_release
 from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp, algorithm
 
@@ -134,7 +132,7 @@ def test_what_is_asked_is_what_was_planned(name: str, count: int | None) -> None
     features = kind(name)
     asked = barrier(features, records(), count=count)
     learned(features, asked, count, QUIET)
-    with pytest.raises(BudgetRefused, match="no further release"):
+    with pytest.raises(BudgetRefusedError, match="no further release"):
         learned(features, asked, count, QUIET)
 
 
@@ -181,17 +179,17 @@ def answers(features: Features, data: MadeUp) -> list[Tensor]:
 def test_records_of_another_shape_are_refused(
     name: str, shape: tuple[int, ...], changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(Refused, match="features"):
+    with pytest.raises(RefusedError, match="features"):
         kind(name, **changes).releases(shape)
 
 
 def test_unknown_features_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(Refused, match="whitened"):
+    with pytest.raises(RefusedError, match="whitened"):
         from_settings({"name": "fourier"})
 
 
-def facts(model: Model) -> Public:
-    return Public(COUNT, model.parameter_count, len(model.layers), 3)
+def facts(model: Model) -> PublicInfo:
+    return PublicInfo(COUNT, model.parameter_count, len(model.layers), 3)
 
 
 def target(features: Features) -> Target:
@@ -217,7 +215,7 @@ def test_learning_is_paid_out_of_the_run_s_budget(name: str) -> None:
     assert whole.schedule[: len(whole.target.before)] == list(whole.target.before)
     assert Plan.from_json(whole.to_json()) == whole
     assert model.parameter_count == public.parameters
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedError):
         plan(kind(name))
 
 
@@ -276,12 +274,12 @@ def test_importance_sampling_goes_on_behind_them_with_what_they_left(tmp_path: P
 def test_what_is_taken_ahead_of_the_steps_gives_the_same_gradients(name: str) -> None:
     features, data = kind(name), records()
     model = installed(model_behind(features), learned(features, barrier(features, data), COUNT, QUIET))
-    head, seen = taken_ahead(model, data, Performance(number=COUNT))
+    head, seen = frozen_prefix(model, data, Performance(number=COUNT))
     assert head is not model
     assert len(seen.features) == COUNT
     answers = [gradient(model, data), gradient(head, seen)]
     torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-4)
-    assert taken_ahead(model, data, Performance()) == (model, data)
+    assert frozen_prefix(model, data, Performance()) == (model, data)
 
 
 def test_a_public_number_decides_whether_maps_are_held() -> None:
@@ -289,7 +287,8 @@ def test_a_public_number_decides_whether_maps_are_held() -> None:
     model = installed(model_behind(features), learned(features, barrier(features, data), COUNT, QUIET))
     most = 10**6 // (4 * math.prod(SHAPE))
     held = [
-        taken_ahead(model, data, Performance(memory_mb=1, number=n))[0] is not model for n in (most, most + 1)
+        frozen_prefix(model, data, Performance(memory_mb=1, number=n))[0] is not model
+        for n in (most, most + 1)
     ]
     assert held == [True, False]
 
@@ -303,14 +302,14 @@ def test_what_a_run_holds_of_its_records_follows_from_public_numbers(
     taken: set[str] = set()
     model, method = model_behind(features), algorithm("dp_gd", steps=2)
     before = tuple(schedule(features, SHAPE, public, 100.0))
-    facts = Public(public, model.parameter_count, len(model.layers), 3)
+    facts = PublicInfo(public, model.parameter_count, len(model.layers), 3)
     plan = method.plan(Target(Budget(3.0, 1e-4), before=before), facts)
 
     def noted(owner: Any, way: str) -> None:
         real = getattr(owner, way)
         monkeypatch.setattr(owner, way, lambda *of, **named: taken.add(way) or real(*of, **named))
 
-    noted(ahead, "_mapped")
+    noted(unnoised_queries, "_mapped")
     noted(FullBatchAnswers, "clipped_sum")
     for there in (3, COUNT, COUNT + 1, 4000):  # of the last, the features alone need a megabyte
         taken.clear()
@@ -343,7 +342,7 @@ def test_a_model_s_own_first_maps_are_taken_ahead_too(
         build(name, input_shape=SHAPE, classes=3, seed=0, settings=settings),
     )
     model = installed(model, learned(features, barrier(features, data), COUNT, QUIET))
-    head, seen = taken_ahead(model, data, Performance(number=COUNT))
+    head, seen = frozen_prefix(model, data, Performance(number=COUNT))
     assert [type(layer).__name__ for layer in head.module.children()] == layers
     assert seen.features.shape == ((COUNT, *SHAPE) if name == "softmax" else (COUNT, 37))
     torch.testing.assert_close(gradient(model, data), gradient(head, seen), rtol=1e-4, atol=1e-4)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from algorithms.gradients import L2, Engine
-from algorithms.models import CATALOGUE, ModelRefused, build
+from algorithms.models import CATALOGUE, ModelRefusedError, build
+from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
-from tests.gradients import naive
 
 NEW = [
     name
@@ -142,6 +142,6 @@ def test_a_linear_form_starts_at_zero(name: str) -> None:
 def test_a_model_that_does_not_fit_is_refused_in_one_sentence(
     name: str, shape: tuple[int, ...], tokens: int | None, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ModelRefused, match=message) as refusal:
+    with pytest.raises(ModelRefusedError, match=message) as refusal:
         build(name, input_shape=shape, classes=2, seed=0, tokens=tokens, settings=settings)
     assert "\n" not in str(refusal.value)

@@ -10,14 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from algorithms.models import ModelRefused, adapted, build
-from algorithms.privacy.errors import Refused
-from data import PublicDescription, catalogue
-from data.prepared import load
-from tasks import calibrate, evaluate, params
-from tasks.comparing.cells import Cell
+from algorithms.errors import RefusedError
+from algorithms.models import ModelRefusedError, adapted, build
+from data import PublicDescription
+from data.prepare.prepared import load
+from data.schema import registry
+from tasks import calibrate, evaluate
 from tasks.comparing.comparison import Problem
-from tasks.params import ParamsRefused
+from tasks.comparing.trials import Trial
+from tasks.config import params
+from tasks.config.params import ParamsRefusedError
 from tests.tasks.test_train import PARAMS, Workspace, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]  # fixtures
@@ -57,7 +59,7 @@ def public(prepared_digits: Path) -> PublicDescription:
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) -> None:
-    with pytest.raises(ParamsRefused, match=f"model.{key}"):
+    with pytest.raises(ParamsRefusedError, match=f"model.{key}"):
         settings_of(**{key: value})
 
 
@@ -74,7 +76,7 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
 def test_a_model_that_does_not_fit_is_refused_when_it_is_planned(
     public: PublicDescription, model: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ModelRefused, match=message):
+    with pytest.raises(ModelRefusedError, match=message):
         calibrate.calibrate(settings_of(**model), public)
 
 
@@ -89,7 +91,7 @@ def test_a_plan_holds_the_file_s_digest_so_that_another_file_is_another_plan(
     assert document["model"]["parameters"] == 8 * 10 + 10
     assert [note.split()[0] for note in document["model"]["notes"]] == ["The", "Not"]
     start_file(path, seed=6)
-    with pytest.raises(Refused, match="made for another model"):
+    with pytest.raises(RefusedError, match="made for another model"):
         calibrate.check(document, settings, public)
 
 
@@ -105,7 +107,7 @@ def test_what_was_trained_from_a_start_with_frozen_layers_is_evaluated_without_t
     assert parameters.keys() == start.keys()
     for name, tensor in parameters.items():
         assert torch.equal(tensor, start[name]) == name.startswith("1.")
-    data = load(workspace.root / "data/prepared")
+    data = load(workspace.root / "datasets/prepared")
     found = evaluate.evaluate(model, parameters, data)
     inputs = torch.from_numpy(np.array(data.test_features)).flatten(start_dim=1)
     hidden = torch.relu(inputs @ parameters["1.weight"].T + parameters["1.bias"])
@@ -124,13 +126,13 @@ def test_a_file_that_lacks_a_parameter_is_not_evaluated(tmp_path: Path) -> None:
     tensors = load_file(path)
     del tensors["1.bias"]
     save_file(tensors, path, metadata={"epsilonflow": json.dumps(facts | {"features": {"name": "none"}})})
-    with pytest.raises(ModelRefused, match=r"lacks 1\.bias"):
+    with pytest.raises(ModelRefusedError, match=r"lacks 1\.bias"):
         evaluate.load_model(path)
 
 
-def cell_of(**changes: Any) -> Cell:
-    card = catalogue.card("digits")
-    cell = Cell(
+def cell_of(**changes: Any) -> Trial:
+    card = registry.card("digits")
+    cell = Trial(
         card.name, "0", "mlp", "a", "a", "", {"name": "dp_sgd"}, "pld", 1.0, 1e-5, 0, None, {"curves": False}
     )
     return replace(cell, **changes)

@@ -9,10 +9,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from algorithms.gradients import Engine
-from algorithms.models import Model, ModelRefused, adapted
-from algorithms.models.fronts import front, in_front
+from algorithms.models import Model, ModelRefusedError, adapted
+from algorithms.models.feature_transforms import front, in_front
+from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
-from tests.gradients import naive
 
 SHAPE = FORMS["conv_fc"].shape
 CONVOLUTIONS = ["conv1", "conv2"]
@@ -82,7 +82,7 @@ def test_a_file_that_does_not_fit_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Tensor]], object], message: str
 ) -> None:
     path = stored(tmp_path / "start.safetensors", change)
-    with pytest.raises(ModelRefused, match=message) as refusal:
+    with pytest.raises(ModelRefusedError, match=message) as refusal:
         adapted(form_of("conv_fc"), input_shape=SHAPE, start=path)
     assert "\n" not in str(refusal.value)
 
@@ -91,15 +91,17 @@ def test_a_damaged_file_and_a_missing_one_are_refused(tmp_path: Path) -> None:
     path = stored(tmp_path / "start.safetensors")
     path.write_bytes(path.read_bytes()[:-100])
     for place in (path, tmp_path / "nothing.safetensors"):
-        with pytest.raises(ModelRefused, match="no safetensors file that can be read whole"):
+        with pytest.raises(ModelRefusedError, match="no safetensors file that can be read whole"):
             adapted(form_of("conv_fc"), input_shape=SHAPE, start=place)
 
 
 def test_fresh_layers_without_a_start_or_without_a_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match=r"give model\.start"):
+    with pytest.raises(ModelRefusedError, match=r"give model\.start"):
         adapted(form_of("conv_fc"), input_shape=SHAPE, fresh=["fc3"])
     path = stored(tmp_path / "start.safetensors")
-    with pytest.raises(ModelRefused, match="'fc4', which the model 'conv_fc' has not; its layers are conv1"):
+    with pytest.raises(
+        ModelRefusedError, match="'fc4', which the model 'conv_fc' has not; its layers are conv1"
+    ):
         adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, fresh=["fc4"])
 
 
@@ -118,12 +120,12 @@ def test_frozen_layers_are_not_trained_and_the_rest_has_the_same_gradient() -> N
 def test_one_parameter_can_be_frozen_and_a_layer_of_a_similar_name_is_not() -> None:
     model = adapted(form_of("relu_cnn"), input_shape=FORMS["relu_cnn"].shape, freeze=["0.bias"])
     assert next(iter(model.shapes)) == "0.weight" and "0.bias" not in model.shapes
-    with pytest.raises(ModelRefused, match=r"model.freeze lists 'conv'"):
+    with pytest.raises(ModelRefusedError, match=r"model.freeze lists 'conv'"):
         adapted(form_of("conv_fc"), input_shape=SHAPE, freeze=["conv"])
 
 
 def test_freezing_everything_is_refused() -> None:
-    with pytest.raises(ModelRefused, match="leaves nothing to train"):
+    with pytest.raises(ModelRefusedError, match="leaves nothing to train"):
         adapted(form_of("mlp"), input_shape=(6,), freeze=["1", "3"])
 
 
@@ -143,5 +145,5 @@ def test_a_start_that_is_finite_in_64_bits_alone_is_refused(tmp_path: Path) -> N
         tensors["fc3.bias"] = torch.full_like(tensors["fc3.bias"], 1e300, dtype=torch.float64)
 
     path = stored(tmp_path / "start.safetensors", too_large)
-    with pytest.raises(ModelRefused, match="not finite"):
+    with pytest.raises(ModelRefusedError, match="not finite"):
         adapted(form_of("conv_fc"), input_shape=SHAPE, start=path)

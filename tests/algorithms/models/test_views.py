@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from algorithms.gradients import L2, Engine
-from algorithms.models import Model, ModelRefused, adapted, build, for_evaluation
-from algorithms.models.views import VIEWS
-from algorithms.privacy.performance import Performance
-from data.records import Records
+from algorithms.models import Model, ModelRefusedError, adapted, build, for_evaluation
+from algorithms.models.augmentation import VIEWS
+from algorithms.privacy.barrier.performance import Performance
+from data.readers.records import Records
+from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
-from tests.gradients import naive
 
 NAMES = ["softmax", "cifar_cnn"]
 
@@ -89,11 +89,11 @@ def test_views_go_with_a_start_and_frozen_layers() -> None:
 
 @pytest.mark.parametrize(("name", "count"), [("mlp", 2), ("scatter_cnn", 2), ("bilstm", 2), ("softmax", 19)])
 def test_views_of_what_is_no_image_and_more_than_there_are_are_refused(name: str, count: int) -> None:
-    with pytest.raises(ModelRefused, match=f"model.views is {count}"):
+    with pytest.raises(ModelRefusedError, match=f"model.views is {count}"):
         seen(name, count)
 
 
 def test_views_of_a_tiny_image_are_refused() -> None:
     model = build("softmax", input_shape=(1, 2, 9), classes=2, seed=0)
-    with pytest.raises(ModelRefused, match=r"set model\.views to 1"):
+    with pytest.raises(ModelRefusedError, match=r"set model\.views to 1"):
         adapted(model, input_shape=(1, 2, 9), views=2)

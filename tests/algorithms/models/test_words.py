@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from algorithms.models import Model, ModelRefused, build, digest
+from algorithms.models import Model, ModelRefusedError, build, digest
 
 WORDS = ("the", "film", "was", "fine")
 VECTORS = {"film": (1.0, 2.0, 3.0), "other": (9.0, 9.0, 9.0), "the": (4.0, 5.0, 6.0)}
@@ -81,12 +81,14 @@ def test_word_vectors_stand_at_the_entries_of_their_words(tmp_path: Path) -> Non
 def test_a_list_of_other_words_or_in_another_order_is_refused(tmp_path: Path) -> None:
     right = digest(Path(str(files(tmp_path)["words_file"])))
     for words in (reversed(WORDS), ("!", *WORDS[1:])):
-        with pytest.raises(ModelRefused, match="not the list of the words that the tokens of these data"):
+        with pytest.raises(
+            ModelRefusedError, match="not the list of the words that the tokens of these data"
+        ):
             model_of(right, **files(tmp_path, words="\n".join(words)))
 
 
 def test_without_a_checksum_of_the_words_no_word_vectors_are_read(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match="words_sha256"):
+    with pytest.raises(ModelRefusedError, match="words_sha256"):
         model_of(**files(tmp_path))
 
 
@@ -114,7 +116,7 @@ def test_a_model_of_an_embedding_file_is_made_again_without_it(tmp_path: Path) -
 def test_a_file_of_another_form_is_refused_by_its_line_which_is_not_quoted(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    with pytest.raises(ModelRefused, match=message) as refusal:
+    with pytest.raises(ModelRefusedError, match=message) as refusal:
         model_of_files(files(tmp_path, text))
     assert "secret" not in str(refusal.value)
 
@@ -129,15 +131,15 @@ def test_a_file_of_another_form_is_refused_by_its_line_which_is_not_quoted(
     ],
 )
 def test_a_list_that_is_not_the_data_s_is_refused(tmp_path: Path, words: str, message: str) -> None:
-    with pytest.raises(ModelRefused, match=message):
+    with pytest.raises(ModelRefusedError, match=message):
         model_of_files(files(tmp_path, words=words))
 
 
 def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
     named = files(tmp_path)
     (tmp_path / "vectors.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ModelRefused, match="embedding_file"):
+    with pytest.raises(ModelRefusedError, match="embedding_file"):
         model_of_files(named)
     (tmp_path / "words.txt").unlink()
-    with pytest.raises(ModelRefused, match="words_file"):
+    with pytest.raises(ModelRefusedError, match="words_file"):
         model_of("0" * 64, **named)

@@ -1,0 +1,247 @@
+"""How plans are made: noise calibrated to a target, noise set by a formula, or a budget that is spent on the way.
+
+Noise that changes from step to step on a course that is public and fixed before the first step.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import dp_accounting as dp
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.core.method import Plan, PublicInfo, Target, by_accountants
+from algorithms.core.minibatch import Batches, count_release
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.gradients import L2
+from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, named
+from algorithms.privacy.accounting.epsilon import calibrate
+from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.accounting.filters import RenyiFilter, epsilon_of_zcdp
+from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release
+
+_LARGEST_DELTA_UNKNOWN_N = 1e-5
+
+
+def plan_fixed(
+    releases: Callable[[float], Sequence[tuple[Release, int]]],
+    *,
+    target: Target,
+    public: PublicInfo,
+    steps: int,
+    sampling_rate: float,
+    divisor: float | None,
+    adjacency: str = ADD_OR_REMOVE_ONE.name,
+    own: Mapping[str, Any] | None = None,
+) -> Plan:
+    """The plan of an algorithm whose releases are fixed before the first one, with the least noise that fits.
+
+    releases: the algorithm's own and how often each occurs in a row, at a noise multiplier. own: see Plan.
+    Raises RefusedError where no noise fits, and for events that are not proven under the adjacency.
+    """
+
+    def schedule_at(noise_multiplier: float) -> Schedule:
+        return [(release.event(), count) for release, count in releases(noise_multiplier)]
+
+    accountant, relation = target.accountant, named(adjacency)
+    multiplier = calibrate(
+        lambda noise: [*target.before, *schedule_at(noise)],
+        target.budget,
+        accountant=accountant,
+        adjacency=relation,
+    )
+    return plan_given(
+        schedule_at(multiplier),
+        target=target,
+        public=public,
+        steps=steps,
+        noise_multiplier=multiplier,
+        sampling_rate=sampling_rate,
+        divisor=divisor,
+        adjacency=adjacency,
+        own=own,
+    )
+
+
+def plan_given(
+    schedule: Schedule,
+    *,
+    target: Target,
+    public: PublicInfo,
+    steps: int,
+    noise_multiplier: float,
+    sampling_rate: float,
+    divisor: float | None,
+    adjacency: str = ADD_OR_REMOVE_ONE.name,
+    own: Mapping[str, Any] | None = None,
+) -> Plan:
+    """The plan of fixed releases whose noise is set already; raises RefusedError where they cost more than the
+    target.
+    """
+    relation, schedule = named(adjacency), [*target.before, *schedule]
+    costs = by_accountants(schedule, target.budget.delta, relation)
+    if target.accountant not in costs:
+        raise RefusedError(
+            f"the accountant {target.accountant!r} has no bound for these releases;"
+            f" choose {' or '.join(costs) or 'other releases'}."
+        )
+    if costs[target.accountant] > target.budget.epsilon * (1 + 1e-9):
+        raise RefusedError(
+            f"the releases cost epsilon {costs[target.accountant]:g}, the target is {target.budget.epsilon:g};"
+            " ask for more epsilon or more noise."
+        )
+    return Plan(
+        target=target,
+        public=public,
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        sampling_rate=sampling_rate,
+        divisor=divisor,
+        schedule=schedule,
+        epsilon=costs,
+        adjacency=adjacency,
+        own=dict(own or {}),
+    )
+
+
+def plan_zcdp(
+    rho: float, *, target: Target, public: PublicInfo, steps: int, own: Mapping[str, Any] | None = None
+) -> Plan:
+    """The plan of a run that chooses its releases on the way, under a zCDP filter; steps: the most it may take."""
+    _check_adaptive(target)
+    if target.before:
+        raise RefusedError(
+            "this algorithm spends its budget on the way, and has no part for learned features in it; set"
+            " features.name to none, or choose an algorithm with a fixed schedule."
+        )
+    return Plan(
+        target=target,
+        public=public,
+        steps=steps,
+        noise_multiplier=0.0,
+        sampling_rate=1.0,
+        divisor=None,
+        schedule=[(dp.dp_event.ZCDpEvent(rho), 1)],
+        epsilon={"rdp": epsilon_of_zcdp(rho, target.budget.delta)},
+        filter={"kind": "zcdp", "rho": rho},
+        own=dict(own or {}),
+    )
+
+
+def plan_renyi(
+    order: float,
+    *,
+    target: Target,
+    public: PublicInfo,
+    steps: int,
+    sampling_rate: float,
+    own: Mapping[str, Any] | None = None,
+) -> Plan:
+    """The plan of a run that chooses its releases on the way, under a Rényi filter at an order fixed here."""
+    _check_adaptive(target)
+    limit = RenyiFilter(order, target.budget).limit
+    return Plan(
+        target=target,
+        public=public,
+        steps=steps,
+        noise_multiplier=0.0,
+        sampling_rate=sampling_rate,
+        divisor=None,
+        schedule=[],
+        epsilon={"rdp": target.budget.epsilon},
+        filter={"kind": "renyi", "order": order, "limit": limit},
+        own=dict(own or {}),
+    )
+
+
+def _check_adaptive(target: Target) -> None:
+    if target.accountant == "pure":
+        raise RefusedError(
+            "a run that chooses its releases on the way is counted by a zCDP or Rényi filter, which needs a delta;"
+            " set privacy.delta above 0 and privacy.accountant to pld or rdp."
+        )
+
+
+def check_delta(delta: float, records: int | None) -> None:
+    """Raises RefusedError for a delta above 1/n, and above 1e-5 where the number of records is private, None."""
+    most = _LARGEST_DELTA_UNKNOWN_N if records is None else 1 / records
+    if delta > most:
+        why = (
+            "the number of records is private" if records is None else f"there are {records} training records"
+        )
+        raise RefusedError(f"delta = {delta:g} was asked for, but {why}; set delta to at most {most:.3g}.")
+
+
+Array = NDArray[np.float64]
+
+LEVELS = 24
+"""The most different noise multipliers in a plan; each costs the accountant a distribution of its own."""
+
+
+def plan_noise_schedule(
+    weights: Array,
+    *,
+    sampled: Batches,
+    clip_norm: float,
+    target: Target,
+    public: PublicInfo,
+    own: Mapping[str, Any] | None = None,
+) -> Plan:
+    """The plan of noised gradient steps whose noise multipliers are the plan's times `weights`, shape [steps].
+
+    The whole course is calibrated at once. The plan keeps the weights under "noise", as runs of steps.
+    Raises RefusedError where no noise fits the target.
+    """
+    values, counts = in_levels(weights)
+    first = [] if sampled.divisor is not None else [(count_release(target.count_noise), 1)]
+
+    def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
+        later = [
+            (_step(sampled, clip_norm, noise_multiplier * float(value)), int(count))
+            for value, count in zip(values, counts, strict=True)
+        ]
+        return [*first, *later]
+
+    runs = [
+        {"steps": int(count), "weight": float(value)} for value, count in zip(values, counts, strict=True)
+    ]
+    return plan_fixed(
+        releases,
+        target=target,
+        public=public,
+        steps=len(weights),
+        sampling_rate=sampled.rate,
+        divisor=sampled.divisor,
+        own={"noise": runs, **(own or {})},
+    )
+
+
+def multiplier_at(plan: Plan, count: int) -> float:
+    """The noise multiplier of the step after `count` others; raises BudgetRefusedError after the last."""
+    runs: Sequence[Mapping[str, Any]] = plan.own["noise"]
+    for run in runs:
+        if count < run["steps"]:
+            return float(plan.noise_multiplier * run["weight"])
+        count -= run["steps"]
+    raise BudgetRefusedError("the plan allows no further release; calibrate a run of more steps.")
+
+
+def in_levels(weights: Array, levels: int = LEVELS) -> tuple[Array, Array]:
+    """Positive weights, shape [steps], as at most `levels` runs of equal ones: their values and lengths, [runs].
+
+    A run takes its geometric mean, so where there are fewer runs of equal weights they are kept. Else runs end where
+    they follow the logarithm with the least squared error: their density goes with its slope to the power 2/3.
+    """
+    moves = np.abs(np.diff(np.log(weights), prepend=math.log(weights[0])))
+    cells = np.cumsum(moves > 0)
+    if cells[-1] >= levels:
+        course = np.cumsum(moves ** (2.0 / 3.0))
+        cells = np.minimum(np.floor(course / course[-1] * levels), levels - 1)
+    starts = np.flatnonzero(np.diff(cells, prepend=-1.0))
+    counts = np.diff(np.append(starts, len(weights)))
+    return np.exp(np.add.reduceat(np.log(weights), starts) / counts), counts
+
+
+def _step(sampled: Batches, clip_norm: float, noise_multiplier: float) -> Release:
+    return gradient_release(sampled.sampling, L2(clip_norm), Gaussian(noise_multiplier), 1.0)

@@ -1,0 +1,322 @@
+"""What an algorithm may know before its first release: declared values, never computed from records.
+
+What an algorithm is: a plan from public values, a start, and steps that ask the barrier and post-process.
+
+The training loop, checkpoints, the noise trace and progress know only this.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol, Self, TypeVar
+
+import dp_accounting as dp
+from torch import Tensor
+
+from algorithms.errors import RefusedError
+from algorithms.models import LossBounds
+from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import ACCOUNTANTS, Accountant, epsilon
+from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
+from algorithms.privacy.accounting.filters import (
+    Filter,
+    RenyiFilter,
+    ScheduleFilter,
+    ZCDPFilter,
+    conversion,
+    epsilon_of_zcdp,
+)
+from algorithms.privacy.barrier.barrier import Barrier
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The largest norms of the vector that a linear model multiplies with its weights, a bias's 1 included.
+
+    width: its largest coordinate above 0 plus its largest below, the norm of `Box`. outputs: of the model.
+    """
+
+    l1: float
+    l2: float
+    width: float = math.inf
+    outputs: int = 1
+
+
+@dataclass(frozen=True)
+class PublicInfo:
+    """What an algorithm may know before its first release.
+
+    records: number of training records, or None where it is private. parameters: d. layers: length of the model's
+    list of layers. classes: number of classes. inputs: for a linear model on data whose card bounds them, else None.
+    loss: of a record, by the model's outputs, or None where nothing is known.
+    """
+
+    records: int | None
+    parameters: int
+    layers: int
+    classes: int
+    inputs: Inputs | None = None
+    loss: LossBounds | None = None
+
+    def known_records(self, what: str) -> int:
+        """The number of records; raises RefusedError where it is private, since `what` needs it."""
+        if self.records is None:
+            raise RefusedError(
+                f"the number of records is private, and {what} needs it; declare it public, or use 'dp_gd' or 'dp_sgd'."
+            )
+        return self.records
+
+    def gradient_norm(self, order: Literal[1, 2, "box"]) -> float:
+        """The largest norm of a record's gradient, by `L1`, `L2` or `Box`, of a linear model with one output.
+
+        Raises RefusedError where a public bound is missing.
+        """
+        inputs, loss = self._bounded("sensitivity")
+        return loss.slope * {1: inputs.l1, 2: inputs.l2, "box": inputs.width}[order]
+
+    def smoothness(self) -> float:
+        """The largest eigenvalue of a record's Hessian; raises RefusedError where no public bound gives it."""
+        inputs, loss = self._bounded("smoothness")
+        if not math.isfinite(loss.curvature):
+            raise RefusedError(
+                "smoothness was asked of a loss with a kink, like the hinge loss, which has none;"
+                " use the model 'huber_svm' or 'logistic', or another algorithm."
+            )
+        return loss.curvature * inputs.l2**2
+
+    def _bounded(self, what: str) -> tuple[Inputs, LossBounds]:
+        if self.inputs is None or self.loss is None:
+            raise RefusedError(
+                f"a public bound for {what} is missing; take a linear model on data whose card bounds every feature,"
+                " or an algorithm that clips."
+            )
+        return self.inputs, self.loss
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as JSON values; an infinite number becomes null."""
+        document = asdict(self)
+        for name in ("inputs", "loss"):
+            if document[name] is not None:
+                document[name] = to_finite(document[name])
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The facts that `to_json` wrote."""
+        inputs, loss = document.get("inputs"), document.get("loss")
+        own = {key: value for key, value in document.items() if key not in ("inputs", "loss")}
+        return cls(
+            **own,
+            inputs=None if inputs is None else Inputs(**from_finite(inputs)),
+            loss=None if loss is None else LossBounds(**from_finite(loss)),
+        )
+
+
+def to_finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Numbers as JSON has them: an infinite one becomes None."""
+    return {key: value if math.isfinite(value) else None for key, value in values.items()}
+
+
+def from_finite(values: Mapping[str, float | None]) -> dict[str, Any]:
+    """The numbers that `to_finite` wrote."""
+    return {key: math.inf if value is None else value for key, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a run may cost and how that is counted.
+
+    accountant: whose epsilon is held to the budget. count_noise: noise multiplier of the count of records that is
+    released first where the number of records is private. before: the events of releases that are made before the
+    algorithm's own, which have to fit the budget too.
+    """
+
+    budget: Budget
+    accountant: Accountant = "pld"
+    count_noise: float = 100.0
+    before: tuple[tuple[dp.DpEvent, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.accountant == "pure") != (self.budget.delta == 0):
+            raise RefusedError(
+                f"delta = {self.budget.delta:g} was asked for with the accountant {self.accountant!r}; delta = 0 goes"
+                " with 'pure', and every delta above 0 with 'pld' or 'rdp'."
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will ask and what it costs, decided before the records are opened.
+
+    steps: the most steps of the training loop. noise_multiplier: 0 where it is chosen on the way. schedule: the events
+    of the releases, in order. divisor: the public number that sums are divided by, or None where it follows from the
+    released count. filter: what holds the run to its budget: {"kind": "schedule"}, {"kind": "zcdp", "rho"} or
+    {"kind": "renyi", "order", "limit"}. epsilon: by accountant, at the target's delta; infinite for a run that is not
+    private; an accountant without a bound is absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE. own: public values
+    that the algorithm planned, as JSON values; under "not_private" a sentence that says why the stated epsilon does not
+    hold, where it does not.
+    """
+
+    target: Target
+    public: PublicInfo
+    steps: int
+    noise_multiplier: float
+    sampling_rate: float
+    divisor: float | None
+    schedule: Schedule
+    epsilon: Mapping[str, float]
+    filter: Mapping[str, Any] = field(default_factory=lambda: {"kind": "schedule"})
+    adjacency: str = ADD_OR_REMOVE_ONE.name
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.filter["kind"] != "schedule" and named(self.adjacency) is not ADD_OR_REMOVE_ONE:
+            raise RefusedError(
+                f"releases chosen on the way are counted under {ADD_OR_REMOVE_ONE.name} alone, not under"
+                f" {self.adjacency}; run the calibrate stage again."
+            )
+
+    @property
+    def accountant(self) -> Accountant:
+        """Whose epsilon the run is held to: the target's where its releases are fixed, else Rényi's."""
+        return self.target.accountant if self.filter["kind"] == "schedule" else "rdp"
+
+    @property
+    def cost(self) -> Budget:
+        """What the run reserves: the epsilon of its accountant, at the target's delta."""
+        return Budget(self.epsilon[self.accountant], self.target.budget.delta)
+
+    @property
+    def fixed_noise(self) -> float | None:
+        """The noise multiplier, 0 for a run without noise; None where it is chosen on the way, under a filter."""
+        return self.noise_multiplier if self.filter["kind"] == "schedule" else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON values; an infinite epsilon becomes null."""
+        return {
+            "target": to_finite(asdict(self.target.budget)),
+            "accountant": self.target.accountant,
+            "count_noise": self.target.count_noise,
+            "before": schedule_to_json(self.target.before),
+            "public": self.public.to_json(),
+            "adjacency": self.adjacency,
+            "delta": self.target.budget.delta,
+            "epsilon": to_finite(self.epsilon),
+            "steps": self.steps,
+            "noise_multiplier": self.fixed_noise,
+            "sampling_rate": self.sampling_rate,
+            "divisor": self.divisor,
+            "schedule": schedule_to_json(self.schedule),
+            "filter": dict(self.filter),
+            "own": dict(self.own),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """The plan that `to_json` wrote, now or when it had 0 for noise chosen on the way; other keys are ignored."""
+        budget = Budget(**from_finite(document["target"]))
+        return cls(
+            target=Target(
+                budget,
+                document["accountant"],
+                document["count_noise"],
+                before=tuple(schedule_from_json(document["before"])),
+            ),
+            public=PublicInfo.from_json(document["public"]),
+            schedule=schedule_from_json(document["schedule"]),
+            epsilon=from_finite(document["epsilon"]),
+            noise_multiplier=document["noise_multiplier"] or 0.0,
+            **{
+                name: document[name]
+                for name in ("steps", "sampling_rate", "divisor", "filter", "adjacency", "own")
+            },
+        )
+
+    def check(self) -> None:
+        """Raises RefusedError where the stated epsilon is not what the events or the filter cost, as in an edited
+        plan.
+        """
+        costs, target = self._costs(), self.target.budget.epsilon
+        cost = costs.get(self.accountant, math.inf)
+        if cost > target * (1 + 1e-9) and math.isfinite(cost):
+            raise RefusedError(
+                f"the plan's releases cost epsilon {cost:g}, its target is {target:g}; run the calibrate stage again."
+            )
+        if costs.keys() != self.epsilon.keys() or any(
+            not math.isclose(costs[name], self.epsilon[name], rel_tol=1e-9) for name in costs
+        ):
+            raise RefusedError(
+                f"the plan states epsilon {to_finite(self.epsilon)}, its releases cost {to_finite(costs)};"
+                " run the calibrate stage again."
+            )
+
+    def _costs(self) -> Mapping[str, float]:
+        budget = self.target.budget
+        match self.filter:
+            case {"kind": "schedule"}:
+                return by_accountants(self.schedule, budget.delta, named(self.adjacency))
+            case {"kind": "zcdp", "rho": rho}:
+                return {"rdp": epsilon_of_zcdp(rho, budget.delta)}
+        order, limit = self.filter["order"], self.filter["limit"]
+        held = RenyiFilter(order, budget).limit
+        if not math.isclose(limit, held, rel_tol=1e-9):
+            raise RefusedError(
+                f"the plan states a limit of {limit:g} at order {order:g}, its target leaves {held:g};"
+                " run the calibrate stage again."
+            )
+        return {"rdp": limit + conversion(order, budget.delta)}
+
+    def open_filter(self) -> Filter:
+        """A fresh filter that holds a run to this plan."""
+        match self.filter:
+            case {"kind": "schedule"}:
+                return ScheduleFilter(self.schedule, self.cost, named(self.adjacency))
+            case {"kind": "zcdp", "rho": rho}:
+                return ZCDPFilter(rho)
+            case {"kind": "renyi", "order": order}:
+                return RenyiFilter(order, self.target.budget)
+        raise RefusedError(f"the plan's filter {dict(self.filter)} is not known; make the plan again.")
+
+
+class State(Protocol):
+    """A dataclass of tensors: all that a step hands to the next. Checkpointed as it is."""
+
+    @property
+    def parameters(self) -> Tensor: ...
+
+
+S = TypeVar("S", bound=State)
+
+
+class Algorithm(Protocol[S]):
+    """A method of training, as settings with three functions.
+
+    plan: calibrates noise, steps and expected events to a target, from public values alone; raises RefusedError
+    where the
+    settings do not fit. init: the state before the first step, from the model's start. step: asks the barrier and
+    post-processes; returns None when the run is to end before its last planned step. released: the parameters to
+    publish, from the last state.
+    """
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan: ...
+    def init(self, parameters: Tensor, plan: Plan) -> S: ...
+    def step(self, state: S, plan: Plan, barrier: Barrier) -> S | None: ...
+    def released(self, state: S) -> Tensor: ...
+
+
+def by_accountants(
+    schedule: Schedule, delta: float, adjacency: Adjacency = ADD_OR_REMOVE_ONE
+) -> dict[str, float]:
+    """The epsilon of a fixed schedule by each accountant that has a bound for it; at delta = 0 by "pure" alone.
+
+    The pure epsilon of Laplace noise holds at every delta, and stands beside the others.
+    """
+    costs: dict[str, float] = {}
+    accountants: tuple[Accountant, ...] = ACCOUNTANTS if delta > 0 else ("pure",)
+    for accountant in accountants:
+        try:
+            costs[accountant] = epsilon(schedule, delta, accountant=accountant, adjacency=adjacency)
+        except RefusedError:
+            continue
+    return costs

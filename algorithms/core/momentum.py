@@ -1,0 +1,544 @@
+"""How the noise of a momentum method is divided over its iterations, and how many iterations there should be.
+
+Kuru, Birbil, Gürbüzbalaban and Yıldırım 2022 ("Differentially private accelerated optimization algorithms",
+arXiv:2008.01989), Section 4: the noise of iteration t, of variance 2 b_t^2 in each of d coordinates, adds at
+most d a_t b_t^2 to the error after the last one. All of it is arithmetic on public numbers.
+
+Differences from the paper: the coefficients a_t grow with t (the text says that they fall; its formulas are right).
+The gap that the bound starts from is that of the objective: the paper's potential is at most twice it, and a restart
+doubles the potential once more, so stage s begins at 2^s times the gap, as in the authors' code.
+
+What descent with momentum shares, whoever's momentum it is: settings, refusals, state and the noised gradient.
+
+The objective is the mean loss + regularisation ||theta||^2. Only the losses are private: the regulariser's gradient,
+step sizes, momentum and the course of the noise are functions of public numbers, and stand in the plan.
+
+The plan of descent with momentum: the path of step sizes, and the course of the noise along it.
+
+Pure epsilon is divided over the iterations by Proposition 4.2 of arXiv:2008.01989, numerically where sampling leaves
+no closed form. For (epsilon, delta) the noise keeps a course that is fixed beforehand and is scaled until the whole
+schedule just meets the target: Laplace noise the course of pure epsilon, Gaussian noise b_t^2 ~ a_t^(-1/2), which is
+best where precisions add up, as those of Gaussian noise on all records do.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from scipy.optimize import brentq
+from torch import Tensor
+
+from algorithms.core.calibration import plan_fixed, plan_given
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.optimizers import STRICT
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.gradients import L1, L2, Box
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import (
+    FullBatch,
+    Gaussian,
+    KNorm,
+    Laplace,
+    Release,
+    WithoutReplacement,
+    gradient_release,
+)
+
+Array = NDArray[np.float64]
+
+_SMALLEST_LOG = -600.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Iterations with one step size; between two stages the momentum is dropped."""
+
+    steps: int
+    step_size: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is public about the objective: its smoothness L and its strong convexity mu."""
+
+    smoothness: float
+    strong_convexity: float
+
+    @property
+    def condition_number(self) -> float:
+        """L / mu."""
+        return self.smoothness / self.strong_convexity
+
+    def momentum(self, step_size: float) -> float:
+        """(1 - sqrt(a mu)) / (1 + sqrt(a mu)), Nesterov's choice for a step size a of at most 1 / mu."""
+        root = math.sqrt(step_size * self.strong_convexity)
+        return (1.0 - root) / (1.0 + root)
+
+
+def one_stage(steps: int, step_size: float) -> list[Stage]:
+    """A constant step size."""
+    return [Stage(steps, step_size)]
+
+
+def growing_stages(steps: int, step_size: float, condition_number: float, *, growth: int = 1) -> list[Stage]:
+    """The stages of the multi-stage method, cut off after `steps` iterations.
+
+    Stage 1 has ceil(2 sqrt(kappa) ln sqrt(kappa)) iterations of the given step size; stage k >= 2 has
+    2^k ceil(sqrt(kappa) ln 2^(growth + 2)) of a step size 4^k times smaller. Source: Aybat, Fallah, Gürbüzbalaban
+    and Ozdaglar 2019 (arXiv:1901.08022); the first length is that of the code of arXiv:2008.01989.
+    """
+    root = math.sqrt(condition_number)
+    base = math.ceil(root * math.log(2.0 ** (growth + 2)))
+    stages = [Stage(max(1, math.ceil(2.0 * root * math.log(root))), step_size)]
+    while sum(stage.steps for stage in stages) < steps:
+        k = len(stages) + 1
+        stages.append(Stage(2**k * base, step_size / 4.0**k))
+    return cut(stages, steps)
+
+
+def cut(stages: Sequence[Stage], steps: int) -> list[Stage]:
+    """The same stages, ended after `steps` iterations."""
+    kept: list[Stage] = []
+    for stage in stages:
+        left = steps - sum(before.steps for before in kept)
+        if left > 0:
+            kept.append(Stage(min(stage.steps, left), stage.step_size))
+    return kept
+
+
+def coefficients(stages: Sequence[Stage], curve: Curve) -> Array:
+    """a_t, shape [steps]: what b_t^2 in each coordinate adds to the error after the last iteration.
+
+    Equations (28) and (34) of arXiv:2008.01989: 2^(s_T - s_t) prod_{i > t} (1 - sqrt(mu a_i)) a_t (1 + a_t L).
+    """
+    shrinking, added = _recursion(stages, curve)
+    following = np.append(np.cumsum(shrinking[::-1])[::-1][1:], 0.0)
+    return np.asarray(np.exp(np.maximum(following, _SMALLEST_LOG)) * added)
+
+
+def error_bounds(
+    stages: Sequence[Stage], curve: Curve, *, gap: float, noise: float, power: float = 1.0 / 3.0
+) -> Array:
+    """The bound (32) on the error after each iteration, were it the last; shape [steps].
+
+    gap: of the objective at the start, at most. noise: d (S_1 / (n epsilon))^2 for Laplace noise, whose best
+    allocation leaves noise (sum a_t^power)^(1 / power) with power 1/3; for Gaussian noise the power is 1/2.
+    """
+    shrinking, added = _recursion(stages, curve)
+    start = 2.0 * gap * np.exp(np.cumsum(shrinking))
+    total, totals = 0.0, np.empty(len(added))
+    for t in range(len(added)):
+        total = total * math.exp(power * shrinking[t]) + added[t] ** power
+        totals[t] = total
+    return np.asarray(start + noise * totals ** (1.0 / power))
+
+
+def _recursion(stages: Sequence[Stage], curve: Curve) -> tuple[Array, Array]:
+    """By iteration: the logarithm of what the error so far is multiplied by, and what b_t^2 adds; shapes [steps]."""
+    shrinking, added = [], []
+    for index, stage in enumerate(stages):
+        rate = math.log1p(-math.sqrt(curve.strong_convexity * stage.step_size))
+        restart = 0.0 if index == 0 else math.log(2.0)
+        shrinking += [rate + restart] + [rate] * (stage.steps - 1)
+        added += [stage.step_size * (1.0 + stage.step_size * curve.smoothness)] * stage.steps
+    return np.array(shrinking), np.array(added)
+
+
+def grouped(values: Array, kinds: int) -> tuple[Array, Array]:
+    """Values rounded to a geometric grid, and how often each occurs in a row; shapes [groups].
+
+    kinds: the most values that the grid has. Neighbours then share their noise, and a schedule has tens of different
+    events, not one for each iteration.
+    """
+    places = np.log(values / values.min())
+    width = max(places.max() / kinds, 1e-9)
+    cells = np.minimum(np.floor(places / width), kinds - 1)
+    first = np.flatnonzero(np.diff(cells, prepend=-1.0))
+    counts = np.diff(np.append(first, len(values)))
+    return values.min() * np.exp((cells[first] + 0.5) * width), counts
+
+
+def divide_epsilon(epsilon: float, values: Array, counts: Array, *, rate: float = 1.0) -> Array:
+    """The pure epsilon of one iteration of each group that minimises sum a_t b_t^2; shape [groups].
+
+    values, counts: the coefficients a_t, and how many iterations have each; the iterations' epsilons sum to
+    `epsilon`. rate: batch / records; 1 is the closed form a_t^(1/3) of Proposition 4.2, below 1 the stationary point
+    is found numerically: the objective is convex in the epsilons, as b_t^2 is.
+    """
+    shares = np.cbrt(values)
+    if rate == 1.0:
+        return np.asarray(epsilon * shares / np.sum(counts * shares))
+
+    def chosen(price: float) -> Array:
+        return _at_price(price, values, rate, most=epsilon)
+
+    def excess(price: float) -> float:
+        return float(np.sum(counts * chosen(price))) - epsilon
+
+    low, high = (float(_log_gain(np.array([e]), rate)[0]) for e in (epsilon, epsilon * 1e-12))
+    spread = float(np.log(values).max()), float(np.log(values).min())
+    found = chosen(brentq(excess, low + spread[1] - 1.0, high + spread[0] + 1.0, xtol=1e-13, rtol=1e-14))
+    return np.asarray(found * (epsilon / np.sum(counts * found)))
+
+
+def laplace_scale(epsilons: Array, *, rate: float = 1.0) -> Array:
+    """1 / ln(1 + (e^epsilon - 1) / rate): the scale, relative to the sensitivity, of noise on a sample's sum.
+
+    A sample without replacement of `rate` times the records then costs `epsilon` under replace-one (Balle, Barthe
+    and Gaboardi 2018, Theorem 9).
+    """
+    return np.asarray(1.0 / np.log1p(np.expm1(epsilons) / rate))
+
+
+def _log_gain(epsilons: Array, rate: float) -> Array:
+    """The logarithm of -d(b^2)/d(epsilon), which falls in epsilon."""
+    scale = laplace_scale(epsilons, rate=rate)
+    return np.asarray(math.log(2.0) + 3.0 * np.log(scale) - np.log1p((rate - 1.0) * np.exp(-epsilons)))
+
+
+def _at_price(price: float, values: Array, rate: float, *, most: float) -> Array:
+    """The epsilons, about `most` at most, where more of it gains exp(price) a unit; by bisection of logarithms."""
+    high = np.full(len(values), math.log(most) + 0.1)
+    low = high - 80.0
+    for _ in range(70):
+        middle = (low + high) / 2.0
+        gains = np.log(values) + _log_gain(np.exp(middle), rate) > price
+        low, high = np.where(gains, middle, low), np.where(gains, high, middle)
+    return np.asarray(np.exp((low + high) / 2.0))
+
+
+WHAT = "a budget divided over a sum of all records"
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """How a record's gradient is bounded, in the norm of which order, and noised."""
+
+    order: Literal[1, 2, "box"]
+    clipping: Callable[[float], L1 | L2 | Box]
+    noise: Callable[[float], Laplace | Gaussian | KNorm]
+
+
+MECHANISMS = {
+    "laplace": Mechanism(1, L1, Laplace),
+    "gaussian": Mechanism(2, L2, Gaussian),
+    "knorm": Mechanism("box", Box, KNorm),
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """parameters: [d], the iterate. previous: [d], the one before. count: [], iterations done."""
+
+    parameters: Tensor
+    previous: Tensor
+    count: Tensor
+
+    def moved(self, parameters: Tensor) -> "State":
+        """The state after an iteration."""
+        return State(parameters, self.parameters, self.count + 1)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that the methods share.
+
+    steps: iterations, or the most of them where their number is chosen. relative_step: c in the step size c / L.
+    regularisation: lambda; the objective is 2 lambda strongly convex. batch_size: records of a sample without
+    replacement, None for all of them. noise: "laplace" with an L1 bound, "gaussian" with an L2 bound on a record's
+    gradient, or "knorm" with the bound of features in [0, 1]. smoothness: None takes L from public bounds; a number
+    is taken only with smoothness_is_data_dependent, to reproduce a publication, and the plan then says that the run
+    is not private. start: of every coordinate, None keeps the model's own.
+    """
+
+    steps: Annotated[int, Field(ge=1)]
+    relative_step: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
+    regularisation: Annotated[float, Field(ge=0, lt=math.inf)] = 0.01
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    noise: Literal["laplace", "gaussian", "knorm"] = "gaussian"
+    adjacency: Literal["REPLACE_ONE", "ADD_OR_REMOVE_ONE"] = "REPLACE_ONE"
+    smoothness: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
+    smoothness_is_data_dependent: bool = False
+    start: Annotated[float, Field(gt=-math.inf, lt=math.inf)] | None = None
+
+    __pydantic_config__ = STRICT
+
+    @property
+    def bounds_apart(self) -> float:
+        """How many times a record's bound neighbouring sums may lie apart."""
+        return 2.0 if self.adjacency == "REPLACE_ONE" else 1.0
+
+    def curve(self, public: PublicInfo) -> Curve:
+        """L and mu; raises RefusedError where no public bound is known, or a number is given by hand without its
+        mark.
+        """
+        if self.smoothness_is_data_dependent is not (self.smoothness is not None):
+            raise RefusedError(
+                "a smoothness constant given by hand may come from the private records; leave algorithm.smoothness"
+                " empty for the public bound, or set smoothness_is_data_dependent with it for a run that is marked as"
+                " not private."
+            )
+        convexity = 2.0 * self.regularisation
+        known = self.smoothness if self.smoothness is not None else public.smoothness() + convexity
+        return Curve(known, convexity)
+
+    def step_size(self, curve: Curve) -> float:
+        """c / L; raises RefusedError where it is longer than 1 / mu."""
+        if self.relative_step * curve.strong_convexity > curve.smoothness:
+            raise RefusedError(
+                f"a relative step of {self.relative_step:g} is longer than the strong convexity allows; set"
+                f" algorithm.relative_step to at most {curve.condition_number:g}, or to 1 as a start."
+            )
+        return self.relative_step / curve.smoothness
+
+    def sampling(self, public: PublicInfo) -> FullBatch | WithoutReplacement:
+        """Which records take part in an iteration."""
+        records = public.known_records(WHAT)
+        size = self.batch_size or records
+        return FullBatch() if size == records else WithoutReplacement(size, records)
+
+    def clipping(self, public: PublicInfo) -> L1 | L2 | Box:
+        """The bound of a record's gradient; raises RefusedError where no public bound gives it."""
+        mechanism = MECHANISMS[self.noise]
+        return mechanism.clipping(public.gradient_norm(mechanism.order))
+
+    def release(self, public: PublicInfo, noise_multiplier: float) -> Release:
+        """One noised mean of bounded gradients."""
+        size = self.batch_size or public.known_records(WHAT)
+        noise = MECHANISMS[self.noise].noise(noise_multiplier)
+        return gradient_release(self.sampling(public), self.clipping(public), noise, float(size))
+
+    def init(self, parameters: Tensor, plan: Plan) -> State:
+        """The state at the model's start, or where the settings say."""
+        start = parameters.clone() if self.start is None else torch.full_like(parameters, self.start)
+        return State(start, start.clone(), torch.tensor(0))
+
+    def gradient(self, point: Tensor, plan: Plan, noise_multiplier: float, barrier: Barrier) -> Tensor:
+        """The noised gradient of the objective, shape [d]; the regulariser's part is exact."""
+        asked = self.release(plan.public, noise_multiplier)
+        answer = barrier.gradient(
+            point,
+            sampling=asked.sampling,
+            clipping=self.clipping(plan.public),
+            noise=asked.noise,
+            divisor=asked.divisor,
+        )
+        return answer + 2.0 * self.regularisation * point
+
+    def released(self, state: State) -> Tensor:
+        """The last iterate, shape [d]."""
+        return state.parameters
+
+
+def check(settings: Settings, target: Target, public: PublicInfo) -> None:
+    """Raises RefusedError, in one sentence, where settings, target and data do not fit each other."""
+    records = public.known_records(WHAT)
+    size = settings.batch_size or records
+    if size > records:
+        raise RefusedError(
+            f"a batch of {size} was asked for, but there are {records} training records; set algorithm.batch_size to"
+            f" at most {records}."
+        )
+    if size < records and settings.adjacency != "REPLACE_ONE":
+        raise RefusedError(
+            "a sample without replacement has a proven cost under REPLACE_ONE only; leave algorithm.batch_size empty"
+            " or set algorithm.adjacency to REPLACE_ONE."
+        )
+    if not 0.0 < target.budget.epsilon < math.inf:
+        raise RefusedError(
+            f"noise is planned for a finite epsilon above 0, not {target.budget.epsilon}; use 'lbfgs' without privacy."
+        )
+    if size < records and settings.noise == "gaussian" and target.accountant == "pld":
+        raise RefusedError(
+            "Gaussian noise on samples without replacement has a Rényi bound only; set the accountant to rdp, or leave"
+            " algorithm.batch_size empty."
+        )
+    if target.accountant == "pure" and settings.noise == "gaussian":
+        raise RefusedError(
+            "gaussian noise has no pure epsilon; set algorithm.noise to laplace or knorm, or the accountant to pld."
+        )
+    if settings.noise == "knorm" and size < records:
+        raise RefusedError(
+            "knorm noise has a proven cost for a full batch only; leave algorithm.batch_size empty or take laplace."
+        )
+
+
+NOT_PRIVATE = (
+    "The smoothness constant, which sets the step sizes, was computed from the private records and no noise covers"
+    " it: the stated epsilon does not hold, and the run is only good to reproduce a publication."
+)
+
+_KINDS = {
+    ("laplace", True): 24,
+    ("laplace", False): 24,
+    ("knorm", True): 24,
+    ("gaussian", True): 64,
+    ("gaussian", False): 8,
+}
+"""The most different releases in a plan, by noise and whether all records take part: what accounts within seconds.
+
+The fewer, the coarser the division; 24 cost the error bound at most 2 percent over 300 iterations."""
+
+_ROUNDING = 1e-12
+"""Share of a pure budget that is left to the rounding of its sum."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """Stages, and the momentum in each."""
+
+    stages: Sequence[Stage]
+    momenta: Sequence[float]
+
+    @property
+    def steps(self) -> int:
+        """Iterations in all."""
+        return sum(stage.steps for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The public numbers of one iteration; restarts: whether a stage begins, where momentum is dropped."""
+
+    step_size: float
+    momentum: float
+    noise_multiplier: float
+    restarts: bool
+
+
+def iteration(plan: Plan, count: int) -> Iteration:
+    """The numbers of the iteration after `count` others."""
+    stage, place = _at(plan.own["stages"], count)
+    weight, _ = _at(plan.own["noise"], count)
+    return Iteration(
+        step_size=stage["step_size"],
+        momentum=stage["momentum"],
+        noise_multiplier=plan.noise_multiplier * weight["weight"],
+        restarts=place == 0,
+    )
+
+
+def _at(runs: Sequence[Mapping[str, Any]], count: int) -> tuple[Mapping[str, Any], int]:
+    """The run of iterations that holds the one after `count` others, and how many of the run's came before it."""
+    for run in runs:
+        if count < run["steps"]:
+            return run, count
+        count -= run["steps"]
+    raise BudgetRefusedError("the plan allows no further release; calibrate a run of more steps.")
+
+
+def plan_path(
+    settings: Settings, target: Target, public: PublicInfo, *, curve: Curve, path: Path, importance: Array
+) -> Plan:
+    """The plan of a run along `path` whose noise follows `importance`, shape [steps]: a_t, or ones for equal noise."""
+    multipliers, counts = _course(settings, target, public, importance)
+    level = _mean(multipliers, counts, power=2 if settings.noise == "gaussian" else 1)
+    weights = [float(multiplier / level) for multiplier in multipliers]
+
+    def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
+        return [
+            (settings.release(public, noise_multiplier * weight), int(count))
+            for weight, count in zip(weights, counts, strict=True)
+        ]
+
+    shared: dict[str, Any] = {
+        "target": target,
+        "public": public,
+        "steps": path.steps,
+        "sampling_rate": settings.sampling(public).rate,
+        "divisor": settings.release(public, level).divisor,
+        "adjacency": settings.adjacency,
+        "own": _own(settings, curve, path, weights, counts),
+    }
+    if target.accountant != "pure":
+        return plan_fixed(releases, **shared)
+    schedule = [(release.event(), count) for release, count in releases(level)]
+    return plan_given(schedule, noise_multiplier=level, **shared)
+
+
+def best_length(
+    settings: Settings,
+    target: Target,
+    public: PublicInfo,
+    *,
+    curve: Curve,
+    stages: Sequence[Stage],
+    gap: float,
+) -> int:
+    """The number of iterations with the least error bound (32), from a public bound on the objective's gap.
+
+    The bound is that of all records: a sample's amplification makes up for its size, to first order.
+    """
+    records = public.known_records(WHAT)
+    if settings.noise != "gaussian":
+        sensitivity = settings.bounds_apart * settings.clipping(public).sensitivity
+        scale = sensitivity / (records * target.budget.epsilon)
+        noise, power = public.parameters * scale**2 * _spread(settings, public), 1.0 / 3.0
+    else:
+        scale = _once(settings, target, public).noise_scale / records
+        noise, power = public.parameters * scale**2 / 2.0, 1.0 / 2.0
+    bounds = error_bounds(stages, curve, gap=gap, noise=noise, power=power)
+    return int(np.argmin(bounds)) + 1
+
+
+def _spread(settings: Settings, public: PublicInfo) -> float:
+    """Half the variance of a coordinate of pure noise of scale 1; see `noised` for that of K-norm noise in the box."""
+    d = public.parameters
+    return 1.0 if settings.noise == "laplace" else (d + 2) * (d + 3) / 12
+
+
+def _once(settings: Settings, target: Target, public: PublicInfo) -> Release:
+    """The one Gaussian release of all records that would spend the target."""
+    whole = replace(settings, batch_size=None)
+
+    def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
+        return [(whole.release(public, noise_multiplier), 1)]
+
+    plan = plan_fixed(
+        releases,
+        target=target,
+        public=public,
+        steps=1,
+        sampling_rate=1.0,
+        divisor=float(public.known_records(WHAT)),
+        adjacency=settings.adjacency,
+    )
+    return whole.release(public, plan.noise_multiplier)
+
+
+def _course(settings: Settings, target: Target, public: PublicInfo, importance: Array) -> tuple[Array, Array]:
+    """The noise multipliers of runs of iterations, right for pure epsilon and else up to a factor; shapes [groups]."""
+    rate = settings.sampling(public).rate
+    values, counts = grouped(importance, _KINDS[settings.noise, rate == 1.0])
+    if settings.noise == "gaussian":
+        return values**-0.25, counts
+    epsilons = divide_epsilon(target.budget.epsilon * (1.0 - _ROUNDING), values, counts, rate=rate)
+    return settings.bounds_apart * laplace_scale(epsilons, rate=rate), counts
+
+
+def _mean(multipliers: Array, counts: Array, *, power: int) -> float:
+    """The equal multiplier with the same sum of epsilons (power 1) or of precisions (power 2)."""
+    return float(np.average(multipliers**-power, weights=counts) ** (-1.0 / power))
+
+
+def _own(
+    settings: Settings, curve: Curve, path: Path, weights: Sequence[float], counts: Array
+) -> dict[str, Any]:
+    """What the plan keeps: the path, the noise relative to the plan's multiplier, and where L came from."""
+    own: dict[str, Any] = {
+        "smoothness": curve.smoothness,
+        "strong_convexity": curve.strong_convexity,
+        "stages": [
+            {"steps": stage.steps, "step_size": stage.step_size, "momentum": momentum}
+            for stage, momentum in zip(path.stages, path.momenta, strict=True)
+        ],
+        "noise": [
+            {"steps": int(count), "weight": weight} for weight, count in zip(weights, counts, strict=True)
+        ],
+    }
+    return own | ({"not_private": NOT_PRIVATE} if settings.smoothness_is_data_dependent else {})

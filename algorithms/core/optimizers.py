@@ -1,0 +1,101 @@
+"""What happens to a released gradient: learning-rate schedules, momentum, Adam, weight decay, iterate averaging.
+
+All of it is post-processing of releases and of public numbers, so none of it costs privacy.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+from pydantic import ConfigDict, Field
+from torch import Tensor
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """What moves: parameters [d], first and second moments [d], their average [d] and the number of steps, []."""
+
+    parameters: Tensor
+    first: Tensor
+    second: Tensor
+    average: Tensor
+    count: Tensor
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Settings of the update.
+
+    optimizer: "sgd" with heavy-ball momentum (v <- momentum v + g; Polyak 1964), or "adam" (Kingma and Ba 2015).
+    schedule: how the learning rate goes from its start to 0 at the last step; "constant" keeps it.
+    averaging: what is published: the last iterate ("none"), an exponential moving average with time constant a
+    tenth of the steps ("ema"), or the mean of the last quarter ("tail").
+    weight_decay: decoupled, multiplied with the learning rate (Loshchilov and Hutter 2019).
+    """
+
+    learning_rate: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    second_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    averaging: Literal["none", "ema", "tail"] = "none"
+    weight_decay: Annotated[float, Field(ge=0, lt=math.inf)] = 0.0
+
+    __pydantic_config__ = STRICT
+
+    def start(self, parameters: Tensor) -> OptimizerState:
+        """The state before the first step."""
+        zeros = torch.zeros_like(parameters)
+        return OptimizerState(parameters.clone(), zeros, zeros.clone(), parameters.clone(), torch.tensor(0))
+
+    def apply(
+        self, moving: OptimizerState, gradient: Tensor, *, steps: int, factor: float = 1.0
+    ) -> OptimizerState:
+        """One step along a released gradient, shape [d], of `steps` in all.
+
+        factor: what an algorithm with a schedule of its own multiplies the learning rate by.
+        """
+        count = moving.count + 1
+        rate = self.learning_rate * factor * self._decay(int(moving.count) / steps)
+        first, second, direction = self._direction(moving, gradient, int(count))
+        parameters = moving.parameters * (1 - rate * self.weight_decay) - rate * direction
+        average = self._averaged(moving.average, parameters, int(count), steps)
+        return replace(
+            moving, parameters=parameters, first=first, second=second, average=average, count=count
+        )
+
+    def published(self, moving: OptimizerState) -> Tensor:
+        """The parameters to publish, shape [d]."""
+        return moving.parameters if self.averaging == "none" else moving.average
+
+    def _decay(self, progress: float) -> float:
+        match self.schedule:
+            case "constant":
+                return 1.0
+            case "linear":
+                return 1.0 - progress
+            case "cosine":
+                return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+    def _direction(
+        self, moving: OptimizerState, gradient: Tensor, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if self.optimizer == "sgd":
+            first = self.momentum * moving.first + gradient
+            return first, moving.second, first
+        first = self.momentum * moving.first + (1 - self.momentum) * gradient
+        second = self.second_momentum * moving.second + (1 - self.second_momentum) * gradient.square()
+        unbiased = second / (1 - self.second_momentum**count)
+        return first, second, first / (1 - self.momentum**count) / (unbiased.sqrt() + 1e-8)
+
+    def _averaged(self, average: Tensor, parameters: Tensor, count: int, steps: int) -> Tensor:
+        if self.averaging == "none":
+            return average
+        if self.averaging == "ema":
+            weight = min(1.0, max(1.0 / count, 10.0 / steps))
+        else:
+            weight = 1.0 / max(1, count - (3 * steps) // 4)
+        return average + weight * (parameters - average)

@@ -1,0 +1,54 @@
+"""What a run leaves in writing about its cost, its noise and the ledger it was charged to."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from dp_accounting.dp_event import ZCDpEvent
+
+from algorithms.core.method import Plan
+from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_to_json
+from algorithms.privacy.ledger import Balance, Ledger, identity, settlement
+
+
+def reserved_events(plan: Plan) -> list[dict[str, Any]]:
+    """The events that a run reserves: its schedule, or where a filter holds it what this lets through."""
+    match plan.filter:
+        case {"kind": "renyi", "order": order, "limit": limit}:
+            return schedule_to_json([(RenyiDpEvent(order, limit), 1)])
+        case {"kind": "zcdp", "rho": rho}:
+            return schedule_to_json([(ZCDpEvent(rho), 1)])
+    return schedule_to_json(plan.schedule)
+
+
+def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What was released and what it cost; an epsilon is null for a run that is not private.
+
+    events: the recorded releases, as {"event", "count"}.
+    """
+    return {
+        "steps": plan.steps,
+        "releases": sum(row["count"] for row in events),
+        "epsilon": {name: cost if math.isfinite(cost) else None for name, cost in plan.epsilon.items()},
+        "accountant": plan.accountant,
+        "delta": plan.target.budget.delta,
+        "events": list(events),
+    }
+
+
+def account_of(ledger: Ledger, population: str, run_id: str) -> dict[str, Any]:
+    """How the population, and each block of the run, stood when a settled run had settled, and how its runs add up.
+
+    Also the first hash of the ledger's chain and the last one now.
+    """
+    past = settlement(ledger, population, run_id)
+    account = _sums(past.balance) | {"composition": past.balance.composition.to_json()}
+    if past.charged:
+        blocks = [{"name": balance.block} | _sums(balance) for balance in past.charged]
+        account |= {"blocks_per_person": past.balance.blocks_per_person, "blocks": blocks}
+    return {"ledger": {"first": identity(ledger), "head": ledger.head()} | account}
+
+
+def _sums(balance: Balance) -> dict[str, Any]:
+    return {name: asdict(getattr(balance, name)) for name in ("cap", "spent", "remaining")}

@@ -1,0 +1,247 @@
+"""Checkpoints: an algorithm's state and the trace so far in one safetensors file, written whole or not at all.
+
+One file, because a state with an older trace would give later releases the noise of earlier ones. What the barrier
+remembers of the records is in it too, apart from the state; the file is the owner's alone and goes with the key.
+
+The training loop: start or take up, step, checkpoint, tell. It knows algorithms only as plan, init and step.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from algorithms.core.features import Features, learned
+from algorithms.core.method import Algorithm, Plan, State
+from algorithms.errors import RefusedError
+from algorithms.models import Model
+from algorithms.models.feature_transforms import buffers, installed
+from algorithms.privacy.accounting.filters import Filter
+from algorithms.privacy.barrier.barrier import Barrier, Performance, Records
+from algorithms.privacy.barrier.diagnostics import Diagnostics
+from algorithms.privacy.barrier.importance import LastNorms
+from algorithms.privacy.barrier.trace import Row, Trace
+from algorithms.privacy.mechanisms.noise import Generator
+
+S = TypeVar("S")
+_STATE, _FACTS = "state.safetensors", "checkpoint"
+_LAST_NORMS = "private/last_norms"
+
+
+def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace, last_norms: LastNorms) -> None:
+    """Writes the run's state after `step` steps and its trace so far into `folder`, readable by the owner only."""
+    facts = {"run_id": run_id, "step": step, "trace": [asdict(row) for row in trace.rows]}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in flatten(state).items()}
+    kept = last_norms.to_tensor()
+    if kept is not None:
+        tensors[_LAST_NORMS] = kept
+    _write(folder / _STATE, lambda path: save_file(tensors, path, metadata={_FACTS: json.dumps(facts)}))
+
+
+def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple[S, int, Trace] | None:
+    """The run's last checkpoint in `folder` as (state, steps taken, trace), or None where there is none.
+
+    start: the state before the first step, which gives the structure and the devices. last_norms: takes back its own.
+    Raises RefusedError where the checkpoint is damaged, of another run or of a state of other shapes.
+    """
+    if not (folder / _STATE).exists():
+        return None
+    expected = flatten(start)
+    try:
+        with safe_open(folder / _STATE, framework="pt") as file:
+            facts = json.loads(file.metadata()[_FACTS])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    except (SafetensorError, KeyError, TypeError, ValueError):
+        raise RefusedError(
+            f"the checkpoint in {folder} is damaged; forfeit that run and start a new one."
+        ) from None
+    kept = tensors.pop(_LAST_NORMS, None)
+    if facts["run_id"] != run_id:
+        raise RefusedError(
+            f"the checkpoint in {folder} is of another run; forfeit that run and start a new one."
+        )
+    _check_forms(folder, tensors, expected)
+    if kept is not None:
+        last_norms.restore(kept)
+    placed = {name: tensor.to(expected[name].device) for name, tensor in tensors.items()}
+    return unflatten(start, placed), facts["step"], Trace([Row(**row) for row in facts["trace"]])
+
+
+def _check_forms(folder: Path, stored: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    for name in sorted({*stored, *expected}):
+        there, here = _form(stored.get(name)), _form(expected.get(name))
+        if there != here:
+            raise RefusedError(
+                f"{name} is {there} in the checkpoint in {folder}, but {here} in this run; go on with the version that"
+                " wrote it, or forfeit that run and start a new one."
+            )
+
+
+def _form(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {list(tensor.shape)}"
+
+
+def flatten(state: Any, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a dataclass (or mapping) of tensors and dataclasses, by dotted name."""
+    tensors: dict[str, Tensor] = {}
+    for key, value in _items(state):
+        name = prefix + key
+        tensors |= {name: value} if isinstance(value, Tensor) else flatten(value, name + ".")
+    return tensors
+
+
+def unflatten(state: S, tensors: Mapping[str, Tensor], prefix: str = "") -> S:
+    """`state` with the tensors that `flatten` named put in place."""
+    changes = {}
+    for key, value in _items(state):
+        name = prefix + key
+        changes[key] = tensors[name] if isinstance(value, Tensor) else unflatten(value, tensors, name + ".")
+    return changes if isinstance(state, Mapping) else replace(state, **changes)  # type: ignore
+
+
+def _items(state: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(state, Mapping):
+        return state.items()
+    return ((field.name, getattr(state, field.name)) for field in fields(state))
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    """Writes through a temporary file, so that a crash leaves the old file or the new one."""
+    fresh = path.with_name(path.name + ".new")
+    write(fresh)
+    fresh.chmod(0o600)
+    with fresh.open("rb") as file:
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def by_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Named parameters as they are published: on the CPU, each in memory of its own."""
+    return {name: torch.clone(tensor.detach().cpu()) for name, tensor in named.items()}
+
+
+Tell = Callable[[int, float, float], None]
+"""Receives the steps taken so far, the epsilon spent so far and the standard deviation of the last noise."""
+Observe = Callable[[int, State], None]
+"""Receives the steps taken so far and the state after them, which is made of releases alone."""
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """What a checkpoint holds: the algorithm's state, and the buffers of what was learned before its first step."""
+
+    state: Any
+    buffers: Mapping[str, Tensor]
+
+
+class Trained(NamedTuple):
+    """The last state, the trace, and the model with what was learned about its features."""
+
+    state: State
+    trace: Trace
+    model: Model
+
+
+def train(
+    algorithm: Algorithm[Any],
+    plan: Plan,
+    model: Model,
+    *,
+    open_records: Callable[[], Records],
+    generator: Generator,
+    run_id: str,
+    folder: Path,
+    performance: Performance,
+    checkpoint_seconds: float,
+    tell: Tell,
+    observe: Observe | None = None,
+    features: Features | None = None,
+    diagnostics: Diagnostics | None = None,
+) -> Trained:
+    """Trains to the plan's end, or from the checkpoint in `folder` on.
+
+    generator: the run's own; a run that is taken up must be given the one it began with, and then repeats what it
+    drew, bit for bit. open_records: called once, after the plan and the checkpoint were accepted. observe: called after
+    each step, for curves. features: what is learned before the first step, for a model that they are in front of.
+    diagnostics: where what is not private is recorded of public records; a run that is taken up goes on without what
+    was recorded before.
+    Raises RefusedError where the checkpoint is of another run.
+    """
+    state = algorithm.init(model.initial_parameters().to(performance.device), plan)
+    start, last_norms = _Progress(state, buffers(model)), LastNorms()
+    found, step, trace = load(folder, start, run_id=run_id, last_norms=last_norms) or (
+        start,
+        0,
+        Trace(),
+    )
+    spend = recharged(plan.open_filter(), trace)
+    barrier = Barrier(
+        open_records(),
+        model,
+        spend=spend,
+        generator=generator,
+        delta=plan.target.budget.delta,
+        trace=trace,
+        performance=replace(performance, number=plan.public.records),
+        last_norms=last_norms,
+        diagnostics=diagnostics,
+    )
+    if features is not None and not trace.rows:
+        found = replace(
+            found, buffers=learned(features, barrier, plan.public.records, plan.target.count_noise)
+        )
+    if features is not None:
+        barrier = barrier.about(model := installed(model, found.buffers))
+    state, saved = found.state, time.monotonic()
+    for trace.step in range(step, plan.steps):
+        following = algorithm.step(state, plan, barrier)
+        if following is None:
+            break
+        state = following
+        last = trace.rows[-1] if trace.rows else None
+        tell(trace.step + 1, last.epsilon if last else 0.0, last.noise_std if last else 0.0)
+        if observe is not None:
+            observe(trace.step + 1, state)
+        if time.monotonic() - saved >= checkpoint_seconds:
+            progress = _Progress(state, found.buffers)
+            save(folder, progress, run_id=run_id, step=trace.step + 1, trace=trace, last_norms=last_norms)
+            saved = time.monotonic()
+    return Trained(state, trace, model)
+
+
+def recharged(spend: Filter, trace: Trace) -> Filter:
+    """A fresh filter brought to where a trace left off."""
+    for event in trace.events():
+        spend.charge(event)
+    return spend
+
+
+def device_of(name: str) -> torch.device:
+    """The device "cpu" or "cuda", or for "auto" the better one that is here; raises RefusedError where there is none.
+
+    On a GPU, PyTorch is set to repeat itself bit for bit.
+    """
+    has_cuda = torch.cuda.is_available()
+    if name not in ("auto", "cpu", "cuda") or (name == "cuda" and not has_cuda):
+        why = "but there is no CUDA device here" if name == "cuda" else "which is no device"
+        raise RefusedError(f"performance.device is {name}, {why}; set it to auto or cpu.")
+    if name == "cuda" or (name == "auto" and has_cuda):
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        return torch.device("cuda")
+    return torch.device("cpu")

@@ -1,0 +1,17 @@
+"""What the privacy layer refuses, one sentence each, before anything is spent; and what fails after it."""
+
+
+class RefusedError(ValueError):
+    """A request that cannot be honoured; the message says what was asked, what is allowed and what to do."""
+
+
+class BudgetRefusedError(RefusedError):
+    """The budget of a run or of a population does not cover the request."""
+
+
+class LedgerBrokenError(RefusedError):
+    """The ledger's hash chain does not hold: a row was changed, removed or inserted outside the ledger."""
+
+
+class QueryFailedError(RuntimeError):
+    """An answer that could not be computed after its charge; the message holds nothing of the records."""

@@ -1,0 +1,98 @@
+"""Per-example gradients of an embedding's table."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients.arithmetic import absolute_norms, raised, square_norms, wide
+from algorithms.gradients.grads import expansion_room
+
+
+@dataclass(frozen=True)
+class EmbeddingGrad:
+    """Gradients of an embedding's table, shape [entries, width].
+
+    indices: [batch, length], the entries looked up. errors: [batch, length, width], zero where nothing is learned.
+    Measured and added up are a record's sums for each entry, in 64 bits: single lookups could cancel in the one, and
+    swallow the other records in the other.
+    """
+
+    indices: Tensor
+    errors: Tensor
+    entries: int
+
+    @cached_property
+    def rows(self) -> Tensor:
+        table = self._written.new_zeros(len(self.indices), self.entries, self.errors.shape[2])
+        places = self._named[:, :, None].expand(self._written.shape)
+        return table.scatter_add_(1, places, self._written).flatten(start_dim=1).to(wide(self.errors).dtype)
+
+    @cached_property
+    def _sorted(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Lookups by entry: their entries, their order, and the place of each entry; each [batch, length]."""
+        entries, order = self.indices.sort(dim=1, stable=True)
+        is_new = torch.ones_like(entries)
+        is_new[:, 1:] = entries[:, 1:] != entries[:, :-1]
+        return entries, order, is_new.cumsum(dim=1) - 1
+
+    @cached_property
+    def _named(self) -> Tensor:
+        """The entry of each place, [batch, length]; 0 in the places left."""
+        entries, _, places = self._sorted
+        return torch.zeros_like(entries).scatter_(1, places, entries)
+
+    @cached_property
+    def _written(self) -> Tensor:
+        """The sum of the errors of each place, [batch, length, width], float64; zero in the places left."""
+        _, order, places = self._sorted
+        errors = self.errors.double()
+        by_entry = errors.gather(1, order[:, :, None].expand(errors.shape))
+        return _added_up(places, by_entry)
+
+    def square_norms(self) -> Tensor:
+        return square_norms(self._written)
+
+    def absolute_norms(self) -> Tensor:
+        return absolute_norms(self._written)
+
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        """As |g|^2 - 2 g a + |a|^2 over squared scales, in 64 bits, so that only entries looked up are written down."""
+        inverse, moved = scale.double().reciprocal(), shift.double() / scale.double()
+        scaled = self._written * inverse.view(self.entries, -1)[self._named]
+        mixed = (scaled * moved.view(self.entries, -1)[self._named]).sum(dim=(1, 2))
+        squares, constant = square_norms(scaled), moved.square().sum()
+        sizes = squares + constant
+        room = expansion_room(scaled[0].numel(), torch.float64) * sizes
+        return raised(squares - 2.0 * mixed + constant + room, sizes.sqrt(), 1, torch.float64)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        weighted = (self._written * weights[:, None, None]).flatten(0, 1)
+        table = weighted.new_zeros(self.entries, weighted.shape[1])
+        return table.index_add_(0, self._named.reshape(-1), weighted).reshape(-1)
+
+    def take(self, chosen: Tensor | slice) -> "EmbeddingGrad":
+        return self._with(lambda part: part[chosen])
+
+    def double(self) -> "EmbeddingGrad":
+        return self._with(lambda part: part.double() if part.is_floating_point() else part)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> "EmbeddingGrad":
+        """The same with another form of its tensors; what is written down stays as it was measured."""
+        changed = EmbeddingGrad(change(self.indices), change(self.errors), self.entries)
+        if "_written" in self.__dict__:
+            changed.__dict__.update(_written=change(self._written), _named=change(self._named))
+        return changed
+
+
+def _added_up(places: Tensor, values: Tensor) -> Tensor:
+    """Sums of values [batch, length, k] by place, places [batch, length] below the length -> [batch, length, k].
+
+    By an addition that is deterministic on a GPU, too, where that is asked for.
+    """
+    batch, length, _ = values.shape
+    first = length * torch.arange(batch, device=values.device)[:, None]
+    sums = torch.zeros_like(values.flatten(0, 1))
+    return sums.index_add_(0, (first + places).flatten(), values.flatten(0, 1)).view(values.shape)

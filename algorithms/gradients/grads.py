@@ -1,0 +1,357 @@
+"""Norms of sums of outer products, by the cheaper of two ways, a few records at a time.
+
+Per-example gradients of one parameter, in the form in which a backward pass leaves them.
+
+A linear layer's gradient is a sum of outer products of what entered and what came back. Its norm and a weighted sum
+over records follow from the factors; the gradients themselves are written down only where that is cheaper.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients.arithmetic import (
+    absolute_norms,
+    raised,
+    rounding,
+    square_distances,
+    square_norms,
+    wide,
+)
+from algorithms.gradients.padding import FEWEST, round_batch
+
+_IN_CACHE = 2**18
+"""Numbers that a CPU computes, uses and drops together: about what the second-level cache of a core holds."""
+
+_AT_LEAST = 4
+"""Fewer records at a time cost more in calls than their size saves."""
+
+_VAGUE = 1e-2
+"""What 32 bits may leave open of the square of the largest distance that is not clipped; above it there are 64."""
+
+_ON_DEVICE = 2**27
+"""The same for a GPU, where a few large products beat many small ones."""
+
+
+def prefers_gram(length: int, inputs: int, outputs: int) -> bool:
+    """Whether the norm is cheaper from the two length x length Gram matrices than from the gradient itself.
+
+    The matrices are multiplied in float64, since their products cancel: that, and smaller products, cost the factor.
+    """
+    return 4 * length * (inputs + outputs) < inputs * outputs
+
+
+def written(inputs: Tensor, errors: Tensor) -> Tensor:
+    """The sums of outer products, [batch, length, p], [batch, length, o] -> [batch, o * p]."""
+    parts = slices(inputs.shape[2] * errors.shape[2], inputs, errors)
+    return torch.cat([_written(*part) for part in parts]).flatten(start_dim=1)
+
+
+def weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+    """sum_i weights_i errors_i inputs_i^T; [n, p], [n, o], [n] -> [o, p], float64.
+
+    In 64 bits for privacy: 32 would round what one record adds by what others have added, so that one record more could
+    change what all others count (Casacuberta et al. 2022, "Widespread underestimation of sensitivity in differentially
+    private libraries and how to fix it").
+    """
+    (_, p), o = inputs.shape, errors.shape[1]
+    room = 2 * (p + o)  # numbers of 64 bits take twice as much
+    size = max(1, min(slice_of(room, inputs.device), len(weights)))
+    seen, back = (torch.empty(size, n, dtype=torch.float64, device=inputs.device) for n in (p, o))
+    total = seen.new_zeros(o, p)
+    for some, their, each in zip(
+        *(torch.split(part, size) for part in (inputs, errors, weights)), strict=True
+    ):
+        some, their = seen[: len(each)].copy_(some), back[: len(each)].copy_(their)
+        (some if p < o else their).mul_(each[:, None])  # the narrower side takes the weights
+        total.addmm_(their.T, some)
+    return total
+
+
+def product_in_64_bits(features: Tensor, errors: Tensor) -> Tensor:
+    """features @ errors, [p, n], [n, o] -> [p, o], float64, for the reason of `weighted_products`."""
+    total = torch.zeros(len(features), errors.shape[1], dtype=torch.float64, device=errors.device)
+    size = slice_of(len(features), errors.device)
+    for some, their in zip(torch.split(features, size, dim=1), torch.split(errors, size), strict=True):
+        total.addmm_(some.double(), their.double())
+    return total
+
+
+def sum_of_rows(rows: Tensor, weights: Tensor) -> Tensor:
+    """sum_i weights_i rows_i, [n, d], [n] -> [d], float64, like `weighted_products`."""
+    return weighted_products(rows, weights.new_ones(len(weights), 1), weights)[0]
+
+
+def sum_of_written(
+    write: Callable[[Tensor, Tensor], Tensor],
+    inputs: Tensor,
+    errors: Tensor,
+    weights: Tensor,
+    *,
+    numbers: int,
+) -> Tensor:
+    """The weighted sum of gradients that `write` forms of inputs and errors, a few records at a time; float64.
+
+    numbers: what each record needs for that.
+    """
+    parts = slices(numbers, inputs, errors, weights)
+    first, *others = (sum_of_rows(write(some, their), each) for some, their, each in parts)
+    return sum(others, first)
+
+
+def product_norms(inputs: Tensor, errors: Tensor) -> Tensor:
+    """Squared L2 norms of sum_t errors_t inputs_t^T by Gram matrices, a few records at a time.
+
+    inputs: [batch, length, p]. errors: [batch, length, o]. Returns [batch], float64.
+    """
+    _, length, p = inputs.shape
+    parts = slices(2 * (length * (p + errors.shape[2]) + 2 * length**2), inputs, errors)
+    return torch.cat([gram_norms(*part) for part in parts])
+
+
+def gram_norms(inputs: Tensor, errors: Tensor) -> Tensor:
+    """The same as sum_{s,t} (inputs_s . inputs_t) (errors_s . errors_t)."""
+    inputs, errors = inputs.double(), errors.double()
+    products = torch.bmm(inputs, inputs.transpose(1, 2)) * torch.bmm(errors, errors.transpose(1, 2))
+    return products.sum(dim=(1, 2)).clamp(min=0.0)
+
+
+def product_distances(
+    inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor, *, cancels: float
+) -> Tensor:
+    """Squared L2 norms of (errors inputs^T - shift) / scale, raised by what rounding can add; [batch], float64.
+
+    inputs: [batch, p]. errors: [batch, o]. shift, scale: [o * p]. cancels: as `Affine` has it. The square is expanded,
+    so that nothing is written down. Its terms cancel where the shift is near the gradient; where that could leave much
+    open at the distance allowed, all records are taken in 64 bits: what is public decides, since no record may change
+    what another one counts.
+    """
+    inputs, errors = wide(inputs), wide(errors)
+    is_vague = expansion_room(inputs.shape[1] + errors.shape[1], errors.dtype) * cancels > _VAGUE
+    dtype = torch.float64 if is_vague else errors.dtype
+    squares, sizes, room = _distances(inputs, errors, shift.to(dtype), scale.to(dtype))
+    return raised(squares + room, sizes.sqrt(), 1, dtype)
+
+
+def expansion_room(terms: int, dtype: torch.dtype) -> float:
+    """What the sums of a distance can be off by together, relative to its sizes.
+
+    Each may be off by twice `rounding`, in the worst order of its terms; 2 g a is at most |g|^2 + |a|^2.
+    """
+    return 4.0 * rounding(terms, dtype)
+
+
+def _distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Over squared scales: |g|^2 - 2 g a + |a|^2, |g|^2 + |a|^2, and what rounding can take of the first; [batch].
+
+    In the type of shift and scale.
+    """
+    shape, dtype = (errors.shape[1], inputs.shape[1]), scale.dtype
+    inverse = scale.reciprocal().view(shape)
+    ratio = shift.view(shape) * inverse
+    weights, moved, constant = inverse.square(), ratio * inverse, ratio.double().square().sum()
+    largest = 1.0 + torch.maximum(weights.amax(), moved.abs().amax()).double()
+    if inputs.shape[1] > errors.shape[1]:  # the wider side is multiplied, the narrower only weighted
+        inputs, errors, weights, moved = errors, inputs, weights.T, moved.T
+    pairs = slices(2 * sum(shape), inputs, errors)
+    parts = [_expanded(some.to(dtype), their.to(dtype), weights, moved) for some, their in pairs]
+    squares, mixed, factors = (torch.cat(terms).double() for terms in zip(*parts, strict=True))
+    # What is too small for the type is lost in each product, of at most four factors from these.
+    lost = 8.0 * torch.finfo(dtype).tiny * weights.numel() * largest * factors
+    sizes = squares + constant
+    difference = (squares - 2.0 * mixed + constant).clamp(min=0.0)
+    return difference, sizes, expansion_room(sum(shape), dtype) * sizes + lost
+
+
+def _expanded(
+    inputs: Tensor, errors: Tensor, weights: Tensor, moved: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of (g - a)^2 / b^2 the sums of g^2 / b^2 and of g a / b^2; (1 + |errors|^2) (1 + |inputs|^2); each [batch]."""
+    mixed = torch.linalg.vecdot(errors @ moved, inputs)
+    errors, inputs = errors.square(), inputs.square()
+    sizes = (1.0 + errors.sum(dim=1)) * (1.0 + inputs.sum(dim=1))
+    return torch.linalg.vecdot(errors @ weights, inputs), mixed, sizes
+
+
+def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:
+    """A bound on sum_t |inputs_t| |errors_t|, to which rounding is relative; [batch, ...] each -> [batch], float64.
+
+    Infinite where their type might not hold the sum, which a norm by Gram matrices, in 64 bits, does not show.
+    """
+    sizes = (square_norms(inputs) * square_norms(errors)).sqrt()
+    return torch.where(sizes > torch.finfo(wide(errors).dtype).max / 4, torch.inf, sizes)
+
+
+def slice_of(numbers: int, device: torch.device) -> int:
+    """How many records to take at once where each needs so many numbers."""
+    most = (_ON_DEVICE if device.type == "cuda" else _IN_CACHE) // max(1, numbers)
+    return round_batch(most) if most >= FEWEST else max(_AT_LEAST, 2 ** most.bit_length() // 2)
+
+
+def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Tensors of some records, a few records at a time, each of which needs so many numbers."""
+    size = slice_of(numbers, parts[0].device)
+    return zip(*(torch.split(part, size) for part in parts), strict=True)
+
+
+def _written(inputs: Tensor, errors: Tensor) -> Tensor:
+    return torch.bmm(wide(errors).transpose(1, 2), wide(inputs))
+
+
+class PerExample(Protocol):
+    """Gradients of one parameter with `numel` values for each of `batch` records.
+
+    The norms are upper bounds of what `weighted_sum` adds up for a record, rounding included.
+    """
+
+    @property
+    def rows(self) -> Tensor:
+        """The gradients written down, shape [batch, numel]."""
+        ...
+
+    def square_norms(self) -> Tensor:
+        """Squared L2 norms, shape [batch], float64."""
+        ...
+
+    def absolute_norms(self) -> Tensor:
+        """L1 norms, shape [batch], float64."""
+        ...
+
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        """Squared L2 norms of (gradient - shift) / scale, both [numel]; shape [batch], float64.
+
+        cancels: as `Affine` has it.
+        """
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """The sum over records of weight times gradient, weights [batch] -> [numel], float64."""
+        ...
+
+    def take(self, chosen: Tensor | slice) -> "PerExample":
+        """The gradients of the chosen records; chosen: their indices, or a slice."""
+        ...
+
+    def double(self) -> "PerExample":
+        """The same gradients in float64."""
+        ...
+
+
+@dataclass(frozen=True)
+class DenseGrad:
+    """Gradients that are written down, shape [batch, numel]."""
+
+    rows: Tensor
+
+    def square_norms(self) -> Tensor:
+        return square_norms(self.rows)
+
+    def absolute_norms(self) -> Tensor:
+        return absolute_norms(self.rows)
+
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        return square_distances(self.rows, shift, scale)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return sum_of_rows(self.rows, weights)
+
+    def take(self, chosen: Tensor | slice) -> "DenseGrad":
+        return DenseGrad(self.rows[chosen])
+
+    def double(self) -> "DenseGrad":
+        return DenseGrad(self.rows.double())
+
+
+def as_measured(gradient: PerExample) -> PerExample:
+    """The same gradients, as rows where they were written down for their norms: formed anew they round otherwise."""
+    return DenseGrad(gradient.rows) if "rows" in gradient.__dict__ else gradient
+
+
+@dataclass(frozen=True)
+class LinearGrad:
+    """Sums of outer products: the gradients of a linear layer's weight, shape [outputs, inputs].
+
+    inputs: [batch, length, inputs], what entered the layer. errors: [batch, length, outputs], its output's gradient.
+    """
+
+    inputs: Tensor
+    errors: Tensor
+
+    @cached_property
+    def rows(self) -> Tensor:
+        return written(self.inputs, self.errors)
+
+    @cached_property
+    def error_squares(self) -> Tensor:
+        """Squared L2 norms of the errors, shape [batch], float64."""
+        return square_norms(self.errors)
+
+    @property
+    def length(self) -> int:
+        """How many outer products are summed."""
+        return self.inputs.shape[1]
+
+    def square_norms(self) -> Tensor:
+        if self.length == 1:
+            return square_norms(self.inputs) * self.error_squares
+        if not prefers_gram(self.length, self.inputs.shape[2], self.errors.shape[2]):
+            return square_norms(self.rows)
+        squares = product_norms(self.inputs, self.errors)
+        return raised(squares, product_sizes(self.inputs, self.errors), self.length, wide(self.errors).dtype)
+
+    def absolute_norms(self) -> Tensor:
+        if self.length == 1:
+            return absolute_norms(self.inputs) * absolute_norms(self.errors)
+        return absolute_norms(self.rows)
+
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        if self.length > 1:
+            return square_distances(self.rows, shift, scale)
+        return product_distances(self.inputs[:, 0], self.errors[:, 0], shift, scale, cancels=cancels)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.length == 1:
+            return weighted_products(self.inputs[:, 0], self.errors[:, 0], weights).reshape(-1)
+        numbers = self.inputs.shape[2] * self.errors.shape[2]
+        return sum_of_written(written, self.inputs, self.errors, weights, numbers=numbers)
+
+    def take(self, chosen: Tensor | slice) -> "LinearGrad":
+        return LinearGrad(self.inputs[chosen], self.errors[chosen])
+
+    def double(self) -> "LinearGrad":
+        return LinearGrad(self.inputs.double(), self.errors.double())
+
+
+@dataclass(frozen=True)
+class BiasGrad:
+    """Gradients of a linear layer's bias, shape [outputs]: the sums of the errors that its weight's products have."""
+
+    of: LinearGrad
+
+    @cached_property
+    def rows(self) -> Tensor:
+        errors = wide(self.of.errors)
+        return errors[:, 0] if self.of.length == 1 else errors.sum(dim=1)
+
+    def square_norms(self) -> Tensor:
+        return self.of.error_squares if self.of.length == 1 else square_norms(self.rows)
+
+    def absolute_norms(self) -> Tensor:
+        return absolute_norms(self.rows)
+
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        rows = self.rows
+        return product_distances(rows.new_ones(len(rows), 1), rows, shift, scale, cancels=cancels)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return DenseGrad(self.rows).weighted_sum(weights)
+
+    def take(self, chosen: Tensor | slice) -> "BiasGrad":
+        return BiasGrad(self.of.take(chosen))
+
+    def double(self) -> "BiasGrad":
+        return BiasGrad(self.of.double())

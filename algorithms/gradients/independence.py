@@ -1,0 +1,235 @@
+"""Whether a model takes each record by itself, seen on made-up records: else no record's gradient can be clipped."""
+
+import copy
+import math
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.gradients.op_tracer import Sample, same_randomness
+from algorithms.gradients.passes import Passes
+
+_FEW, MANY = 3, 65
+
+_LARGE = 1e3
+"""How much larger than ordinary the large records are."""
+
+
+class RecordsNotIndependentError(ValueError):
+    """A model in which no record's gradient can be told apart; the message names what mixes them."""
+
+
+def mixing_layer(module: nn.Module) -> str | None:
+    """The first layer that mixes records or remembers them, as "name (type)"; None where there is none."""
+    for name, layer in module.named_modules():
+        batch_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        mixes = batch_norm and (layer.training or layer.running_mean is None)
+        remembers = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats
+        if mixes or (remembers and layer.training):
+            return f"{name} ({type(layer).__name__})"
+    return None
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A model at a point, and how far rounding may move its losses."""
+
+    passes: Passes
+    parameters: Tensor
+    tolerance: float
+
+    @property
+    def loss_name(self) -> str:
+        """What is to blame where no layer is."""
+        return f"the loss of the model {self.passes.model.name}"
+
+    def losses(self, sample: Sample, seed: int = 0) -> Tensor:
+        """The losses [count]; dropout drops the same for one seed."""
+        with same_randomness(seed):
+            return self.passes.losses(self.parameters, sample.inputs, sample.labels)
+
+    def close(self, a: Tensor, b: Tensor) -> bool:
+        """Whether two values differ by rounding alone."""
+        return torch.allclose(
+            a.double(), b.double(), rtol=self.tolerance, atol=self.tolerance, equal_nan=True
+        )
+
+
+def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: Sequence[int] = ()) -> bool:
+    """Raises RecordsNotIndependentError where a record's loss, or an output on the way to it, changes with the other
+    records.
+
+    Returns whether the model draws random numbers.
+
+    draw: records by number and seed. They are looked at alone, among ordinary records, among large ones, and with
+    values that are missing or not finite, since some layers mix records only then. constants: of whole numbers, to look
+    at them among records of each alone.
+    """
+    sample = draw(_FEW, 0)
+    losses = looked.losses(sample)
+    if losses.shape != sample.labels.shape:
+        raise RecordsNotIndependentError(
+            f"{looked.loss_name} has shape {list(losses.shape)} for {_FEW} records, not [{_FEW}]"
+        )
+    is_random = not torch.equal(losses, looked.losses(sample, seed=1))
+    for shown in (sample, sample.times(_LARGE), sample.with_holes()):
+        others = draw(_FEW, 1)
+        contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
+        contexts += [others.all_of(constant) for constant in constants]
+        _check_places(looked, shown, contexts, range(_FEW), alone=not is_random)
+    many = draw(MANY, 2)
+    _check_places(looked, many, [draw(MANY, 3).times(_LARGE)], (0, MANY // 2, MANY - 1), alone=not is_random)
+    _check_losses_apart(looked, sample)
+    if not is_random:
+        large = sample.times(_LARGE)
+        for shown, weight in product((sample, large, sample.among(large, 0)), (1.0, _LARGE)):
+            _check_gradients_apart(looked, shown, weight)
+    return is_random
+
+
+def _check_places(
+    looked: Looked, sample: Sample, contexts: list[Sample], places: Iterable[int], *, alone: bool
+) -> None:
+    """Raises RecordsNotIndependentError where a record at one of the places has another loss in another context, or
+    alone.
+    """
+    losses = looked.losses(sample)
+    for place in places:
+        changes = [(sample.among(others, place), place) for others in contexts]
+        changes += [(sample.alone(place), 0)] if alone else []  # alone, dropout would drop something else
+        for changed, at in changes:
+            if not looked.close(losses[place], looked.losses(changed)[at]):
+                layer = _first_that_differs(looked, sample, place, changed, at)
+                raise RecordsNotIndependentError(f"{layer or looked.loss_name} mixes records")
+
+
+def _check_losses_apart(looked: Looked, sample: Sample) -> None:
+    """Raises RecordsNotIndependentError where the losses of given outputs change when each is taken alone."""
+    model = looked.passes.model
+    with torch.no_grad(), same_randomness():
+        outputs = model.outputs(model.named(looked.parameters), sample.inputs)
+        together = model.losses(outputs, sample.labels)
+        pairs = zip(torch.split(outputs, 1), torch.split(sample.labels, 1), strict=True)
+        alone = torch.cat([model.losses(*pair) for pair in pairs])
+    if not looked.close(together, alone):
+        raise RecordsNotIndependentError(f"{looked.loss_name} mixes records")
+
+
+def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> None:
+    """Raises RecordsNotIndependentError where errors mix on their way back: where a gradient is not the sum of each
+    record's alone.
+
+    weight: of the losses, as some ways back mix large errors alone.
+    """
+
+    def gradient(some: Sample) -> Tensor | None:
+        point = looked.parameters.clone().requires_grad_()
+        with same_randomness():
+            losses = looked.passes.followed(point, some.inputs, some.labels)
+            return looked.passes.back(point, weight * losses.sum())
+
+    together = gradient(sample)
+    if together is None:
+        return
+    apart, sizes = torch.zeros_like(together), torch.zeros_like(together)
+    for place in range(len(sample.labels)):
+        one = gradient(sample.alone(place))
+        if one is not None:
+            apart += one
+            sizes += one.abs()
+    if not bool(sizes.isfinite().all()):
+        return
+    if not bool(((together - apart).abs() <= 10.0 * looked.tolerance * (sizes + sizes.amax())).all()):
+        raise RecordsNotIndependentError(
+            f"the way back through the model {looked.passes.model.name} mixes records"
+        )
+
+
+def check_state(looked: Looked, sample: Sample) -> None:
+    """Raises RecordsNotIndependentError where a forward pass changes what a model keeps, which carries on what it
+    saw or how often.
+
+    What is the same after two passes over the same records, like a table that the first one makes, is no such thing.
+    """
+    module = copy.deepcopy(looked.passes.model.module)
+    named = looked.passes.model.named(looked.parameters.clone())
+
+    def own() -> dict[str, Tensor]:
+        found = {f"buffer {name}": value for name, value in module.named_buffers()}
+        parts = (*module.named_parameters(), *named.items())
+        return found | {f"parameter {name}": value.detach() for name, value in parts}
+
+    before, kept = {name: value.clone() for name, value in own().items()}, []
+    for _ in range(2):
+        with torch.no_grad(), same_randomness():
+            outputs = torch.func.functional_call(module, named, (sample.inputs,))
+            looked.passes.model.losses(outputs, sample.labels)
+        kept.append(_attributes(module) | _values("losses", looked.passes.model.losses))
+    for name, value in own().items():
+        if not torch.equal(before[name], value):
+            raise RecordsNotIndependentError(f"the {name} is changed by a forward pass, which mixes records")
+    for name in kept[0].keys() | kept[1].keys():
+        if kept[0].get(name) != kept[1].get(name):
+            raise RecordsNotIndependentError(
+                f"the attribute {name} is changed by every forward pass, which mixes records"
+            )
+
+
+def _attributes(module: nn.Module) -> dict[str, bytes]:
+    """What the layers and their classes keep besides parameters, buffers and hooks, by name."""
+    found: dict[str, bytes] = {}
+    for name, layer in module.named_modules():
+        found |= _values(name, layer)
+        if not type(layer).__module__.startswith("torch."):
+            found |= _values(type(layer).__name__, type(layer))
+    return found
+
+
+def _values(name: str, owner: object) -> dict[str, bytes]:
+    """The attributes of a layer, class or function, by name, as far as they can be written down."""
+    own, found = vars(nn.Module()).keys() - {"training"}, {}
+    for key, value in getattr(owner, "__dict__", {}).items():
+        if key not in own and not callable(value):
+            try:
+                written = pickle.dumps(value)
+            except Exception:  # whatever a value's own way of being written down raises
+                written = repr(value).encode()
+            found[f"{name}.{key}".lstrip(".")] = written
+    return found
+
+
+def _first_that_differs(looked: Looked, sample: Sample, one: int, changed: Sample, other: int) -> str | None:
+    """The first layer whose output for a record, at one place and at another of other records, differs."""
+    first, second = (_outputs_by_module(looked, some) for some in (sample, changed))
+    for name in (name for name in first if name in second):
+        a, b = first[name], second[name]
+        is_by_record = a.dim() and len(a) > one and len(b) > other and a.shape[1:] == b.shape[1:]
+        if is_by_record and not looked.close(a[one], b[other]):
+            return name
+    return None
+
+
+def _outputs_by_module(looked: Looked, sample: Sample) -> dict[str, Tensor]:
+    """The outputs of every layer in another forward pass, by name, in the order in which they come."""
+    outputs: dict[str, Tensor] = {}
+
+    def note(name: str, layer: nn.Module) -> Any:
+        def hook(_layer: nn.Module, _inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor):
+                outputs[f"the layer {name} ({type(layer).__name__})"] = output.detach().clone()
+
+        return hook
+
+    layers = [(name, layer) for name, layer in looked.passes.model.module.named_modules() if name]
+    handles = [layer.register_forward_hook(note(name, layer)) for name, layer in layers]
+    try:
+        looked.losses(sample)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return outputs

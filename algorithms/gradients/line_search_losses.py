@@ -1,0 +1,221 @@
+"""Candidates on a line, and the outputs of a linear model that are carried along it.
+
+Clipped losses of many records at many outputs, and their derivatives by the outputs.
+
+Everything goes through the model's own losses. The two losses of a single output, logistic and hinge, are also written
+out here, several times faster; a model takes that way where its losses are the catalogue's very functions.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from algorithms.gradients.padding import pad_to_multiple
+from algorithms.models import Model, build
+
+CARRIES = 16
+"""How often margins are carried over before they are computed afresh, which bounds their drift."""
+
+
+@dataclass(frozen=True)
+class LineCandidates:
+    """The candidates `origin - steps[i] * direction`; origin and direction have the shape [d]."""
+
+    origin: Tensor
+    direction: Tensor
+    steps: tuple[float, ...]
+
+    def at(self, index: int) -> Tensor:
+        """One candidate, shape [d]; who goes on from it takes it from here, so that it is recognised bit for bit."""
+        return self.candidates[index].clone()
+
+    @cached_property
+    def candidates(self) -> Tensor:
+        """All candidates, shape [k, d], computed in 64 bits and rounded to the origin's type; not to be changed."""
+        steps = torch.tensor(self.steps, dtype=torch.float64, device=self.origin.device)
+        return (self.origin - steps[:, None] * self.direction).to(self.origin.dtype)
+
+
+@dataclass(frozen=True)
+class CachedLogits:
+    """Margins from which the next question starts; functions of the records, to be kept where the records may be.
+
+    parameters: [d], where the margins [n, o] belong. age: [], how often they were carried since a fresh product.
+    direction [d], steps [k], slopes [n, o]: the last line from there and its direction's margins; empty without one.
+    """
+
+    parameters: Tensor
+    margins: Tensor
+    age: Tensor
+    direction: Tensor
+    steps: Tensor
+    slopes: Tensor
+
+    def moved_to(self, parameters: Tensor) -> "CachedLogits | None":
+        """The same where the parameters are its own, or a candidate of the line unless carried too often; else None."""
+        if parameters.dtype != self.parameters.dtype:
+            return None
+        if self.parameters.equal(parameters):
+            return self
+        if len(self.steps) == 0 or int(self.age) >= CARRIES:
+            return None
+        candidates = LineCandidates(self.parameters, self.direction, tuple(self.steps.tolist())).candidates
+        found = (candidates == parameters).all(dim=1).nonzero()
+        if len(found) == 0:
+            return None
+        margins = torch.sub(self.margins, self.slopes, alpha=float(self.steps[found[0, 0]]))
+        return at_point(parameters, margins, self.age + 1)
+
+
+def at_point(parameters: Tensor, margins: Tensor, age: Tensor) -> CachedLogits:
+    """Margins without a line."""
+    none, steps = margins.new_empty(0), torch.empty(0, dtype=torch.float64)
+    return CachedLogits(parameters.detach().clone(), margins, age, none, steps, none)
+
+
+_TOGETHER = 2**17
+"""Outputs that are computed together: few enough to stay in a core's cache."""
+
+_EXPONENT = 80.0
+"""exp of it is finite in 32 bits."""
+
+_HALVINGS = 3
+"""2 to the power of this is how many records share a logarithm."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of given records by a model's own function.
+
+    labels: [n]. Outputs have the shape [n, o], those of k candidates [k, n, o].
+    """
+
+    model: Model
+    labels: Tensor
+
+    def oriented(self, features: Tensor) -> Tensor:
+        """Features [p, n] in the form that the outputs are to be computed from; may overwrite them."""
+        return features
+
+    def errors(self, outputs: Tensor) -> Tensor:
+        """The derivative of each record's loss by its own outputs, shape [n, o]."""
+        free, labels = pad_to_multiple(outputs.detach()).requires_grad_(), pad_to_multiple(self.labels)
+        with torch.enable_grad():
+            return torch.autograd.grad(self.model.losses(free, labels).sum(), free)[0][: len(outputs)]
+
+    def at(self, outputs: Tensor, records: slice, bound: float) -> Tensor:
+        """The sums [k], float64, of the losses of some records clipped to [0, bound]; may overwrite the outputs.
+
+        outputs: [k, len(records), o]. A loss that is not a number counts as zero.
+        """
+        count, labels = outputs.shape[1], pad_to_multiple(self.labels[records])
+        full = pad_to_multiple(outputs.transpose(0, 1)).transpose(0, 1)
+        with torch.no_grad():
+            losses = self.model.losses(full.flatten(end_dim=1), labels.repeat(len(full)))
+        return _sums(losses.view(full.shape[:2])[:, :count], bound)
+
+    def along(self, outputs: Tensor, slopes: Tensor, steps: Tensor, bound: float) -> Tensor:
+        """The sums [k], float64, of all records' clipped losses at the outputs `outputs - steps[j] * slopes`."""
+        total = torch.zeros(len(steps), dtype=torch.float64, device=outputs.device)
+        factors = -steps.to(outputs.dtype)[:, None, None]
+        for records in blocks(len(outputs), len(steps) * outputs.shape[1]):
+            total += self.at(torch.addcmul(outputs[records], factors, slopes[records]), records, bound)
+        return total
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A loss of v = -y f(x), y in {-1, 1}: row sums of it clipped to [0, bound], which overwrite v; its derivative."""
+
+    sums: Callable[[Tensor, float], Tensor]
+    derivative: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class _Signed(Losses):
+    """Losses of v = -y f(x): the sign goes into the features, as a linear f has -y f(x) = f(-y x)."""
+
+    kind: _Kind
+
+    def oriented(self, features: Tensor) -> Tensor:
+        return features.mul_(torch.where(self.labels == 1, -1.0, 1.0).to(features.dtype))
+
+    def errors(self, outputs: Tensor) -> Tensor:
+        return self.kind.derivative(outputs)
+
+    def at(self, outputs: Tensor, records: slice, bound: float) -> Tensor:
+        return self.kind.sums(outputs[..., 0], bound)
+
+
+def losses_of(model: Model, labels: Tensor) -> Losses:
+    """The losses of the records with these labels, by the fastest way that there is."""
+    kind = _kinds().get(model.losses)
+    return Losses(model, labels) if kind is None else _Signed(model, labels, kind)
+
+
+def blocks(records: int, numbers: int) -> list[slice]:
+    """Slices of the records that are computed together when each needs so many numbers."""
+    size = max(64, _TOGETHER // max(numbers, 1) // 64 * 64)
+    return [slice(start, min(start + size, records)) for start in range(0, records, size)]
+
+
+def _sums(losses: Tensor, bound: float) -> Tensor:
+    """Row sums of losses [k, b] clipped to [0, bound], not a number as 0; overwrites the losses."""
+    return losses.clamp_(0.0, _below(bound, losses.dtype)).nansum(dim=1, dtype=torch.float64)
+
+
+@functools.lru_cache(maxsize=16)
+def _below(bound: float, dtype: torch.dtype) -> float:
+    """The largest number of a float type that is not above the bound."""
+    nearest = torch.tensor(bound, dtype=dtype)
+    if nearest.double() > bound:
+        nearest = torch.nextafter(nearest, torch.zeros_like(nearest))
+    return float(nearest)
+
+
+def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
+    """Of log(1 + exp(v)), in 32 bits to 2e-7 of the larger of it and 1, for the records together.
+
+    For usual bounds as logarithms of products of a few clipped factors: most of the time goes into logarithms.
+    """
+    if bound > _EXPONENT:
+        return _sums(functional.softplus(negated), bound)
+    factors = negated.exp_().add_(1.0)
+    if not 0.1 <= bound <= _EXPONENT / 2**_HALVINGS:
+        return _sums(factors.log_(), bound)
+    most = _below(math.exp(bound) * (1.0 - 4.0 * torch.finfo(factors.dtype).eps), factors.dtype)
+    factors = factors.nan_to_num_(nan=1.0).clamp_(
+        max=most
+    )  # its logarithm is within the bound, rounding included
+    for _ in range(_HALVINGS):
+        count = factors.shape[1]
+        half = (count + 1) // 2
+        factors[:, : count - half].mul_(factors[:, half:])
+        factors = factors[:, :half]
+    return factors.log().sum(dim=1, dtype=torch.float64)
+
+
+def _hinge_sums(negated: Tensor, bound: float) -> Tensor:
+    """Of max(0, 1 + v)."""
+    return _sums(negated.add_(1.0), bound)
+
+
+def _above_minus_one(negated: Tensor) -> Tensor:
+    """The derivative of max(0, 1 + v), zero at the kink as in PyTorch."""
+    return (negated + 1.0 > 0.0).to(negated.dtype)
+
+
+@functools.cache
+def _kinds() -> dict[Callable[[Tensor, Tensor], Tensor], _Kind]:
+    """The losses that are written out here, by the function of the catalogue that they stand for."""
+    written = {
+        "logistic": _Kind(_logistic_sums, torch.sigmoid),
+        "svm": _Kind(_hinge_sums, _above_minus_one),
+    }
+    return {build(name, input_shape=(1,), classes=2, seed=0).losses: kind for name, kind in written.items()}

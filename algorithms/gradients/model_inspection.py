@@ -1,0 +1,374 @@
+"""What kind of model this is, found out on made-up inputs before a private record is seen.
+
+Records must not touch each other, or no record's gradient can be clipped. A model whose passes can be recorded is known
+by where its records lie in each tensor, and by giving the same gradients as autograd.
+"""
+
+import copy
+import inspect
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.gradients.clipping import L2
+from algorithms.gradients.grad_sample_recorder import GradSampleRecorder
+from algorithms.gradients.independence import (
+    MANY,
+    Looked,
+    RecordsNotIndependentError,
+    check_apart,
+    check_state,
+    mixing_layer,
+)
+from algorithms.gradients.op_tracer import (
+    Form,
+    Memory,
+    Sample,
+    away_from_start,
+    same_randomness,
+    watched,
+    watching,
+)
+from algorithms.gradients.padding import Layout, UnrecordedError, layout_of
+from algorithms.gradients.passes import Passes
+from algorithms.models import Model, ModelRefusedError
+
+Layouts = tuple[Layout | None, ...]
+
+_FEW, _MORE = 3, 17
+_ROUNDS = 4
+_BYTE = 256
+"""Whole numbers that are tried where no table says how many there are."""
+_HOUSE = (Path(torch.__file__).parent, Path(__file__).parent, Path(inspect.getfile(Model)).parent)
+_SPECIAL = 8
+"""The first entries of a table, among which paddings and other marks usually are."""
+_ALWAYS_MB = 4000.0
+"""What a look may take where less is given for a pass."""
+_VECTORS = 16
+"""How many vectors as long as the parameters, in 64 bits, a look holds at once."""
+_REENTRANT = "None of the inputs have requires_grad"
+"""What PyTorch warns of where it checkpoints with `use_reentrant=True` outside of a graph."""
+_ROUNDING = 1e-2
+"""Of the tolerance, relative to the whole gradient: what rounding makes of a parameter's gradient that is zero."""
+
+
+@dataclass(frozen=True)
+class ModelInspection:
+    """What an examination found.
+
+    Attributes:
+        form: of the made-up records.
+        is_narrow: whether 16 bits were used.
+        layouts: of the tensors that the rules ask about; None where passes cannot be recorded, for the `reason` given.
+        bytes_per_record: what autograd keeps for each record.
+        written_bytes: what its gradient takes as far as it is written down.
+        needed_bytes: what of a record is in memory at once during a pass.
+        is_random: whether the model draws random numbers.
+        without_rule: operations that are taken record by record.
+    """
+
+    form: Form
+    is_narrow: bool
+    layouts: Layouts | None
+    reason: str
+    bytes_per_record: int
+    written_bytes: int
+    needed_bytes: int
+    is_random: bool
+    without_rule: tuple[str, ...] = ()
+
+
+@contextmanager
+def refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[None]:
+    """Makes one sentence, ModelRefusedError, of whatever goes wrong inside of a model on made-up records."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=_REENTRANT)
+            yield
+    except (RecordsNotIndependentError, ModelRefusedError):
+        raise
+    except Exception as error:
+        why = str(error).strip().partition("\n")[0][:200]
+        if "use_reentrant=True" in why or _REENTRANT in why:
+            raise ModelRefusedError(
+                f"the model {model.name} uses gradient checkpointing with use_reentrant=True, which gives no gradients"
+                " to ask for; set use_reentrant=False."
+            ) from error
+        is_float = dtype.is_floating_point
+        numbers = (
+            "normal numbers, also large, 0 and missing"
+            if is_float
+            else "whole numbers, as far as its tables go"
+        )
+        raise ModelRefusedError(
+            f"the model {model.name} raised {type(error).__name__}{_place(error)} on made-up records ({why}); it has to"
+            f" take any records of the shape {list(shape)} ({numbers}): bound what it looks up in a table, as by"
+            " .long().clamp(0, entries - 1), and take out what fails."
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """The innermost layer and line of code of a model in which an exception was raised, as far as there is one."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    layers = [layer for frame, _ in frames if isinstance(layer := frame.f_locals.get("self"), nn.Module)]
+    names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
+    own = [line for line in traceback.extract_tb(error.__traceback__) if not _is_house(line.filename)]
+    name = names.get(id(layers[-1]), "") if layers else ""
+    layer = name.removeprefix("module").lstrip(".")  # the model is the one part of what holds its parameters
+    found = f" in the layer {layer} ({type(layers[-1]).__name__})" if layer else ""
+    return f"{found}, at '{own[-1].line}'," if own else found
+
+
+def _is_house(file: str) -> bool:
+    """Whether a file is one of PyTorch's or of this folder, or the one with what a model is."""
+    return any(folder in Path(file).parents for folder in _HOUSE)
+
+
+def _check_memory(passes: Passes, parameters: Tensor, form: Form, memory_mb: float) -> None:
+    """Raises ModelRefusedError where a look would take more memory than there may be, by what single records take.
+
+    Most is taken either by a forward pass of many records in 64 bits, or by a graph of some beside its record. Apart
+    from the records there are copies of the module, in 32 and 64 bits, and vectors as long as the parameters.
+    """
+    forward = _needed(form, lambda some: passes.losses(parameters, some.inputs, some.labels))[1]
+    start = parameters.clone().requires_grad_()
+    fixed, back = _needed(
+        form, lambda some: passes.back(start, passes.followed(start, some.inputs, some.labels).sum())
+    )
+    kept = _kept_each(passes, parameters, form, 1, _FEW)
+    each = max(MANY * forward, 2 * _MORE * max(back, kept))
+    own = (*passes.model.module.parameters(), *passes.model.module.buffers())
+    fixed += 4 * sum(part.nbytes for part in own) + 8 * _VECTORS * len(parameters)
+    needed = (fixed + 2 * each) / 1e6
+    most = max(memory_mb, _ALWAYS_MB)
+    if needed > most:
+        raise ModelRefusedError(
+            f"looking at the model {passes.model.name} with made-up records would take about {needed:,.0f} MB, more"
+            f" than {most:,.0f}; set performance.memory_mb to at least {needed:.0f} where the machine has as much, or"
+            " make the records or the model smaller."
+        )
+
+
+def _needed(form: Form, run: Callable[[Sample], object]) -> tuple[int, int]:
+    """The most bytes that are alive at once while something runs: of its own, and for each record."""
+    most = []
+    for count in (1, _FEW):
+        with Memory() as memory, same_randomness():
+            run(form.draw(count, 0))
+        most.append(memory.most)
+    each = max(0, most[1] - most[0]) // (_FEW - 1)
+    return max(0, most[0] - each), each
+
+
+def examine(
+    passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, memory_mb: float
+) -> ModelInspection:
+    """Finds how to take a model's per-example gradients, in this order: what is cheap and what refuses comes first.
+
+    1. Layers that are known to mix records.
+    2. Whether a look fits the memory, by passes of one and of three records.
+    3. What records look like: entries of its tables, and labels.
+    4. Whether a forward pass changes what the model keeps, and whether a record's loss or gradient depends on others.
+    5. Where the records lie in the tensors that rules ask about, and whether recorded gradients are those of autograd;
+       where they are not, or where they cannot be recorded, records are taken one by one.
+
+    Args:
+        passes: of the model.
+        shape: of one record.
+        dtype: of the inputs.
+        device: where the passes run.
+        memory_mb: what a pass may take.
+
+    Raises:
+        RecordsNotIndependentError: where records mix.
+        ModelRefusedError: where the look would take more memory than there may be.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from algorithms.gradients.examination import examine
+        >>> from algorithms.gradients.passes import Passes
+        >>> from algorithms.models import Model
+        >>> module = nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2))
+        >>> model = Model("small", module, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
+        >>> found = examine(Passes(model), (3,), torch.float32, torch.device("cpu"), memory_mb=1024)
+        >>> found.layouts is None, found.is_random, found.without_rule
+        (False, False, ('prelu',))
+    """
+    offender = mixing_layer(passes.model.module)
+    if offender is not None:
+        raise RecordsNotIndependentError(f"the layer {offender} mixes records")
+    if not passes.model.shapes:
+        raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")
+
+    parameters = away_from_start(passes.model).to(device)
+    _check_memory(passes, parameters, Form(shape, dtype, device), memory_mb)
+    form = _form(passes, parameters, Form(shape, dtype, device))
+    few, more = form.draw(_FEW, 0), form.draw(_MORE, 0)
+    exact = _exact(passes, parameters, few)
+    is_exact = exact.parameters.dtype == torch.float64
+
+    def draw_exactly(count: int, seed: int) -> Sample:
+        return form.draw(count, seed).in_64_bits() if is_exact else form.draw(count, seed)
+
+    check_state(exact, draw_exactly(_FEW, 0))
+    is_random = check_apart(exact, draw_exactly, () if dtype.is_floating_point else form.constants)
+    is_narrow = watched(passes, parameters, few).is_narrow
+    each = max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
+    try:
+        layouts, without_rule = _learn(passes, parameters, few, more)
+        for count in (_FEW, _MORE):
+            _check_gradients(exact, draw_exactly(count, 0), layouts)
+        written = 0
+
+        def measure(some: Sample) -> None:
+            nonlocal written
+            found = passes.recorded(parameters, some.inputs, some.labels, layouts)
+            found.norms(L2(1.0))
+            written = found.written_bytes // len(some.labels)
+
+        needed = _needed(form, measure)[1]
+    except UnrecordedError as reason:
+        needed = _needed(form, lambda some: _take_alone(passes, parameters, some))[1]
+        return ModelInspection(
+            form, is_narrow, None, str(reason), each, 4 * len(parameters), needed, is_random
+        )
+    return ModelInspection(form, is_narrow, layouts, "", each, written, needed, is_random, without_rule)
+
+
+def _form(passes: Passes, parameters: Tensor, least: Form) -> Form:
+    """The form with all entries of the model's tables, or of a byte, and all labels, as far as the model takes them."""
+    layers = [
+        layer for layer in passes.model.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    ]
+    paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
+    tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
+    forms = (_with_entries(least, entries, paddings) for entries in tables)
+    form = next((form for form in forms if _takes(passes, parameters, form)), least)
+    outputs = _outputs(passes, parameters, form.draw(1, 0))
+    labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _MORE))
+    return labelled if _takes(passes, parameters, labelled) else form
+
+
+def _with_entries(form: Form, entries: int, paddings: set[int]) -> Form:
+    constants = {*paddings, *range(_SPECIAL), entries - 1}
+    return replace(form, entries=entries, constants=tuple(sorted(c for c in constants if c < entries)))
+
+
+def _outputs(passes: Passes, parameters: Tensor, sample: Sample) -> Tensor:
+    with torch.no_grad(), same_randomness():
+        return passes.model.outputs(passes.model.named(parameters), sample.inputs)
+
+
+def _takes(passes: Passes, parameters: Tensor, form: Form) -> bool:
+    """Whether a model has losses for records of a form."""
+    sample = form.draw(_MORE, 0)
+    try:
+        with same_randomness():
+            passes.losses(parameters, sample.inputs, sample.labels)
+    except Exception:
+        return False
+    return True
+
+
+def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
+    """The model in 64 bits, where rounding hides no difference; as it is where its code insists on its own types."""
+    plain = replace(passes.model, precision=torch.float32)
+    wider = replace(plain, module=copy.deepcopy(plain.module).double())
+    looked = Looked(Passes(wider), parameters.double(), tolerance=1e-9)
+    try:
+        looked.losses(sample.in_64_bits())
+    except Exception:  # whatever a model says of numbers that it does not expect
+        return Looked(Passes(plain), parameters, tolerance=1e-4)
+    return looked
+
+
+def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
+    """Takes records one by one; raises RecordsNotIndependentError where even single ones cannot be differentiated."""
+    try:
+        passes.one_by_one(parameters, sample.inputs, sample.labels)
+    except RuntimeError as reason:
+        why = str(reason).partition("\n")[0]
+        name = passes.model.name
+        raise RecordsNotIndependentError(
+            f"the model {name} cannot be differentiated record by record ({why})"
+        ) from reason
+
+
+def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tuple[Layouts, tuple[str, ...]]:
+    """Where the records are, from the shapes at two batch sizes, and which operations have no rule.
+
+    A rule that knows where its records are may ask about more tensors, so this is repeated until nothing changes.
+    """
+    layouts: Layouts = ()
+    for _ in range(_ROUNDS):
+        tapes = [_record(passes, parameters, sample, layouts) for sample in (few, more)]
+        learned = _layouts(tapes[0].shapes, tapes[1].shapes)
+        if learned == layouts:
+            break
+        layouts = learned
+    for other in (more.times(1e3), more.times(0.0), more.with_holes()):
+        if _record(passes, parameters, other, layouts).shapes != tapes[1].shapes:
+            raise UnrecordedError("a size that follows from the values of the records")
+    return layouts, tuple(sorted(tapes[0].without_rule))
+
+
+def _record(passes: Passes, parameters: Tensor, sample: Sample, layouts: Layouts) -> GradSampleRecorder:
+    with watching() as watch:
+        tape = passes.taped(parameters, sample.inputs, sample.labels, layouts)
+    if watch.has_looked:
+        raise UnrecordedError(
+            "a look at the values of a tensor, on which the way through the model may depend"
+        )
+    return tape
+
+
+def _layouts(few: list[tuple[int, ...]], more: list[tuple[int, ...]]) -> Layouts:
+    if len(few) != len(more):
+        raise UnrecordedError("the model uses its parameters differently for another number of records")
+    return tuple(layout_of(a, b, _FEW, _MORE) for a, b in zip(few, more, strict=True))
+
+
+def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts) -> None:
+    """Raises UnrecordedError where a weighted sum of the recorded gradients is not what autograd makes of it."""
+    passes, start = looked.passes, looked.parameters.clone().requires_grad_()
+    weights = torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=start.device)
+    with same_randomness():
+        losses = passes.followed(start, sample.inputs, sample.labels)
+        expected = passes.back(start, (losses * weights).sum())
+    if expected is None:
+        raise UnrecordedError("a loss that depends on no parameter")
+    with same_randomness():
+        found = passes.recorded(looked.parameters, sample.inputs, sample.labels, layouts)
+    differences = found.weighted_sum(weights) - expected
+    floor = _ROUNDING * looked.tolerance * float(torch.linalg.vector_norm(expected))
+    for place in passes.model.places.values():
+        size = float(torch.linalg.vector_norm(expected[place]))
+        if not float(torch.linalg.vector_norm(differences[place])) <= 10.0 * looked.tolerance * size + floor:
+            raise UnrecordedError("gradients that are not those of autograd when they are recorded")
+
+
+def _kept_each(passes: Passes, parameters: Tensor, form: Form, few: int, more: int) -> int:
+    """What autograd keeps for a backward pass for each record, in bytes, by what it keeps for few and for more."""
+    sizes = [_kept_bytes(passes, parameters, form.draw(count, 0)) for count in (few, more)]
+    return (sizes[1] - sizes[0]) // (more - few)
+
+
+def _kept_bytes(passes: Passes, parameters: Tensor, sample: Sample) -> int:
+    """What autograd keeps for a backward pass, in bytes."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    start = parameters.clone().requires_grad_()
+    with same_randomness(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        passes.followed(start, sample.inputs, sample.labels)
+    return sum(kept.values())

@@ -1,0 +1,365 @@
+"""Made-up records, on which a model is looked at before it sees private ones.
+
+What a model computes, operation by operation, seen on made-up records.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from algorithms.gradients.passes import Passes
+from algorithms.models import Model
+
+
+@dataclass(frozen=True)
+class Form:
+    """What records look like: shape and type of their inputs, whole numbers below `entries`, labels below `classes`.
+
+    constants: whole numbers of which one may fill up a record's rest, as padding does.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    entries: int = 2
+    constants: tuple[int, ...] = (0, 1)
+    classes: int = 2
+
+    def draw(self, count: int, seed: int) -> "Sample":
+        """Made-up records: normal numbers, or whole ones of any entry, the rest of each one constant."""
+        source = torch.Generator().manual_seed(seed)
+        labels = torch.arange(seed, seed + count) % self.classes
+        if self.dtype.is_floating_point:
+            inputs = torch.randn(count, *self.shape, generator=source).to(self.dtype)
+            return Sample(inputs.to(self.device), labels.to(self.device))
+        inputs = torch.randint(0, self.entries, (count, math.prod(self.shape)), generator=source)
+        for index, record in enumerate(inputs):
+            begins = int(torch.randint(0, len(record) + 1, (), generator=source))
+            record[begins:] = self.constants[(seed + index) % len(self.constants)]
+        whole = inputs.view(count, *self.shape).to(self.dtype)
+        return Sample(whole.to(self.device), labels.to(self.device))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Made-up inputs [count, *shape] and labels."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def all_of(self, constant: int) -> "Sample":
+        """The same number of records, in which every number is the same."""
+        return Sample(torch.full_like(self.inputs, constant), self.labels)
+
+    def times(self, factor: float) -> "Sample":
+        """The same records, larger; whole numbers are all 0 for the factor 0 and stay as they are for others."""
+        if factor == 0.0:
+            return Sample(torch.zeros_like(self.inputs), self.labels)
+        return Sample(self.inputs * factor if self.inputs.is_floating_point() else self.inputs, self.labels)
+
+    def with_holes(self) -> "Sample":
+        """The same records, the first value of each in the first dimension missing; whole numbers stay as they are."""
+        inputs = self.inputs.clone()
+        if inputs.is_floating_point() and inputs.dim() > 1:
+            inputs[:, 0] = math.nan
+        return Sample(inputs, self.labels)
+
+    def in_64_bits(self) -> "Sample":
+        """The same records in float64; whole numbers stay as they are."""
+        return Sample(self.inputs.double() if self.inputs.is_floating_point() else self.inputs, self.labels)
+
+    def among(self, others: "Sample", place: int) -> "Sample":
+        """One record, at its place among other ones."""
+        inputs, labels = others.inputs.clone(), others.labels.clone()
+        inputs[place], labels[place] = self.inputs[place], self.labels[place]
+        return Sample(inputs, labels)
+
+    def alone(self, place: int) -> "Sample":
+        """One record without any other."""
+        return Sample(self.inputs[place : place + 1], self.labels[place : place + 1])
+
+
+def away_from_start(model: Model) -> Tensor:
+    """A point near the start at which no layer is zero and hides what is before it."""
+    start = model.initial_parameters()
+    draw = torch.Generator().manual_seed(2)
+    moved: Tensor = start + (0.1 * torch.randn(len(start), generator=draw)).to(start)
+    return moved
+
+
+@contextmanager
+def same_randomness(seed: int = 0) -> Iterator[None]:
+    """Dropout that drops the same each time, and leaves the generators as they were."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=devices):
+        # torch.manual_seed would note the call stack for each kind of accelerator that is not there
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        yield
+
+
+Shapes = tuple[torch.Size, ...]
+
+_FUNCTIONS_THAT_LOOK = (
+    *(
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__array__",
+        "item",
+        "tolist",
+        "numpy",
+        "is_nonzero",
+        "equal",
+    ),
+    *("allclose", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"),
+    *("bincount", "to_sparse", "_pack_padded_sequence", "pack_padded_sequence", "__contains__"),
+)
+"""Functions whose answer is a value or a number of values, on which the way through a model may then depend."""
+
+_ATEN = torch.ops.aten
+_OPERATIONS_THAT_LOOK = (
+    *(_ATEN._local_scalar_dense, _ATEN.equal, _ATEN.nonzero, _ATEN.nonzero_static, _ATEN.masked_select),
+    *(_ATEN._unique, _ATEN._unique2, _ATEN.unique_dim, _ATEN.unique_consecutive, _ATEN.is_nonzero),
+)
+_OF_NO_VALUE = (
+    *(_ATEN.new_zeros, _ATEN.new_ones, _ATEN.new_full, _ATEN.new_empty, _ATEN.new_empty_strided),
+    *(_ATEN.zeros_like, _ATEN.ones_like, _ATEN.full_like, _ATEN.empty_like),
+)
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The shapes of what an operation gave, of the values of records that it took, and of what nobody watched made."""
+
+    given: Shapes
+    of_records: Shapes
+    unknown: Shapes
+
+
+class OpTracer(TorchDispatchMode):
+    """Sees every operation that runs inside of it, whatever function or method of PyTorch led there.
+
+    records: what the values of the records come from. known: other tensors there are before. has_looked: whether a
+    number of Python, or of values, was made out of a tensor's values. is_narrow: whether there were numbers of 16 bits.
+    """
+
+    def __init__(self, records: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.has_looked = self.is_narrow = False
+        self.operations: list[Operation] = []
+        self.turned: int | None = None
+        # By identity, and not held: all that a pass computes would else stay in memory.
+        self._of_records = WeakTensorKeyDictionary(dict.fromkeys(records))
+        self._known = WeakTensorKeyDictionary(dict.fromkeys((*records, *known)))
+
+    def turn(self) -> None:
+        """Says that from here on errors go back, whose sums over records belong to no record."""
+        self.turned = len(self.operations)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        taken = _tensors((args, kwargs))
+        of_records = [tensor for tensor in taken if tensor in self._of_records]
+        unknown = [tensor for tensor in taken if tensor not in self._known]
+        found = func(*args, **kwargs)
+        given, kind = _tensors(found), func.overloadpacket
+        by_mask = kind is _ATEN.index and any(tensor.dtype == torch.bool for tensor in taken[1:])
+        self.has_looked |= by_mask or kind in _OPERATIONS_THAT_LOOK
+        self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
+        numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are room to work in
+        self.operations.append(Operation(_shapes(numbers), _shapes(of_records), _shapes(unknown)))
+        self._known.update(dict.fromkeys(given))
+        if of_records and kind not in _OF_NO_VALUE:
+            self._of_records.update(dict.fromkeys(given))
+        return found
+
+
+class Memory(TorchDispatchMode):
+    """Counts the bytes that are alive of what is computed inside of it, whoever holds them: a graph or a variable.
+
+    most: how many were alive at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = 0
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @property
+    def alive(self) -> int:
+        """How many are alive now."""
+        self._storages = {
+            place: held
+            for place, held in self._storages.items()
+            if not held[0].expired()  # type: ignore[no-untyped-call]
+        }
+        return sum(size for _, size in self._storages.values())
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs or {}))}
+        found = func(*args, **(kwargs or {}))
+        for storage in (tensor.untyped_storage() for tensor in _tensors(found)):
+            if storage._cdata not in given:  # a view takes nothing
+                self._storages[storage._cdata] = (
+                    StorageWeakRef(storage),  # type: ignore[no-untyped-call]
+                    storage.nbytes(),
+                )
+        self.most = max(self.most, self.alive)
+        return found
+
+
+class _LookingFunctions(TorchFunctionMode):
+    """Tells a watch of functions that look at values without an operation, such as `tolist`."""
+
+    def __init__(self, watch: OpTracer) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        self._watch.has_looked |= _looks(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watching(records: Sequence[Tensor] = (), known: Sequence[Tensor] = ()) -> Iterator[OpTracer]:
+    """A watch of what runs inside of the block, with the same random numbers each time."""
+    watch = OpTracer(records, known)
+    with watch, _LookingFunctions(watch), same_randomness():
+        yield watch
+
+
+def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
+    """Whether passes of these numbers of records fill whatever the model computes, each record apart from the others.
+
+    On a way that no value decides; with a graph, through which errors go back, and without one. Else what one record
+    counts could depend on its place, or on the number of others, even where a pass is full: as where a row is put in
+    front of them, or where they are cut.
+    """
+    parameters = away_from_start(passes.model).to(form.device)
+    for follow in (_there_and_back, _there):
+        first, *others = (watched(passes, parameters, form.draw(size, 0), follow) for size in sizes)
+        pairs = zip(sizes[1:], others, strict=True)
+        if not all(_fill_alike(first, other, (sizes[0], size)) for size, other in pairs):
+            return False
+    return True
+
+
+Follow = Callable[[Passes, Tensor, Sample, OpTracer], object]
+
+
+def _there_and_back(passes: Passes, point: Tensor, sample: Sample, watch: OpTracer) -> None:
+    losses = passes.followed(point, sample.inputs, sample.labels)
+    watch.turn()
+    passes.back(point, losses.sum())
+
+
+def _there(passes: Passes, point: Tensor, sample: Sample, watch: OpTracer) -> None:
+    passes.losses(point.detach(), sample.inputs, sample.labels)
+
+
+def watched(passes: Passes, parameters: Tensor, sample: Sample, follow: Follow = _there) -> OpTracer:
+    """What a model computes of some records."""
+    point = parameters.clone().requires_grad_()
+    module = passes.model.module
+    known = (point, *module.parameters(), *module.buffers())
+    with watching((sample.inputs, sample.labels), known) as watch:
+        follow(passes, point, sample, watch)
+    return watch
+
+
+def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool:
+    """Whether all numbers that records were computed in lie in multiples of so many rows, each record apart.
+
+    few, many: of these two numbers of records. What was made of the records' values and used again has a dimension for
+    them, up to the turn; what nobody watched made has none.
+    """
+    pairs = list(zip(few.operations, many.operations, strict=False))
+    if len(few.operations) != len(many.operations) or few.has_looked or many.has_looked:
+        return False
+    there = pairs[: few.turned]
+    return (
+        all(_all(_is_multiple, some.given, more.given, records) for some, more in pairs)
+        and all(_all(_stays, some.unknown, more.unknown, records) for some, more in pairs)
+        and all(_all(_grows, some.of_records, more.of_records, records) for some, more in there)
+    )
+
+
+def _all(
+    holds: Callable[[torch.Size, torch.Size, tuple[int, int]], bool],
+    few: Shapes,
+    many: Shapes,
+    records: tuple[int, int],
+) -> bool:
+    return len(few) == len(many) and all(holds(a, b, records) for a, b in zip(few, many, strict=True))
+
+
+def _is_multiple(few: torch.Size, many: torch.Size, records: tuple[int, int]) -> bool:
+    """Whether one dimension alone, or none, grows with the records: a multiple of their number."""
+    if len(few) != len(many):
+        return False
+    growing = [(a, b) for a, b in zip(few, many, strict=True) if a != b]
+    fewer, more = records
+    return len(growing) <= 1 and all(a % fewer == 0 and b == a // fewer * more for a, b in growing)
+
+
+def _grows(few: torch.Size, many: torch.Size, _records: tuple[int, int]) -> bool:
+    return few != many
+
+
+def _stays(few: torch.Size, many: torch.Size, _records: tuple[int, int]) -> bool:
+    return few == many
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _shapes(tensors: Iterable[Tensor]) -> Shapes:
+    return tuple(tensor.shape for tensor in tensors)
+
+
+def _looks(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a function looks at the values of a tensor."""
+    name = getattr(func, "__name__", "")
+    given = (*args, *kwargs.values())
+    if name == "__getitem__":
+        return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in tree_leaves(args[1:]))
+    if name == "where":
+        return len(given) == 1
+    if name == "one_hot":
+        return given[1:] in ((), (-1,))
+    if name in ("repeat_interleave", "tensor_split"):
+        return len(given) == 1 or any(isinstance(value, Tensor) for value in given[1:])
+    return name in _FUNCTIONS_THAT_LOOK

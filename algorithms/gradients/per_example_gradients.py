@@ -1,0 +1,183 @@
+"""What the records of one physical batch contribute to a sum: for the barrier alone, since nothing here is noised."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients.arithmetic import in_full_precision, wide
+from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
+from algorithms.gradients.embedding_grad import EmbeddingGrad
+from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample, as_measured
+
+
+@dataclass(frozen=True)
+class PerExampleGradients:
+    """Losses and gradients of some records at one point, from one forward and one backward pass.
+
+    losses: [batch]. gradients: by parameter; a parameter without an entry has none. places: where each parameter lies
+    in the flat vector. layers: the names of each layer's parameters, in the model's order. dtype: of the gradients, at
+    least 32 bits. padding: how many records follow these in the gradients, which count for nothing.
+    """
+
+    losses: Tensor
+    gradients: dict[str, PerExample]
+    places: dict[str, slice]
+    layers: tuple[tuple[str, ...], ...]
+    dtype: torch.dtype
+    padding: int = 0
+
+    @staticmethod
+    def of_rows(rows: Tensor) -> "PerExampleGradients":
+        """PerExampleGradients that are written down, [batch, d], as gradients of one parameter."""
+        places, layers = {"": slice(0, rows.shape[1])}, (("",),)
+        return PerExampleGradients(
+            rows.new_zeros(len(rows)), {"": DenseGrad(rows)}, places, layers, wide(rows).dtype
+        )
+
+    @in_full_precision()
+    def norms(self, clipping: Clipping) -> Tensor:
+        """The norms that `clipping` bounds, raised by what rounding can add; [batch], float64.
+
+        By layer, [batch, layers], for per-layer clipping. Not finite where a gradient is not.
+        """
+        return self._norms(clipping)[: len(self.losses)]
+
+    def finite(self, clipping: Clipping) -> Tensor:
+        """Which records have a finite norm, shape [batch]."""
+        return all_finite(self.norms(clipping))
+
+    @in_full_precision()
+    def clipped_sum(self, clipping: Clipping, norms: Tensor | None = None) -> Tensor:
+        """The sum of the contributions after clipping, shape [d], float64.
+
+        A record whose gradient is not finite contributes zero. norms: of these records, where `norms` has given them.
+        Raises ValueError for per-layer bounds that do not fit.
+        """
+        if isinstance(clipping, PerLayer) and len(clipping.norms) != len(self.layers):
+            raise ValueError(
+                f"per-layer clipping has {len(clipping.norms)} bounds, the model has {len(self.layers)} layers;"
+                " give one for each."
+            )
+        if len(self.losses) == 0:
+            return self._weighted({})
+        norms = self.norms(clipping) if norms is None else norms
+        finite = all_finite(norms)
+        if not bool(finite.all()):
+            return self._sum_of_finite(norms, finite, clipping)
+        if not isinstance(clipping, PerLayer):
+            weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
+            total = self.weighted_sum(weights)
+            return self._transformed(total, weights, clipping) if isinstance(clipping, Affine) else total
+        by_layer = {
+            name: factors(norms[:, i], clipping, bound, self.dtype)
+            for i, (names, bound) in enumerate(zip(self.layers, clipping.norms, strict=True))
+            for name in names
+        }
+        return self._weighted(by_layer)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """The sum of weight times gradient, weights [batch] -> [d], float64."""
+        return self._weighted(dict.fromkeys(self.places, weights))
+
+    def take(self, chosen: Tensor) -> "PerExampleGradients":
+        """Those of the chosen records; chosen: their indices."""
+        gradients = {name: as_measured(each).take(chosen) for name, each in self.gradients.items()}
+        return replace(self, losses=self.losses[chosen], gradients=gradients, padding=0)
+
+    def first(self, count: int) -> "PerExampleGradients":
+        """The first `count` records; the others are measured with them and then left out.
+
+        So a record's numbers are computed in the same place of a kernel whatever the number of records.
+        """
+        return replace(self, losses=self.losses[:count], padding=len(self.losses) - count)
+
+    @property
+    def written_bytes(self) -> int:
+        """What the gradients take that are written down, once they are measured."""
+        kept = (
+            vars(gradient).get(name) for gradient in self.gradients.values() for name in ("rows", "_written")
+        )
+        return sum(part.nbytes for part in kept if part is not None)
+
+    def _norms(self, clipping: Clipping) -> Tensor:
+        """`norms`, of the padding as well."""
+        if isinstance(clipping, PerLayer):
+            return torch.stack([self._root(names, clipping) for names in self.layers], dim=1)
+        if isinstance(clipping, L1):
+            return sum((g.absolute_norms() for g in self.gradients.values()), self._zeros())
+        if isinstance(clipping, Box):
+            return self._widths()
+        return self._root(self.places, clipping)
+
+    def _sum_of_finite(self, norms: Tensor, finite: Tensor, clipping: Clipping) -> Tensor:
+        """The sum without what is not finite; what was only too large to square in 32 bits is taken in 64."""
+        total = self.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping, norms[finite])
+        if self.dtype != torch.float64:
+            total += self.take(torch.nonzero(~finite)[:, 0])._in_64_bits().clipped_sum(clipping)
+        return total
+
+    def _in_64_bits(self) -> "PerExampleGradients":
+        gradients = {name: as_measured(each).double() for name, each in self.gradients.items()}
+        return replace(self, gradients=gradients, dtype=torch.float64)
+
+    def _zeros(self) -> Tensor:
+        count = len(self.losses) + self.padding
+        return torch.zeros(count, dtype=torch.float64, device=self.losses.device)
+
+    def _widths(self) -> Tensor:
+        """The largest coordinate above 0 plus the largest below, [batch], float64, raised by what rounding can add."""
+        above, below = self._zeros(), self._zeros()
+        for gradient in self.gradients.values():
+            rows = gradient.rows
+            above = torch.maximum(above, rows.amax(dim=1).double())
+            below = torch.maximum(below, -rows.amin(dim=1).double())
+        return (above + below) * (1.0 + margin(self.dtype))
+
+    def _root(self, names: Iterable[str], clipping: Clipping) -> Tensor:
+        """The L2 norm over some parameters."""
+        return sum((self._squares(name, clipping) for name in names), self._zeros()).sqrt()
+
+    def _squares(self, name: str, clipping: Clipping) -> Tensor:
+        """Squared L2 norms of one parameter's part, transformed as the clipping says."""
+        gradient = self.gradients.get(name)
+        if not isinstance(clipping, Affine):
+            return self._zeros() if gradient is None else gradient.square_norms()
+        shift, scale = clipping.shift[self.places[name]], clipping.scale[self.places[name]]
+        if gradient is None:
+            return self._zeros() + (shift.double() / scale.double()).square().sum()
+        return gradient.square_distances(shift, scale, cancels=clipping.cancels)
+
+    def _weighted(self, weights: dict[str, Tensor]) -> Tensor:
+        """The weighted sum of the gradients, each parameter with weights of its own, shape [d], float64."""
+        size = sum(place.stop - place.start for place in self.places.values())
+        total = torch.zeros(size, dtype=torch.float64, device=self.losses.device)
+        these = slice(0, len(self.losses))
+        for name, each in weights.items():
+            if name in self.gradients:
+                total[self.places[name]] = as_measured(self.gradients[name]).take(these).weighted_sum(each)
+        return total
+
+    @staticmethod
+    def _transformed(total: Tensor, weights: Tensor, clipping: Affine) -> Tensor:
+        """The same sum of the transformed gradients."""
+        return (total - weights.sum() * clipping.shift.double()) / clipping.scale.double()
+
+
+def all_finite(norms: Tensor) -> Tensor:
+    """Which records have finite norms, [batch] or [batch, layers] -> [batch]."""
+    return torch.isfinite(norms.sum(dim=1) if norms.dim() > 1 else norms)
+
+
+def combined(parts: list[PerExample]) -> PerExample:
+    """The gradients of a parameter that is used several times: their sum, in a closed form where there is one."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, LinearGrad) for part in parts):
+        inputs, errors = ([getattr(part, side) for part in parts] for side in ("inputs", "errors"))
+        return LinearGrad(torch.cat(inputs, dim=1), torch.cat(errors, dim=1))
+    if all(isinstance(part, EmbeddingGrad) for part in parts):
+        indices, errors = ([getattr(part, side) for part in parts] for side in ("indices", "errors"))
+        return EmbeddingGrad(torch.cat(indices, dim=1), torch.cat(errors, dim=1), parts[0].entries)  # type: ignore[attr-defined]
+    return DenseGrad(torch.stack([part.rows for part in parts]).sum(dim=0))

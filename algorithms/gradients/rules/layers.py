@@ -1,0 +1,151 @@
+"""The linear layer, with or without a sequence.
+
+The embedding: rows of a table.
+
+Normalisations: output = normalised input times weight plus bias.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from algorithms.gradients.embedding_grad import EmbeddingGrad
+from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
+from algorithms.gradients.grads import BiasGrad, DenseGrad, LinearGrad
+from algorithms.gradients.padding import Layout, UnrecordedError
+from algorithms.gradients.rules.general import general
+
+
+def linear(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """output = input weight^T + bias, for input [..., p], weight [o, p], bias [o]."""
+    input, weight, bias = _arguments(*args, **kwargs)
+    if tape.name(input) is not None:
+        return general(tape, func, args, kwargs)
+    layout = tape.layout(input)
+    names = tape.name(weight), tape.name(bias)
+    output = func(input, weight, bias)
+    return tape.keep(output, lambda errors: linear_gradients(input, errors, layout, names, tape.batch), input)
+
+
+def linear_gradients(
+    inputs: Tensor, errors: Tensor, layout: Layout, names: tuple[str | None, str | None], batch: int
+) -> Gradients:
+    """The gradients of a weight and a bias, by their names; None where one is not trained or not there."""
+    weight, bias = names
+    seen, back = (as_sequence(layout.by_record(part, batch)) for part in (inputs, errors))
+    products, found = LinearGrad(seen, back), Gradients()
+    if weight is not None:
+        found[weight] = products
+    if bias is not None:
+        found[bias] = BiasGrad(products)
+    return found
+
+
+def as_sequence(values: Tensor) -> Tensor:
+    """[batch, ..., width] -> [batch, length, width]; without a sequence the length is 1."""
+    return values.unsqueeze(1) if values.dim() == 2 else values.flatten(start_dim=1, end_dim=-2)
+
+
+def _arguments(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return input, weight, bias
+
+
+def embedding(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """output = weight[input], for input [...] and weight [entries, width]."""
+    return _recorded(tape, func, *args, **kwargs)
+
+
+def _recorded(
+    tape: GradSampleRecorder,
+    func: Callable[..., Any],
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    if max_norm is not None or scale_grad_by_freq:
+        raise UnrecordedError("an embedding with max_norm or scale_grad_by_freq")
+    layout, name = tape.layout(input), str(tape.name(weight))
+    output = func(input, weight, padding_idx)
+    padding = None if padding_idx is None else padding_idx % len(weight)
+
+    def gradients(errors: Tensor) -> Gradients:
+        return {name: _lookups(layout, tape.batch, input, errors, padding, len(weight))}
+
+    return tape.keep(output, gradients, input)
+
+
+def _lookups(
+    layout: Layout, batch: int, indices: Tensor, errors: Tensor, padding: int | None, entries: int
+) -> EmbeddingGrad:
+    """The lookups of each record; those of the padding entry learn nothing."""
+    places = layout.by_record(indices, batch).reshape(batch, -1).long()
+    back = as_sequence(layout.by_record(errors, batch))
+    if padding is not None:
+        back = back * (places != padding).to(back.dtype)[:, :, None]
+    return EmbeddingGrad(places, back, entries)
+
+
+_OVER_LAST = (functional.layer_norm, functional.rms_norm)
+
+
+def normalisation(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Layer and RMS norm (weights over the last dimensions); group, instance and fixed batch norm (over channels)."""
+    call = _signature(func).bind(*args, **kwargs).arguments
+    input = call["input"]
+    layout = tape.layout(input)
+    if tape.name(input) is not None or (func not in _OVER_LAST and layout != Layout(0)):
+        return general(tape, func, args, kwargs)
+    names = tape.name(call.get("weight")), tape.name(call.get("bias"))
+    # y = w * n(x) + b: the weight's gradient is error times n(x), which is computed once more, without weight and
+    # bias, from the input that the use holds.
+    bare = call | {name: None for name in ("weight", "bias") if name in call}
+    kept = len(call["normalized_shape"]) if func in _OVER_LAST else 0
+
+    def gradients(errors: Tensor) -> Gradients:
+        with torch.no_grad():
+            normalised = layout.by_record(func(**bare), tape.batch)
+        return _gradients(normalised, layout.by_record(errors, tape.batch), names, kept)
+
+    return tape.keep(func(*args, **kwargs), gradients, input)
+
+
+def _gradients(
+    normalised: Tensor, errors: Tensor, names: tuple[str | None, str | None], kept: int
+) -> Gradients:
+    weight, bias = names
+    found: Gradients = {}
+    if weight is not None:
+        found[weight] = DenseGrad(_summed(errors * normalised, kept))
+    if bias is not None:
+        found[bias] = DenseGrad(_summed(errors, kept))
+    return found
+
+
+def _summed(values: Tensor, kept: int) -> Tensor:
+    """Sums to [batch, numel] over all but the last `kept` dimensions, or over all but the channels where kept is 0."""
+    if kept == 0:
+        return values.flatten(start_dim=2).sum(dim=2) if values.dim() > 2 else values
+    values = values.flatten(start_dim=values.dim() - kept)
+    return values.flatten(start_dim=1, end_dim=-2).sum(dim=1) if values.dim() > 2 else values
+
+
+@cache
+def _signature(func: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(func)

@@ -1,0 +1,147 @@
+"""AdaCliP: coordinate-wise adaptive clipping (Pichapati et al. 2019, arXiv:1908.07643, Algorithm 1).
+
+One release a step: PoissonSampled(B / n, Gaussian(z)) on sums of (g - m) / b, each of norm at most 1. The shift m and
+the scale b_i = sqrt(s_i sum_j s_j) are functions of past releases only, so they cost nothing.
+
+Differences from the paper (`paper_update` brings back its update of s):
+- Noise once on the sum, and m once on the mean: noise or m for each sampled record would tell their number.
+- v = B ((g~ - m)^2 - (b z / B)^2): the noise that is really there is taken off, and times B it estimates the variance
+  of a record's gradient, which clipping needs, not that of the mean. The paper subtracts (b sigma)^2 for one record.
+- v is taken with m of before the update: with the new one, which holds g~ itself, it would be beta1^2 times too small.
+- Of m no more is taken than 1000 scales together: further away rounding would be felt (see `Affine`).
+- Scale-free bounds: h2 = clip_norm^2 / d, so that b is at most clip_norm, and s starts there: the method begins as
+  DP-SGD with that clip norm, and where noise hides the variances it stays near it. Absolute ones fit one model only.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from algorithms.core.calibration import plan_fixed
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.minibatch import State, batches, gradient_steps, noisy_gradient, start
+from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.errors import RefusedError
+from algorithms.gradients import Affine
+from algorithms.privacy.barrier.barrier import Barrier
+
+
+@dataclass(frozen=True)
+class AdaptiveState(State):
+    """DP-SGD's, and mean, deviation: m and s of the gradient's coordinates, [d] each."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    @property
+    def scale(self) -> Tensor:
+        """b, shape [d]: the scale of Theorem 1, with gamma = 1."""
+        return torch.sqrt(self.deviation * self.deviation.sum())
+
+
+@dataclass(frozen=True)
+class AdaCliP:
+    """Settings of AdaCliP.
+
+    beta1, beta2: what m and s^2 keep in a step. scale: "free", where `clip_norm` bounds the norm of b and h2 follows,
+    or "paper", where h2 is given. h1, h2: bounds of s^2. start: s_0, public; null for sqrt(h2), the most. paper_update:
+    the printed update of s, from sqrt(h1 h2). The other settings are DP-SGD's.
+    """
+
+    steps: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    beta1: Annotated[float, Field(ge=0, le=1)] = 0.99
+    beta2: Annotated[float, Field(ge=0, le=1)] = 0.9
+    scale: Literal["free", "paper"] = "free"
+    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
+    h1: Annotated[float, Field(ge=1e-24, le=1e12)] = 1e-12
+    h2: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    start: Annotated[float, Field(gt=0, le=1e12)] | None = None
+    paper_update: bool = False
+    update: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The least noise that fits the target; raises RefusedError where a public bound is missing or none is left."""
+        self.start_at(public.parameters)
+        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        unit = Affine(1.0, torch.zeros(1), torch.ones(1))  # the cost is that of any shift and scale
+        return plan_fixed(
+            gradient_steps(sampled, unit, steps=self.steps, count_noise=target.count_noise),
+            target=target,
+            public=public,
+            steps=self.steps,
+            sampling_rate=sampled.rate,
+            divisor=sampled.divisor,
+        )
+
+    def init(self, parameters: Tensor, plan: Plan) -> AdaptiveState:
+        """The state at the model's start: no shift, an equal scale for all coordinates."""
+        usual = start(self.update, parameters, plan)
+        deviation = torch.full_like(parameters, self.start_at(len(parameters)))
+        return AdaptiveState(usual.moving, usual.divisor, torch.zeros_like(parameters), deviation)
+
+    def step(self, state: AdaptiveState, plan: Plan, barrier: Barrier) -> AdaptiveState:
+        """One noised sum of transformed gradients over a fresh Poisson sample, one update, the next m and s."""
+        s, b, z = state.deviation, state.scale, plan.noise_multiplier
+        clipping = Affine.within_reach(1.0, state.mean, b)
+        answer, m = noisy_gradient(state, plan, barrier, clipping=clipping), clipping.shift
+        g = m + b * answer.gradient
+        v = self.variance((g - m).square(), b * z, answer.divisor)
+        return AdaptiveState(
+            moving=self.update.apply(state.moving, g, steps=plan.steps),
+            divisor=torch.full_like(state.divisor, answer.divisor),
+            mean=self.beta1 * m + (1.0 - self.beta1) * g,
+            deviation=torch.sqrt(self.beta2 * s.square() + (1.0 - self.beta2) * v),
+        )
+
+    def released(self, state: AdaptiveState) -> Tensor:
+        """The last iterate, or the average the settings ask for, shape [d]."""
+        return self.update.published(state.moving)
+
+    def variance(self, squares: Tensor, noise: Tensor, batch: float) -> Tensor:
+        """v, shape [d], from (g~ - m)^2, the noise's deviation on the sum and the expected batch size."""
+        exact = batch * (squares - (noise / batch).square())
+        printed = squares - noise.square() / batch  # (b sigma)^2 with sigma = z / sqrt(B)
+        found = printed if self.paper_update else exact
+        return found.clamp(self.h1, self.highest(len(squares)))
+
+    def highest(self, parameters: int) -> float:
+        """h2 for a model of so many parameters; raises RefusedError where it is missing, or given and derived at
+        once.
+        """
+        needed = self.scale == "paper" or self.paper_update
+        if needed and self.h2 is None:
+            raise RefusedError(
+                "a public bound is missing: the paper's scale needs the largest variance of a coordinate; set"
+                " algorithm.h2, or algorithm.scale to free with paper_update false."
+            )
+        if not needed and self.h2 is not None:
+            raise RefusedError(
+                "algorithm.h2 was given, but follows from clip_norm where the scale is free; leave it empty, or set"
+                " algorithm.scale to paper."
+            )
+        return self.h2 if self.h2 is not None else self.clip_norm**2 / parameters
+
+    def start_at(self, parameters: int) -> float:
+        """s_0 for a model of so many parameters; raises RefusedError where h1, h2 and it do not fit each other."""
+        highest = self.highest(parameters)
+        if self.h1 >= highest:
+            raise RefusedError(
+                f"the bounds of a variance are h1 = {self.h1:g} and h2 = {highest:g}, and nothing lies between them;"
+                " set algorithm.h1 lower, or a larger h2 or clip_norm."
+            )
+        usual = math.sqrt(self.h1 * highest) if self.paper_update else math.sqrt(highest)
+        begin = usual if self.start is None else self.start
+        if begin**2 > highest * (1.0 + 1e-9):
+            raise RefusedError(
+                f"a start of {begin:g} is above sqrt(h2) = {math.sqrt(highest):g}, the most that s can be; set"
+                " algorithm.start to at most that, or leave it empty."
+            )
+        return begin

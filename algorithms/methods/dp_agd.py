@@ -1,0 +1,369 @@
+"""What DP-AGD may spend and how an iteration spends it: Gaussian measurements of a gradient, selections of a step.
+
+DP-AGD: descent that spends its privacy budget as the data ask for it (Lee and Kifer 2018, Algorithm 2).
+
+An iteration measures the gradient of all records with Gaussian(1 / sqrt(2 rho)) and lets a noisy selection choose a
+step along it, from a grid that begins with 0. Where 0 wins the measurement was too noisy: it is improved by a second
+one of gamma rho, and the selection repeated. A zCDP filter holds the run to its budget, and is asked before each
+release. With a sampling rate each release has a Poisson sample of its own, under a Rényi filter at one order.
+
+Differences from the paper: raw measurements are averaged by their inverse variances and a copy is normalised (printed:
+a unit vector is averaged with a raw one); losses are clipped to [0, loss_bound] on both sides; nothing is asked that
+is not afforded. By default also: Gumbel instead of Laplace noise in the selection, a quarter of the cost; the best
+conversion between zCDP and (epsilon, delta); rho / iterations an iteration, of which the selection has a small part; a
+geometric grid, whose range shrinks when 0 wins; momentum and an average of the iterates, for losses with a kink.
+`paper_budget` has the paper's choices in all of these. The regularisation is in the gradient, not in the compared
+losses, as in the released code.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import Annotated, Literal
+
+import dp_accounting as dp
+import torch
+from pydantic import Field
+from scipy.optimize import brentq
+from torch import Tensor
+
+from algorithms.core.calibration import plan_renyi, plan_zcdp
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.optimizers import STRICT
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2, LineCandidates
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.filters import conversion, rho_of_budget
+from algorithms.privacy.accounting.rdp import rdp
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import (
+    FullBatch,
+    Gaussian,
+    Gumbel,
+    Laplace,
+    Poisson,
+    argmin_release,
+    gradient_release,
+)
+
+_SLACK = 1e-9
+"""Part of a budget that is left over, so that what is spent of it does not round above it."""
+
+_ORDERS = (*range(2, 33), *range(36, 65, 4), *range(80, 129, 16), 192, 256, 384, 512, 768, 1024)
+_MULTIPLIERS = (1e-2, 1e9)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """gradient_rho: of the first measurement, before sampling. selection_multiplier: of the selection's noise."""
+
+    gradient_rho: float
+    selection_multiplier: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A noised sum of clipped gradients, [d]; its noise has the variance clip_norm^2 / (2 rho)."""
+
+    total: Tensor
+    rho: float
+
+    def averaged(self, other: "Measured") -> "Measured":
+        """Both by their inverse variances, which add up."""
+        rho = self.rho + other.rho
+        return Measured((self.rho * self.total + other.rho * other.total) / rho, rho)
+
+
+def plan_papers(splits: int, target: Target, public: PublicInfo) -> Plan:
+    """The paper's: epsilon / (2 splits) for a measurement, by the Gaussian mechanism's formula, and for a selection.
+
+    With Laplace noise in the selection, and rho = (sqrt(L + epsilon) - sqrt(L))^2 for L = ln(1 / delta) in all (Lee and
+    Kifer 2018, Section 5; that the formula is taken at the whole delta is known from the released code).
+    """
+    epsilon, delta = _finite(target.budget)
+    part, log_delta = epsilon / (2 * splits), math.log(1 / delta)
+    rho = (math.sqrt(log_delta + epsilon) - math.sqrt(log_delta)) ** 2
+    spent = Iteration(part**2 / (4 * math.log(1.25 / delta)), 1 / part)
+    return _plan(rho, spent, spent.gradient_rho + part**2 / 2, target, public)
+
+
+def plan_even(iterations: int, share: float, target: Target, public: PublicInfo) -> Plan:
+    """The whole rho of (epsilon, delta), cut into equal parts; `share` of each is for a selection with Gumbel noise."""
+    rho = rho_of_budget(target.budget)
+    each = rho * (1 - _SLACK) / iterations
+    spent = Iteration((1 - share) * each, 1 / math.sqrt(8 * share * each))
+    return _plan(rho, spent, each, target, public)
+
+
+def plan_sampled(iterations: int, share: float, rate: float, target: Target, public: PublicInfo) -> Plan:
+    """The same cuts of a Rényi budget, for Poisson samples; at the order that leaves the gradient the least noise.
+
+    The order follows from public values and is fixed with the plan, as a filter needs it.
+    """
+    epsilon, delta = _finite(target.budget)
+    limits = {order: epsilon - conversion(order, delta) for order in _ORDERS}
+
+    def gradient(multiplier: float) -> dp.DpEvent:
+        return dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier))
+
+    def selection(multiplier: float) -> dp.DpEvent:
+        return argmin_release(1.0, Gumbel(multiplier), Poisson(rate)).event()
+
+    def least(event: Callable[[float], dp.DpEvent], order: int, part: float) -> float:
+        return _least_multiplier(event, order, part * (1 - _SLACK) * limits[order] / iterations)
+
+    usable = [order for order, limit in limits.items() if limit > 0]
+    if not usable:
+        raise RefusedError(
+            f"epsilon {epsilon:g} at delta {delta:g} is too small for a sampled run; raise one of them."
+        )
+    order = min(usable, key=lambda order: least(gradient, order, 1 - share))
+    spent = Iteration(0.5 / least(gradient, order, 1 - share) ** 2, least(selection, order, share))
+    return plan_renyi(
+        order, target=target, public=public, steps=iterations, sampling_rate=rate, own=asdict(spent)
+    )
+
+
+def _plan(rho: float, spent: Iteration, cost: float, target: Target, public: PublicInfo) -> Plan:
+    """Under a zCDP filter, for as many iterations as `rho` holds without a rejection."""
+    if cost > rho:
+        raise RefusedError(
+            "an iteration would cost more than the whole budget; set algorithm.iterations higher."
+        )
+    return plan_zcdp(rho, target=target, public=public, steps=math.floor(rho / cost), own=asdict(spent))
+
+
+def _least_multiplier(event: Callable[[float], dp.DpEvent], order: int, limit: float) -> float:
+    """The least noise multiplier whose event costs at most `limit` at a Rényi order."""
+
+    def excess(logarithm: float) -> float:
+        cost = float(rdp([(event(math.exp(logarithm)), 1)], orders=(float(order),))[0])
+        return math.log(min(max(cost, 1e-300), 1e300) / limit)
+
+    low, high = (math.log(multiplier) for multiplier in _MULTIPLIERS)
+    if excess(low) <= 0:
+        return _MULTIPLIERS[0]
+    return math.exp(brentq(excess, low, high, xtol=1e-10) + _SLACK)
+
+
+def _finite(budget: Budget) -> tuple[float, float]:
+    if not 0 < budget.epsilon < math.inf or not 0 < budget.delta < 1:
+        raise RefusedError(
+            f"{budget} gives no budget to spend; give a finite epsilon above 0 and delta in (0, 1)."
+        )
+    return budget.epsilon, budget.delta
+
+
+Steps = tuple[Annotated[float, Field(ge=0, lt=math.inf)], ...]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What `paper_budget` decides where the settings give nothing; the names are the settings'."""
+
+    iterations: int
+    clip_norm: float
+    steps_grid: Steps
+    step_range: float
+    range_shrink: float
+    keep_raised: bool
+    momentum: float
+    iterates: Literal["last", "average"]
+
+
+_GEOMETRIC = (0.0, *(16.0 ** (power / 9 - 1) for power in range(10)))
+_LINEAR = tuple(index / 20 for index in range(21))
+OURS = Choices(45, 2.0, _GEOMETRIC, 1.5, 0.9, keep_raised=False, momentum=0.8, iterates="average")
+PAPERS = Choices(60, 3.0, _LINEAR, 2.0, 1.0, keep_raised=True, momentum=0.0, iterates="last")
+
+
+@dataclass(frozen=True)
+class State:
+    """parameters, their average and velocity, the sum of measured gradients that momentum carries on: [d].
+
+    gradient_rho: [], of an iteration's first measurement. reach: [], the largest step of the grid. window:
+    [range_every], the steps chosen last. taken: [], how many iterations were.
+    """
+
+    parameters: Tensor
+    average: Tensor
+    velocity: Tensor
+    gradient_rho: Tensor
+    reach: Tensor
+    window: Tensor
+    taken: Tensor
+
+
+@dataclass(frozen=True)
+class DPAGD:
+    """Settings of DP-AGD; what is None is as `paper_budget` has it, see `OURS` and `PAPERS`.
+
+    iterations: how many the budget is for when no step is rejected; with the paper's budget the "splits" of epsilon,
+    half of each for a gradient, half for a selection. selection_share: the selection's part of an iteration's budget
+    (the paper's budget knows its own). gamma: how much a rejection raises the gradient's budget by; keep_raised: also
+    for later iterations. clip_norm, loss_bound: of a record's gradient and loss. steps_grid: the candidate steps as
+    parts of their range, 0 first. step_range: the range's start and its most; it becomes range_growth times the
+    largest step chosen in each range_every iterations, and is multiplied by range_shrink on a rejection. averaging:
+    how a second measurement is averaged with the first, raw or as the paper prints it. momentum: the part of earlier
+    measurements that is kept. iterates: publish the last or an average (Shamir and Zhang 2013, eta = 3).
+    regularisation: lambda of lambda / 2 ||parameters||^2 beside the mean loss. sampling_rate: of Poisson samples.
+    """
+
+    paper_budget: bool = False
+    iterations: Annotated[int, Field(ge=1)] | None = None
+    selection_share: Annotated[float, Field(gt=0, lt=1)] = 0.003
+    gamma: Annotated[float, Field(gt=0, le=10)] = 0.1
+    keep_raised: bool | None = None
+    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
+    loss_bound: Annotated[float, Field(ge=1e-12, le=1e12)] = 3.0
+    steps_grid: Steps | None = None
+    step_range: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
+    range_every: Annotated[int, Field(ge=1)] = 10
+    range_growth: Annotated[float, Field(gt=0, lt=math.inf)] = 1.1
+    range_shrink: Annotated[float, Field(gt=0, le=1)] | None = None
+    averaging: Literal["raw", "printed"] = "raw"
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+    iterates: Literal["last", "average"] | None = None
+    regularisation: Annotated[float, Field(ge=0, lt=math.inf)] = 0.0
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    __pydantic_config__ = STRICT
+
+    @cached_property
+    def choices(self) -> Choices:
+        """What the run does, given by hand or by the budget."""
+        given = {field.name: getattr(self, field.name) for field in fields(Choices)}
+        default = PAPERS if self.paper_budget else OURS
+        return replace(default, **{name: value for name, value in given.items() if value is not None})
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The budget that the run is held to; raises RefusedError where the settings do not fit each other or the
+        data.
+        """
+        self._check(public)
+        iterations = self.choices.iterations
+        if self.sampling_rate is not None:
+            return plan_sampled(iterations, self.selection_share, self.sampling_rate, target, public)
+        if self.paper_budget:
+            return plan_papers(iterations, target, public)
+        return plan_even(iterations, self.selection_share, target, public)
+
+    def init(self, parameters: Tensor, plan: Plan) -> State:
+        """The state at the model's start."""
+        return State(
+            parameters=parameters.clone(),
+            average=parameters.clone(),
+            velocity=torch.zeros_like(parameters),
+            gradient_rho=torch.tensor(plan.own["gradient_rho"], dtype=torch.float64),
+            reach=torch.tensor(self.choices.step_range, dtype=torch.float64),
+            window=torch.zeros(self.range_every, dtype=torch.float64),
+            taken=torch.tensor(0),
+        )
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State | None:
+        """One iteration: measure and select until the step is not 0; None where the budget does not allow that."""
+        reach = float(state.reach)
+        measured = self._measured(state, float(state.gradient_rho), barrier)
+        if measured is not None and self.averaging == "printed":
+            measured = replace(measured, total=_normalised(measured.total))
+        while measured is not None:
+            velocity = self._velocity(state, plan, measured)
+            line = self._line(state, velocity, reach)
+            chosen = self._chosen(line, plan, barrier)
+            if chosen is None:
+                return None
+            if chosen > 0:
+                keeps = measured.rho if self.choices.keep_raised else float(state.gradient_rho)
+                return self._moved(replace(state, velocity=velocity), line, chosen, reach=reach, rho=keeps)
+            reach *= self.choices.range_shrink
+            another = self._measured(state, self.gamma * measured.rho, barrier)
+            measured = None if another is None else measured.averaged(another)
+        return None
+
+    def released(self, state: State) -> Tensor:
+        """The last iterate or their average, as the settings ask, shape [d]."""
+        return state.parameters if self.choices.iterates == "last" else state.average
+
+    def _measured(self, state: State, rho: float, barrier: Barrier) -> Measured | None:
+        """A measurement of the gradient where it is afforded."""
+        sampling, bound, noise = (
+            self._sampling(),
+            L2(self.choices.clip_norm),
+            Gaussian(1 / math.sqrt(2 * rho)),
+        )
+        if not barrier.affords(gradient_release(sampling, bound, noise, 1.0)):
+            return None
+        at = state.parameters
+        total = barrier.gradient(at, sampling=sampling, clipping=bound, noise=noise, divisor=1.0)
+        return Measured(total, rho)
+
+    def _chosen(self, line: LineCandidates, plan: Plan, barrier: Barrier) -> int | None:
+        """The index of the step that the noisy selection finds best, where it is afforded."""
+        multiplier = plan.own["selection_multiplier"]
+        noise = Laplace(multiplier) if self.paper_budget else Gumbel(multiplier)
+        if not barrier.affords(argmin_release(self.loss_bound, noise, self._sampling())):
+            return None
+        return barrier.argmin(line, bound=self.loss_bound, noise=noise, sampling=self._sampling())
+
+    def _velocity(self, state: State, plan: Plan, measured: Measured) -> Tensor:
+        """What the direction is made of: the measured sum, its regularisation, what is kept of earlier ones."""
+        records = plan.public.records or 0  # public where there is a regularisation
+        pull = self.regularisation * self._sampling().rate * records
+        return self.choices.momentum * state.velocity + measured.total + pull * state.parameters
+
+    def _line(self, state: State, velocity: Tensor, reach: float) -> LineCandidates:
+        """The candidates of a selection."""
+        direction = velocity if self.averaging == "printed" else _normalised(velocity)
+        return LineCandidates(
+            state.parameters, direction, tuple(reach * part for part in self.choices.steps_grid)
+        )
+
+    def _moved(self, state: State, line: LineCandidates, chosen: int, *, reach: float, rho: float) -> State:
+        """The state after a step that is not 0; its range follows from the steps chosen, which are public."""
+        taken, parameters, window = int(state.taken) + 1, line.at(chosen), state.window.clone()
+        window[(taken - 1) % self.range_every] = line.steps[chosen]
+        if taken % self.range_every == 0:
+            reach = min(self.range_growth * float(window.max()), self.choices.step_range)
+        return replace(
+            state,
+            parameters=parameters,
+            average=state.average + 4 / (taken + 3) * (parameters - state.average),
+            gradient_rho=torch.full_like(state.gradient_rho, rho),
+            reach=torch.full_like(state.reach, reach),
+            window=window,
+            taken=torch.full_like(state.taken, taken),
+        )
+
+    def _sampling(self) -> FullBatch | Poisson:
+        return FullBatch() if self.sampling_rate is None else Poisson(self.sampling_rate)
+
+    def _check(self, public: PublicInfo) -> None:
+        """Raises RefusedError where the settings do not fit each other or the data."""
+        grid = self.choices.steps_grid
+        if public.loss is None or public.loss.least < 0:
+            raise RefusedError(
+                "the selection of a step compares losses from 0 up, and this model's are not known to be;"
+                " use a model whose losses are, such as 'logistic'."
+            )
+        if len(grid) < 2 or grid[0] != 0 or any(step <= 0 for step in grid[1:]):
+            raise RefusedError(
+                f"algorithm.steps_grid must be 0, which is a rejection, and then steps above 0, not {list(grid)}."
+            )
+        if self.regularisation and public.records is None:
+            raise RefusedError(
+                "the number of records is private, and with it the mean; set algorithm.regularisation to 0."
+            )
+        if self.paper_budget and self.sampling_rate is not None:
+            raise RefusedError(
+                "the paper's budget is not valid for samples; leave algorithm.sampling_rate empty."
+            )
+        if self.averaging == "printed" and (self.choices.momentum or self.regularisation):
+            raise RefusedError(
+                "algorithm.averaging 'printed' has no momentum and no regularisation; set both to 0."
+            )
+
+
+def _normalised(vector: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(vector)
+    return vector / length.clamp(min=torch.finfo(vector.dtype).tiny)

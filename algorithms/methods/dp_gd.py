@@ -1,0 +1,76 @@
+"""DP-GD: noised gradient descent on all records, with momentum: the method to beat on convex problems.
+
+One release a step: Gaussian(z) on the sum of all clipped gradients. No sampling, so the cost of all steps together
+is that of one Gaussian release, and known exactly (Dong, Roth and Su 2022, section 3).
+The method is Song, Chaudhuri and Sarwate 2013 and Bassily, Smith and Thakurta 2014 without their sampling.
+
+Differences from the papers: clipped gradients instead of a bound on them, heavy-ball momentum, a learning rate that
+falls to 0, the last iterate. The defaults are one setting for every epsilon: the steps are a public function of it.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from algorithms.core.calibration import plan_fixed
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.minibatch import Batches, State, gradient_steps, sgd_step, start
+from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.gradients import L2
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import FullBatch
+
+STEPS_AT_ONE = 150
+"""Steps at epsilon 1 where the settings give none; they grow with its root, so that steps and noise stay in balance."""
+
+
+@dataclass(frozen=True)
+class DPGD:
+    """Settings of DP-GD.
+
+    steps: null for 150 sqrt(epsilon), from 10 to 1000. clip_norm: the L2 bound C of a record's gradient.
+    update: the learning rate is of the mean of clipped gradients; a part of it that is not given is Update's own.
+    """
+
+    steps: Annotated[int, Field(ge=1)] | None = None
+    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 2.0
+    update: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(1.25, schedule="linear", momentum=0.8)
+    )
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The least noise with which the count, if it is private, and all steps fit the target."""
+        steps = self.steps or steps_for(target.budget.epsilon)
+        every = Batches(FullBatch(), None if public.records is None else float(public.records))
+        return plan_fixed(
+            gradient_steps(every, L2(self.clip_norm), steps=steps, count_noise=target.count_noise),
+            target=target,
+            public=public,
+            steps=steps,
+            sampling_rate=every.rate,
+            divisor=every.divisor,
+        )
+
+    def init(self, parameters: Tensor, plan: Plan) -> State:
+        """The state at the model's start."""
+        return start(self.update, parameters, plan)
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One noised gradient over all records, one update."""
+        return sgd_step(
+            state, plan, barrier, sampling=FullBatch(), clipping=L2(self.clip_norm), update=self.update
+        )
+
+    def released(self, state: State) -> Tensor:
+        """The last iterate, or the average the settings ask for, shape [d]."""
+        return self.update.published(state.moving)
+
+
+def steps_for(epsilon: float) -> int:
+    """The number of steps for an epsilon where the settings give none."""
+    return round(min(1000.0, max(10.0, STEPS_AT_ONE * math.sqrt(epsilon))))

@@ -1,0 +1,386 @@
+"""What an epoch of DPIS knows, and the least noise that a Rényi budget affords: now at one K, later at another.
+
+DPIS: records with larger gradients are sampled more often (Wei, Bao, Xiao and Yang 2022, Algorithm 1, equation 7).
+
+With N records, expected batch b, clip norm C and K the sum of all clipped norms, a step takes a record with probability
+q |g| / C for q = b C / K, adds C g / |g| of each taken one and noise of sigma_G N C^2 / K, and divides by q N: equation
+7, multiplied out. Its event is PoissonSampled(q, Gaussian(sigma_G N C / K)): event, noise and divisor are those of a
+step of DP-SGD with batches of q N = b N C / K records. That step's variance from sampling is q (1 - q) |g|^2 a record,
+and here it is q C |g| (1 - q |g| / C), which is never less. So what DPIS can save is computation: about k b gradients
+a step, and a pass over all records an epoch, for what DP-SGD does with b N C / K gradients a step.
+
+K is released at the start of each epoch and sigma_G chosen for what is left, under a Rényi filter at one order. In the
+first epochs all later ones are reserved for at K = N C; after that, at the K of the epoch. With `public_norms` K is a
+schedule of the settings instead: nothing is released for it, and accounting by PLD holds.
+
+Differences from the paper: equation 7, not line 26 of Algorithm 1, which divides by b twice; K and K* are sums over
+all records, charged as Gaussian(sigma_K) without the amplification of equation 19; K is at least k b C, else a
+probability would be cut off at 1 and its contribution exceed K / N; last norms are never raised beyond C; the order is
+fixed in advance, at the best for K = N C; noise and number of steps are not computed from a private number of records;
+the next clip norm lies between public bounds, and K* is taken at the parameters at which it is used.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import dp_accounting as dp
+import numpy as np
+import torch
+from pydantic import Field
+from scipy.optimize import brentq
+from torch import Tensor
+
+from algorithms.core.calibration import plan_fixed, plan_renyi
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.minibatch import batches, count_release, expected_batch
+from algorithms.core.optimizers import STRICT, OptimizerConfig, OptimizerState
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2, Normalised
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.accounting.filters import conversion
+from algorithms.privacy.accounting.rdp import rdp
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import (
+    Gaussian,
+    Importance,
+    Release,
+    gradient_release,
+    norm_total_release,
+)
+
+SLACK = 1e-9
+"""Part of a budget that is left over, so that what is spent of it does not round above it."""
+
+_ORDERS = (*map(float, range(2, 33)), *map(float, range(36, 65, 4)), 80.0, 96.0, 128.0, 192.0, 256.0, 512.0)
+_NOISE_RANGE = (1e-2, 1e8)
+
+ClipNorm = Annotated[float, Field(ge=1e-12, le=1e12)]
+Event = Callable[[float, float], dp.DpEvent]
+"""The event of a step at a fraction K / (N C) and a noise sigma_G."""
+Steps = tuple[float, int]
+"""A fraction K / (N C), and how many steps are taken at it."""
+
+
+@dataclass(frozen=True)
+class AdaptiveClipping:
+    """The clip norm of an epoch but the first: `factor` times the mean norm, norms cut off at `most`; within bounds."""
+
+    least: ClipNorm
+    most: ClipNorm
+    factor: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
+
+    __pydantic_config__ = STRICT
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What is public of an epoch, all []: expected batch b, 0 until it is released; clip norm C; fraction K / (N C);
+    noise sigma_G; spent: Rényi cost at the plan's order, that of all of the epoch's steps included.
+    """
+
+    expected_batch: Tensor
+    clip_norm: Tensor
+    fraction: Tensor
+    noise: Tensor
+    spent: Tensor
+
+    @classmethod
+    def of(cls, *numbers: float) -> "Epoch":
+        """The epoch of these numbers, in the order above."""
+        return cls(*(torch.tensor(number, dtype=torch.float64) for number in numbers))
+
+    def changed(self, **numbers: float) -> "Epoch":
+        """The same with other numbers."""
+        return replace(self, **{name: torch.full_like(getattr(self, name), n) for name, n in numbers.items()})
+
+
+def cost(event: Event, steps: Sequence[Steps], noise: float, orders: tuple[float, ...]) -> np.ndarray:
+    """The Rényi divergence bounds of some steps, shape [orders]."""
+    return rdp([(event(fraction, noise), count) for fraction, count in steps if count], orders=orders)
+
+
+def least_noise(
+    event: Event, steps: Sequence[Steps], limits: Mapping[float, float]
+) -> tuple[float, float] | None:
+    """The least noise sigma_G at which the steps keep to the limit of one order, and that order; None above 1e8.
+
+    limits: by order, above 0.
+    """
+    orders, allowed = tuple(limits), np.array(list(limits.values())) * (1 - SLACK)
+
+    def excess(logarithm: float) -> np.ndarray:
+        costs = np.clip(cost(event, steps, math.exp(logarithm), orders), 1e-300, 1e300)
+        return np.asarray(np.log(costs / allowed))
+
+    low, high = map(math.log, _NOISE_RANGE)
+    if excess(high).min() > 0:
+        return None
+    if excess(low).min() > 0:
+        low = brentq(lambda x: float(excess(x).min()), low, high, xtol=1e-10) + SLACK
+    return math.exp(low), orders[int(excess(low).argmin())]
+
+
+def precommitted(
+    event: Event, steps: int, others: Schedule, target: Target, *, noise_setting: str = "norm_noise"
+) -> tuple[float, float]:
+    """The order at which `steps` steps at K = N C need the least noise beside other releases, and that noise.
+
+    It follows from public values and is fixed with the plan, as a filter needs it. noise_setting: which decides the
+    noise of the norms among the other releases. Raises RefusedError where the filter or
+    what is released beside the steps leaves nothing, and where no noise up to 1e8 fits in what is left.
+    """
+    budget = target.budget
+    if not 0 < budget.epsilon < math.inf or not 0 < budget.delta < 1:
+        raise RefusedError(
+            f"{budget} gives no budget to spend; give a finite epsilon above 0 and delta in (0, 1)."
+        )
+    found = least_noise(event, [(1.0, steps)], _limits(others, target, noise_setting))
+    if found is None:
+        raise RefusedError(
+            f"no noise multiplier up to {_NOISE_RANGE[1]:.0e} fits in what {_asked(budget)} leaves for the steps;"
+            " ask for a larger epsilon, or more noise in what is released beside them."
+        )
+    noise, order = found
+    return order, noise
+
+
+def _limits(others: Schedule, target: Target, noise_setting: str) -> dict[float, float]:
+    """What other releases leave of a budget, by order; raises RefusedError, with the one to blame, where that is
+    nothing.
+    """
+    if not _left(target.budget, []):
+        least = min(conversion(order, target.budget.delta) for order in _ORDERS)
+        raise RefusedError(
+            f"{_asked(target.budget)} is not above {least:.4g}, what a Rényi filter costs at any noise; ask for a"
+            " larger epsilon, or give algorithm.public_norms."
+        )
+    if not _left(target.budget, target.before):
+        raise RefusedError(
+            f"{_asked(target.budget)} leaves nothing beside the learned features; raise their noise or epsilon."
+        )
+    left = _left(target.budget, others)
+    if not left:
+        raise RefusedError(
+            f"{_asked(target.budget)} leaves nothing beside the releases of norms; raise algorithm.{noise_setting} or"
+            " epsilon, or give algorithm.public_norms."
+        )
+    return left
+
+
+def _asked(budget: Budget) -> str:
+    return f"epsilon {budget.epsilon:g} at delta {budget.delta:g}"
+
+
+def _left(budget: Budget, others: Schedule) -> dict[float, float]:
+    """What other releases leave of a budget at each order, where they leave something."""
+    costs = map(float, rdp(others, orders=_ORDERS))
+    left = {a: budget.epsilon - conversion(a, budget.delta) - c for a, c in zip(_ORDERS, costs, strict=True)}
+    return {order: limit for order, limit in left.items() if limit > 0}
+
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Noise = Annotated[float, Field(gt=0, lt=math.inf)]
+
+
+@dataclass(frozen=True)
+class State:
+    """moving: what the update moves. epoch: what its epoch began with."""
+
+    moving: OptimizerState
+    epoch: Epoch
+
+    @property
+    def parameters(self) -> Tensor:
+        """Where the next gradient is taken, shape [d]."""
+        return self.moving.parameters
+
+
+@dataclass(frozen=True)
+class DPIS:
+    """Settings of DPIS.
+
+    epochs: each of records / batch_size steps, rounded up. batch_size: b, expected records that take part, where their
+    number is public. sampling_rate: instead, where it is not. clip_norm: the L2 bound C of a record's gradient, in the
+    first epoch. oversampling: how many times more candidates are drawn than are needed; floor: the least last norm,
+    as part of C. norm_noise: sigma_K as part of the number of records, 0.02 if nothing is given;
+    norm_noise_multiplier: instead, sigma_K itself, where that number is private. cautious_share: of the epochs, the
+    first, whose successors are reserved for at K = N C.
+    adaptive_clipping: None keeps C. public_norms: K / (N C) in the first epoch and in the last, linear between them.
+    """
+
+    epochs: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    clip_norm: ClipNorm = 1.0
+    oversampling: Annotated[float, Field(ge=1, le=1e6)] = 5.0
+    floor: Fraction = 0.01
+    norm_noise: Noise | None = None
+    norm_noise_multiplier: Noise | None = None
+    cautious_share: Annotated[float, Field(ge=0, le=1)] = 0.8
+    adaptive_clipping: AdaptiveClipping | None = None
+    public_norms: tuple[Fraction, Fraction] | None = None
+    update: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    __pydantic_config__ = STRICT
+
+    def __post_init__(self) -> None:
+        if self.norm_noise is None and self.norm_noise_multiplier is None:
+            object.__setattr__(self, "norm_noise", 0.02)
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The budget and order that the run is held to, or with public norms its noise.
+
+        Raises RefusedError where the settings do not fit each other, the data or the budget.
+        """
+        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        self._check(sampled.rate, public)
+        steps = math.ceil(1 / sampled.rate - SLACK)
+        own = {"steps_per_epoch": steps, "expected_batch": sampled.divisor or 0.0}
+        make = self._plan_released if self.public_norms is None else self._plan_public
+        return make(sampled.rate, own, target, public)
+
+    def init(self, parameters: Tensor, plan: Plan) -> State:
+        """The state at the model's start."""
+        numbers = (plan.own["expected_batch"], self.clip_norm, 1.0, 0.0, plan.own.get("spent", 0.0))
+        return State(self.update.start(parameters), Epoch.of(*numbers))
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State | None:
+        """One noised gradient over an importance sample, one update; before an epoch's first, what the epoch needs.
+
+        None where nothing is left for the next epoch.
+        """
+        epoch = self._begun(state, plan, barrier)
+        if epoch is None:
+            return None
+        fraction, clip_norm = float(epoch.fraction), float(epoch.clip_norm)
+        release = self._release(plan.sampling_rate, fraction, float(epoch.noise), clip_norm)
+        gradient = barrier.gradient(
+            state.parameters,
+            sampling=release.sampling,
+            clipping=Normalised(clip_norm),
+            noise=release.noise,
+            divisor=float(epoch.expected_batch) / fraction,
+        )
+        return State(self.update.apply(state.moving, gradient, steps=plan.steps), epoch)
+
+    def released(self, state: State) -> Tensor:
+        """The last iterate, or the average the settings ask for, shape [d]."""
+        return self.update.published(state.moving)
+
+    def _begun(self, state: State, plan: Plan, barrier: Barrier) -> Epoch | None:
+        """The epoch of the next step: at its start with a new clip norm, K and noise, or None where none is left."""
+        epoch, (index, step) = state.epoch, divmod(int(state.moving.count), plan.own["steps_per_epoch"])
+        if step:
+            return epoch
+        if not epoch.expected_batch:
+            epoch = epoch.changed(expected_batch=expected_batch(barrier, plan))
+        if self.public_norms is not None:
+            return epoch.changed(fraction=self._scheduled(index), noise=plan.noise_multiplier)
+        return self._budgeted(self._measured(state.parameters, epoch, index, plan, barrier), index, plan)
+
+    def _measured(self, at: Tensor, epoch: Epoch, index: int, plan: Plan, barrier: Barrier) -> Epoch:
+        """The epoch with released norms: its clip norm, where it follows them, and K."""
+        noise = Gaussian(plan.own["norm_multiplier"])
+        records = float(epoch.expected_batch) / plan.sampling_rate
+        clip_norm, adaptive = float(epoch.clip_norm), self.adaptive_clipping
+        if adaptive is not None and index > 0:
+            largest = barrier.norm_total(at, bound=L2(adaptive.most), noise=noise)
+            clip_norm = min(max(adaptive.factor * largest / records, adaptive.least), adaptive.most)
+        total = barrier.norm_total(at, bound=L2(clip_norm), noise=noise)
+        least = self.oversampling * plan.sampling_rate * (1 + 1e-6)  # no probability may round above 1
+        fraction = min(max(total / (records * clip_norm), least), 1.0)
+        return epoch.changed(clip_norm=clip_norm, fraction=fraction)
+
+    def _budgeted(self, epoch: Epoch, index: int, plan: Plan) -> Epoch | None:
+        """The epoch with the least noise that its steps and later ones can afford, or None where they afford none."""
+        order, limit = plan.filter["order"], plan.filter["limit"] * (1 - SLACK)
+        per_epoch, fraction = plan.own["steps_per_epoch"], float(epoch.fraction)
+        spent = float(epoch.spent) + plan.own["norm_cost"] * self._norm_releases(index)
+        reserved = plan.own["norm_cost"] * sum(map(self._norm_releases, range(index + 1, self.epochs)))
+        if limit <= spent + reserved:
+            return None
+        is_cautious = index < round(self.cautious_share * self.epochs)
+        now = (fraction, per_epoch)
+        later = (1.0 if is_cautious else fraction, per_epoch * (self.epochs - 1 - index))
+        event = self._event_at(plan.sampling_rate)
+        found = least_noise(event, [now, later], {order: limit - spent - reserved})
+        if found is None:
+            return None
+        noise, _ = found
+        return epoch.changed(noise=noise, spent=spent + float(cost(event, [now], noise, (order,))[0]))
+
+    def _plan_released(
+        self, rate: float, own: Mapping[str, float], target: Target, public: PublicInfo
+    ) -> Plan:
+        """The plan at the order that leaves the steps the least noise if K = N C throughout."""
+        multiplier = self.norm_noise_multiplier or (self.norm_noise or 0.0) * (public.records or 0)
+        norm = norm_total_release(L2(self.clip_norm), Gaussian(multiplier)).event()
+        count = [] if public.records else [(count_release(target.count_noise).event(), 1)]
+        before, norms = [*target.before, *count], sum(map(self._norm_releases, range(self.epochs)))
+        steps = int(own["steps_per_epoch"]) * self.epochs
+        setting = "norm_noise" if self.norm_noise_multiplier is None else "norm_noise_multiplier"
+        others = [*before, (norm, norms)]
+        order, noise = precommitted(self._event_at(rate), steps, others, target, noise_setting=setting)
+        spent, norm_cost = (float(rdp(some, orders=(order,))[0]) for some in (before, [(norm, 1)]))
+        more = {"norm_multiplier": multiplier, "norm_cost": norm_cost, "spent": spent, "most_noise": noise}
+        return plan_renyi(
+            order, target=target, public=public, steps=steps, sampling_rate=rate, own={**own, **more}
+        )
+
+    def _plan_public(self, rate: float, own: Mapping[str, float], target: Target, public: PublicInfo) -> Plan:
+        """The plan of a schedule of K that is public, with the same sigma_G in all steps."""
+        per_epoch = int(own["steps_per_epoch"])
+        fractions = [self._scheduled(epoch) for epoch in range(self.epochs)]
+        count = [] if public.records else [(count_release(target.count_noise), 1)]
+
+        def releases(noise: float) -> list[tuple[Release, int]]:
+            return count + [(self._release(rate, fraction, noise), per_epoch) for fraction in fractions]
+
+        steps = per_epoch * self.epochs
+        return plan_fixed(
+            releases, target=target, public=public, steps=steps, sampling_rate=rate, divisor=None, own=own
+        )
+
+    def _scheduled(self, epoch: int) -> float:
+        """K / (N C) of an epoch by the settings."""
+        first, last = self.public_norms or (1.0, 1.0)
+        return first + (last - first) * epoch / max(1, self.epochs - 1)
+
+    def _release(self, rate: float, fraction: float, noise: float, clip_norm: float | None = None) -> Release:
+        """The release of a step at K / (N C) and sigma_G."""
+        sampling = Importance(min(rate / fraction, 1 / self.oversampling), self.oversampling, self.floor)
+        clipping = Normalised(clip_norm or self.clip_norm)
+        return gradient_release(sampling, clipping, Gaussian(noise / fraction), 1.0)
+
+    def _event_at(self, rate: float) -> Callable[[float, float], dp.DpEvent]:
+        return lambda fraction, noise: self._release(rate, fraction, noise).event()
+
+    def _norm_releases(self, epoch: int) -> int:
+        return 2 if self.adaptive_clipping is not None and epoch > 0 else 1
+
+    def _check(self, rate: float, public: PublicInfo) -> None:
+        """Raises RefusedError where the settings do not fit each other or the data."""
+        adaptive, norms = self.adaptive_clipping, self.public_norms
+        least = min(norms or (1.0,))
+        if self.oversampling * rate >= least:
+            raise RefusedError(
+                f"at K = {least:g} N C a sampling rate of {rate:g}, oversampled {self.oversampling:g} times, makes"
+                " every record a candidate; set algorithm.oversampling or the batch lower, or public_norms higher."
+            )
+        if norms is not None and adaptive is not None:
+            raise RefusedError(
+                "adaptive_clipping follows released norms; leave algorithm.public_norms empty."
+            )
+        if adaptive is not None and adaptive.least > adaptive.most:
+            raise RefusedError("algorithm.adaptive_clipping has its least above its most; exchange them.")
+        if self.norm_noise is not None and self.norm_noise_multiplier is not None:
+            raise RefusedError(
+                "norm_noise and norm_noise_multiplier were both given; leave algorithm.norm_noise or the other empty."
+            )
+        if public.records is None and norms is None and self.norm_noise_multiplier is None:
+            raise RefusedError(
+                "the number of records is private, so norm_noise gives no noise; set algorithm.norm_noise_multiplier."
+            )

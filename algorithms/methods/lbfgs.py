@@ -1,0 +1,77 @@
+"""The reference without privacy on convex problems: the exact minimum by L-BFGS (Byrd et al. 1995).
+
+One release, without bound and without noise: NonPrivateDpEvent, so epsilon is infinite and says so.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import dp_accounting as dp
+from pydantic import Field
+from torch import Tensor
+
+from algorithms.core.method import Plan, PublicInfo, Target, by_accountants
+from algorithms.core.optimizers import STRICT
+from algorithms.core.single_release import Answered
+from algorithms.errors import RefusedError
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import Minimum, NoNoise
+
+LEAST_REGULARISATION = 1e-12
+"""Stands for none: it moves no parameter by more than rounding does, and a minimum must be unique."""
+
+
+@dataclass(frozen=True)
+class LBFGS:
+    """Settings of the reference; regularisation: lambda of lambda / 2 ||theta||^2 on the mean loss.
+
+    At 0 the solver is slow where features are rare, and never done where the classes can be separated.
+    """
+
+    regularisation: Annotated[float, Field(ge=0, le=1e6)] = 1e-4
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The schedule at infinite epsilon; raises RefusedError for another model and where the records are not
+        counted.
+        """
+        public.known_records("'lbfgs'")
+        if public.inputs is None or public.inputs.outputs != 1:
+            raise RefusedError(
+                "'lbfgs' finds the minimum of a linear model with one output, on data whose card bounds every feature;"
+                " use the model 'logistic'."
+            )
+        schedule = [*target.before, (dp.NonPrivateDpEvent(), 1)]
+        return Plan(
+            target=target,
+            public=public,
+            steps=1,
+            noise_multiplier=0.0,
+            sampling_rate=1.0,
+            divisor=1.0,
+            schedule=schedule,
+            epsilon=by_accountants(schedule, target.budget.delta),
+        )
+
+    def init(self, parameters: Tensor, plan: Plan) -> Answered:
+        """The model's start."""
+        return Answered(parameters.clone())
+
+    def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
+        """The minimum."""
+        records = plan.public.known_records("'lbfgs'")
+        problem = Minimum(
+            clip_norm=1.0,
+            regularisation=max(self.regularisation, LEAST_REGULARISATION) * records,
+            tolerance=1.0,
+            input_norm=1.0,
+            curvature=math.inf,
+        )
+        found = barrier.minimum(problem, noise=NoNoise())
+        return replace(state, parameters=found.to(state.parameters))
+
+    def released(self, state: Answered) -> Tensor:
+        """The minimum, shape [d]."""
+        return state.parameters

@@ -1,0 +1,141 @@
+"""DP-SGD whose clip norm follows a quantile of the gradients' norms (Andrew, Thakkar, McMahan and Ramaswamy 2021).
+
+arXiv:1905.03871, Algorithm 1, on single records instead of users. Two releases a step:
+PoissonSampled(B / n, Gaussian(z)) of the clipped gradients and PoissonSampled(B / n, Gaussian(b)) of how many of them
+stay within the clip norm; C <- C exp(-rate (fraction - quantile)) is a function of that.
+
+Differences from the paper: the count is of a fresh sample and is accounted as a release of its own, where the paper
+takes both from one sample and counts one Gaussian of joint noise; the noised fraction is held to [0, 1] and C to public
+limits; Poisson samples, PLD.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from algorithms.core.calibration import plan_fixed
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.minibatch import Batches, State, batches, count_release, noisy_gradient, start
+from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import (
+    Gaussian,
+    Poisson,
+    Release,
+    gradient_release,
+    norm_count_release,
+)
+
+USUAL_SHARE = 0.1
+"""Noise of the count over the bound of a record, as a share of the batch: the paper's sigma_b = B / 20 over 1/2."""
+
+
+@dataclass(frozen=True)
+class ClippedState(State):
+    """DP-SGD's, and clip_norm: [], C of the next step."""
+
+    clip_norm: Tensor
+
+
+@dataclass(frozen=True)
+class QuantileClipping:
+    """Settings of DP-SGD with quantile clipping.
+
+    clip_norm: C at the start. least, most: its public limits. quantile: the share of records' gradients that C shall
+    leave as they are. rate: how fast C follows. count_noise_multiplier: standard deviation of the noise on a count,
+    in units of the 1/2 that a record adds; null for a tenth of the batch. The other settings are DP-SGD's.
+    """
+
+    steps: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[int, Field(ge=1)] | None = None
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 0.1
+    least: Annotated[float, Field(ge=1e-12, le=1e12)] = 1e-6
+    most: Annotated[float, Field(ge=1e-12, le=1e12)] = 1e6
+    quantile: Annotated[float, Field(ge=0, le=1)] = 0.5
+    rate: Annotated[float, Field(gt=0, le=10)] = 0.2
+    count_noise_multiplier: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
+    update: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The least noise on gradients that fits the target beside the counts; raises RefusedError where none does."""
+        if not self.least <= self.clip_norm <= self.most:
+            raise RefusedError(
+                f"a start of {self.clip_norm:g} lies outside [{self.least:g}, {self.most:g}]; set algorithm.clip_norm"
+                " between algorithm.least and algorithm.most."
+            )
+        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        counts = self._count_noise(sampled)
+        return plan_fixed(
+            self._releases(sampled, Gaussian(counts), target.count_noise),
+            target=target,
+            public=public,
+            steps=self.steps,
+            sampling_rate=sampled.rate,
+            divisor=sampled.divisor,
+            own={"count_noise_multiplier": counts},
+        )
+
+    def init(self, parameters: Tensor, plan: Plan) -> ClippedState:
+        """The state at the model's start."""
+        usual = start(self.update, parameters, plan)
+        return ClippedState(usual.moving, usual.divisor, torch.tensor(self.clip_norm, dtype=torch.float64))
+
+    def step(self, state: ClippedState, plan: Plan, barrier: Barrier) -> ClippedState:
+        """One noised gradient, one noised count of the norms within C, one update of the parameters and of C."""
+        bound = L2(float(state.clip_norm))
+        answer = noisy_gradient(state, plan, barrier, clipping=bound)
+        within = barrier.norm_count(
+            state.parameters,
+            bound=bound,
+            noise=Gaussian(plan.own["count_noise_multiplier"]),
+            sampling=Poisson(plan.sampling_rate),
+        )
+        return ClippedState(
+            moving=self.update.apply(state.moving, answer.gradient, steps=plan.steps),
+            divisor=torch.full_like(state.divisor, answer.divisor),
+            clip_norm=torch.full_like(
+                state.clip_norm, self.followed(bound.norm, within / answer.divisor + 0.5)
+            ),
+        )
+
+    def followed(self, clip_norm: float, fraction: float) -> float:
+        """The next C from a noised fraction of norms within this one."""
+        moved = clip_norm * math.exp(-self.rate * (min(1.0, max(0.0, fraction)) - self.quantile))
+        return min(self.most, max(self.least, moved))
+
+    def released(self, state: ClippedState) -> Tensor:
+        """The last iterate, or the average the settings ask for, shape [d]."""
+        return self.update.published(state.moving)
+
+    def _releases(
+        self, sampled: Batches, counts: Gaussian, count_noise: float
+    ) -> Callable[[float], list[tuple[Release, int]]]:
+        first = [] if sampled.divisor is not None else [(count_release(count_noise), 1)]
+        bound = L2(self.clip_norm)
+
+        def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
+            noised = gradient_release(sampled.sampling, bound, Gaussian(noise_multiplier), 1.0)
+            counted = norm_count_release(counts, sampled.sampling)
+            return [*first, *[(noised, 1), (counted, 1)] * self.steps]
+
+        return releases
+
+    def _count_noise(self, sampled: Batches) -> float:
+        if self.count_noise_multiplier is not None:
+            return self.count_noise_multiplier
+        if sampled.divisor is None:
+            raise RefusedError(
+                "the number of records is private, so a tenth of the batch is not known; set"
+                " algorithm.count_noise_multiplier."
+            )
+        return USUAL_SHARE * sampled.divisor

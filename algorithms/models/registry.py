@@ -1,0 +1,163 @@
+"""The models by name."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from algorithms.extension import imported, is_own
+from algorithms.models.augmentation import with_views
+from algorithms.models.linear import (
+    CROSS_ENTROPY,
+    as_they_are,
+    cross_entropy,
+    huber_svm,
+    logistic,
+    logistic_through_origin,
+    softmax,
+    svm,
+)
+from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings, settings_of
+from algorithms.models.networks import (
+    DenseSettings,
+    cifar_cnn,
+    cifar_tanh_cnn,
+    conv_fc,
+    mlp,
+    relu_cnn,
+    tanh_cnn,
+)
+from algorithms.models.recurrent import TextSettings, bilstm
+from algorithms.models.reinitialize import frozen, started
+from algorithms.models.scattering import (
+    GroupSettings,
+    ScatteredSettings,
+    UnitSettings,
+    scatter_cnn,
+    scatter_linear,
+    unit_linear,
+)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a model is made. settings: those it has. takes_tokens: instead of real numbers."""
+
+    make: Callable[[ModelSpec, Any], Model]
+    settings: type[Settings] = Settings
+    takes_tokens: bool = False
+
+
+def _plain(make: Callable[[ModelSpec], Model]) -> Architecture:
+    """A model without settings."""
+    return Architecture(lambda given, _: make(given))
+
+
+CATALOGUE: dict[str, Architecture] = {
+    "softmax": _plain(softmax),
+    "logistic": _plain(logistic),
+    "logistic_through_origin": _plain(logistic_through_origin),
+    "svm": _plain(svm),
+    "huber_svm": _plain(huber_svm),
+    "tanh_cnn": _plain(tanh_cnn),
+    "relu_cnn": _plain(relu_cnn),
+    "cifar_cnn": _plain(cifar_cnn),
+    "cifar_tanh_cnn": _plain(cifar_tanh_cnn),
+    "conv_fc": _plain(conv_fc),
+    "mlp": Architecture(mlp, DenseSettings),
+    "unit_linear": Architecture(unit_linear, UnitSettings),
+    "scatter_linear": Architecture(scatter_linear, ScatteredSettings),
+    "scatter_cnn": Architecture(scatter_cnn, GroupSettings),
+    "bilstm": Architecture(bilstm, TextSettings, takes_tokens=True),
+}
+
+_PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def build(
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    precision: str = "float32",
+    tokens: int | None = None,
+    words_sha256: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Model:
+    """The named model for inputs of a shape and a number of classes; its random start is drawn from `seed`.
+
+    precision: float32 or bfloat16. tokens: entries of the vocabulary where records are tokens. words_sha256: of the
+    list of its words, which word vectors from a file need. settings: of the model.
+    Raises ModelRefusedError for an unknown name or setting and for a model that does not fit the data.
+    """
+    if is_own(name):
+        given = ModelSpec(input_shape, classes, tokens, words_sha256)
+        return replace(_not_shipped(name, given, settings or {}, seed), precision=_PRECISIONS[precision])
+    if name not in CATALOGUE:
+        raise ModelRefusedError(
+            f"there is no model {name!r}; choose one of {', '.join(CATALOGUE)},"
+            " or name your own package.module:factory."
+        )
+    architecture = CATALOGUE[name]
+    chosen = settings_of(architecture.settings, settings or {}, name)
+    if tokens is not None and not architecture.takes_tokens:
+        raise ModelRefusedError(
+            f"the model {name!r} takes numbers, and the data are tokens of a text; use 'bilstm'."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = architecture.make(ModelSpec(input_shape, classes, tokens, words_sha256), chosen)
+    return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
+
+
+def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed: int) -> Model:
+    """The model of `package.module:factory`: (given, **settings) -> Model, or a module with an output a class."""
+    factory = imported(name, "the model")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            made = factory(given, **settings)
+    except ModelRefusedError:
+        raise
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ModelRefusedError(
+            f"the model {name!r} cannot be made with these settings ({why}); change them."
+        ) from None
+    if isinstance(made, nn.Module):
+        made = Model(name, made, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
+    if not isinstance(made, Model):
+        raise ModelRefusedError(
+            f"the model {name!r} made a {type(made).__name__}; return a Model or a torch.nn.Module."
+        )
+    return replace(made, name=name, settings=dict(settings))
+
+
+def adapted(
+    model: Model,
+    *,
+    input_shape: tuple[int, ...],
+    start: Path | None = None,
+    fresh: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+    views: int = 1,
+) -> Model:
+    """A model that was just built, with its start from a file, with layers that are not trained, on several views.
+
+    start: safetensors. fresh: what keeps its random start. freeze: what is not trained. Raises ModelRefusedError
+    where one
+    of them does not fit the model.
+    """
+    if fresh and start is None:
+        raise ModelRefusedError(
+            "model.fresh is what model.start leaves as it is; give model.start, or no model.fresh."
+        )
+    if start is not None:
+        model = started(model, start, fresh=fresh)
+    if freeze:
+        model = frozen(model, freeze)
+    return model if views == 1 else with_views(model, views, ModelSpec(input_shape, 0))

@@ -1,0 +1,114 @@
+"""Where a model starts, and what of it is not trained.
+
+A start is the parameters of a public model, or of an earlier release: those of records that are charged to nobody, or
+were charged when they were released. Nothing of the private records is looked at here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from algorithms.models.model import Model, ModelRefusedError
+from algorithms.models.recurrent import digest
+
+Tensors = Mapping[str, Tensor]
+
+
+def started(model: Model, path: Path, *, fresh: Sequence[str] = ()) -> Model:
+    """The model with the parameters of a safetensors file as its start, in place.
+
+    Of a release with a learned map in front of its model the model's parameters are taken, and the map is not.
+    fresh: parameters, or layers by their names, that keep the start they have, whatever the file holds for them.
+    Raises ModelRefusedError for a file that cannot be read, for names that the model has not or the file lacks, for
+    another
+    shape and for what is not finite.
+    """
+    own = model.module.state_dict()
+    keeps = named(model, fresh, what="model.fresh") if fresh else set()
+    held, map_note = _behind_a_map(_read(path), own)
+    stored = {name: t for name, t in held.items() if not (name in keeps or _is_below(name, fresh))}
+    _check_names(path, wanted=own.keys() - keeps, found=stored.keys())
+    for name, tensor in stored.items():
+        _check_tensor(path, name, tensor, own[name])
+        own[name].copy_(tensor)
+    note = f"The start is the file {path.name} (SHA-256 {digest(path)})"
+    kept = f", but for {', '.join(fresh)}, drawn from the model's seed." if fresh else "."
+    return replace(model, notes=(*model.notes, note + kept + map_note))
+
+
+def frozen(model: Model, chosen: Sequence[str]) -> Model:
+    """The model of which some parameters, or layers by their names, are not trained, in place.
+
+    Raises ModelRefusedError for a name that the model has not, and where nothing would be left to train.
+    """
+    names = named(model, chosen, what="model.freeze")
+    for name in names:
+        model.module.get_parameter(name).requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.module.parameters()):
+        raise ModelRefusedError("model.freeze leaves nothing to train; take some of it out.")
+    return replace(model, notes=(*model.notes, f"Not trained: {', '.join(chosen)}."))
+
+
+def named(model: Model, chosen: Sequence[str], *, what: str) -> set[str]:
+    """The parameters with one of the names, or below one; raises ModelRefusedError for a name that has none."""
+    own = [name for name, _ in model.module.named_parameters()]
+    for prefix in chosen:
+        if not any(_is_below(name, [prefix]) for name in own):
+            layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in own))
+            raise ModelRefusedError(
+                f"{what} lists {prefix!r}, which the model {model.name!r} has not; its layers are {', '.join(layers)}."
+            )
+    return {name for name in own if _is_below(name, chosen)}
+
+
+def _is_below(name: str, prefixes: Sequence[str]) -> bool:
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError):
+        raise ModelRefusedError(
+            f"{path} is no safetensors file that can be read whole; set model.start to one."
+        ) from None
+
+
+def _behind_a_map(stored: Tensors, own: Tensors) -> tuple[Tensors, str]:
+    """The tensors of the model alone where there is a map in front of it, as `fronts.in_front` names both."""
+    is_whole = {name.partition(".")[0] for name in stored} == {"features", "model"}
+    if not is_whole or not own.keys().isdisjoint(stored):
+        return stored, ""
+    behind = {name.removeprefix("model."): t for name, t in stored.items() if name.startswith("model.")}
+    return behind, " The learned map in front of it there is not taken over."
+
+
+def _check_names(path: Path, *, wanted: set[str], found: object) -> None:
+    stored = set(found)  # type: ignore[call-overload]
+    for names, what in ((wanted - stored, "lacks"), (stored - wanted, "has, unlike the model,")):
+        if names:
+            raise ModelRefusedError(
+                f"{path.name} {what} {min(names)}; give a file of the same model, or list what is new in model.fresh."
+            )
+
+
+def _check_tensor(path: Path, name: str, tensor: Tensor, own: Tensor) -> None:
+    if tensor.shape != own.shape or tensor.is_floating_point() != own.is_floating_point():
+        raise ModelRefusedError(
+            f"{name} is {_form(tensor)} in {path.name}, but {_form(own)} in the model; give a file of the same model,"
+            " or list it in model.fresh."
+        )
+    if not bool(torch.isfinite(tensor.to(own.dtype)).all()):
+        raise ModelRefusedError(
+            f"{name} in {path.name} is not finite everywhere as {own.dtype}; give the file of a sound model."
+        )
+
+
+def _form(tensor: Tensor) -> str:
+    kind = "numbers" if tensor.is_floating_point() else "whole numbers"
+    return f"{kind} of shape {list(tensor.shape)}"

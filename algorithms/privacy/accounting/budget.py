@@ -1,0 +1,24 @@
+"""What may be spent, as a value."""
+
+import math
+from dataclasses import dataclass
+
+from algorithms.errors import RefusedError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """An (epsilon, delta) pair, to be spent or already spent.
+
+    epsilon: at least 0; infinity stands for a run without noise.
+    delta: from 0 to 1.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.epsilon) or self.epsilon < 0:
+            raise RefusedError(f"epsilon must be at least 0, not {self.epsilon}; give a positive number.")
+        if not 0 <= self.delta <= 1:
+            raise RefusedError(f"delta must lie between 0 and 1, not {self.delta}; give a probability.")

@@ -1,0 +1,306 @@
+"""What the barrier refuses before anything is charged, by what is public of the model and of the question.
+
+A question that is impossible has to be refused here: an error from the arithmetic would come after the charge, and only
+where there is a record to compute with.
+
+The barrier: the only place that holds the private records during training.
+
+It answers through releases alone. Each one is validated, its event is charged to the run's filter, and only then are
+the records touched, noise is added and the answer is given; an exception after the charge leaves the charge, and says
+nothing of the records.
+
+Formal guarantees (under the adjacency of the run's plan, for callers that keep to the public methods):
+- a release's noise and its event are built from the same `Release`, so the two cannot disagree;
+- a record enters a sum, of 64 bits, through a clipped contribution of its own loss or statistic, never above its bound,
+  whatever the other records are; what it contributes is computed in passes that are always full, in which PyTorch's
+  kernels take a record alike in any place and company (tested bit for bit on a CPU, not proven; with as few
+  threads as `Engine.threads` says); a model that mixes records, as seen on made-up inputs, is refused;
+- sums are divided by a public constant; an empty sample answers with noise; a record without a finite contribution
+  counts as zero.
+"""
+
+import os
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from algorithms.errors import RefusedError
+from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, PerLayer
+from algorithms.models import Model
+from algorithms.privacy.accounting.filters import Filter
+from algorithms.privacy.barrier import minimum, statistics
+from algorithms.privacy.barrier.diagnostics import Answered, Diagnostics
+from algorithms.privacy.barrier.importance import LastNorms
+from algorithms.privacy.barrier.performance import Performance, Records
+from algorithms.privacy.barrier.statistics import Statistic, columns_of, shape_of
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.barrier.unnoised_queries import UnnoisedQueries
+from algorithms.privacy.mechanisms import release as releases
+from algorithms.privacy.mechanisms.mechanisms import WithoutReplacement
+from algorithms.privacy.mechanisms.noise import Generator, Stream
+from algorithms.privacy.mechanisms.release import (
+    Importance,
+    Minimum,
+    Noise,
+    Release,
+    Sampling,
+    add_noise,
+    noise_std,
+    noisy_argmin,
+)
+
+
+def check_points(model: Model, points: Tensor) -> None:
+    """Raises RefusedError for points [k, d] at which no release can be made."""
+    expected = model.parameter_count
+    if points.dim() != 2 or len(points) == 0 or points.shape[1] != expected:
+        raise RefusedError(
+            f"points of shape {list(points.shape)} do not fit the model; give one or more of {expected}."
+        )
+    if points.dtype != torch.float32:
+        raise RefusedError(f"points of type {points.dtype} do not fit the model; give them as torch.float32.")
+
+
+def check_layers(model: Model, clipping: Clipping) -> None:
+    """Raises RefusedError for per-layer bounds of another number of layers, or a shift of another length."""
+    layers = len(model.layers)
+    if isinstance(clipping, PerLayer) and len(clipping.norms) != layers:
+        raise RefusedError(
+            f"per-layer clipping has {len(clipping.norms)} bounds, the model has {layers} layers; give one for each."
+        )
+    parameters = model.parameter_count
+    if isinstance(clipping, Affine) and clipping.shift.shape != (parameters,):
+        raise RefusedError(
+            f"a shift of shape {list(clipping.shift.shape)} does not fit the model; give one of {parameters}."
+        )
+
+
+def check_gradient(model: Model, point: Tensor, sampling: Sampling, clipping: Clipping) -> None:
+    """Raises RefusedError for a gradient at a point [d] that cannot be released of the model."""
+    check_points(model, point[None])
+    check_layers(model, clipping)
+    if isinstance(sampling, Importance):
+        check_norms(model, point)
+
+
+def check_norms(model: Model, point: Tensor, bound: object = None) -> None:
+    """Raises RefusedError for norms at a point [d] of a model whose norms could depend on each other, and for
+    another bound.
+
+    Products of bfloat16 on some processors spoil the rows beside one that is not finite.
+    """
+    check_points(model, point[None])
+    if model.precision == torch.bfloat16:
+        raise RefusedError(
+            f"the model {model.name} computes in bfloat16, where a record that is not finite can spoil the norms of"
+            " others; use 32 bits for importance sampling and for releases of norms."
+        )
+    if bound is not None and not isinstance(bound, L2):
+        raise RefusedError(
+            f"a norm was asked for within {type(bound).__name__}; it is the L2 norm, so give L2."
+        )
+
+
+def check_number(sampling: Sampling, records: Records) -> None:
+    """Raises RefusedError for a sample of fixed size of another number of records, which such a sample makes public."""
+    if isinstance(sampling, WithoutReplacement) and sampling.records != len(records.labels):
+        raise RefusedError(
+            f"a sample without replacement of {sampling.records} records was asked for, but there are others;"
+            " it needs their public number."
+        )
+
+
+__all__ = ["Barrier", "Performance", "Records"]
+
+
+class Barrier:
+    """Holds records and answers releases about them.
+
+    model: the architecture whose losses are differentiated. spend: the run's filter. generator: the secret source of
+    noise and coins. delta: at which the trace states the cost so far. trace: where releases are recorded. last_norms:
+    what importance sampling knows of the records, empty at a run's start. diagnostics: on public records alone, what
+    is recorded of each gradient without noise.
+    Raises RefusedError, before anything is spent, when the model mixes records or the answers could not be private.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        model: Model,
+        *,
+        spend: Filter,
+        generator: Generator,
+        delta: float,
+        trace: Trace,
+        performance: Performance | None = None,
+        last_norms: LastNorms | None = None,
+        diagnostics: Diagnostics | None = None,
+    ) -> None:
+        self.__exact = UnnoisedQueries(
+            records, model, performance or Performance(), last_norms or LastNorms()
+        )
+        self.__records = records
+        self.__generator = generator
+        self.__spend = spend
+        self.__model = model
+        self.__delta = delta
+        self.__trace = trace
+        self.__diagnostics = diagnostics
+        self.__process = os.getpid()
+
+    def gradient(
+        self, parameters: Tensor, *, sampling: Sampling, clipping: Clipping, noise: Noise, divisor: float
+    ) -> Tensor:
+        """A noised sum of clipped gradients over a sample, divided by a public constant.
+
+        parameters: flat, shape [d], where the gradients are taken. divisor: public, usually the expected batch size.
+        Returns shape [d], float32. Raises RefusedError for a combination without a proven event and
+        BudgetRefusedError when
+        the event is not afforded; nothing is touched then.
+        """
+        check_gradient(self.__model, parameters, sampling, clipping)
+        release = releases.gradient_release(sampling, clipping, noise, divisor)
+        stream = self.__charge(release, dimension=len(parameters))
+        step = self.__trace.step
+        total = self.__exact.clipped_sum(parameters, clipping, release, stream, step=step).numpy()
+        noisy = add_noise(total, release, stream)
+        point = parameters.to(self.__exact.performance.device)
+        self.__measure(Answered(point, clipping, divisor, total, noisy), release)
+        return torch.from_numpy(noisy / divisor).to(torch.float32).to(parameters.device)
+
+    def total(
+        self, statistic: Statistic, *, bound: L1 | L2, noise: Noise, sampling: Sampling | None = None
+    ) -> Tensor:
+        """A noised sum of a statistic of each record, clipped to `bound`.
+
+        statistic: (input [*input_shape], label []) -> [k], of one record alone. Returns shape [k], float64.
+        Raises as `gradient` does.
+        """
+        release = releases.total_release(bound, noise, sampling)
+        dimension = shape_of(statistic, self.__records).numel()
+        stream = self.__charge(release, dimension=dimension)
+        total = self.__exact.statistic_sum(statistic, bound, dimension, release, stream)
+        return torch.from_numpy(add_noise(total.numpy(), release, stream))
+
+    def moment(self, statistic: Statistic, *, bound: L2, noise: Noise) -> Tensor:
+        """A noised sum over all records of A^T A for a matrix A of each, clipped to Frobenius norm `bound`.
+
+        statistic: (input [*input_shape], label []) -> A [m, c]. Returns [c, c], float64. Raises as `gradient` does.
+        """
+        release, columns = releases.total_release(bound, noise), columns_of(statistic, self.__records)
+        dimension = statistics.dimension(columns)
+        stream = self.__charge(release, dimension=dimension)
+        total = self.__exact.second_moment_sum(statistic, bound, dimension, release, stream)
+        return statistics.as_matrix(torch.from_numpy(add_noise(total.numpy(), release, stream)), columns)
+
+    def norm_total(self, parameters: Tensor, *, bound: L2, noise: Noise) -> float:
+        """A noised sum of the norms of all records' gradients, each cut off at `bound`.
+
+        Later importance samples draw by these norms. Raises as `gradient` does.
+        """
+        check_norms(self.__model, parameters)
+        release = releases.norm_total_release(bound, noise)
+        stream = self.__charge(release, dimension=1)
+        total = self.__exact.norm_total(parameters, bound)
+        return float(add_noise(np.array([total]), release, stream)[0])
+
+    def norm_count(
+        self, parameters: Tensor, *, bound: L2, noise: Noise, sampling: Sampling | None = None
+    ) -> float:
+        """A noised sum over a sample of 1/2 where a gradient's norm is at most `bound`, else -1/2.
+
+        Within 1 % of the bound it is a number between the two, as rounding must not move it from one to the other. For
+        clipping by quantiles (Andrew et al. 2021, Section 2). Raises as `gradient` does.
+        """
+        check_norms(self.__model, parameters, bound)
+        release = releases.norm_count_release(noise, sampling)
+        stream = self.__charge(release, dimension=1)
+        balance = self.__exact.norm_balance(parameters, bound, release, stream)
+        return float(add_noise(np.array([balance]), release, stream)[0])
+
+    def argmin(
+        self,
+        candidates: Tensor | LineCandidates,
+        *,
+        bound: float,
+        noise: Noise,
+        sampling: Sampling | None = None,
+    ) -> int:
+        """The index of the candidate whose total loss is least, by noisy selection.
+
+        candidates: parameters, shape [k, d], or a line of them, cheaper over all records of a linear model. bound: each
+        record's loss is clipped to [0, bound]. Returns 0 .. k - 1. Raises as `gradient` does.
+        """
+        release = releases.argmin_release(bound, noise, sampling)
+        points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
+        check_points(self.__model, points)
+        stream = self.__charge(release, dimension=len(points))
+        losses = self.__exact.clipped_losses(candidates, release, stream, step=self.__trace.step)
+        return noisy_argmin(losses, points.cpu(), release, stream)
+
+    def minimum(self, problem: Minimum, *, noise: Noise) -> Tensor:
+        """The minimum of a regularised sum of all records' losses, with noise in the objective or on the result.
+
+        For a linear model with one output and a smooth loss. Returns the parameters, shape [d], float32.
+        Raises as `gradient` does, and OutOfReachError where the tolerance is out of the arithmetic's reach.
+        """
+        minimum.check(self.__model, problem, noise)
+        release = releases.minimum_release(problem, noise)
+        stream = self.__charge(release, dimension=self.__model.parameter_count)
+        return self.__exact.minimum(release, stream).float()
+
+    def about(self, model: Model) -> "Barrier":
+        """The same records, budget, noise and trace, asked about another model of them."""
+        model, records = self.__exact.ahead_of(model)
+        return Barrier(
+            records,
+            model,
+            spend=self.__spend,
+            generator=self.__generator,
+            delta=self.__delta,
+            trace=self.__trace,
+            performance=self.__exact.performance,
+            last_norms=self.__exact.last_norms,
+            diagnostics=self.__diagnostics,
+        )
+
+    def __reduce__(self) -> NoReturn:
+        """Raises TypeError: a copy would draw the same noise for other answers, which tell the sums together."""
+        raise TypeError("a barrier cannot be copied or pickled; make one for each run.")
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one record's features, which the data card declares."""
+        return tuple(self.__records.features.shape[1:])
+
+    def affords(self, release: Release) -> bool:
+        """Whether a release could be asked for now."""
+        return self.__spend.affords(release.event())
+
+    def spent(self, delta: float) -> float:
+        """The epsilon spent so far at `delta`, an upper bound."""
+        return self.__spend.spent(delta)
+
+    def __charge(self, release: Release, *, dimension: int) -> Stream:
+        """Charges a release, writes it to the trace and opens its stream of noise and coins."""
+        if os.getpid() != self.__process:  # a fork is a copy, too
+            raise RefusedError(
+                "a barrier was asked in another process than it was made in; make one for each run."
+            )
+        check_number(release.sampling, self.__records)
+        event = release.event()
+        self.__spend.charge(event)
+        self.__trace.record(
+            release, event, noise_std=noise_std(release, dimension), epsilon=self.__spend.spent(self.__delta)
+        )
+        return self.__generator.stream(len(self.__trace.rows) - 1)
+
+    def __measure(self, answered: Answered, release: Release) -> None:
+        """Hands a gradient's sample, drawn once more with the same coins, to the diagnostics if there are any."""
+        if self.__diagnostics is None or isinstance(release.sampling, Importance):
+            return
+        place = len(self.__trace.rows) - 1, self.__trace.step
+        batches = self.__exact.drawn(release, self.__generator.stream(place[0]))
+        self.__diagnostics.measure(answered, self.__exact.engine, batches, place=place)

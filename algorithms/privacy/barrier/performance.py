@@ -1,0 +1,147 @@
+"""The records that a barrier holds, and with how much memory and where it works on them."""
+
+import logging
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.errors import RefusedError
+from algorithms.gradients import Engine, RecordsNotIndependentError
+from algorithms.gradients.arithmetic import in_full_precision
+from algorithms.gradients.padding import pass_size
+from algorithms.models import Model
+
+_LOG = logging.getLogger(__name__)
+
+_ENDS = torch.ones(2**16)
+"""Numbers of which PyTorch gives the first half to one thread and the rest to others."""
+_ENDS[0] = _ENDS[-1] = 1e-39
+
+_FAULT_AROUND = 2**16
+"""Bytes around a page that Linux maps with it."""
+
+
+class Records(Protocol):
+    """The private records: memory-mapped or plain arrays, `features` [n, *input_shape] and `labels` [n]."""
+
+    @property
+    def features(self) -> NDArray[np.float32]: ...
+    @property
+    def labels(self) -> NDArray[np.int64]: ...
+
+
+@dataclass(frozen=True)
+class Performance:
+    """What changes a result by rounding at most: where the arithmetic runs and how much memory it may take.
+
+    number: of the records, where it is public. Ways that hold something of all records at once round otherwise than
+    those that do not, for every record: this number and not the true one decides whether they fit, and without it
+    they are not taken.
+    """
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    memory_mb: int = 1024
+    physical_batch: int | None = None
+    number: int | None = None
+
+    def holds(self, numbers: int) -> bool:
+        """Whether so many 32-bit numbers of each record fit the memory for all of them."""
+        return self.number is not None and 4 * numbers * self.number <= self.memory_mb * 1e6
+
+    def read(self, array: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
+        """A copy of some rows.
+
+        Each row of a mapped file may bring its neighbours into memory, so of a file that is larger than the memory a
+        few rows are read at a time, and what came along is given back; the file keeps it.
+        """
+        # What was changed in memory of a file mapped as "c" would be given back with it.
+        if getattr(array, "mode", None) not in ("r", "r+") or array.nbytes <= self.memory_mb * 1e6:
+            return array[rows]
+        found = np.empty((len(rows), *array.shape[1:]), array.dtype)
+        size = max(1, int(self.memory_mb * 1e6 / (2 * _FAULT_AROUND)))
+        for start in range(0, len(rows), size):
+            found[start : start + size] = array[rows[start : start + size]]
+            array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined] # numpy names it nowhere else
+        return found
+
+    def batches(
+        self, records: Records, rows: NDArray[np.intp], physical_batch: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The records of some indices in their order, in physical batches, on the device."""
+        size = pass_size(len(rows), physical_batch)
+        for start in range(0, len(rows), size):
+            some = rows[start : start + size]
+            inputs = torch.from_numpy(self.read(records.features, some)).to(self.device)
+            yield inputs, torch.from_numpy(records.labels[some]).to(self.device)
+
+    def engine(self, model: Model, records: Records) -> Engine:
+        """The gradient engine for a model of such records.
+
+        Raises RefusedError where the model mixes them, ModelRefusedError where it cannot be looked at.
+        """
+        try:
+            with torch.autocast(self.device.type, enabled=False):
+                engine = Engine(
+                    model,
+                    input_shape=records.features.shape[1:],
+                    input_dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype,
+                    device=self.device,
+                    memory_mb=self.memory_mb,
+                    physical_batch=self.physical_batch,
+                )
+        except RecordsNotIndependentError as reason:
+            raise RefusedError(
+                f"{reason}, so no record's gradient can be clipped; use layers and losses that take each record by"
+                " itself, like GroupNorm."
+            ) from reason
+        if engine.is_random:
+            raise RefusedError(
+                f"the model {model.name} draws random numbers, which a run that is taken up again would draw anew;"
+                " leave dropout out."
+            )
+        if engine.is_narrow and model.precision == torch.float32:
+            raise RefusedError(
+                f"the model {model.name} computes in 16 bits somewhere, though its precision is float32; set"
+                " model.precision to bfloat16, or take the conversions out."
+            )
+        return engine
+
+    @contextmanager
+    def computing(self, engine: Engine) -> Iterator[None]:
+        """Sets for what it holds what could have a record count for more or otherwise than alone.
+
+        Products are of 32 bits or more, autocast is only the model's own, and on a CPU there are at most as many
+        threads as the engine allows, which PyTorch counts for each thread that asks: it keeps the smaller number. Where
+        they do not all take the smallest numbers for zero, or none of them, there is one.
+        """
+        flushes = _flushes(_ENDS[:1])
+        torch.set_flush_denormal(False)
+        try:
+            if self.device.type == "cpu":
+                _limit_threads(engine.threads)
+            with in_full_precision(), torch.autocast(self.device.type, enabled=False):
+                yield
+        finally:
+            torch.set_flush_denormal(flushes)
+
+
+def _limit_threads(most: int) -> None:
+    if torch.get_num_threads() > most:
+        torch.set_num_threads(most)
+        _LOG.info("CPU threads: %d, so that a record counts the same in any place", most)
+    if torch.get_num_threads() > 1 and _flushes(_ENDS):
+        torch.set_num_threads(1)
+        _LOG.warning("CPU threads: 1, since some of them take the smallest numbers for zero")
+
+
+def _flushes(ends: Tensor) -> bool:
+    """Whether a thread takes numbers below 1e-38 for zero; the first and the last number are such ones."""
+    halved = ends * 0.5
+    return bool(halved[0] == 0.0) or bool(halved[-1] == 0.0)

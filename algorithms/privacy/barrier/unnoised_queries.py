@@ -1,0 +1,325 @@
+"""What comes before a model's parameters, done once for all records instead of in each step, where it fits memory.
+
+Questions about all records of a linear model, answered by closed forms while the records fit the memory.
+
+Exact answers about the records, which nothing has noised yet: for the barrier alone.
+
+All of them are computed under the same conditions, whatever the process around them has set, and an error of the
+arithmetic is raised without what it says, which may be of a record.
+"""
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from algorithms.errors import QueryFailedError
+from algorithms.gradients import (
+    L1,
+    L2,
+    Affine,
+    Box,
+    Clipping,
+    Engine,
+    LineCandidates,
+    PerLayer,
+    pad_to_multiple,
+)
+from algorithms.gradients.linear import LinearRecords, linear_layer
+from algorithms.gradients.minimum import OutOfReachError
+from algorithms.models import Model
+from algorithms.models.feature_transforms import front_of, shape_after
+from algorithms.models.scattering import UnitRecords
+from algorithms.privacy.barrier import minimum
+from algorithms.privacy.barrier.importance import LastNorms, Norms
+from algorithms.privacy.barrier.performance import Performance, Records
+from algorithms.privacy.barrier.statistics import Statistic, second_moment_sum, statistic_sum
+from algorithms.privacy.mechanisms.noise import Stream
+from algorithms.privacy.mechanisms.release import FullBatch, Importance, Release, chosen
+
+_AT_ONCE = 1024
+_BY_RECORD = (UnitRecords, nn.GroupNorm)
+"""Layers that take each record by itself, and are maps for good where they have no parameters."""
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Records after a map of each by itself: features [n, *shape], labels [n]."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+
+def frozen_prefix(model: Model, records: Records, performance: Performance) -> tuple[Model, Records]:
+    """The model without the map in front of it and its own first layers that train nothing; the records after those.
+
+    Both as they are where there is no map in front, and where the mapped records would not fit, as far as is public.
+    """
+    front = front_of(model)
+    if front is None:
+        return model, records
+    first, rest = _divided(model.module.get_submodule("model"))
+    maps = nn.Sequential(front, *first)
+    shape = shape_after(maps, records.features.shape[1:])
+    if not performance.holds(math.prod(shape)):
+        return model, records
+    features = _mapped(maps, records, (len(records.labels), *shape), performance)
+    return replace(model, module=rest), Mapped(features, records.labels)
+
+
+def _divided(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
+    """The first layers of a sequence that are maps of each record, and what comes after them."""
+    if type(module) is not nn.Sequential:
+        return [], module
+    first = list(takewhile(_is_map, module))
+    return first, module[len(first) :]
+
+
+def _is_map(layer: nn.Module) -> bool:
+    return type(layer) in _BY_RECORD and not list(layer.parameters())
+
+
+def _mapped(
+    maps: nn.Module, records: Records, shape: tuple[int, ...], performance: Performance
+) -> NDArray[np.float32]:
+    features, done = np.empty(shape, np.float32), 0
+    placed = copy.deepcopy(maps).to(performance.device)
+    with torch.no_grad():
+        for inputs, _labels in performance.batches(records, np.arange(len(features)), _AT_ONCE):
+            features[done : done + len(inputs)] = placed(pad_to_multiple(inputs))[: len(inputs)].cpu().numpy()
+            done += len(inputs)
+    return features
+
+
+class FullBatchAnswers:
+    """Exact sums over all records of a model that is one linear layer: for the barrier alone, nothing is noised here.
+
+    features [n, *input_shape] and labels [n], on the device where the arithmetic runs.
+    """
+
+    def __init__(self, model: Model, features: Tensor, labels: Tensor) -> None:
+        self._records = LinearRecords(model, features, labels)
+        self._step = -1
+
+    @classmethod
+    def of(cls, model: Model, records: Records, performance: Performance) -> "FullBatchAnswers | None":
+        """The answers over all records in a memory of their own, where there are closed forms and room for that."""
+        if not (cls.serve(model) and performance.holds(2 * math.prod(records.features.shape[1:]))):
+            return None
+        features, labels = (torch.from_numpy(np.array(part)) for part in (records.features, records.labels))
+        features, labels = features.to(performance.device), labels.to(performance.device)
+        return cls(model, features, labels)
+
+    @staticmethod
+    def serve(model: Model) -> bool:
+        """Whether a model has the closed forms, which compute in the precision of the features."""
+        return linear_layer(model.module) is not None and model.precision == torch.float32
+
+    @staticmethod
+    def clip(clipping: Clipping) -> bool:
+        """Whether there is a closed form for a clipping: for one with a single bound for the whole gradient."""
+        return not isinstance(clipping, Affine | Box) and not (
+            isinstance(clipping, PerLayer) and len(clipping.norms) > 1
+        )
+
+    def at_step(self, step: int) -> "FullBatchAnswers":
+        """These answers in a training step.
+
+        What one answer leaves for the next is dropped between steps, where a run may be broken off and taken up: it
+        would then round differently, and answers must repeat bit for bit.
+        """
+        if step != self._step:
+            self._records.forget()
+            self._step = step
+        return self
+
+    def clipped_sum(self, parameters: Tensor, clipping: Clipping) -> Tensor:
+        """The sum of all clipped gradients, shape [d], float64."""
+        return self._records.clipped_sum(parameters, clipping)
+
+    def clipped_losses(self, candidates: Tensor | LineCandidates, bound: float) -> Tensor:
+        """The sum of all losses, clipped to [0, bound], at each candidate; shape [k], float64."""
+        if isinstance(candidates, LineCandidates):
+            return self._records.losses_on(candidates, bound=bound)
+        return self._records.losses_at(candidates, bound=bound)
+
+
+class WholeRecords:
+    """The closed forms over all records, made when they are first asked for."""
+
+    def __init__(self, model: Model, records: Records, performance: Performance) -> None:
+        self._of = (model, records, performance)
+        self._answers: FullBatchAnswers | None = None
+
+    def at_step(self, step: int) -> FullBatchAnswers | None:
+        """The answers in a training step, where the model has them and the records fit the memory."""
+        if self._answers is None:
+            self._answers = FullBatchAnswers.of(*self._of)
+        return None if self._answers is None else self._answers.at_step(step)
+
+
+def loss_sums(
+    model: Model,
+    engine: Engine,
+    candidates: Tensor | LineCandidates,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    bound: float,
+    performance: Performance,
+) -> Tensor:
+    """The sums over batches of losses, clipped to [0, bound], at each candidate; shape [k], float64.
+
+    Candidates on a line are points like others: what is quicker on a line computes a record by its place.
+    """
+    points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
+    points = points.to(performance.device)
+    totals = torch.zeros(len(points), dtype=torch.float64, device=points.device)
+    for inputs, labels in batches:
+        if FullBatchAnswers.serve(model):
+            totals += FullBatchAnswers(model, inputs, labels).clipped_losses(points, bound)
+            continue
+        for index, point in enumerate(points):
+            totals[index] += engine.clipped_losses(point, inputs, labels, bound)
+    return totals
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_UNTOLD = (
+    "an answer could not be computed; why is not shown, as it may tell of a record:"
+    " try the model and the algorithm on public records of the same form."
+)
+_TOO_LITTLE = "memory did not suffice for an answer; set performance.physical_batch or memory_mb to less."
+
+
+def _computed(
+    answer: Callable[Concatenate["UnnoisedQueries", P], T],
+) -> Callable[Concatenate["UnnoisedQueries", P], T]:
+    """An answer computed under the conditions of the performance; its errors as Failed."""
+
+    @functools.wraps(answer)
+    def computed(self: "UnnoisedQueries", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            with self.performance.computing(self.engine):
+                return answer(self, *args, **kwargs)
+        except OutOfReachError:
+            raise
+        except (MemoryError, torch.OutOfMemoryError):
+            told = _TOO_LITTLE
+        except Exception:
+            told = _UNTOLD
+        raise QueryFailedError(
+            told
+        )  # out here, since an error raised while another is handled carries it along
+
+    return computed
+
+
+class UnnoisedQueries:
+    """Holds records of which a model is asked; `engine` takes its gradients.
+
+    last_norms: what importance sampling knows of the records. Raises RefusedError where the model mixes records.
+    """
+
+    def __init__(
+        self, records: Records, model: Model, performance: Performance, last_norms: LastNorms
+    ) -> None:
+        self.records, self.performance = records, performance
+        # A copy, which nobody else can change or switch to training after it was examined.
+        self.model = replace(model, module=copy.deepcopy(model.module))
+        self.engine = performance.engine(self.model, records)
+        self._whole = WholeRecords(self.model, records, performance)
+        self._norms = Norms(self.engine, self._batches, last_norms)
+
+    @property
+    def last_norms(self) -> LastNorms:
+        """What importance sampling knows of the records by now."""
+        return self._norms.last
+
+    @_computed
+    def ahead_of(self, model: Model) -> tuple[Model, Records]:
+        """Another model of these records without the maps in front of it, and the records after those."""
+        return frozen_prefix(model, self.records, self.performance)
+
+    @_computed
+    def clipped_sum(
+        self, point: Tensor, clipping: Clipping, release: Release, stream: Stream, *, step: int
+    ) -> Tensor:
+        """The sum of the sample's clipped gradients at a point [d], in a training step; shape [d], float64."""
+        point = self._copied(point)
+        if isinstance(release.sampling, Importance):
+            return self._norms.importance_sum(point, self._count, release.sampling, clipping, stream)
+        is_whole = isinstance(release.sampling, FullBatch) and FullBatchAnswers.clip(clipping)
+        answers = self._whole.at_step(step) if is_whole else None
+        if answers is not None:
+            return answers.clipped_sum(point, clipping).cpu()
+        total = torch.zeros(len(point), dtype=torch.float64)
+        for inputs, labels in self.drawn(release, stream):
+            total += self.engine.clipped_sum(point, inputs, labels, clipping).cpu()
+        return total
+
+    @_computed
+    def clipped_losses(
+        self, candidates: Tensor | LineCandidates, release: Release, stream: Stream, *, step: int
+    ) -> Tensor:
+        """The sums of the sample's clipped losses at each candidate, in a training step; shape [k], float64."""
+        bound = release.clipping.sensitivity
+        candidates = candidates if isinstance(candidates, LineCandidates) else self._copied(candidates)
+        answers = self._whole.at_step(step) if isinstance(release.sampling, FullBatch) else None
+        if answers is not None:
+            return answers.clipped_losses(candidates, bound).cpu()
+        batches = self.drawn(release, stream)
+        return loss_sums(self.model, self.engine, candidates, batches, bound, self.performance).cpu()
+
+    @_computed
+    def statistic_sum(
+        self, statistic: Statistic, bound: L1 | L2, dimension: int, release: Release, stream: Stream
+    ) -> Tensor:
+        """The sum of a statistic of the sample, clipped to the bound; shape [dimension], float64."""
+        return statistic_sum(statistic, self.drawn(release, stream), bound, dimension)
+
+    @_computed
+    def second_moment_sum(
+        self, statistic: Statistic, bound: L2, dimension: int, release: Release, stream: Stream
+    ) -> Tensor:
+        """The sum of A^T A for each record's matrix A, clipped to the bound; a vector [dimension], float64."""
+        return second_moment_sum(statistic, self.drawn(release, stream), bound, dimension)
+
+    @_computed
+    def norm_total(self, point: Tensor, bound: L2) -> float:
+        """The sum of the norms of all records' gradients at a point [d], each cut off at `bound`."""
+        return self._norms.total(self._copied(point), self._count, bound)
+
+    @_computed
+    def norm_balance(self, point: Tensor, bound: L2, release: Release, stream: Stream) -> float:
+        """Half of how many more of the sample's norms at a point [d] are within `bound` than beyond it."""
+        rows = chosen(release.sampling, self._count, stream)
+        return self._norms.balance(self._copied(point), rows, bound)
+
+    @_computed
+    def minimum(self, release: Release, stream: Stream) -> Tensor:
+        """The minimum over all records that a release asks for, noise included; shape [d], float64."""
+        return minimum.minimised(self.model, self.records.features, self.records.labels, release, stream)
+
+    def drawn(self, release: Release, stream: Stream) -> Iterator[tuple[Tensor, Tensor]]:
+        """The records that take part, in physical batches, on the device."""
+        return self._batches(chosen(release.sampling, self._count, stream))
+
+    def _copied(self, points: Tensor) -> Tensor:
+        """Points on the device, of which nothing that a model does to them is seen outside."""
+        return points.detach().to(self.performance.device, copy=True)
+
+    @property
+    def _count(self) -> int:
+        return len(self.records.labels)
+
+    def _batches(self, rows: NDArray[np.intp]) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.performance.batches(self.records, rows, self.engine.physical_batch)

@@ -1,0 +1,91 @@
+"""Where the ledger and the runs are kept: outside every checkout, so that no copy has a budget of its own."""
+
+import os
+import re
+from pathlib import Path
+
+import platformdirs
+
+from algorithms.errors import RefusedError
+
+LEDGER = "ledger.sqlite"
+"""The ledger's file in the home, where no other place is named."""
+_RELATIVE_SQLITE = re.compile(r"sqlite(\+\w+)?:///(?!/)")
+_SQLITE_FILE = re.compile(r"sqlite(\+\w+)?:///(?P<path>/[^?]*)")
+
+
+def home() -> Path:
+    """The folder of the ledger and of the runs: EPSILONFLOW_HOME, or the user's data folder.
+
+    It lies outside every checkout, so that no version control and no experiment can restore an old budget, and no copy
+    has one of its own; raises RefusedError for a relative path, for one within a checkout and for one that no folder
+    can have here.
+    """
+    named = os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow")
+    folder = expanded("EPSILONFLOW_HOME", named)
+    if not folder.is_absolute():
+        raise RefusedError(f"EPSILONFLOW_HOME is {folder}, a relative path; write the path from the root.")
+    _check_outside("EPSILONFLOW_HOME", folder)
+    _check_usable("EPSILONFLOW_HOME", folder)
+    return folder
+
+
+def ledger_url(configured: str | None) -> str:
+    """Where the ledger is: EPSILONFLOW_LEDGER_URL, else `configured`, else ledger.sqlite in `home()`.
+
+    Raises RefusedError for an SQLite file by a relative path or in a checkout: every copy would have its own budget.
+    """
+    url = os.environ.get("EPSILONFLOW_LEDGER_URL") or configured or sqlite_url(home() / LEDGER)
+    if _RELATIVE_SQLITE.match(url):
+        raise RefusedError(
+            f"the ledger {url} is a relative path; write sqlite:/// and then the path from the root."
+        )
+    if file := _SQLITE_FILE.match(url):
+        _check_outside(f"the ledger {url}", Path(file["path"]))
+    return url
+
+
+def sqlite_url(file: Path) -> str:
+    """The URL of an SQLite ledger; raises RefusedError for a path that no such URL can hold."""
+    if "?" in str(file):
+        raise RefusedError(
+            f"the ledger {file} cannot be named by a URL, which would end at the question mark; set EPSILONFLOW_HOME to"
+            " a folder without one."
+        )
+    return f"sqlite:///{file}"
+
+
+def expanded(variable: str, path: str) -> Path:
+    """A path that an environment variable names, with a user's folder in place of ~; raises RefusedError for
+    nobody's.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise RefusedError(
+            f"{variable} is {path}, of an unknown user; write the path from the root."
+        ) from None
+
+
+def _check_usable(variable: str, folder: Path) -> None:
+    """Whether a folder is there, or can be made where the first one above it is."""
+    try:
+        there_is = next(place for place in (folder, *folder.parents) if place.exists())
+        is_usable = there_is.is_dir() and os.access(there_is, os.W_OK | os.X_OK)
+    except OSError:
+        is_usable = False
+    if not is_usable:
+        raise RefusedError(
+            f"{variable} is {folder}, which is no folder that you may write to and cannot be made one; name another."
+        )
+
+
+def _check_outside(what: str, path: Path) -> None:
+    """Of where the path leads, whatever links and dots are in it."""
+    place = path.resolve()
+    for folder in (place, *place.parents):
+        if (folder / ".dvc").is_dir():
+            raise RefusedError(
+                f"{what} lies in the checkout {folder}, each copy of which would have a budget of its own; name a place"
+                " outside of it."
+            )

@@ -1,5 +1,0 @@
-"""What the data package refuses: one sentence each, and never the value of a record."""
-
-
-class DataRefused(ValueError):
-    """A data set that cannot be used; the message says what was found, what is allowed and what to do."""

@@ -1,0 +1,194 @@
+"""What decides on which side a record is, for training or held out, as one value that a population can be held to.
+
+What an algorithm may know about a data set: nothing but what its card declares.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod, sqrt
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from data.prepare.scattering import scattered_shape
+from data.schema.card import DataCard, File
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Cifar, Digits, Format, Ignored, Reviews, Synthetic, Table
+
+
+def rule_of(card: DataCard) -> str:
+    """SHA-256 in hex of all in a card that can move a record between the training and the held-out side.
+
+    Where the card splits: salt and test fraction, and what an encoded record depends on, such as bounds, categories and
+    classes. Elsewhere the checksums of the files that hold test records. It is a function of the card alone: raises
+    DataRefusedError where it has `alternatives` with other test files, since which of them is there would decide.
+    """
+    if card.split is None:
+        _check_alternatives(card)
+    decides = _of_the_files(card) if card.split is None else _of_the_split(card)
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+
+
+def _of_the_split(card: DataCard) -> dict[str, Any]:
+    """A key that a card leaves at its default is left out, here and below, so that later keys change no rule."""
+    split = card.split.model_dump(mode="json", exclude_defaults=True) if card.split else None
+    return {
+        "split": split,
+        "encoding": _encoding(card.reader),
+        "classes": card.classes,
+        "shape": card.input_shape,
+    }
+
+
+def _encoding(reader: Format) -> object:
+    if not isinstance(reader, Table):
+        return reader.model_dump(
+            mode="json", exclude_defaults=True, exclude={"words_sha256"}
+        )  # moves no record
+    read = [column for column in reader.columns if not isinstance(column, Ignored)]
+    columns = [column.model_dump(mode="json", exclude_defaults=True) for column in read]
+    return {"columns": columns, "missing": sorted(set(reader.missing))}
+
+
+def _of_the_files(card: DataCard) -> dict[str, Any]:
+    names_its_part = isinstance(card.reader, Cifar | Digits | Reviews | Synthetic)
+    return {"files": _held_out(card.files), "reader": _encoding(card.reader) if names_its_part else None}
+
+
+def _held_out(files: Mapping[str, File]) -> dict[str, str | None]:
+    """The checksums by role; the files of the training records alone are left out."""
+    test = {role: file for role, file in files.items() if role.split("_")[0] != "train"}
+    return {role: file.sha256 or file.keyed_sha256 or file.md5 for role, file in test.items()}
+
+
+def _check_alternatives(card: DataCard) -> None:
+    if any(_held_out(files) != _held_out(card.files) for files in card.alternatives):
+        raise DataRefusedError(
+            f"the alternatives of the private data set {card.name!r} have other test files than its files, so that"
+            " records trained on could be published as held out; give them the same checksums, or leave them out."
+        )
+
+
+Transform: TypeAlias = Literal["none", "scattering"]
+
+
+@dataclass(frozen=True)
+class PublicDescription:
+    """The public facts of a prepared data set.
+
+    public: whether the records themselves are public. unit: what one record is, the unit of privacy.
+    population: whose budget is charged. cap_epsilon, cap_delta: the cap of that budget when it is first seen.
+    records, test_records: how many to train and to test on, or None when the number is private.
+    input_shape: of one record's features.
+    holdout: whom the test metrics protect; "public" means that the test records are declared public.
+    composition, composition_order: how the population's runs add up; see DataCard. blocks_per_person: in how many
+    blocks a person may have records. blocks: those that the prepared records are of; none for a population that has
+    none. holdout_rule: a digest of what decides which records are held out, for private records; see `data.holdout`.
+    blocks_by: in words, what divides private records into blocks; None where nothing does.
+    feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds them.
+    tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them; None
+    for real features, float32. words_sha256: checksum of the words that the tokens stand for, in their order, where the
+    card declares it; left out where it does not, so that the digest of other descriptions stays.
+    transform: what the features were made of each record by, after it was read.
+    """
+
+    dataset: str
+    title: str
+    source: str
+    licence: str
+    public: bool
+    unit: str
+    population: str
+    cap_epsilon: float
+    cap_delta: float
+    records: int | None
+    input_shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    test_records: int | None
+    holdout: Literal["public"]
+    feature_norms: tuple[float, float] | None = None
+    tokens: int | None = None
+    transform: Transform = "none"
+    composition: Literal["basic", "zcdp", "renyi"] = "basic"
+    composition_order: float | None = None
+    blocks_per_person: int = 1
+    blocks: tuple[str, ...] = ()
+    holdout_rule: str | None = None
+    blocks_by: str | None = None
+    words_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
+
+    def to_json(self) -> str:
+        """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
+        return _ADAPTER.dump_json(self, indent=2).decode() + "\n"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the description; it covers nothing but what is public."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    @staticmethod
+    def read(folder: Path) -> "PublicDescription":
+        """What is public about the prepared data in a folder; raises DataRefusedError where there are none."""
+        try:
+            text = (folder / "public.json").read_text(encoding="utf-8")
+        except OSError:
+            raise DataRefusedError(f"{folder} holds no prepared data; run the prepare stage.") from None
+        return PublicDescription.from_json(text)
+
+    @staticmethod
+    def from_json(text: str) -> "PublicDescription":
+        """The description that `to_json` wrote; raises DataRefusedError when it is none."""
+        try:
+            return _ADAPTER.validate_json(text)
+        except ValidationError:
+            raise DataRefusedError(
+                "The description of the prepared data is damaged; run the prepare stage again."
+            ) from None
+
+
+_ADAPTER = TypeAdapter(PublicDescription)
+
+
+def public_description(card: DataCard, transform: Transform = "none") -> PublicDescription:
+    """The public facts that `card` declares; raises DataRefusedError for a transform that its records cannot have."""
+    is_as_read = transform == "none"
+    return PublicDescription(
+        dataset=card.name,
+        title=card.title,
+        source=card.source,
+        licence=card.licence,
+        public=card.public,
+        unit=card.unit,
+        population=card.population,
+        cap_epsilon=card.cap.epsilon,
+        cap_delta=card.cap.delta,
+        records=card.records.train,
+        input_shape=card.input_shape if is_as_read else scattered_shape(card),
+        classes=card.classes,
+        test_records=card.records.test,
+        holdout=card.holdout,
+        feature_norms=_feature_norms(card) if is_as_read and card.tokens is None else None,
+        tokens=card.tokens,
+        transform=transform,
+        composition=card.composition.kind,
+        composition_order=card.composition.order,
+        blocks_per_person=card.blocks_per_person,
+        holdout_rule=None if card.public else rule_of(card),
+        blocks_by=None if card.public or card.blocks is None else card.blocks.divides_by,
+        words_sha256=card.words_sha256,
+    )
+
+
+def _feature_norms(card: DataCard) -> tuple[float, float]:
+    """Largest L1 and L2 norms of a record's features, all of which lie in [0, 1].
+
+    The features of one column of a table add up to at most 1, so that its norms are largest where each column has
+    one feature at 1; elsewhere every feature may be 1.
+    """
+    ones = prod(card.input_shape)
+    if isinstance(card.reader, Table):
+        ones = sum(column.width > 0 for column in card.reader.columns)
+    return float(ones), sqrt(ones)

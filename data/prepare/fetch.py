@@ -1,0 +1,137 @@
+"""Where the files of a data set come from: a path in the project, a mirror folder, or their public homes."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import pooch
+
+from data.prepare.secret_key import keyed
+from data.schema.card import DataCard, File
+from data.schema.errors import DataRefusedError
+
+RAW = Path("datasets/raw")
+Kind: TypeAlias = Literal["sha256", "md5"]
+_TIMEOUT_SECONDS = 30
+_NAMES: Mapping[Kind, str] = {"sha256": "SHA-256", "md5": "MD5"}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where files are looked for.
+
+    root: the project, which a card's `path` starts from. mirror: folder tried before the network, which holds
+    a folder for each data set, or for several whose cards name the same. cache: where downloads are kept, laid out
+    as a mirror.
+    """
+
+    root: Path
+    mirror: Path | None
+    cache: Path
+
+
+def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
+    """Every file of the card by its role, each with the declared checksum.
+
+    Of several sets of files the first one that the mirror holds is taken, else the first that can be had.
+    key: the owner key, for files that are declared by a keyed checksum. Raises DataRefusedError, naming the file,
+    when one is missing, cannot be downloaded or is not the declared one, and when two are the same.
+    """
+    _check_different(card, key)
+    folder = card.folder or card.name
+    sets = (card.files, *card.alternatives)
+    sets = next(((files,) for files in sets if _is_mirrored(folder, files, places)), sets)
+    refusals = []
+    for files in sets:
+        try:
+            return {role: _fetch(folder, file, places, key=key) for role, file in files.items()}
+        except DataRefusedError as refusal:
+            refusals.append(refusal)
+    raise refusals[0]  # of the files that the card names first
+
+
+def _check_different(card: DataCard, key: bytes) -> None:
+    """A card itself shows the same file twice, unless one of the checksums is keyed and the other is not."""
+    plain = {keyed(key, [file.sha256]).hex() for file in card.files.values() if file.sha256}
+    if plain & {file.keyed_sha256 for file in card.files.values()}:
+        raise DataRefusedError(
+            f"Two files of {card.name!r} are the same, by sha256 and keyed_sha256 in its card, and records to train on"
+            " cannot be those to test on; name another file."
+        )
+
+
+def _is_mirrored(folder: str, files: Mapping[str, File], places: Places) -> bool:
+    mirror = places.mirror
+    return mirror is not None and all(
+        not file.path and (mirror / folder / file.name).is_file() for file in files.values()
+    )
+
+
+def _fetch(folder: str, file: File, places: Places, *, key: bytes) -> Path:
+    if file.path:
+        return _local(places.root / file.path, file, key=key)
+    mirrored = places.mirror / folder / file.name if places.mirror else None
+    if mirrored and mirrored.is_file():
+        return _verified(mirrored, file, "take it away or replace it by the published file")
+    return _download(file, places.cache / folder)
+
+
+def _local(path: Path, file: File, *, key: bytes) -> Path:
+    if not path.is_file():
+        raise DataRefusedError(f"There is no file {path}; put it there or correct its path in the data card.")
+    if file.sha256:
+        return _verified(path, file, "restore the file, or update sha256 in its data card if it is right")
+    found = keyed(key, [_checksum(path, "sha256")]).hex()
+    if found != file.keyed_sha256:
+        raise DataRefusedError(
+            f"{path} is not the file that keyed_sha256 in its data card declares; restore it, or write "
+            f"{found} there if the file is right."
+        )
+    return path
+
+
+def _verified(path: Path, file: File, advice: str) -> Path:
+    kind, declared = _declared(file)
+    if _checksum(path, kind) != declared:
+        raise DataRefusedError(
+            f"{path} is truncated or altered, its {_NAMES[kind]} is not the declared one; {advice}."
+        )
+    return path
+
+
+def _declared(file: File) -> tuple[Kind, str]:
+    return ("md5", file.md5) if file.md5 else ("sha256", file.sha256 or "")
+
+
+def _download(file: File, folder: Path) -> Path:
+    if not file.urls:
+        raise DataRefusedError(f"{file.name} has no public home; {_put_into_a_mirror(file, folder)}.")
+    downloader = pooch.HTTPDownloader(timeout=_TIMEOUT_SECONDS)
+    kind, checksum = _declared(file)
+    faults = []
+    for url in file.urls:
+        try:
+            known = f"{kind}:{checksum}"
+            return Path(pooch.retrieve(url, known, fname=file.name, path=folder, downloader=downloader))
+        except ValueError:
+            faults.append(
+                f"{url} gave a truncated or altered file (its {_NAMES[kind]} is not the declared one)"
+            )
+        except OSError as error:
+            faults.append(f"{url} could not be read ({type(error).__name__})")
+    raise DataRefusedError(
+        f"{file.name} could not be fetched: {'; '.join(faults)}; try again, or {_put_into_a_mirror(file, folder)}."
+    )
+
+
+def _put_into_a_mirror(file: File, folder: Path) -> str:
+    return (
+        f"put it as {folder.name}/{file.name} into a folder and name that folder in EPSILONFLOW_DATA_MIRROR"
+    )
+
+
+def _checksum(path: Path, kind: Kind) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, kind).hexdigest()

@@ -1,0 +1,251 @@
+"""The prepared folder: arrays that are mapped into memory, and what is public about them."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import DTypeLike, NDArray
+
+from data.prepare.description import PublicDescription
+from data.prepare.files import taken
+from data.readers.records import PARTS, Block, Features, Part
+from data.schema.errors import DataRefusedError
+
+Salt: TypeAlias = bytes | Callable[[], bytes]
+_Arrays: TypeAlias = tuple[Features, NDArray[np.int64]]
+_LOCK, _CONTENTS, _DIGESTS = "lock", "contents", "digests.json"
+_REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out part of a prepared data set; the arrays are read-only maps of their files.
+
+    Features are float32 [n, *public.input_shape], or int32 where they are tokens; labels int64 [n] count
+    public.classes.
+    """
+
+    public: PublicDescription
+    test_features: Features
+    test_labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Prepared(HeldOut):
+    """A prepared data set, with the records to train on in arrays like the others."""
+
+    train_features: Features
+    train_labels: NDArray[np.int64]
+
+
+def write(
+    folder: Path,
+    blocks: Iterable[Block],
+    public: PublicDescription,
+    *,
+    salt: Salt,
+    at_most: int | None,
+    digests: Mapping[str, Sequence[str]] | None = None,
+    words: bytes | None = None,
+) -> None:
+    """Put the records into `folder` as their blocks come, whole or not at all.
+
+    salt: secret bytes that keep a checksum of the folder from being guessed, or what gives them once the records are
+    written. at_most: bound on the number of records when that is private; the file `salt` then grows so that the
+    folder's size depends on it alone. digests: of the population's blocks, all there once the records are written.
+    words: the public words that tokens stand for, one a line in their order, for the file words.txt.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    held = taken(fresh / _LOCK)
+    try:
+        (fresh / ".gitignore").write_text("*\n")
+        content = fresh / "content"
+        content.mkdir(mode=0o700)
+        written, digest = _fill(content, blocks, public)
+        (content / _CONTENTS).write_text(f"{digest}\n", encoding="utf-8")
+        (content / "public.json").write_text(public.to_json(), encoding="utf-8")
+        (content / _DIGESTS).write_text(json.dumps(dict(digests or {})), encoding="utf-8")
+        if words is not None:
+            (content / "words.txt").write_bytes(words)
+        padding = 0 if at_most is None else (at_most - sum(written.values())) * _bytes_a_record(public)
+        secret = salt if isinstance(salt, bytes) else salt()
+        _write_salt(content / "salt", secret, padding=padding)
+        if folder.exists():
+            folder.rename(fresh / "replaced")
+        content.rename(folder)
+    finally:
+        shutil.rmtree(fresh)
+        if held is not None:
+            os.close(held)
+
+
+def _sweep(folder: Path) -> None:
+    """Deletes the records that processes left which were killed while they wrote `folder`."""
+    for lock in folder.parent.glob(f".{folder.name}-*/{_LOCK}"):
+        with suppress(OSError):  # one that has just ended took it away
+            if (held := taken(lock)) is not None:
+                os.close(held)
+                shutil.rmtree(lock.parent)
+
+
+def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> tuple[Mapping[Part, int], str]:
+    """Writes the arrays; returns how many records each part has, and a digest of those to train on."""
+    with ExitStack() as stack:
+        features, labels = (
+            {part: stack.enter_context(_Rows(folder / f"{part}_{name}.npy", kind, shape)) for part in PARTS}
+            for name, kind, shape in (
+                ("features", _kind(public), public.input_shape),
+                ("labels", _LABELS, ()),
+            )
+        )
+        for block in blocks:
+            features[block.part].append(block.records.features)
+            labels[block.part].append(block.records.labels)
+        digest = hashlib.sha256(features["train"].digest + labels["train"].digest).hexdigest()
+        return {part: labels[part].count for part in PARTS}, digest
+
+
+class _Rows:
+    """An .npy file that grows row by row; what `numpy.save` would have written of all its rows together.
+
+    NumPy leaves room in the header for the number of rows, so that it can be set at the end.
+    """
+
+    def __init__(self, path: Path, kind: DTypeLike, shape: tuple[int, ...]) -> None:
+        self._kind, self._shape, self.count = np.dtype(kind), shape, 0
+        self._file, self._hash = path.open("wb"), hashlib.sha256()
+        self._write_header()
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the rows so far."""
+        return self._hash.digest()
+
+    def append(self, rows: NDArray[np.generic]) -> None:
+        """Adds rows at the end; real numbers may be rounded to the array's kind, but none become whole."""
+        if rows.shape[1:] != self._shape:
+            raise ValueError("rows have another shape than the array")
+        if not np.can_cast(rows.dtype, self._kind, "same_kind"):
+            raise ValueError("rows are of another kind than the array")
+        content = np.ascontiguousarray(rows, self._kind).data
+        self._file.write(content)
+        self._hash.update(content)
+        self.count += len(rows)
+
+    def _write_header(self) -> None:
+        shape = (self.count, *self._shape)
+        facts = {"descr": npy.dtype_to_descr(self._kind), "fortran_order": False, "shape": shape}
+        npy.write_array_header_1_0(self._file, facts)
+
+    def __enter__(self) -> "_Rows":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._file:
+            self._file.seek(0)
+            self._write_header()
+
+
+def _kind(public: PublicDescription) -> np.dtype[Any]:
+    return _REAL if public.tokens is None else _TOKENS
+
+
+def _bytes_a_record(public: PublicDescription) -> int:
+    return prod(public.input_shape) * _kind(public).itemsize + _LABELS.itemsize
+
+
+def _write_salt(path: Path, salt: bytes, *, padding: int) -> None:
+    """The padding stands for the records that are still missing to the bound."""
+    with path.open("wb") as file:
+        file.write(salt)
+        file.truncate(len(salt) + padding)
+
+
+def contents(folder: Path) -> str:
+    """A digest of the records to train on, as secret as they are; raises DataRefusedError where there is none."""
+    return _text(folder, _CONTENTS).strip()
+
+
+def block_digests(folder: Path) -> dict[str, list[str]]:
+    """The keyed digests of each block, by which an exact repeat is known; raises DataRefusedError where there are
+    none.
+    """
+    found: dict[str, list[str]] = json.loads(_text(folder, _DIGESTS))
+    return found
+
+
+def _text(folder: Path, name: str) -> str:
+    try:
+        return (folder / name).read_text(encoding="utf-8")
+    except OSError:
+        raise DataRefusedError(_not_whole(folder)) from None
+
+
+def _not_whole(folder: Path) -> str:
+    return f"{folder} holds no whole prepared data; run the prepare stage (again)."
+
+
+def load(folder: Path) -> Prepared:
+    """What `write` put into `folder`; raises DataRefusedError when it is not there or not whole."""
+    public, (train, test) = _read(folder, PARTS)
+    return Prepared(public, *test, *train)
+
+
+def load_held_out(folder: Path) -> HeldOut:
+    """The held-out part of it; the records to train on are not opened. Raises DataRefusedError as `load` does."""
+    public, (test,) = _read(folder, ("test",))
+    return HeldOut(public, *test)
+
+
+def load_as(folder: Path, public: PublicDescription) -> Prepared:
+    """What `write` put into `folder` with this description; raises DataRefusedError where it was made anew with
+    another.
+
+    The description is read after the arrays are mapped, since a folder that is made anew is replaced whole.
+    """
+    data = load(folder)
+    if PublicDescription.read(folder) != public:
+        raise made_anew(folder)
+    return data
+
+
+def made_anew(folder: Path) -> DataRefusedError:
+    """What is said where `folder` no longer holds what a run was charged for."""
+    return DataRefusedError(
+        f"{folder} was made anew while this run began, so its records are not those that were charged; let one"
+        " command at a time work in a checkout, and forfeit this run by `epsilonflow ledger forfeit`."
+    )
+
+
+def _read(folder: Path, parts: Iterable[Part]) -> tuple[PublicDescription, list[_Arrays]]:
+    try:
+        public = PublicDescription.read(folder)
+        return public, [_map(folder, part, public) for part in parts]
+    except (OSError, EOFError, ValueError):
+        raise DataRefusedError(_not_whole(folder)) from None
+
+
+def _map(folder: Path, part: Part, public: PublicDescription) -> _Arrays:
+    features = np.load(folder / f"{part}_features.npy", mmap_mode="r")
+    labels = np.load(folder / f"{part}_labels.npy", mmap_mode="r")
+    if features.shape != (len(labels), *public.input_shape) or (features.dtype, labels.dtype) != (
+        _kind(public),
+        _LABELS,
+    ):
+        raise ValueError("the arrays do not fit the description")
+    return features, labels

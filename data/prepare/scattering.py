@@ -1,0 +1,103 @@
+"""Scattering: wavelet features of an image, in place of its pixels, made of each image by itself.
+
+The transform of Bruna and Mallat 2013 with two scales and eight angles, which Tramèr and Boneh 2021
+(arXiv:2011.11660) train linear models and small networks on. It has nothing that is learned, so it costs nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.readers.records import Block, Records
+from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
+
+_SCALES, _ANGLES = 2, 8
+_PATHS = 1 + _SCALES * _ANGLES + _SCALES * (_SCALES - 1) // 2 * _ANGLES**2
+_STRIDE = 2**_SCALES
+_SMALLEST_SIDE = 8
+_AT_ONCE = 256
+_MEANS, _DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Of the red, green and blue pixels of ImageNet: public, and of no data set that is prepared here."""
+
+_Images: TypeAlias = NDArray[np.float32]
+
+
+def scattered_shape(card: DataCard) -> tuple[int, int, int]:
+    """Shape of one image's features: (81 channels, height // 4, width // 4).
+
+    Raises DataRefusedError when the records are no images, or images of fewer than 8 x 8 pixels.
+    """
+    shape = card.input_shape
+    if len(shape) != 3 or min(shape[1:]) < _SMALLEST_SIDE:
+        raise DataRefusedError(
+            f"Scattering takes images of at least {_SMALLEST_SIDE} x {_SMALLEST_SIDE} pixels, but a record of "
+            f"{card.name!r} has the shape {list(shape)}; set data.transform to none."
+        )
+    channels, height, width = shape
+    return _PATHS * channels, height // _STRIDE, width // _STRIDE
+
+
+def scattered(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks with the features of each image in place of its pixels, some hundred images at a time.
+
+    An image's features are the same, bit for bit, whatever images are with it in a block. Raises DataRefusedError as
+    `scattered_shape` does.
+    """
+    shape, features_of = scattered_shape(card), _scattering(card)
+    with _workers() as (pool, count):
+        for block in blocks:
+            for start in range(0, len(block.records), count * _AT_ONCE):
+                chosen = slice(start, start + count * _AT_ONCE)
+                found = pool.map(features_of, _portions(block.records.features[chosen]))
+                features = np.concatenate(list(found)).reshape(-1, *shape)
+                yield Block(block.part, Records(features, block.records.labels[chosen]))
+
+
+def _portions(images: _Images) -> list[_Images]:
+    return [images[start : start + _AT_ONCE] for start in range(0, len(images), _AT_ONCE)]
+
+
+@contextmanager
+def _workers() -> Iterator[tuple[Executor, int]]:
+    """As many workers as torch has threads, each with one.
+
+    The transform is hundreds of short operations: threads that shared each of them would wait for one another, and
+    on a machine that has other work to do that took more than twice as long.
+    """
+    import torch
+
+    count = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield pool, count
+    finally:
+        torch.set_num_threads(count)
+
+
+def _scattering(card: DataCard) -> Callable[[_Images], _Images]:
+    """The transform of images [n, channels, height, width] to [n, channels, 81, height // 4, width // 4]."""
+    import torch  # these take seconds to import, and only scattering needs them
+    from kymatio.torch import Scattering2D
+
+    channels, height, width = card.input_shape
+    transform = Scattering2D(J=_SCALES, shape=(height, width), L=_ANGLES)
+
+    def features_of(images: _Images) -> _Images:
+        seen = _normalised(images) if channels == len(_MEANS) else images
+        with torch.no_grad():
+            found: _Images = transform(torch.from_numpy(np.ascontiguousarray(seen))).numpy()
+        return found
+
+    return features_of
+
+
+def _normalised(images: _Images) -> _Images:
+    """Coloured images in [0, 1] less ImageNet's means, by its standard deviations."""
+    means, deviations = (np.array(values, np.float32)[:, None, None] for values in (_MEANS, _DEVIATIONS))
+    normalised: _Images = (images - means) / deviations
+    return normalised

@@ -1,0 +1,63 @@
+"""The handwritten digits that come with scikit-learn: nothing to fetch.
+
+Made-up records for problems whose answer is known: nothing to fetch, the same on every machine.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+
+from data.readers.records import Block, Records
+from data.schema.card import Records as Numbers
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Digits, Synthetic
+
+
+def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[Block]:
+    """The 1797 images as one block: float32 in [0, 1] (ink 0..16, divided by 16) of `shape`, labels as int64.
+
+    Raises DataRefusedError when the installed scikit-learn carries other digits than the declared ones.
+    """
+    from sklearn.datasets import load_digits  # takes a second to import, and only this reader needs it
+
+    bunch = load_digits()
+    pixels, labels = bunch.images.astype(np.uint8), bunch.target.astype(np.uint8)
+    if hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest() != declared.sha256:
+        raise DataRefusedError(
+            "The digits of the installed scikit-learn are not the declared ones; install the locked one."
+        )
+    images = pixels.reshape(-1, *shape).astype(np.float32) / np.float32(16)
+    yield Block("train", Records(images, labels.astype(np.int64)))
+
+
+def read_synthetic(declared: Synthetic, numbers: Numbers, *, features: int) -> Iterator[Block]:
+    """A block a part: features uniform in [0, 1] as float32 [n, features], label 1 where X w is positive, else 0.
+
+    The generators are NumPy's RandomState, whose numbers never change: the features are drawn column by column,
+    those of the test records after the others, and w is standard normal. Labels are found in 64 bits.
+    Raises DataRefusedError when this machine makes other records than the declared ones.
+    """
+    uniform = RandomState(declared.features_seed)
+    normal: NDArray[np.float64] = RandomState(declared.hyperplane_seed).standard_normal(features)
+    train = _records(uniform, normal, numbers.train or 0)
+    test = _records(uniform, normal, numbers.test or 0)
+    if _sha256(train, test) != declared.sha256:
+        raise DataRefusedError("The synthetic records are not the declared ones; install the locked NumPy.")
+    yield Block("train", train)
+    yield Block("test", test)
+
+
+def _records(uniform: RandomState, normal: NDArray[np.float64], n: int) -> Records:
+    points = uniform.random_sample((len(normal), n)).T
+    return Records(np.ascontiguousarray(points, np.float32), (points @ normal > 0).astype(np.int64))
+
+
+def _sha256(*parts: Records) -> str:
+    digest = hashlib.sha256()
+    for records in parts:
+        digest.update(records.features.astype("<f4").tobytes())
+        digest.update(records.labels.astype("<i8").tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,128 @@
+"""Records in memory, and what is checked about them before anything is made of them."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
+
+Part: TypeAlias = Literal["train", "test"]
+PARTS: tuple[Part, Part] = ("train", "test")
+Features: TypeAlias = NDArray[Any]
+"""Real numbers as float32, or tokens as int32."""
+_WORDS = {"train": "training", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records side by side: features float32 [n, *shape], labels int64 [n] counting the declared classes.
+
+    Where a card declares tokens, its features are int32 and count these.
+    """
+
+    features: Features
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def add_to(self, digest: "hashlib._Hash") -> None:
+        """Updates a digest by what the records are, in their order."""
+        for values in (self.features, self.labels):
+            digest.update(np.ascontiguousarray(values).data)
+
+    def __getitem__(self, chosen: NDArray[np.bool_]) -> "Records":
+        return Records(self.features[chosen], self.labels[chosen])
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some records of a part, read together; the blocks of a part follow each other in the order of its source."""
+
+    part: Part
+    records: Records
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The records to train on, and the public ones to test on."""
+
+    train: Records
+    test: Records
+
+
+def whole(blocks: Iterable[Block]) -> Parts:
+    """All blocks of each part put together in memory; a part without blocks has no records and no shape."""
+    read: dict[Part, list[Records]] = {part: [] for part in PARTS}
+    for block in blocks:
+        read[block.part].append(block.records)
+    return Parts(*(_joined(read[part]) for part in PARTS))
+
+
+def _joined(records: list[Records]) -> Records:
+    if not records:
+        return Records(np.zeros((0,), np.float32), np.zeros((0,), np.int64))
+    return Records(np.concatenate([r.features for r in records]), np.concatenate([r.labels for r in records]))
+
+
+def checked(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks as they come, each with records; and at the end, that their number is right.
+
+    Raises DataRefusedError when the records are not what the card declares: shape, values, classes, number.
+    """
+    found = dict.fromkeys(PARTS, 0)
+    for block in blocks:
+        if len(block.records):
+            _check_values(card, _WORDS[block.part], block.records)
+            found[block.part] += len(block.records)
+            _check_bound(card, found)
+            yield block
+    _check_number(card, found)
+
+
+def _check_values(card: DataCard, part: str, records: Records) -> None:
+    if records.features.shape != (len(records), *card.input_shape):
+        raise DataRefusedError(
+            f"The {part} records of {card.name!r} have not the declared shape {list(card.input_shape)}, "
+            "or not one label each; correct the files or the card."
+        )
+    if card.tokens is not None and not 0 <= records.features.min() <= records.features.max() < card.tokens:
+        raise DataRefusedError(
+            f"The {part} records of {card.name!r} hold tokens beyond its {card.tokens}; correct one."
+        )
+    if not np.isfinite(records.features).all():
+        raise DataRefusedError(
+            f"The {part} features of {card.name!r} hold NaN or infinite values; correct the files."
+        )
+    if records.labels.min() < 0 or records.labels.max() >= len(card.classes):
+        raise DataRefusedError(
+            f"The {part} labels of {card.name!r} go beyond its {len(card.classes)} declared classes; "
+            "correct the files or the classes in the card."
+        )
+
+
+def _check_bound(card: DataCard, found: Mapping[Part, int]) -> None:
+    at_most = card.records.at_most
+    if at_most is not None and sum(found.values()) > at_most:
+        raise DataRefusedError(
+            f"Data set {card.name!r} has more records than its at_most, {at_most}; raise that in its card."
+        )
+
+
+def _check_number(card: DataCard, found: Mapping[Part, int]) -> None:
+    for part in PARTS:
+        if found[part] == 0:
+            raise DataRefusedError(
+                f"Data set {card.name!r} has no {_WORDS[part]} records; give it a file that holds some."
+            )
+    declared = card.records
+    if declared.at_most is None and (found["train"], found["test"]) != (declared.train, declared.test):
+        raise DataRefusedError(
+            f"Data set {card.name!r} has {found['train']} training and {found['test']} test records, its card "
+            f"declares {declared.train} and {declared.test}; correct the files or the card."
+        )

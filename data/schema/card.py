@@ -1,0 +1,263 @@
+"""The data card: all that is public about a data set, declared by its owner and never read off its rows."""
+
+from collections.abc import Mapping
+from posixpath import normpath
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, FiniteFloat, PositiveInt, StringConstraints, model_validator
+
+from data.schema.formats import (
+    Cifar,
+    Csv,
+    Digits,
+    Folder,
+    Format,
+    Idx,
+    Md5,
+    Reviews,
+    Sha256,
+    Source,
+    Strict,
+    Synthetic,
+    Table,
+    Word,
+)
+
+Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^?#\s]+/[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
+IDX_FILES = frozenset({"train_images", "train_labels", "test_images", "test_labels"})
+
+
+class File(Strict):
+    """A file by its public homes (`urls`, tried in turn), by its `path` below the project root, or in a mirror only.
+
+    saved_as: name of a file with urls on this machine, if not the name in which all its urls end; or, without urls,
+    the name of a file that only a mirror has.
+    sha256: checksum of the file. keyed_sha256: for a private file, whose plain checksum would let anyone who
+    sees the card test a guess of the whole file; only the holder of the owner key can compute this one.
+    md5: in place of sha256 for a file with urls whose publisher gives no other checksum.
+    """
+
+    urls: tuple[Url, ...] = ()
+    path: Word | None = None
+    saved_as: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] | None = None
+    sha256: Sha256 | None = None
+    keyed_sha256: Sha256 | None = None
+    # left out of a document where it is not given, so that the digest of a card that does not use it stays
+    md5: Md5 | None = Field(default=None, exclude_if=lambda given: given is None)
+
+    @property
+    def name(self) -> str:
+        """Name of the file, without folders."""
+        return self.saved_as or (self.path or self.urls[0]).rsplit("/", 1)[-1]
+
+    @model_validator(mode="after")
+    def _says_where_and_what(self) -> "File":
+        if self.path and self.saved_as:
+            raise ValueError("only a file with urls, or one that a mirror has, can be saved_as")
+        if bool(self.urls or self.saved_as) == bool(self.path):
+            raise ValueError("a file needs either urls or a path, or saved_as alone if only a mirror has it")
+        if self.path and self.path.startswith(("/", "~")):
+            raise ValueError("path must be relative to the project root")
+        if self.saved_as is None and len({url.rsplit("/", 1)[-1] for url in self.urls}) > 1:
+            raise ValueError("all urls must end in the same file name, or say what it is saved_as")
+        self._check_checksums()
+        return self
+
+    def _check_checksums(self) -> None:
+        if sum(given is not None for given in (self.sha256, self.keyed_sha256, self.md5)) != 1:
+            raise ValueError(
+                "a file needs sha256, or keyed_sha256 if it is private, or md5 if it is published"
+            )
+        if self.keyed_sha256 and not self.path:
+            raise ValueError("a file that has urls needs sha256")
+        if self.md5 and not self.urls:
+            raise ValueError("only a file with urls may have md5 in place of sha256")
+
+
+class Records(Strict):
+    """How many records there are: public `train` and `test` counts, or only a bound on both together."""
+
+    train: PositiveInt | None = None
+    test: PositiveInt | None = None
+    at_most: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _counts_or_bound(self) -> "Records":
+        counts = self.train is not None and self.test is not None and self.at_most is None
+        bound = self.train is None and self.test is None and self.at_most is not None
+        if not counts and not bound:
+            raise ValueError("give train and test when the number of records is public, else only at_most")
+        return self
+
+
+class Cap(Strict):
+    """What all runs on the population together may spend."""
+
+    epsilon: Annotated[FiniteFloat, Field(gt=0)]
+    delta: Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+
+class Composition(Strict):
+    """How the runs on the population add up: basic sums, zCDP, or Rényi at an order that never changes."""
+
+    kind: Literal["basic", "zcdp", "renyi"]
+    order: Annotated[FiniteFloat, Field(gt=1)] | None = None
+
+    @model_validator(mode="after")
+    def _order_of_renyi_alone(self) -> "Composition":
+        if (self.kind == "renyi") != (self.order is not None):
+            raise ValueError("composition.order is needed for renyi, and only then")
+        return self
+
+
+class Split(Strict):
+    """The per-record rule that sets a test set apart: a public salt and the expected test share."""
+
+    salt: Word
+    test_fraction: Annotated[FiniteFloat, Field(gt=0, lt=1)]
+
+
+class DataCard(Strict):
+    """A data set as its owner declares it; raises pydantic.ValidationError when parts do not fit together.
+
+    folder: of its files in a mirror and among the downloads, if not its name; data sets may share one.
+    alternatives: other sets of files of the same records (private ones: with the same test files), tried after `files`.
+    composition: of the population's runs, fixed when it is first seen. blocks_per_person: in how many blocks of the
+    population a person may have a record, one in each; with 1, the unit of privacy is one record in one block.
+    blocks: where the training records are, for a population that grows block by block; `files` then has a test file
+    or nothing.
+    """
+
+    name: Name
+    folder: Name | None = None
+    title: Word
+    source: Word
+    licence: Word
+    citation: Word
+    public: bool
+    unit: Word
+    population: Word
+    cap: Cap
+    composition: Composition = Field(
+        default=Composition(kind="basic"), exclude_if=lambda given: given == Composition(kind="basic")
+    )
+    blocks_per_person: PositiveInt = Field(default=1, exclude_if=lambda given: given == 1)
+    holdout: Literal["public"]
+    records: Records
+    classes: tuple[Word, ...] = Field(min_length=2)
+    shape: tuple[PositiveInt, ...] | None = None
+    reader: Format
+    files: dict[str, File] = Field(default_factory=dict)
+    alternatives: tuple[dict[str, File], ...] = Field(default=(), exclude_if=lambda given: not given)
+    split: Split | None = None
+    blocks: Source | None = Field(default=None, exclude_if=lambda given: given is None)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one record's features."""
+        if isinstance(self.reader, Table):
+            return (self.reader.width,)
+        if isinstance(self.reader, Reviews):
+            return (self.reader.length,)
+        return self.shape or ()
+
+    @property
+    def tokens(self) -> int | None:
+        """How many tokens there are where a record's features are tokens, else None."""
+        return self.reader.vocabulary if isinstance(self.reader, Reviews) else None
+
+    @property
+    def words_sha256(self) -> str | None:
+        """Checksum of the words that the tokens stand for, where it is declared."""
+        return self.reader.words_sha256 if isinstance(self.reader, Reviews) else None
+
+    @model_validator(mode="after")
+    def _files_fit_the_reader(self) -> "DataCard":
+        for files in (self.files, *self.alternatives):
+            if self.blocks is None:
+                _check_roles(self.reader, set(files))
+            else:
+                _check_roles_beside_blocks(self.reader, set(files), self.records)
+            _check_different(files)
+        if isinstance(self.blocks, Folder) and "test" in self.files:
+            _check_outside(self.blocks.path, self.files["test"])
+        return self
+
+    @model_validator(mode="after")
+    def _split_only_without_a_test_set(self) -> "DataCard":
+        has_test_set = isinstance(self.reader, Synthetic) or bool(set(self.files) - {"train"})
+        if has_test_set == (self.split is not None):
+            raise ValueError("split is needed when the source has no test set, and only then")
+        return self
+
+    @model_validator(mode="after")
+    def _classes_and_shape_fit(self) -> "DataCard":
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError("a class is listed twice")
+        if isinstance(self.reader, Synthetic):
+            _check_synthetic(self.shape, self.classes, self.records)
+        if not self.input_shape:
+            raise ValueError("shape is missing")
+        if self.shape not in (None, self.input_shape):
+            makers = "columns make" if isinstance(self.reader, Table) else "reader makes"
+            raise ValueError(f"shape is {list(self.shape or ())} but the {makers} {list(self.input_shape)}")
+        if isinstance(self.reader, Table):
+            _check_spellings(self.reader.label.spellings, self.classes)
+        return self
+
+
+def _check_roles(reader: Format, roles: set[str]) -> None:
+    if isinstance(reader, Idx) and roles != IDX_FILES:
+        raise ValueError(f"files of an idx reader must be {', '.join(sorted(IDX_FILES))}")
+    if isinstance(reader, Digits | Synthetic) and roles:
+        raise ValueError(f"the {reader.kind} reader takes no files")
+    if isinstance(reader, Table) and roles not in ({"train"}, {"train", "test"}):
+        raise ValueError("files of a table must be train, or train and test")
+    if isinstance(reader, Csv) and reader.skip_lines.test and "test" not in roles:
+        raise ValueError("reader.skip_lines.test needs a test file")
+    if isinstance(reader, Cifar) and roles not in ({"archive"}, reader.batches):
+        raise ValueError(f"files of a cifar reader must be archive, or {', '.join(sorted(reader.batches))}")
+    if isinstance(reader, Reviews) and roles != ({"archive"} if reader.words else {"archive", "words"}):
+        raise ValueError(
+            "files of a reviews reader must be archive, and words unless reader.words names them"
+        )
+
+
+def _check_different(files: Mapping[str, File]) -> None:
+    """Checksums of zeros alone stand for one that is still to be filled in."""
+    paths = [normpath(file.path) for file in files.values() if file.path]
+    for kind in ("sha256", "keyed_sha256", "md5"):
+        sums = [given for file in files.values() if (given := getattr(file, kind)) and given.strip("0")]
+        if len(set(sums)) < len(sums) or len(set(paths)) < len(paths):
+            raise ValueError(
+                "two of the files are the same, and records to train on cannot be those to test on; name another file,"
+                " or leave the test file out and declare a split"
+            )
+
+
+def _check_outside(folder: str, test: File) -> None:
+    if test.path and f"{normpath(test.path)}/".startswith(f"{normpath(folder)}/"):
+        raise ValueError("the test file is in the folder of the blocks, to be trained on; move it elsewhere")
+
+
+def _check_roles_beside_blocks(reader: Format, roles: set[str], records: Records) -> None:
+    if not isinstance(reader, Table) or not roles <= {"test"}:
+        raise ValueError("blocks are of a table, and files beside them are a test file or none")
+    if records.at_most is None:
+        raise ValueError("blocks need records.at_most: how many records a run reads depends on its blocks")
+    if isinstance(reader, Csv) and reader.skip_lines.test and "test" not in roles:
+        raise ValueError("reader.skip_lines.test needs a test file")
+
+
+def _check_synthetic(shape: tuple[int, ...] | None, classes: tuple[str, ...], records: Records) -> None:
+    if len(shape or ()) != 1 or len(classes) != 2 or records.train is None:
+        raise ValueError("the synthetic reader makes records of one axis and two classes, in public numbers")
+
+
+def _check_spellings(spellings: dict[str, tuple[str, ...]], classes: tuple[str, ...]) -> None:
+    if not set(spellings) <= set(classes):
+        raise ValueError("the label column spells a class that classes does not list")
+    written = [text for name in classes for text in spellings.get(name, (name,))]
+    if len(set(written)) < len(written):
+        raise ValueError("two classes share a spelling in the label column")

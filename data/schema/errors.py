@@ -1,0 +1,5 @@
+"""What the data package refuses: one sentence each, and never the value of a record."""
+
+
+class DataRefusedError(ValueError):
+    """A data set that cannot be used; the message says what was found, what is allowed and what to do."""

@@ -1,0 +1,342 @@
+"""The columns of a table, as its data card declares them: everything here is public.
+
+A column becomes features between 0 and 1 that add up to at most 1, which is what bounds a record (data.description).
+
+What a data card may say about the form of its files: one small model for each reader.
+
+What a data card may say about a population that grows block by block: where its blocks are.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+Word: TypeAlias = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S(.*\S)?$")]
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+
+class Strict(BaseModel):
+    """A part of a card: no unknown keys, no silent conversions, no changes once it is read."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Numeric(Strict):
+    """A number, clamped to `bounds` and scaled to [0, 1]; a missing one is refused or gets a set value.
+
+    scale: linear, or log for a quantity over many orders of magnitude: log(1 + x - low) / log(1 + high - low).
+    """
+
+    name: Word
+    kind: Literal["numeric"]
+    bounds: tuple[FiniteFloat, FiniteFloat]
+    scale: Literal["linear", "log"] = "linear"
+    missing: FiniteFloat | Literal["refuse"] = "refuse"
+
+    @property
+    def width(self) -> int:
+        """Features this column becomes."""
+        return 1
+
+    @model_validator(mode="after")
+    def _bounds_are_an_interval(self) -> "Numeric":
+        low, high = self.bounds
+        if not low < high:
+            raise ValueError("bounds must be [low, high] with low below high")
+        if self.missing != "refuse" and not low <= self.missing <= high:
+            raise ValueError("the value that stands for a missing number must lie within the bounds")
+        return self
+
+
+class Binned(Strict):
+    """A number by the interval it lies in, one-hot: an edge is the least number of the interval above it.
+
+    missing: a missing number is refused, or has zeros in every feature.
+    """
+
+    name: Word
+    kind: Literal["binned"]
+    edges: tuple[FiniteFloat, ...] = Field(min_length=1)
+    missing: Literal["refuse", "zeros"] = "refuse"
+
+    @property
+    def width(self) -> int:
+        """Features this column becomes."""
+        return len(self.edges) + 1
+
+    @model_validator(mode="after")
+    def _edges_rise(self) -> "Binned":
+        if any(low >= high for low, high in zip(self.edges, self.edges[1:], strict=False)):
+            raise ValueError("edges must rise")
+        return self
+
+
+class Categorical(Strict):
+    """One of `categories`, one-hot.
+
+    unknown: unknown and missing values share one more feature, 'other', or have zeros in every feature.
+    """
+
+    name: Word
+    kind: Literal["categorical"]
+    categories: tuple[Word, ...] = Field(min_length=1)
+    unknown: Literal["other", "zeros"] = "other"
+
+    @property
+    def width(self) -> int:
+        """Features this column becomes."""
+        return len(self.categories) + (self.unknown == "other")
+
+    @model_validator(mode="after")
+    def _categories_differ(self) -> "Categorical":
+        if len(set(self.categories)) < len(self.categories):
+            raise ValueError("a category is listed twice")
+        return self
+
+
+class Date(Strict):
+    """The day of the year, made of two other columns as 31 month + day and scaled from 32..403 to [0, 1].
+
+    month, day: names of columns of the file. months: how the file writes the twelve months.
+    """
+
+    name: Word
+    kind: Literal["date"]
+    month: Word
+    day: Word
+    months: tuple[Word, ...] = Field(default=MONTHS, min_length=12, max_length=12)
+
+    @property
+    def width(self) -> int:
+        """Features this column becomes."""
+        return 1
+
+    @model_validator(mode="after")
+    def _months_differ(self) -> "Date":
+        if len(set(self.months)) < len(self.months):
+            raise ValueError("a month is listed twice")
+        return self
+
+
+class Label(Strict):
+    """The class of a record; `spellings` lists how the file writes a class, which by default is as it is."""
+
+    name: Word
+    kind: Literal["label"]
+    spellings: dict[str, tuple[Word, ...]] = Field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        """Features this column becomes."""
+        return 0
+
+
+class Ignored(Strict):
+    """A column of the file that nothing is made of by itself."""
+
+    name: Word
+    kind: Literal["ignored"]
+
+    @property
+    def width(self) -> int:
+        """Features this column becomes."""
+        return 0
+
+
+Column: TypeAlias = Annotated[
+    Numeric | Binned | Categorical | Date | Label | Ignored, Field(discriminator="kind")
+]
+
+
+Sha256: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Md5: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+
+
+class Idx(Strict):
+    """Four gzipped IDX files: train_images, train_labels, test_images, test_labels."""
+
+    kind: Literal["idx"]
+
+
+class Digits(Strict):
+    """The digits that come with scikit-learn; `sha256` is that of the pixels and then the labels as bytes."""
+
+    kind: Literal["digits"]
+    sha256: Sha256
+
+
+class Synthetic(Strict):
+    """Records that are made up: features uniform in [0, 1], classes the two sides of a hyperplane through 0.
+
+    features_seed, hyperplane_seed: of the generators. sha256: of what they must give, the features and the labels
+    of the training records and then of the test records as bytes.
+    """
+
+    kind: Literal["synthetic"]
+    features_seed: NonNegativeInt
+    hyperplane_seed: NonNegativeInt
+    sha256: Sha256
+
+
+class SkipLines(Strict):
+    """Lines to leave out at the top of each file."""
+
+    train: NonNegativeInt = 0
+    test: NonNegativeInt = 0
+
+
+class Table(Strict):
+    """What CSV and Parquet share: the columns, and the spellings of a missing value."""
+
+    columns: tuple[Column, ...]
+    missing: tuple[str, ...] = ("",)
+
+    @property
+    def width(self) -> int:
+        """Features a record has."""
+        return sum(column.width for column in self.columns)
+
+    @property
+    def label(self) -> Label:
+        """The one column that holds the class."""
+        return next(column for column in self.columns if isinstance(column, Label))
+
+    @property
+    def in_the_file(self) -> tuple[str, ...]:
+        """Names of the columns that the file itself has, in the card's order."""
+        return tuple(column.name for column in self.columns if not isinstance(column, Date))
+
+    @model_validator(mode="after")
+    def _dates_have_their_parts(self) -> "Table":
+        known = {column.name for column in self.columns if not isinstance(column, Date | Label)}
+        for column in self.columns:
+            if isinstance(column, Date) and not {column.month, column.day} <= known:
+                raise ValueError("month and day of a date must name columns of the file")
+        return self
+
+    @model_validator(mode="after")
+    def _columns_make_a_table(self) -> "Table":
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names):
+            raise ValueError("a column is listed twice")
+        if sum(isinstance(column, Label) for column in self.columns) != 1:
+            raise ValueError("exactly one column must be of kind label")
+        if self.width == 0:
+            raise ValueError("at least one column must become a feature")
+        return self
+
+
+class Csv(Table):
+    """Text in UTF-8, one record a line; without a header line the columns are in the card's order.
+
+    quotes: whether fields may stand in double quotes. Off by default: a quote that one record opens would take the
+    records after it along, up to the next quote. With quotes on, a field that holds a line break is refused.
+    member: where the files are zip archives, the name of the text inside.
+    """
+
+    kind: Literal["csv"]
+    separator: Annotated[str, StringConstraints(min_length=1, max_length=1, pattern=r"^[\x01-\x7f]$")] = ","
+    header: bool = True
+    quotes: bool = False
+    member: Word | None = None
+    skip_lines: SkipLines = SkipLines()
+
+
+class Parquet(Table):
+    """A Parquet file with (at least) the columns of the card."""
+
+    kind: Literal["parquet"]
+
+
+class Cifar(Strict):
+    """Batches of coloured images in one `archive`, or in files of their own whose roles are their names.
+
+    train, test: names of the batches, without an ending. labels: which of a record's labels is the class; "fine" is
+    the second of two, and "only" says that there are no two.
+    """
+
+    kind: Literal["cifar"]
+    train: tuple[Word, ...] = Field(min_length=1)
+    test: Word
+    labels: Literal["only", "fine"] = "only"
+
+    @property
+    def batches(self) -> frozenset[str]:
+        """The names of all batches."""
+        return frozenset((*self.train, self.test))
+
+
+class Reviews(Strict):
+    """Texts in a tar `archive`, one a file: .../train or test/CLASS/NUMBER_RATING.txt, in UTF-8.
+
+    words: the member of the archive with the public list of words, one a line, the most frequent one first; without
+    it the list is the file `words`. words_sha256: checksum of the words that have a token, a line each in the order of
+    their tokens, as preparing writes them to words.txt; word vectors from a file need it. vocabulary: how many tokens
+    there are, with those for padding and for unknown words. length: tokens of a record.
+    """
+
+    kind: Literal["reviews"]
+    words: Word | None = None
+    words_sha256: Sha256 | None = Field(default=None, exclude_if=lambda given: given is None)
+    vocabulary: Annotated[int, Field(ge=3, lt=2**31)]
+    length: PositiveInt
+
+
+Format: TypeAlias = Annotated[
+    Idx | Digits | Synthetic | Csv | Parquet | Cifar | Reviews, Field(discriminator="kind")
+]
+
+
+Variable: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
+
+
+class Folder(Strict):
+    """One file a block in a folder below the project root; the file's name up to its ending is the block's."""
+
+    kind: Literal["folder"]
+    path: Word
+
+    @property
+    def divides_by(self) -> str:
+        """In words, what says of a record in which block it is."""
+        return "the files of a folder"
+
+    @field_validator("path")
+    @classmethod
+    def _is_below_the_root(cls, path: str) -> str:
+        if path.startswith(("/", "~")) or ".." in path.split("/"):
+            raise ValueError("path must be relative to the project root")
+        return path
+
+
+class Query(Strict):
+    """The rows of a query, of which one column says the block.
+
+    url_from: the environment variable with the SQLAlchemy URL, which never stands in a file. query: a SELECT.
+    column: the query's column with the block's name; rows without one are in no block. names: the blocks that there
+    are, also those without rows, where the names in the database are not to be published; rows of others are in none.
+    """
+
+    kind: Literal["sql"]
+    url_from: Variable
+    query: Annotated[str, StringConstraints(min_length=1)]
+    column: Word
+    names: tuple[Word, ...] = Field(default=(), exclude_if=lambda given: not given)
+
+    @property
+    def divides_by(self) -> str:
+        """In words, what says of a record in which block it is."""
+        return f"the column {self.column!r} of a query"
+
+
+Source: TypeAlias = Annotated[Folder | Query, Field(discriminator="kind")]

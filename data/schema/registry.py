@@ -1,0 +1,86 @@
+"""The data sets there are: one card a set, a YAML file of the set's name in `cards`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
+
+CARDS = Path(__file__).parents[1] / "cards"
+
+
+def names(folder: Path = CARDS) -> tuple[str, ...]:
+    """Names of the data sets that have a card in `folder`, sorted."""
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+def card(name: str, folder: Path = CARDS) -> DataCard:
+    """The card of the data set `name`.
+
+    Raises DataRefusedError when there is none, or when it is not valid: then with the path of the key at fault.
+    """
+    if name not in names(folder):
+        known = ", ".join(names(folder)) or "none"
+        raise DataRefusedError(
+            f"There is no data set {name!r}; choose one of: {known}, or add a card to {folder}."
+        )
+    path = folder / f"{name}.yaml"
+    document = _document(path)
+    try:
+        declared = DataCard.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        raise DataRefusedError(_sentence(path, document, error)) from None
+    if declared.name != name:
+        raise DataRefusedError(
+            f"Data card {path}, key name: must be {name!r}, the name of the file; correct it."
+        )
+    return declared
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        json.dumps(document)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" near line {mark.line + 1}" if mark else ""
+        raise DataRefusedError(
+            f"Data card {path} is not valid YAML{where}: {_problem(error)}; correct it."
+        ) from None
+    except (TypeError, UnicodeDecodeError):
+        raise DataRefusedError(
+            f"Data card {path} must hold plain UTF-8 text, numbers and lists; correct it."
+        ) from None
+    if not isinstance(document, dict):
+        raise DataRefusedError(f"Data card {path} must be a mapping of keys to values; correct it.")
+    return document
+
+
+def _problem(error: YAMLError) -> str:
+    return str(getattr(error, "problem", None) or "unreadable").splitlines()[0]
+
+
+def _sentence(path: Path, document: object, error: ValidationError) -> str:
+    first = error.errors()[0]
+    message = {"extra_forbidden": "unknown key", "missing": "is missing"}.get(first["type"], first["msg"])
+    key = _key(document, first["loc"])
+    where = f", key {key}" if key else ""
+    return f"Data card {path}{where}: {message.removeprefix('Value error, ')}; correct the card."
+
+
+def _key(document: Any, location: tuple[int | str, ...]) -> str:
+    """The path of a key as the document spells it: pydantic's own tags of unions are left out."""
+    parts: list[str] = []
+    for position, part in enumerate(location):
+        inside = part in document if isinstance(document, dict) else isinstance(document, list)
+        missing = isinstance(document, dict) and position == len(location) - 1
+        if inside or missing:
+            parts.append(str(part))
+        if inside:
+            document = document[part]
+    return ".".join(parts)

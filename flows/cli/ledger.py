@@ -1,0 +1,373 @@
+"""The command `epsilonflow ledger forecast`: how many more retrainings the caps allow, and when blocks retire.
+
+The command `epsilonflow ledger`: what each population may spend, has spent, and by which runs.
+"""
+
+import getpass
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from flows.cli.terminal import SETTINGS, say, sentences, show, show_json
+
+if TYPE_CHECKING:
+    from algorithms.privacy.ledger import Forecast, Ledger, Price, Spread
+
+_SMALLEST_SHARE = 0.01
+
+
+def forecast(
+    population: Annotated[str, typer.Argument(help="Whose retrainings.")],
+    policy: Annotated[
+        Literal["last", "all", "newest"], typer.Option(help="Which blocks a retraining uses.")
+    ] = "all",
+    window: Annotated[
+        int | None, typer.Option(help="How many of the newest blocks, for --policy last.")
+    ] = None,
+    at_least: Annotated[int, typer.Option(help="With fewer blocks a retraining is skipped.")] = 1,
+    spread: Annotated[
+        Literal["equal", "front-loaded", "geometric"], typer.Option(help="How a block's budget is spread.")
+    ] = "equal",
+    planned: Annotated[int | None, typer.Option(help="Retrainings a block's budget is to last for.")] = None,
+    fraction: Annotated[float | None, typer.Option(help="Of what is left, for --spread geometric.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="What each retraining costs, instead of a spread.")
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Its delta; under basic sums it is added up.")] = None,
+    smallest: Annotated[
+        float | None,
+        typer.Option(help="Least useful price, as a share of a block's cap; 0.01 for geometric."),
+    ] = None,
+    new_blocks: Annotated[bool, typer.Option("--new-blocks", help="A new block comes with each.")] = False,
+    every: Annotated[float, typer.Option(help="Days between retrainings.")] = 7.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+) -> None:
+    """Say how many more retrainings the caps allow and when blocks retire; nothing is spent."""
+    with sentences():
+        from algorithms.privacy.ledger import Choice
+        from algorithms.privacy.ledger import forecast as play
+        from tasks.runs.stage import checkout
+        from tasks.runs.summary import open_ledger
+
+        ledger = open_ledger(checkout())
+        pricing = _pricing(ledger, population, (spread, planned, fraction), (epsilon, delta))
+        limit = _limit(ledger, population)
+        share = smallest if smallest is not None else _SMALLEST_SHARE if fraction else 0.0
+        least = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
+        found = play(
+            ledger.blocks(population),
+            Choice(policy, window, at_least),
+            pricing,
+            smallest=least,
+            arriving=limit if new_blocks else None,
+        )
+        document = _document(ledger, population, found, every)
+    if as_json:
+        show_json(document)
+        return
+    _show(document)
+
+
+def _pricing(
+    ledger: "Ledger",
+    population: str,
+    spreading: tuple[Any, int | None, float | None],
+    each: tuple[float | None, float | None],
+) -> "Spread | Price":
+    """How budgets are spread, or the price of an (epsilon, delta), as it counts for a person."""
+    from algorithms.privacy.accounting.budget import Budget
+    from algorithms.privacy.ledger import Spread
+
+    epsilon, delta = each
+    if epsilon is None:
+        return Spread(*spreading)
+    balance = ledger.balance(population)
+    cost = Budget(epsilon, balance.cap.delta if delta is None else delta)
+    count = balance.blocks_per_person
+    return tuple(float(part) * count for part in balance.composition.amount_of(cost))
+
+
+def _limit(ledger: "Ledger", population: str) -> "Price":
+    """What a new block begins with."""
+    balance = ledger.balance(population, "all")
+    return tuple(map(float, balance.composition.amount_of(balance.cap)))
+
+
+def _document(ledger: "Ledger", population: str, found: "Forecast", every: float) -> dict[str, Any]:
+    from fractions import Fraction
+
+    balance = ledger.balance(population, "all")
+
+    def epsilon(price: "Price") -> float:
+        return balance.composition.shown(tuple(map(Fraction, price)), balance.cap.delta).epsilon
+
+    rows = [
+        {
+            "retraining": row.number,
+            "day": every * row.number,
+            "blocks": list(row.blocks),
+            "epsilon": epsilon(row.price),
+            "price": list(row.price),
+            "retires": list(row.retires),
+        }
+        for row in found.retrainings
+    ]
+    unit = {"composition": str(balance.composition), "delta": balance.cap.delta}
+    return {"population": population, **unit, "fit": len(rows), "end": found.end, "retrainings": rows}
+
+
+def _show(document: dict[str, Any]) -> None:
+    table = Table("retraining", "day", "blocks", "epsilon", "retires")
+    for row in document["retrainings"]:
+        names = (", ".join(row["blocks"]), f"{row['epsilon']:.4g}", ", ".join(row["retires"]))
+        table.add_row(str(row["retraining"]), f"{row['day']:g}", *names)
+    show(table)
+    more = "at least " if document["end"] is None else ""
+    say(f"The caps allow {more}{document['fit']} more retrainings of population {document['population']}.")
+    if document["end"]:
+        say(f"Then {document['end']}")
+
+
+if TYPE_CHECKING:
+    from algorithms.privacy.accounting.budget import Budget
+    from algorithms.privacy.ledger import Balance, Ledger
+
+app = typer.Typer(**SETTINGS, help="The durable budget of each population.")
+
+app.command("forecast")(forecast)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+
+
+@app.command("show")
+def show_balances(as_json: AsJson = False) -> None:
+    """Cap, spent, reserved and remaining of every population, block by block where it has blocks."""
+    with sentences():
+        ledger = _ledger()
+        names = [
+            (population, row.name) for population in ledger.populations() for row in ledger.blocks(population)
+        ]
+        balances = [ledger.balance(*name) for name in names]
+    _show_balances(balances, as_json=as_json)
+
+
+@app.command()
+def cap(
+    population: Annotated[str, typer.Argument(help="Whose cap.")],
+    epsilon: Annotated[float, typer.Option(help="What all its runs together may spend.")],
+    delta: Annotated[float, typer.Option(help="The same for delta.")],
+    block: Annotated[str | None, typer.Option(help="Of this block alone.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the cap of a population or block, as the owner of its data; the change is a row of the ledger."""
+    with sentences():
+        from algorithms.privacy.accounting.budget import Budget
+
+        ledger = _ledger()
+        block = block or "all"
+        ledger.set_cap(population, Budget(epsilon, delta), block=block)
+        balance = ledger.balance(population, block)
+    _show_balances([balance], as_json=as_json)
+
+
+@app.command()
+def history(
+    population: Annotated[str | None, typer.Option(help="Only this population.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Every row of the ledger, in order."""
+    with sentences():
+        rows = _ledger().history(population)
+    if as_json:
+        show_json([row.to_json() for row in rows])
+        return
+    table = Table("row", "when", "what", "population", "block", "run", "epsilon", "delta")
+    for row in rows:
+        budget, about = row.budget, json.loads(row.about)
+        what = next((word for word in ("retired", "overruled") if about.get(word)), row.kind)
+        cells = (row.written_at, what, row.population, row.block, row.run_id or "", _text(budget.epsilon))
+        table.add_row(str(row.seq), *cells, _text(budget.delta))
+    show(table)
+
+
+@app.command()
+def forfeit(run_id: Annotated[str, typer.Argument(help="A run that will not be resumed.")]) -> None:
+    """Give up an open run: its whole reservation counts as spent for ever, and its folder is deleted."""
+    with sentences():
+        from tasks.config.environment import home
+        from tasks.runs import folder
+
+        _ledger().forfeit(run_id)
+        folder.abandon(home(), run_id)
+    say(f"The whole reservation of {run_id} counts as spent for ever.")
+
+
+@app.command()
+def block(
+    population: Annotated[str, typer.Argument(help="Whose data.")],
+    name: Annotated[str, typer.Argument(help="A part of them that shares no record with another block.")],
+    epsilon: Annotated[float | None, typer.Option(help="The block's own cap.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The same for delta.")] = None,
+) -> None:
+    """Declare a block; its cap is the population's unless it is given one."""
+    with sentences():
+        from algorithms.privacy.accounting.budget import Budget
+
+        ledger = _ledger()
+        usual = ledger.balance(population, "all").cap
+        own = (usual.epsilon if epsilon is None else epsilon, usual.delta if delta is None else delta)
+        ledger.declare_block(population, name, Budget(*own))
+        balance = ledger.balance(population, name)
+    _show_balances([balance], as_json=False)
+
+
+@app.command()
+def retire(
+    population: Annotated[str, typer.Argument(help="Whose data.")],
+    name: Annotated[str, typer.Argument(help="A block that no run may use again.")],
+) -> None:
+    """Retire a block for ever."""
+    with sentences():
+        _ledger().retire_block(population, name)
+    say(f"No run will use block {name} of population {population} again.")
+
+
+@app.command()
+def overrule(
+    population: Annotated[str, typer.Argument(help="Whose data.")],
+    name: Annotated[
+        str, typer.Argument(help="A block that was refused, since it holds the same as another.")
+    ],
+    other: Annotated[str, typer.Argument(help="That other block.")],
+    by: Annotated[str | None, typer.Option(help="Who says so, if not whoever is logged in.")] = None,
+) -> None:
+    """Say, as the owner of the data, that two blocks which hold the same are of other people; the ledger keeps who."""
+    with sentences():
+        who = by or getpass.getuser()
+        _ledger().overrule(population, name, other, by=who)
+    say(
+        f"Blocks {name} and {other} of population {population} may hold the same; the ledger keeps that {who} says so."
+    )
+
+
+@app.command()
+def verify(
+    head: Annotated[str | None, typer.Option(help="A head of the chain that was kept elsewhere.")] = None,
+    card: Annotated[
+        Path | None, typer.Option(help="A privacy_card.json, whose run the ledger settled.")
+    ] = None,
+) -> None:
+    """Recompute the hash chain and the prices of the runs; exit status 2 if one does not hold, or the card differs."""
+    with sentences():
+        from algorithms.privacy.ledger import check_prices
+
+        ledger = _ledger()
+        kept = [_head_in(card)] if card else []
+        for containing in [head, *kept]:
+            ledger.verify(containing=containing)
+        priced = check_prices(ledger)
+        if card is not None:
+            _check_charged(card, ledger)
+    rows = len(ledger.history())
+    say(
+        f"The chain holds, {rows} rows; {priced} prices are what their events cost. Its head is {ledger.head()}"
+    )
+    if card is not None:
+        say("The card has the events, the cost and the model that its run was settled with.")
+
+
+@app.command()
+def export(file: Annotated[Path, typer.Argument(help="A new file.")]) -> None:
+    """Write every row with its hashes into a file that you alone can read."""
+    with sentences():
+        from algorithms.privacy.ledger import export as write
+
+        rows = write(_ledger(), file)
+    say(f"{rows} rows are in {file}.")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="The file of an export.")],
+    to: Annotated[str, typer.Option(help="URL of an empty ledger.")],
+) -> None:
+    """Write the rows of an export into an empty ledger, hash for hash."""
+    with sentences():
+        from algorithms.privacy.ledger import restore as write
+
+        rows = write(file, to)
+    say(f"{rows} rows are restored, and the chain holds.")
+
+
+def _head_in(card: Path) -> str:
+    from algorithms.errors import RefusedError
+    from algorithms.privacy.card.build import read
+
+    head = read(card).get("evidence", {}).get("ledger_head")
+    if head is None:
+        raise RefusedError(f"{card} names no ledger_head; give the path of a privacy_card.json.")
+    return str(head)
+
+
+def _check_charged(card: Path, ledger: "Ledger") -> None:
+    from algorithms.privacy.card.build import load
+    from algorithms.privacy.card.ledger import check_charged
+
+    check_charged(load(card), ledger)
+
+
+def _ledger() -> "Ledger":
+    from tasks.runs.stage import checkout
+    from tasks.runs.summary import open_ledger
+
+    return open_ledger(checkout())
+
+
+def _show_balances(balances: "list[Balance]", *, as_json: bool) -> None:
+    if as_json:
+        show_json([_entry_document(balance) for balance in balances])
+        return
+    table = Table("population", "", "epsilon", "delta", caption=_units(balances))
+    for balance in balances:
+        for kind in ("cap", "spent", "reserved", "remaining"):
+            budget: Budget = getattr(balance, kind)
+            name = _name(balance) if kind == "cap" else ""
+            table.add_row(name, kind, _text(budget.epsilon), _text(budget.delta))
+        table.add_section()
+    show(table)
+
+
+def _entry_document(balance: "Balance") -> dict[str, Any]:
+    budgets = {kind: _pair(getattr(balance, kind)) for kind in ("cap", "spent", "reserved", "remaining")}
+    terms = {"composition": balance.composition.to_json(), "blocks_per_person": balance.blocks_per_person}
+    block = {"block": balance.block, "retired": balance.retired}
+    return {"population": balance.population, "public": balance.public, **block, **terms, **budgets}
+
+
+def _name(balance: "Balance") -> str:
+    block = "" if balance.block == "all" else f", block {balance.block}"
+    return f"{balance.population}{block}{' (retired)' if balance.retired else ''}"
+
+
+def _units(balances: "list[Balance]") -> str:
+    """Whom the numbers protect and how they were added up, where that is not one record and plain sums."""
+    notes = {}
+    for balance in balances:
+        count, composition = balance.blocks_per_person, balance.composition
+        unit = "one record in one block" if count == 1 else f"one person in at most {count} blocks"
+        sums = "" if composition.kind == "basic" else f", by {composition}, whose epsilons do not add up"
+        if count > 1 or sums or balance.block != "all":
+            notes[balance.population] = f"{balance.population}: for {unit}{sums}"
+    return "; ".join(notes.values())
+
+
+def _pair(budget: "Budget") -> dict[str, float | None]:
+    return {"epsilon": budget.epsilon if math.isfinite(budget.epsilon) else None, "delta": budget.delta}
+
+
+def _text(value: float) -> str:
+    return f"{value:,.6g}"

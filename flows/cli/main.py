@@ -1,0 +1,364 @@
+"""What a run would cost and whether its population can pay, as a table.
+
+The command `epsilonflow`; it works in the checkout it is called from.
+
+What a command needs is imported when it runs, so that `--help` is quick.
+"""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
+
+import typer
+from rich.table import Table
+
+from algorithms.core.method import Plan
+from algorithms.core.receipt import reserved_events
+from algorithms.privacy.accounting.budget import Budget
+from data import PublicDescription, public_description
+from data.schema import registry
+from flows.cli import ledger
+from flows.cli.terminal import SETTINGS, say, sentences, show
+from tasks.calibrate import plan_for
+from tasks.config.params import Params
+from tasks.runs.sanity import doubts, records_of
+from tasks.runs.summary import open_ledger
+
+
+def cost_table(root: Path, settings: Params) -> Table:
+    """The plan of the run that `settings` describe, and what the ledger says to it; nothing is spent.
+
+    Raises what `plan_for` raises, and DataRefusedError for an unknown data set.
+    """
+    card = registry.card(settings.data.dataset, root / "data" / "cards")
+    public = public_description(card, settings.data.transform)
+    plan = plan_for(settings, public)
+    table = Table(show_header=False)
+    found = doubts(settings, plan, records_of(public, root / "data" / "cards"))
+    questioned = [("these settings look wrong", doubt) for doubt in found]
+    rows = [*_plan_rows(settings, plan), *questioned, *_ledger_rows(root, plan, public, settings)]
+    for name, text in rows:
+        table.add_row(name, text)
+    return table
+
+
+def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
+    costs = ", ".join(f"{_text(cost)} by {name}" for name, cost in plan.epsilon.items())
+    return [
+        ("data set", settings.data.dataset),
+        ("algorithm", str(settings.algorithm_settings["name"])),
+        ("steps", f"{plan.steps:,}"),
+        ("sampling rate", f"{plan.sampling_rate:.4g}"),
+        ("noise multiplier", _noise(plan)),
+        ("epsilon", costs),
+        ("delta", f"{plan.target.budget.delta:g}"),
+    ]
+
+
+def _noise(plan: Plan) -> str:
+    """In words where it is chosen on the way, since a number would say that it is known."""
+    if plan.fixed_noise is not None:
+        return f"{plan.fixed_noise:.4g}"
+    most = plan.own.get("most_noise")
+    return "chosen on the way" if most is None else f"at most {most:.4g}, chosen by epoch"
+
+
+def _ledger_rows(
+    root: Path, plan: Plan, public: PublicDescription, settings: Params
+) -> list[tuple[str, str]]:
+    population, ledger = public.population, open_ledger(root)
+    if population not in ledger.populations():
+        cap = Budget(public.cap_epsilon, public.cap_delta)
+        return [(f"cap of population {population}, not charged so far", _pair(cap))]
+    balance = ledger.balance(population)
+    counts = _pair(balance.cap)
+    if balance.cap != Budget(public.cap_epsilon, public.cap_delta):
+        counts += "; that of the data card no longer counts, `epsilonflow ledger cap` changes it"
+    named = [block.name for block in ledger.blocks(population) if block.name in settings.data.blocks]
+    how_many = ledger.affordable(
+        population, plan.cost, events=reserved_events(plan), adjacency=plan.adjacency, blocks=named
+    )
+    return [
+        ("cap", counts),
+        (f"spent by population {population}", _pair(balance.spent)),
+        ("reserved by open runs", _pair(balance.reserved)),
+        ("remaining", _pair(balance.remaining)),
+        ("runs like this that fit", "as many as you like" if how_many is None else f"{how_many:,}"),
+    ]
+
+
+def _pair(budget: Budget) -> str:
+    return f"epsilon {_text(budget.epsilon)}, delta {budget.delta:g}"
+
+
+def _text(value: float) -> str:
+    return f"{value:,.6g}" if math.isfinite(value) else "infinite"
+
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from prefect.client.schemas.objects import State
+
+    from tasks.config.overrides import Request
+    from tasks.runs.summary import RunSummary
+
+_SECONDS_TO_END = 3.0
+T = TypeVar("T")
+
+app = typer.Typer(**SETTINGS, help="Train models under differential privacy, and prove what it spent.")
+card_app = typer.Typer(**SETTINGS, help="Privacy cards.")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(card_app, name="card")
+
+Dataset = Annotated[
+    str | None, typer.Option(help="Name of a data card; model and settings then follow its recipe.")
+]
+Algorithm = Annotated[
+    str | None, typer.Option(help="Name of an algorithm; settings then follow the data set's recipe.")
+]
+Epsilon = Annotated[float | None, typer.Option(help="The privacy budget of the run.")]
+Delta = Annotated[float | None, typer.Option(help="How likely the guarantee may fail; at most 1/n.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the model's start.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any value of params.yaml, such as algorithm.steps=500."),
+]
+
+
+@app.command()
+def run(
+    dataset: Dataset = None,
+    algorithm: Algorithm = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    seed: Seed = None,
+    assignments: Assignments = None,
+) -> None:
+    """Run the pipeline: prepare, calibrate, train, evaluate, report. What is asked for is kept in params.yaml."""
+    with sentences():
+        from tasks.config.overrides import revise
+        from tasks.runs.sanity import ask_first
+        from tasks.runs.stage import checkout
+
+        root = checkout()
+        request = _request(dataset, algorithm, epsilon, delta, seed, assignments)
+        result = _already_there(root, request)
+        if result:
+            say("Nothing to do: this run is done, and its results are here. Nothing was spent.")
+        else:
+            ask_first(root, revise(root, request).params)
+            result = _flow(request, root)
+        show(result.table())
+
+
+def _request(
+    dataset: str | None,
+    algorithm: str | None,
+    epsilon: float | None,
+    delta: float | None,
+    seed: int | None,
+    assignments: list[str] | None,
+) -> "Request":
+    from tasks.config.overrides import Request, settings_of
+
+    return Request(dataset, algorithm, epsilon, delta, seed, settings_of(assignments or ()))
+
+
+def _already_there(root: Path, request: "Request") -> "RunSummary | None":
+    """The results of just this run where they are here, so that not even Prefect needs to start."""
+    from tasks.config.overrides import revise
+    from tasks.runs.reproduce import checkout_lock, up_to_date
+    from tasks.runs.summary import run_summary
+
+    with checkout_lock(root, say=say):
+        done = not revise(root, request).changes and up_to_date(root, say=say)
+        return run_summary(root) if done else None
+
+
+def _flow(request: "Request", root: Path) -> "RunSummary":
+    def flow() -> "State[Any]":
+        from dataclasses import asdict
+
+        from flows.pipeline import pipeline
+
+        return pipeline(**asdict(request), return_state=True)
+
+    state = _stoppable(flow, root)
+    if not state.is_completed():
+        _say_why(state)
+    return cast("RunSummary", state.result())
+
+
+def _say_why(state: "State[Any]") -> NoReturn:
+    """Of a flow that did not complete."""
+    from flows.pipeline import REFUSED
+
+    say(f"{'refused: ' if state.name == REFUSED else ''}{state.message}", error=True)
+    raise typer.Exit(2 if state.name == REFUSED else 1)
+
+
+class _Stopped(BaseException):
+    """A signal asked this process to end."""
+
+
+def _stoppable(work: Callable[[], T], root: Path) -> T:
+    """What `work`, which runs stages in the checkout at `root`, returns; on Ctrl-C or SIGTERM this process ends.
+
+    The work is done in another thread, where Prefect leaves signals alone. The interrupt is blocked there and so in
+    what is started there, else Ctrl-C would end Prefect's temporary server, too, with a page of its own about it.
+    """
+    began, signals = time.time(), (signal.SIGINT, signal.SIGTERM)
+
+    def blocked() -> T:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        return work()
+
+    def stop(number: int, _frame: "FrameType | None") -> None:
+        for each in signals:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Stopped(number)
+
+    before = {each: signal.signal(each, stop) for each in signals}
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            return thread.submit(copy_context().run, blocked).result()
+        except _Stopped as stopped:
+            _end(stopped.args[0], root, began)
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def _end(number: int, root: Path, began: float) -> NoReturn:
+    """End all processes that this one started, say what stays of the run, and end without a word of Prefect's."""
+    import psutil
+
+    terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    started = psutil.Process().children(recursive=True)
+    for process in started:
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            is_dvc = (
+                os.getpgid(process.pid) == process.pid
+            )  # which gives its locks back when the stage has ended
+            process.send_signal(signal.SIGINT if is_dvc else signal.SIGKILL)
+    for process in psutil.wait_procs(started, timeout=_SECONDS_TO_END)[1]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    os.write(terminal, f"stopped: {_what_stays(root, began)}\n".encode())
+    os._exit(128 + number)
+
+
+def _what_stays(root: Path, began: float) -> str:
+    """What a command, which began at a moment, leaves of its run, in words."""
+    from tasks.config.environment import home
+    from tasks.runs.folder import begun_since
+    from tasks.runs.summary import open_ledger
+
+    run_id = begun_since(home(), began, root)
+    status = None if run_id is None else open_ledger(root).status(run_id)
+    if status == "open":
+        return f"run {run_id} stays reserved, and the same command goes on with it for nothing more."
+    if status == "settled":
+        return f"run {run_id} is trained and paid for, and the same command goes on with it for nothing more."
+    return "nothing was reserved; the same command goes on with what is done."
+
+
+@app.command()
+def plan(
+    dataset: Dataset = None,
+    algorithm: Algorithm = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    seed: Seed = None,
+    assignments: Assignments = None,
+) -> None:
+    """Say what such a run would cost and what the ledger has left; nothing is spent and nothing changed."""
+    with sentences():
+        pass
+        from tasks.config.overrides import revise
+        from tasks.runs.stage import checkout
+
+        root = checkout()
+        revision = revise(root, _request(dataset, algorithm, epsilon, delta, seed, assignments))
+        show(cost_table(root, revision.params))
+
+
+@app.command()
+def compare(
+    file: Annotated[Path, typer.Argument(help="The comparison, such as comparisons/example.yaml.")],
+    runner: Annotated[str, typer.Option(help="What runs the cells: threads, dask or ray.")] = "threads",
+    workers: Annotated[int, typer.Option(min=1, help="How many cells at once.")] = 2,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Run cells again that other code of the algorithms made.")
+    ] = False,
+) -> None:
+    """Compare algorithms on public data sets as a YAML file says; a finished cell is not run again."""
+    with sentences():
+        from flows.compare import compare as run_comparison
+        from flows.compare import runner_named
+
+        state = run_comparison(file, runner=runner_named(runner), workers=workers, renew=renew)
+        if not state.is_completed():
+            _say_why(state)
+        say(str(state.message))
+
+
+@app.command()
+def retrain(
+    file: Annotated[Path, typer.Argument(help="The settings of the retraining.")] = Path("retrain.yaml"),
+) -> None:
+    """Train again on new blocks if a retraining is due; a second time in the same period costs nothing."""
+    with sentences():
+        from tasks.runs.stage import checkout
+
+        def flow() -> "State[Any]":
+            from flows.retrain import retrain as retraining
+
+            return retraining(str(file), return_state=True)
+
+        state = _stoppable(flow, checkout())
+        if not state.is_completed():
+            _say_why(state)
+        say(str(state.message))
+
+
+@card_app.command()
+def verify(file: Annotated[Path, typer.Argument(help="A privacy_card.json, its files beside it.")]) -> None:
+    """Recompute a card's epsilon from its recorded events and check its hashes; exit status 1 if it does not hold."""
+    with sentences():
+        from algorithms.privacy.card import build
+
+        verification = build.verify(build.read(file), file.parent)
+    words = {True: "holds", False: "FAILS", None: "not checked"}
+    for check in verification.checks:
+        say(f"{words[check.passed]}: {check.name} ({check.detail})")
+    if not verification.passed:
+        raise typer.Exit(1)
+
+
+def run_only() -> None:
+    """`python -m flows.pipeline`: the command `run` by itself."""
+    alone = typer.Typer(**{**SETTINGS, "no_args_is_help": False})
+    alone.command()(run)
+    alone()
+
+
+def compare_only() -> None:
+    """`python -m flows.compare`: the command `compare` by itself."""
+    alone = typer.Typer(**SETTINGS)
+    alone.command()(compare)
+    alone()
+
+
+if __name__ == "__main__":
+    app()

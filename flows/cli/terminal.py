@@ -1,0 +1,44 @@
+"""How the commands speak: sentences, tables and JSON; a refusal is one sentence and exit status 2."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console, RenderableType
+
+SETTINGS: dict[str, Any] = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+}
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """A line to stdout or to stderr."""
+    typer.echo(text, err=error)
+
+
+def show(content: RenderableType) -> None:
+    """A table to stdout."""
+    Console().print(content)
+
+
+def show_json(document: object) -> None:
+    """A document to stdout, as JSON."""
+    typer.echo(json.dumps(document, indent=2))
+
+
+@contextmanager
+def sentences() -> Iterator[None]:
+    """What the block refuses becomes one sentence on stderr and exit status 2."""
+    try:
+        yield
+    except ValueError as error:
+        from tasks.runs.stage import refusals
+
+        if not isinstance(error, refusals()):
+            raise
+        say(f"refused: {' '.join(str(error).split())}", error=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,403 @@
+"""The plan of each cell, made before the first one trains and kept on disk: cells with equal inputs share one.
+
+The card of one run of a comparison: what it promises, which is nothing, and what was made of its records.
+
+The objective over the steps of a run: released parameters kept while it trains, their losses computed after it.
+
+One cell of a comparison: plan, reserve, train, evaluate, settle, and its result as one JSON file.
+
+The noise is seeded by the cell, so the result can be had again, and is not private. A process killed on the way
+leaves no result: the cell runs again from its start, under the reservation that it made.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.core.method import Plan
+from algorithms.core.receipt import reserved_events
+from algorithms.core.training import train
+from algorithms.errors import RefusedError
+from algorithms.models import Model
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
+from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.diagnostics import Diagnostics
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.card import words
+from algorithms.privacy.card.start import is_started
+from algorithms.privacy.card.words import Guarantee
+from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from data import PublicDescription
+from data.prepare.prepared import HeldOut
+from data.readers.records import Records
+from tasks.calibrate import READS, model_for, plan_for
+from tasks.comparing.data import Sides, public_of, sides
+from tasks.comparing.files import Place, write_json, write_parquet
+from tasks.comparing.trials import FILE_FORMAT, Trial, digest_of
+from tasks.config import params
+from tasks.config.params import Params
+from tasks.evaluate import evaluate
+
+_WITHOUT_NOISE = {"epsilon": 1.0, "delta": 1e-9, "accountant": "pld"}
+"""The target of a method that adds no noise; nothing depends on it."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell's plan and the parameters it follows from."""
+
+    plan: Plan
+    settings: Params
+
+
+def planned(place: Place, cell: Trial, public: PublicDescription, *, code: str) -> Planned:
+    """The plan of a cell, from disk where one with equal inputs is there.
+
+    public: the facts of the records that the cell trains on. code: a digest of the algorithms' source.
+    Raises RefusedError, ParamsRefusedError or ModelRefusedError where the cell cannot run.
+    """
+    settings = _params(cell)
+    inputs = [cell.settings, cell.model, cell.accountant, cell.epsilon, cell.delta]
+    inputs += [extra for extra in (cell.model_settings, cell.features) if extra]
+    path = place.plans / f"{digest_of([*inputs, json.loads(public.to_json()), code])}.json"
+    if path.exists():
+        return Planned(Plan.from_json(json.loads(path.read_text(encoding="utf-8"))), settings)
+    plan = plan_for(settings, public)
+    _check_is_as_declared(cell, plan)
+    write_json(path, plan.to_json())
+    return Planned(plan, settings)
+
+
+def _params(cell: Trial) -> Params:
+    target = {"epsilon": cell.epsilon, "delta": cell.delta, "accountant": cell.accountant}
+    document = {
+        "privacy": (_WITHOUT_NOISE if cell.epsilon is None else target) | {"noise": "seeded"},
+        "features": cell.features,
+        "algorithm": cell.settings,
+        "model": cell.model_group,
+    }
+    return params.parse(document, reads=READS, name=f"methods.{cell.method}")
+
+
+def _check_is_as_declared(cell: Trial, plan: Plan) -> None:
+    is_private = math.isfinite(plan.cost.epsilon)
+    if is_private and cell.epsilon is None:
+        raise RefusedError(f"methods.{cell.method} adds noise, but says private: false; leave that out.")
+    if not is_private and cell.epsilon is not None:
+        raise RefusedError(f"methods.{cell.method} adds no noise; say private: false, and it runs once.")
+
+
+def card_of(
+    cell: Trial, plan: Plan, public: PublicDescription, model: Model, *, name: str, runs: int
+) -> dict[str, Any]:
+    """What the run promises, and what it does not. name, runs: of the comparison, and how many runs it has."""
+    epsilon = plan.cost.epsilon if math.isfinite(plan.cost.epsilon) else None
+    notes = words.notes(model.notes)
+    guarantee: Guarantee = "none" if epsilon is None else "seeded"
+    return {
+        "private": False,
+        "statement": words.statement(
+            guarantee,
+            epsilon=epsilon,
+            delta=plan.cost.delta,
+            unit=public.unit,
+            adjacency=plan.adjacency,
+            caveat=plan.own.get("not_private"),
+            diagnosed=cell.is_diagnosed,
+            started=is_started(notes),
+        ),
+        "sweep": sweep(name, runs),
+        "runs": runs,
+        "transform": words.TRANSFORMS[public.transform],
+        "features": words.features(cell.features or {"name": "none"}),
+        "notes": notes,
+        "adjacency": plan.adjacency,
+        "accountant": plan.accountant,
+        "filter": dict(plan.filter),
+        "unit": public.unit,
+        "dataset": public.dataset,
+        "population": public.population,
+        "source": public.source,
+        "licence": public.licence,
+    }
+
+
+def sweep(name: str, runs: int) -> str:
+    """What a card says about the comparison that its run belongs to."""
+    return (
+        f"This is one of {runs:,} runs of the comparison {name!r} on public records. The comparison as a whole is not"
+        " charged to anybody: its ledger records each run by itself, and choosing a method or a setting by these"
+        " results is in no epsilon."
+    )
+
+
+_POINTS = 200
+_BATCH, _AT_ONCE = 4096, 32
+
+
+class Curve:
+    """Keeps the released parameters after some of the steps: each where there are few, about 200 where many.
+
+    start: the algorithm's state before the first step.
+    """
+
+    def __init__(self, released: Callable[[Any], Tensor], steps: int, *, start: Any) -> None:
+        self._released = released
+        self._wanted = points(steps)
+        self._last: tuple[int, Any] | None = None
+        self._kept: list[tuple[int, Tensor]] = []
+        self._keep(0, start)
+        self.seconds = 0.0
+
+    def observe(self, step: int, state: Any) -> None:
+        """Called after each step."""
+        began = time.perf_counter()
+        self._last = (step, state)
+        if step in self._wanted:
+            self._keep(step, state)
+        self.seconds += time.perf_counter() - began
+
+    def frame(self, model: Model, trace: Trace, data: Sides, *, regularisation: float) -> pd.DataFrame:
+        """Columns step, objective, and epsilon spent by then, an upper bound. model: as it was trained."""
+        if self._last and self._last[0] != self._kept[-1][0]:
+            self._keep(*self._last)  # a run that ended before its last planned step
+        parameters = torch.stack([kept for _, kept in self._kept])
+        losses = mean_losses(model, parameters, data.train)
+        norms = parameters.double().square().sum(dim=1).numpy()
+        steps = [step for step, _ in self._kept]
+        spent = np.array([0.0, *(row.epsilon for row in trace.rows)])
+        done = np.searchsorted([row.step for row in trace.rows], steps, side="left")
+        return pd.DataFrame(
+            {"step": steps, "objective": losses + regularisation * norms, "epsilon": spent[done]}
+        )
+
+    def _keep(self, step: int, state: Any) -> None:
+        self._kept.append((step, self._released(state).detach().clone().cpu()))
+
+
+def points(steps: int) -> set[int]:
+    """Which steps of `steps` a curve keeps: all of up to 200, else about 200 that lie denser at the start."""
+    if steps <= _POINTS:
+        return set(range(1, steps + 1))
+    dense = np.geomspace(1, steps, _POINTS // 2).round().astype(int)
+    even = np.linspace(1, steps, _POINTS // 2).round().astype(int)
+    return {*dense.tolist(), *even.tolist()}
+
+
+def mean_losses(model: Model, parameters: Tensor, part: Records) -> NDArray[np.float64]:
+    """The mean loss over the records at each of several parameters, shape [k, d] -> [k]."""
+
+    def total(point: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        return model.losses(model.outputs(model.named(point), inputs), labels).double().sum()
+
+    totals = torch.zeros(len(parameters), dtype=torch.float64)
+    with torch.no_grad():
+        for start in range(0, len(part.labels), _BATCH):
+            inputs = torch.from_numpy(np.array(part.features[start : start + _BATCH]))
+            labels = torch.from_numpy(np.array(part.labels[start : start + _BATCH]))
+            for first in range(0, len(parameters), _AT_ONCE):
+                some = parameters[first : first + _AT_ONCE]
+                totals[first : first + _AT_ONCE] += torch.func.vmap(total, in_dims=(0, None, None))(
+                    some, inputs, labels
+                )
+    result: NDArray[np.float64] = totals.numpy() / len(part.labels)
+    return result
+
+
+_CAP = Budget(1e9, 1.0)
+"""Of a comparison's own ledger: its runs are recorded there, and none is refused."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What cells share. code: a digest of the algorithms' source. runs: how many the whole comparison has.
+
+    performance: what a cell may take, which does not decide its result.
+    """
+
+    place: Place
+    code: str
+    runs: int
+    performance: Performance = field(default_factory=Performance)
+
+
+def open_ledger(place: Place, cell: Trial) -> Ledger:
+    """The ledger that a cell is recorded in."""
+    return Ledger.open(place.ledger_url(dataset=cell.dataset, model=cell.model, method=cell.method))
+
+
+def plan_cell(context: Context, cell: Trial) -> Planned:
+    """The plan of a cell; raises a refusal where it cannot run, a fold of one class included."""
+    return planned(context.place, cell, public_of(context.place.store, cell), code=context.code)
+
+
+def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
+    """Runs a cell and writes its result; threads of torch: 1. Raises what planning and training raise."""
+    torch.set_num_threads(1)
+    place, data = context.place, sides(context.place.store, cell)
+    prepared = plan_cell(context, cell)
+    _reserve(ledger, cell, prepared, data)
+    trained = _trained(cell, prepared, data, context.performance)
+    events = schedule_to_json(run_lengths(trained.trace.events()))
+    ledger.settle(cell.digest, prepared.plan.cost, events=events)
+    results = _results(cell, prepared, trained, data)
+    if trained.curve is not None:
+        frame = trained.curve.frame(trained.model, trained.trace, data, regularisation=_regularisation(cell))
+        write_parquet(place.cells / f"{cell.digest}.curve.parquet", frame)
+    if cell.is_first:
+        rows = pd.DataFrame([asdict(row) for row in trained.trace.rows])
+        write_parquet(place.cells / f"{cell.digest}.trace.parquet", rows)
+    if trained.diagnostics is not None:
+        write_parquet(place.cells / f"{cell.digest}.diagnostics.parquet", trained.diagnostics.frame())
+    write_json(
+        place.cells / f"{cell.digest}.json",
+        {
+            "format": FILE_FORMAT,
+            "digest": cell.digest,
+            "cell": asdict(cell),
+            "code": context.code,
+            "results": results,
+            "releases": _releases(trained.trace),
+            "card": card_of(
+                cell, prepared.plan, data.public, trained.model, name=place.name, runs=context.runs
+            ),
+        },
+    )
+
+
+def build_models(context: Context, cells: Iterable[Trial]) -> None:
+    """Draws the starts of all models; a start is drawn from torch's one generator, so not while cells run."""
+    for cell in cells:
+        public = public_of(context.place.store, cell)
+        _model(_groups(cell), public)
+
+
+def _own_model(cell: Trial, public: PublicDescription) -> Model:
+    """A model of the cell's own: a module is changed while it computes, so threads must not share one."""
+    return deepcopy(_model(_groups(cell), public))
+
+
+def _groups(cell: Trial) -> str:
+    """The groups of params.yaml that a model follows from, as JSON."""
+    return json.dumps({"model": cell.model_group, "features": cell.features})
+
+
+@cache
+def _model(groups: str, public: PublicDescription) -> Model:
+    return model_for(params.parse(json.loads(groups), reads=("model", "features")), public)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    model: Model
+    parameters: torch.Tensor
+    trace: Trace
+    curve: Curve | None
+    diagnostics: Diagnostics | None
+    seconds: float
+    steps: int
+
+
+def _reserve(ledger: Ledger, cell: Trial, prepared: Planned, data: Sides) -> None:
+    """Reserves the plan's cost; not for a run that settled and was killed before its result was written."""
+    population, plan = data.public.population, prepared.plan
+    ledger.declare(population, _CAP, public=True)
+    if ledger.status(cell.digest) != "settled":
+        about = {"algorithm": cell.settings["name"], "dataset": cell.dataset, "what": "a run of a comparison"}
+        ledger.reserve(cell.digest, population, plan.cost, events=reserved_events(plan), about=about)
+
+
+def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performance) -> _Trained:
+    """Trains from the start, with no checkpoint: a cell is short, and one that was cut off runs again."""
+    model = _own_model(cell, data.public)
+    algorithm, plan = prepared.settings.algorithm, prepared.plan
+    start = algorithm.init(model.initial_parameters(), plan)
+    curve = Curve(algorithm.released, plan.steps, start=start) if cell.record["curves"] else None
+    diagnostics, taken = Diagnostics() if cell.is_diagnosed else None, 0
+
+    def tell(step: int, _epsilon: float, _noise_std: float) -> None:
+        nonlocal taken
+        taken = step
+
+    began = time.perf_counter()
+    state, trace, model = train(
+        algorithm,
+        plan,
+        model,
+        open_records=lambda: data.train,
+        generator=seeded_generator(cell.noise_seed),
+        run_id=cell.digest,
+        folder=Path(os.devnull),
+        performance=performance,
+        checkpoint_seconds=math.inf,
+        tell=tell,
+        observe=curve.observe if curve else None,
+        features=prepared.settings.features,
+        diagnostics=diagnostics,
+    )
+    seconds = time.perf_counter() - began - (curve.seconds if curve else 0.0)
+    return _Trained(model, algorithm.released(state), trace, curve, diagnostics, seconds, taken)
+
+
+def _results(cell: Trial, prepared: Planned, trained: _Trained, data: Sides) -> dict[str, Any]:
+    plan, trace = prepared.plan, trained.trace
+    records = HeldOut(data.public, data.test.features, data.test.labels)
+    evaluation = evaluate(trained.model, trained.model.published(trained.parameters), records)
+    objective = None
+    if cell.record["objective"] is not None:
+        (loss,) = mean_losses(trained.model, trained.parameters[None], data.train)
+        norm = float(trained.parameters.double().square().sum())
+        objective = loss + _regularisation(cell) * norm
+    return {
+        "accuracy": float((evaluation.predicted == data.test.labels).mean()),
+        "test_loss": _finite(evaluation.loss),
+        "objective": _finite(objective),
+        "seconds": trained.seconds,
+        "steps": trained.steps,
+        "planned_steps": plan.steps,
+        "epsilon_spent": _finite(trace.rows[-1].epsilon) if trace.rows else 0.0,
+        "epsilon_planned": _finite(plan.cost.epsilon),
+        "noise_multiplier": plan.fixed_noise,
+        "sampling_rate": plan.sampling_rate,
+        "records": data.public.records,
+    }
+
+
+def _regularisation(cell: Trial) -> float:
+    objective = cell.record["objective"]
+    return objective["regularisation"] if objective else 0.0
+
+
+def _releases(trace: Trace) -> list[dict[str, Any]]:
+    """What was asked of the records, a row a kind of release."""
+    if not trace.rows:
+        return []
+    rows = pd.DataFrame([asdict(row) for row in trace.rows])
+    summary = []
+    for (kind, noise, sampling), of_kind in rows.groupby(["kind", "noise", "sampling"]):
+        spread = {
+            f"{end}_{name}": _finite(getattr(of_kind[name], function)())
+            for name in ("noise_multiplier", "noise_std")
+            for end, function in (("least", "min"), ("most", "max"))
+        }
+        summary.append({"kind": kind, "noise": noise, "sampling": sampling, "count": len(of_kind)} | spread)
+    return summary
+
+
+def _finite(number: float | None) -> float | None:
+    return float(number) if number is not None and math.isfinite(number) else None

@@ -1,0 +1,243 @@
+"""The cells of a comparison: one run each, known by a digest of all that decides its result."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from algorithms.errors import RefusedError
+from algorithms.features.registry import from_settings as features_from_settings
+from algorithms.methods.registry import CATALOGUE, from_settings
+from algorithms.models import CATALOGUE as MODELS
+from data import DataCard, public_description
+from data.prepare.description import Transform
+from tasks.calibrate import model_files
+from tasks.comparing.comparison import Comparison, Problem, Record, Variant, variants
+from tasks.config.params import Model, ParamsRefusedError
+
+FORMAT = 1
+"""Of a cell's result. A change of what is computed raises it, and every cell runs again."""
+FILE_FORMAT = 2
+"""Of the file with it. A change of what is written beside the result raises it; 2: notes on the card."""
+_MOST_IN_A_GROUP = 20
+_DIGITS = 24
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One fold of a repeated cross-validation: `fold` of `k`, in the permutation of (seed, repeat)."""
+
+    k: int
+    seed: int
+    repeat: int
+    fold: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a comparison.
+
+    card: digest of the data card. settings: of the algorithm, complete, `name` included. epsilon: None for a method
+    without noise. seed: of the noise and of the model's start. fold: None for the data's own split. transform: of the
+    records. model_settings: further keys of the group `model` of params.yaml, and the SHA-256 of their files. features:
+    that group of params.yaml, complete.
+    """
+
+    dataset: str
+    card: str
+    model: str
+    method: str
+    label: str
+    setting: str
+    settings: dict[str, Any]
+    accountant: str
+    epsilon: float | None
+    delta: float
+    seed: int
+    fold: Fold | None
+    record: dict[str, Any]
+    transform: Transform = "none"
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    features: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """A name for all that decides the result; labels do not."""
+        inputs = asdict(self) | {"format": FORMAT}
+        for name in ("method", "label", "setting"):
+            del inputs[name]
+        # Without these it is as it was before there were any, so that finished cells stay valid.
+        if self.transform == "none":
+            del inputs["transform"]
+        for name in ("model_settings", "features"):
+            if not inputs[name]:
+                del inputs[name]
+        return digest_of(inputs)
+
+    @property
+    def model_group(self) -> dict[str, Any]:
+        """The group `model` of params.yaml for this cell."""
+        chosen = {key: value for key, value in self.model_settings.items() if key != "files"}
+        return {"name": self.model, "seed": self.seed} | chosen
+
+    @property
+    def noise_seed(self) -> int:
+        """The seed of the noise, different for different cells."""
+        return int(self.digest, 16)
+
+    @property
+    def is_diagnosed(self) -> bool:
+        """Whether diagnostics are recorded of it."""
+        return self.is_first and bool(self.record.get("diagnostics"))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the first of its seeds and folds, whose noise trace is kept."""
+        return self.seed == 0 and (self.fold is None or (self.fold.repeat, self.fold.fold) == (0, 0))
+
+
+Group = tuple[Trial, ...]
+"""Cells of one data set, model, method and epsilon, a handful."""
+
+
+def digest_of(document: object) -> str:
+    """A short SHA-256 of a JSON document."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> list[Trial]:
+    """Every cell, in the order of the file. cards: of each data set. file: its name, for messages.
+
+    Raises ParamsRefusedError where a data set's records are private, and for an unknown model, algorithm or setting;
+    ModelRefusedError for a model's file that is not there; DataRefusedError for a transform that the records cannot
+    have.
+    """
+    for problem in comparison.problems:
+        _check_problem(problem, cards[problem.dataset], file)
+    known = [
+        (variant, epsilon, _resolved(variant, epsilon, file))
+        for variant in variants(comparison)
+        for epsilon in (variant.epsilons if variant.private else (None,))
+    ]
+    digests = {name: digest_of(card.model_dump_json()) for name, card in cards.items()}
+    return [
+        Trial(
+            dataset=problem.dataset,
+            card=digests[problem.dataset],
+            model=problem.model,
+            method=variant.method,
+            label=variant.label,
+            setting=variant.setting,
+            settings=settings,
+            accountant=variant.accountant,
+            epsilon=epsilon,
+            delta=variant.delta if variant.private else 0.0,
+            seed=seed,
+            fold=fold,
+            record=_recorded(comparison.record),
+            transform=problem.transform,
+            model_settings=_model_settings(problem),
+            features=_features(variant, file),
+        )
+        for problem in comparison.problems
+        for variant, epsilon, settings in known
+        for seed, fold in product(range(comparison.seeds), _folds(comparison))
+    ]
+
+
+def groups(wanted: Sequence[Trial]) -> Iterator[Group]:
+    """The cells in groups that share data set, transform, model, method and epsilon, at most 20 in each."""
+    together: dict[tuple[Any, ...], list[Trial]] = {}
+    for cell in wanted:
+        key = (cell.dataset, cell.transform, cell.model, cell.method, cell.setting, cell.epsilon)
+        together.setdefault(key, []).append(cell)
+    for members in together.values():
+        for start in range(0, len(members), _MOST_IN_A_GROUP):
+            yield tuple(members[start : start + _MOST_IN_A_GROUP])
+
+
+def code_digest() -> str:
+    """A digest of the algorithms' source code, to tell results of different versions apart."""
+    import algorithms
+
+    folder = Path(next(iter(algorithms.__path__)))
+    files = sorted(folder.rglob("*.py"))
+    return digest_of([[str(file.relative_to(folder)), file.read_text(encoding="utf-8")] for file in files])
+
+
+def _recorded(record: Record) -> dict[str, Any]:
+    document: dict[str, Any] = record.model_dump()
+    if not record.diagnostics:
+        del document["diagnostics"]  # as it was before there were any, so that finished cells stay valid
+    return document
+
+
+def _folds(comparison: Comparison) -> Sequence[Fold | None]:
+    chosen = comparison.folds
+    if chosen is None:
+        return [None]
+    places = product(range(chosen.repeats), range(chosen.k))
+    return [Fold(chosen.k, chosen.seed, repeat, fold) for repeat, fold in places]
+
+
+def _model_settings(problem: Problem) -> dict[str, Any]:
+    """The settings with the SHA-256 of the files that they name, so that another file is another cell."""
+    files = model_files(Model.model_validate({"name": problem.model} | problem.model_settings))
+    return {**problem.model_settings, "files": files} if files else dict(problem.model_settings)
+
+
+def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
+    if not card.public:
+        raise ParamsRefusedError(
+            f"{file}: the records of {problem.dataset!r} are private, and a comparison as a whole is charged to"
+            " nobody; compare on public data sets."
+        )
+    public_description(card, problem.transform)
+    if problem.model not in MODELS:
+        raise ParamsRefusedError(
+            f"{file}: there is no model {problem.model!r}; choose one of {', '.join(MODELS)}."
+        )
+
+
+def _resolved(variant: Variant, epsilon: float | None, file: str) -> dict[str, Any]:
+    """The settings with every default filled in, so that a changed default is a changed cell."""
+    key, given = f"methods.{variant.method}.algorithm", variant.at(epsilon)
+    try:
+        algorithm = from_settings(given)
+    except RefusedError as refusal:
+        raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
+    except ValidationError as error:
+        raise ParamsRefusedError(f"{file}: {_problem(key, error)}; correct it.") from None
+    name = given["name"]
+    own: dict[str, Any] = TypeAdapter(CATALOGUE[name]).dump_python(algorithm, mode="json")
+    return {"name": name} | own
+
+
+def _features(variant: Variant, file: str) -> dict[str, Any]:
+    """The settings of the features with every default filled in."""
+    key = f"methods.{variant.method}.features"
+    if variant.features in ({}, {"name": "none"}):
+        return {}
+    try:
+        features = features_from_settings(variant.features)
+    except RefusedError as refusal:
+        raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
+    except ValidationError as error:
+        raise ParamsRefusedError(f"{file}: {_problem(key, error)}; correct it.") from None
+    own: dict[str, Any] = TypeAdapter(type(features)).dump_python(features, mode="json")
+    return {"name": variant.features["name"]} | own
+
+
+def _problem(key: str, error: ValidationError) -> str:
+    problem: dict[str, Any] = dict(error.errors()[0])
+    path = ".".join(map(str, (key, *problem["loc"])))
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"unknown setting {path}"
+    if problem["type"] in ("missing", "missing_argument"):
+        return f"{path} is missing"
+    return f"{path} is {problem['input']!r}, but {problem['msg'].replace('Input should', 'it should', 1)}"

@@ -1,0 +1,297 @@
+"""Recipes: the model and the settings that suit a data set and an algorithm, from recipes.yaml.
+
+Changes to params.yaml that a person or a deployment asks for: made in the file, so that DVC sees them.
+
+The file keeps its comments. What it would become is checked whole before a byte of it is written.
+"""
+
+import io
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import RoundTripRepresenter
+
+from data.schema import registry
+from data.schema.card import DataCard, Records
+from tasks.config import params
+from tasks.config.params import Model, Params, ParamsRefusedError
+
+RECIPES = Path(__file__).with_name("recipes.yaml")
+_SMALLEST_SIDE = 20
+_LARGEST_BATCH = 8192
+"""Of a data set without a recipe: where there are so many records, larger batches cost time and gain little."""
+_NOISE_OF_A_STEP = 65.0
+"""In the mean of a batch, in clip norms, times records and epsilon over sqrt(parameters): with 300 steps, at 1e-5."""
+_NOISE_TAKEN = {"tables": 0.1, "images": 0.2, "texts": 0.3}
+"""How far the noise of a step may move the parameters; what comes of that stands in docs/results/defaults.md."""
+_LARGEST_RATE = 8.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """model: its name. settings: of the algorithm, without its name."""
+
+    model: str
+    settings: dict[str, Any]
+
+
+def recipe(card: DataCard, algorithm: str, epsilon: float) -> Recipe:
+    """The recipe of a data set for an algorithm; one by the kind and the public numbers of the data, and by epsilon,
+    where the file has none.
+
+    An algorithm that the file does not know gets no settings: whether it exists is for its catalogue to say.
+    """
+    written = _written()
+    own = written.get(card.name, {}).get(algorithm)
+    if own:
+        return Recipe(own["model"], own["settings"])
+    usual, model = written["default"].get(algorithm, {"settings": {}}), _model_for(card)
+    settings = _with_batches(usual["settings"] | usual.get(_kind(card), {}), card.records)
+    return Recipe(model, _with_learning_rate(settings, card, model, epsilon))
+
+
+@lru_cache(maxsize=1)
+def _written() -> dict[str, Any]:
+    recipes: dict[str, Any] = YAML(typ="safe", pure=True).load(RECIPES)
+    return recipes
+
+
+def _model_for(card: DataCard) -> str:
+    if card.tokens is not None:
+        return "bilstm"
+    if len(card.input_shape) == 3:
+        return "tanh_cnn" if min(card.input_shape[1:]) >= _SMALLEST_SIDE else "softmax"
+    return "logistic" if len(card.classes) == 2 else "softmax"
+
+
+def _kind(card: DataCard) -> str:
+    if card.tokens is not None:
+        return "texts"
+    return "images" if len(card.input_shape) == 3 else "tables"
+
+
+def _with_batches(settings: dict[str, Any], records: Records) -> dict[str, Any]:
+    """The settings with a batch size for a share of the records; an algorithm without privacy has no sampling rate."""
+    of = {"sampling_rate": records.train, "batch_share": records.train or records.at_most}
+    share = next((name for name in of if name in settings and of[name] is not None), None)
+    if share is None:
+        return settings
+    others = {key: value for key, value in settings.items() if key != share}
+    batch = min(_LARGEST_BATCH, max(1, round(settings[share] * (of[share] or 1))))
+    return {"batch_size": batch, **others}
+
+
+def _with_learning_rate(
+    settings: dict[str, Any], card: DataCard, model: str, epsilon: float
+) -> dict[str, Any]:
+    """The settings with a learning rate where the file leaves it open: the less noise in a step, the longer it is."""
+    update = settings.get("update", {})
+    if update.get("learning_rate", 0.0) is not None:
+        return settings
+    from algorithms.models import build  # torch, which takes seconds to import
+
+    classes, records = len(card.classes), card.records.train or card.records.at_most or 1
+    made = build(model, input_shape=card.input_shape, classes=classes, seed=0, tokens=card.tokens)
+    noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
+    rate = min(_LARGEST_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
+    return settings | {"update": update | {"learning_rate": float(f"{rate:.2g}")}}
+
+
+_RIVALS = (("batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
+"""Settings of algorithms for one thing, of which one alone may be given."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to change; None leaves a value as it is.
+
+    dataset: also sets the model and the algorithm's settings by its recipe. algorithm: also, for the data set that
+    stands. settings: values by dotted key, such as {"algorithm.steps": 100}, made last; of two for one thing,
+    such as a batch size and a sampling rate, the one that is named here replaces the other.
+    """
+
+    dataset: str | None = None
+    algorithm: str | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    seed: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Revision:
+    """params.yaml as it was and as it is to be, and what it then says."""
+
+    path: Path
+    before: str
+    after: str
+    params: Params
+
+    @property
+    def changes(self) -> bool:
+        """Whether any value differs."""
+        return self.after != self.before
+
+    def write(self) -> None:
+        """Put the new text in place, whole or not at all."""
+        _replace(self.path, self.after)
+
+    def undo(self) -> None:
+        """Put the old text back."""
+        _replace(self.path, self.before)
+
+
+def settings_of(assignments: Iterable[str]) -> dict[str, Any]:
+    """Dotted keys with their values, from texts such as "privacy.delta=1e-6"; a value is read as YAML.
+
+    Raises ParamsRefusedError for a text of another form.
+    """
+    settings = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals or not key.strip(" ."):
+            raise ParamsRefusedError(
+                f"--set takes key=value, such as privacy.delta=1e-6, not {assignment!r}."
+            )
+        settings[key.strip()] = _value(key, value)
+    return settings
+
+
+def _value(key: str, text: str) -> Any:
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError:
+        raise ParamsRefusedError(
+            f"the value of --set {key} is not valid YAML: {text!r}; put it in quotes."
+        ) from None
+
+
+def revise(root: Path, request: Request) -> Revision:
+    """What params.yaml in `root` becomes by `request`; nothing is written.
+
+    Raises ParamsRefusedError, DataRefusedError for an unknown data set, and RefusedError for an unknown algorithm.
+    """
+    path = root / "params.yaml"
+    params.load(path, reads=())
+    before = path.read_text(encoding="utf-8")
+    document = _yaml().load(before)
+    unchanged = _text(document)
+    _change(document, request, cards=root / "data" / "cards")
+    text = _text(document)
+    after = before if text == unchanged else text
+    parsed = params.parse(YAML(typ="safe", pure=True).load(after))
+    registry.card(parsed.data.dataset, root / "data" / "cards")
+    return Revision(path, before, after, parsed)
+
+
+def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
+    named = {"data.dataset": request.dataset, "privacy.epsilon": request.epsilon}
+    named |= {"privacy.delta": request.delta, "model.seed": request.seed}
+    wanted = {key: value for key, value in named.items() if value is not None}
+    for key, value in wanted.items():
+        _set(document, key, value)
+    if request.dataset is not None or request.algorithm is not None:
+        epsilon = request.settings.get("privacy.epsilon", _get(document, "privacy.epsilon"))
+        _follow_recipe(document, request.algorithm, epsilon, cards=cards)
+    for key, value in request.settings.items():
+        _set(document, key, value)
+    _drop_rivals(document, request.settings)
+
+
+def _drop_rivals(document: dict[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Of two settings for one thing, the one that is asked for replaces the one that stands."""
+    for pair in _RIVALS:
+        for name, other in (pair, pair[::-1]):
+            if wanted.get(f"algorithm.{name}") is not None and f"algorithm.{other}" not in wanted:
+                document["algorithm"].pop(other, None)
+
+
+def _follow_recipe(document: dict[str, Any], algorithm: str | None, epsilon: Any, *, cards: Path) -> None:
+    """epsilon: that of the run; one that is no positive number is refused when the whole is checked."""
+    stands = params.parse(document, reads=("data", "model"))
+    name = algorithm or _get(document, "algorithm.name")
+    usable = isinstance(epsilon, int | float) and 0 < epsilon < math.inf
+    chosen = recipe(registry.card(stands.data.dataset, cards), str(name), epsilon if usable else 1.0)
+    kept = {key: getattr(stands.model, key) for key in ("seed", "precision")}
+    _become(document["model"], Model(name=chosen.model, **kept).model_dump())
+    _become(document["algorithm"], {"name": name, **chosen.settings})
+    # A recipe is for the records as they are.
+    if "transform" in document["data"]:
+        _set(document, "data.transform", "none")
+    if "features" in document:
+        _become(document["features"], {"name": "none"})
+
+
+def _become(target: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Give a mapping these values in place, so that the comments of the keys that stay stay too."""
+    for key in [key for key in target if key not in values]:
+        del target[key]
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value and isinstance(target.get(key), dict):
+            _become(target[key], value)
+        elif key not in target or target[key] != value:
+            target[key] = value
+
+
+def _get(document: Mapping[str, Any], key: str) -> Any:
+    value: Any = document
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _set(document: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key; keys that lead nowhere are made, for the check of the whole to refuse."""
+    *parents, last = key.split(".")
+    place = document
+    for parent in parents:
+        inner = place.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise ParamsRefusedError(
+                f"params.yaml: unknown key {key}; {parent} is a value, not a group of keys."
+            )
+        place = inner
+    if last not in place or not _same(place[last], value):
+        place[last] = value
+
+
+def _same(one: object, other: object) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+class _Representer(RoundTripRepresenter):
+    """Writes null where ruamel.yaml would leave the value empty."""
+
+    def represent_none(self, data: Any) -> ScalarNode:
+        node: ScalarNode = self.represent_scalar("tag:yaml.org,2002:null", "null")
+        return node
+
+
+_Representer.add_representer(type(None), _Representer.represent_none)
+
+
+def _yaml() -> YAML:
+    yaml = YAML()
+    yaml.Representer = _Representer
+    yaml.width = 120
+    return yaml
+
+
+def _text(document: object) -> str:
+    stream = io.StringIO()
+    _yaml().dump(document, stream)
+    return stream.getvalue()
+
+
+def _replace(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)

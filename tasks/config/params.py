@@ -1,0 +1,305 @@
+"""The groups of params.yaml as strict models.
+
+params.yaml as strict models: unknown keys, wrong types and impossible values are refused with the key's path.
+
+A stage names the groups that it reads; touching another group is an error, so that what a stage reads and what
+dvc.yaml lists for it can be compared.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from data.prepare.description import Transform
+
+_PASSWORD = re.compile(r"://[^/@]*:[^@]*@|[?&](ssl)?password=")
+
+
+Word = Annotated[str, Field(min_length=1)]
+
+
+class Group(BaseModel):
+    """One group of params.yaml."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Data(Group):
+    """dataset: the name of a data card. transform: of its records, each by itself; scattering is for images.
+
+    blocks: those to train on, of a data set whose card says blocks; empty for all that there are.
+    """
+
+    dataset: str = Field(min_length=1)
+    transform: Transform = "none"
+    blocks: list[Word] = Field(default_factory=list)
+
+
+class Privacy(Group):
+    """The target of a run.
+
+    count_noise: noise multiplier of the number of records, which is released when it is private.
+    noise: "seeded" is for tests and comparisons, and its results are not private. diagnostics: records what clipping
+    and noise did to each gradient, of public records alone; the run is then not private either.
+    """
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(ge=0, lt=1)
+    accountant: Literal["pld", "rdp", "pure"] = "pld"
+    noise: Literal["secure", "seeded"] = "secure"
+    count_noise: float = Field(default=100.0, gt=0)
+    diagnostics: bool = False
+
+
+class Model(Group):
+    """Which model, where it starts, and what of it is trained.
+
+    name: of the catalogue of models. seed: of its start, which is public. precision: of its gradients. settings: the
+    model's own. start: path of a safetensors file with the parameters to start from, of a public model or of an earlier
+    release. fresh: layers or parameters, by name, that the file does not give. freeze: those that are not trained.
+    views: of each image, by which its gradient is averaged.
+
+    The plan holds the SHA-256 of every file that is named here, and training refuses another file under the same name;
+    DVC does not watch these files, so a changed file should have a new name.
+    """
+
+    name: str = Field(min_length=1)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    precision: Literal["float32", "bfloat16"] = "float32"
+    settings: dict[str, JsonValue] = Field(default_factory=dict)
+    start: str | None = Field(default=None, min_length=1)
+    fresh: list[Word] = Field(default_factory=list)
+    freeze: list[Word] = Field(default_factory=list)
+    views: int = Field(default=1, ge=1)
+
+
+class Memory(Group):
+    """Settings that never change the result, but for its rounding.
+
+    memory_mb: for per-record work; physical_batch, the records taken at once, follows from it unless given, and is
+    rounded down to a multiple of 64, or to 32 or 1.
+    """
+
+    memory_mb: int = Field(default=1024, ge=1)
+    physical_batch: int | None = Field(default=None, ge=1)
+
+
+class Performance(Memory):
+    """Further settings of the same kind. checkpoint_seconds: between two."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int | None = Field(default=None, ge=1)
+    checkpoint_seconds: float = Field(default=10.0, gt=0)
+
+
+class Tracking(Group):
+    """Where Weights & Biases keeps the runs."""
+
+    project: str = Field(default="epsilonflow", min_length=1)
+    mode: Literal["offline", "online", "disabled"] = "offline"
+    entity: str | None = Field(default=None, min_length=1)
+
+
+class LedgerPlace(Group):
+    """url: of the ledger, without a password. Whose budget is charged is the data card's to say."""
+
+    url: str | None = Field(default=None, min_length=1)
+
+    @field_validator("url")
+    @classmethod
+    def _has_no_password(cls, url: str | None) -> str | None:
+        if url and _PASSWORD.search(url):
+            raise ValueError(
+                "a password does not belong in a file; put the whole URL in EPSILONFLOW_LEDGER_URL"
+            )
+        return url
+
+
+MODELS: Mapping[str, type[Group]] = {
+    "data": Data,
+    "privacy": Privacy,
+    "model": Model,
+    "performance": Performance,
+    "tracking": Tracking,
+    "ledger": LedgerPlace,
+}
+GROUPS = ("data", "privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
+OPTIONAL = ("features", "performance", "tracking", "ledger")
+WITHOUT_EFFECT = ("performance", "tracking", "ledger")
+"""What never changes a result, so that no stage of dvc.yaml depends on it."""
+
+
+if TYPE_CHECKING:
+    from algorithms.core.features import Features
+    from algorithms.core.method import Algorithm
+
+
+class ParamsRefusedError(ValueError):
+    """Parameters that cannot be used; the message names the key, what is wrong and what is allowed."""
+
+
+_Parsed = TypeVar("_Parsed", bound=Group)
+
+
+@dataclass(frozen=True)
+class Params:
+    """The groups that a stage reads; any other group raises LookupError."""
+
+    groups: Mapping[str, Any]
+
+    @property
+    def data(self) -> Data:
+        """Which data set."""
+        return self._group("data", Data)
+
+    @property
+    def privacy(self) -> Privacy:
+        """The target, the accountant and the source of noise."""
+        return self._group("privacy", Privacy)
+
+    @property
+    def algorithm(self) -> "Algorithm[Any]":
+        """The algorithm with its settings, as `algorithms.methods.registry.from_settings` made it."""
+        algorithm: Algorithm[Any] = self._read("algorithm")[1]
+        return algorithm
+
+    @property
+    def algorithm_settings(self) -> Mapping[str, Any]:
+        """The algorithm's group as params.yaml has it, `name` included."""
+        settings: Mapping[str, Any] = self._read("algorithm")[0]
+        return settings
+
+    @property
+    def features(self) -> "Features | None":
+        """What is learned about the features before training; None for nothing."""
+        features: Features | None = self._read("features")[1]
+        return features
+
+    @property
+    def features_settings(self) -> Mapping[str, Any]:
+        """The group of the features as params.yaml has it."""
+        settings: Mapping[str, Any] = self._read("features")[0]
+        return settings
+
+    @property
+    def model(self) -> Model:
+        """Which model, and the seed of its start."""
+        return self._group("model", Model)
+
+    @property
+    def performance(self) -> Performance:
+        """Settings that never change the result."""
+        return self._group("performance", Performance)
+
+    @property
+    def tracking(self) -> Tracking:
+        """Where Weights & Biases keeps the runs."""
+        return self._group("tracking", Tracking)
+
+    @property
+    def ledger(self) -> LedgerPlace:
+        """Where the ledger is and whose budget is charged."""
+        return self._group("ledger", LedgerPlace)
+
+    def _group(self, name: str, kind: type[_Parsed]) -> _Parsed:
+        group = self._read(name)
+        if not isinstance(group, kind):
+            raise TypeError(f"the group {name!r} is no {kind.__name__}")
+        return group
+
+    def _read(self, name: str) -> Any:
+        if name not in self.groups:
+            raise LookupError(
+                f"this stage reads the group {name!r}: add it to its READS and to its params in dvc.yaml"
+            )
+        return self.groups[name]
+
+
+def load(path: Path, *, reads: tuple[str, ...]) -> Params:
+    """The named groups of the params.yaml at `path`; only these are validated.
+
+    Raises ParamsRefusedError for a file that is no YAML, unknown keys, wrong types and impossible values, and
+    algorithms.privacy.errors.RefusedError for an unknown algorithm.
+    """
+    try:
+        document = YAML(typ="safe", pure=True).load(path)
+    except OSError:
+        raise ParamsRefusedError(
+            f"There is no file {path}; run this in the folder that holds params.yaml."
+        ) from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ParamsRefusedError(f"{path.name} is not valid YAML{_line(error)}; correct it.") from None
+    return parse(document, reads=reads, name=path.name)
+
+
+def parse(document: object, *, reads: tuple[str, ...] = GROUPS, name: str = "params.yaml") -> Params:
+    """The named groups of a document that is read already; see `load`."""
+    if not isinstance(document, Mapping):
+        raise ParamsRefusedError(
+            f"{name} must hold the groups {', '.join(GROUPS)}, each with its keys; correct it."
+        )
+    unknown = [str(key) for key in document if key not in GROUPS]
+    if unknown:
+        raise ParamsRefusedError(f"{name}: unknown key {unknown[0]}; the groups are {', '.join(GROUPS)}.")
+    return Params({group: _parsed(document, group, name) for group in reads})
+
+
+def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
+    values = document.get(group, {} if group in OPTIONAL else None)
+    if not isinstance(values, Mapping):
+        problem = "is missing" if group not in document else "must be keys with values"
+        raise ParamsRefusedError(f"{name}: the group {group} {problem}; correct it.")
+    try:
+        if group == "algorithm":
+            return values, _algorithm(values)
+        if group == "features":
+            return values, _features(values)
+        return MODELS[group].model_validate(dict(values))
+    except ValidationError as error:
+        raise ParamsRefusedError(f"{name}: {_sentence(group, error)}.") from None
+
+
+def _algorithm(values: Mapping[Any, Any]) -> "Algorithm[Any]":
+    if not isinstance(values.get("name"), str):
+        raise ParamsRefusedError("params.yaml: algorithm.name is missing; give the name of an algorithm.")
+    from algorithms.methods.registry import from_settings  # torch, which takes seconds to import
+
+    return from_settings(dict(values))
+
+
+def _features(values: Mapping[Any, Any]) -> "Features | None":
+    if values.get("name", "none") == "none" and set(values) <= {"name"}:
+        return None
+    from algorithms.features.registry import from_settings  # torch, as above
+
+    return from_settings(dict(values))
+
+
+def _sentence(group: str, error: ValidationError) -> str:
+    return "; ".join(_problem(group, problem) for problem in map(dict, error.errors()))
+
+
+def _problem(group: str, problem: dict[str, Any]) -> str:
+    key = ".".join(map(str, (group, *problem["loc"])))
+    if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"unknown key {key}{_known(group)}"
+    if problem["type"] in ("missing", "missing_argument"):
+        return f"{key} is missing"
+    if problem["type"] in ("value_error", "assertion_error"):
+        return f"{key}: {problem['msg'].partition(', ')[2]}"
+    return f"{key} is {problem['input']!r}, but {problem['msg'].replace('Input should', 'should', 1)}"
+
+
+def _known(group: str) -> str:
+    return f"; the keys of {group} are {', '.join(MODELS[group].model_fields)}" if group in MODELS else ""
+
+
+def _line(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f" near line {mark.line + 1}" if mark else ""

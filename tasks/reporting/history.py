@@ -1,0 +1,310 @@
+"""Pictures of what was before a run: spending by block, and retrainings over their periods.
+
+What was before a run: its population's blocks by the ledger, and the earlier periods of its retraining.
+
+Everything is as it was when the run had settled, so that a report made later says the same. Nothing here is about
+private records but numbers that were released and paid for; held-out records are public.
+
+What the page says and draws of a run's history; the words around it are in history.html.j2.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from algorithms.privacy.card.words import rounded_up
+from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
+from tasks.reporting.figures import Theme, empty, legend, styled
+from tasks.retraining.registry import Registry, State, States
+
+_MOST_NAMES, _LONGEST_NAME, _FEWEST_PLACES, _MOST_BARS = 10, 12, 6, 60
+_OUT_OF_SIGHT = 20.0
+"""A cap that is this many times the largest spend is named and not drawn: no bar could be seen beside it."""
+
+
+def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> Figure:
+    """Epsilon spent on each block against its cap, in the order of declaration; columns as in `History.blocks`."""
+    figure, axes = empty(theme)
+    places, retired = np.arange(len(blocks)), blocks["retired"].to_numpy(dtype=bool)
+    spent, cap = blocks["spent_epsilon"].to_numpy(), blocks["cap_epsilon"].to_numpy()
+    # Gaps between very many bars would be drawn unevenly.
+    shape: dict[str, Any] = (
+        {"width": 0.8} if len(blocks) <= _MOST_BARS else {"width": 1.0, "antialiased": False}
+    )
+    for chosen, colour, alpha, words in (
+        (~retired, theme.accent, 1.0, "spent"),
+        (retired, theme.muted, 0.55, "spent, retired"),
+    ):
+        if chosen.any():
+            axes.bar(
+                places[chosen], spent[chosen], color=colour, alpha=alpha, label=words, linewidth=0, **shape
+            )
+    top = _caps(axes, places, cap, float(spent.max()), theme)
+    axes.set(xlabel="block", ylabel="privacy spent (epsilon)", ylim=(0, top or 1.0))
+    _name(axes, list(blocks["block"]))
+    legend(axes, theme, outside=True, columns=3)
+    return figure
+
+
+def _caps(axes: Axes, places: NDArray[Any], cap: NDArray[Any], spent: float, theme: Theme) -> float:
+    """Draws the cap of each block, or names it where it is out of sight; returns where the axis ends."""
+    highest = float(cap.max())
+    look: dict[str, Any] = {"color": theme.second, "linestyle": "--"}
+    if 0 < spent * _OUT_OF_SIGHT < highest:
+        axes.plot([], [], label=f"cap {_number(highest)}, far above", **look)
+        return 1.1 * spent
+    edges = np.append(places - 0.5, places[-1] + 0.5)
+    axes.plot(np.repeat(edges, 2)[1:-1], np.repeat(cap, 2), label="cap", **look)
+    return 1.08 * max(spent, highest)
+
+
+def retrainings_figure(retrainings: pd.DataFrame, *, theme: Theme) -> Figure:
+    """Held-out accuracy and epsilon over the periods, one above the other; columns as in `History.retrainings`."""
+    figure, above = empty(theme, height=4.6, rows=2)
+    below = styled(figure.add_subplot(2, 1, 2, sharex=above), theme)
+    _accuracies(above, retrainings, theme)
+    _costs(below, retrainings, theme)
+    _name(below, list(retrainings["period"]))
+    above.tick_params(labelbottom=False)
+    below.set(xlabel="period")
+    return figure
+
+
+def _accuracies(axes: Axes, retrainings: pd.DataFrame, theme: Theme) -> None:
+    places, accuracy = np.arange(len(retrainings)), retrainings["accuracy"].to_numpy()
+    models = np.isfinite(accuracy)
+    axes.plot(places[models], accuracy[models], color=theme.accent, linewidth=1, zorder=1)
+    for outcome, words, colour, edge in (
+        ("promoted", "served", theme.accent, theme.accent),
+        ("kept", "did not serve", theme.ground, theme.accent),
+        (THIS_RUN, THIS_RUN, theme.second, theme.second),
+    ):
+        chosen = models & (retrainings["outcome"] == outcome).to_numpy()
+        if chosen.any():
+            axes.scatter(
+                places[chosen], accuracy[chosen], color=colour, edgecolor=edge, s=26, label=words, zorder=2
+            )
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set(ylabel="right answers")
+    legend(axes, theme, outside=True, columns=3)
+
+
+def _costs(axes: Axes, retrainings: pd.DataFrame, theme: Theme) -> None:
+    places, epsilon = np.arange(len(retrainings)), retrainings["epsilon"].fillna(0.0).to_numpy()
+    models = retrainings["accuracy"].notna().to_numpy()
+    for chosen, colour, words in (
+        (models, theme.accent, "of a model"),
+        (~models, theme.muted, "spent without a model"),
+    ):
+        if chosen.any():
+            axes.bar(places[chosen], epsilon[chosen], color=colour, width=0.6, label=words)
+    axes.set(ylabel="epsilon of the run")
+    if not models.all():
+        legend(axes, theme, outside=True, columns=2)
+
+
+def accuracy_figure(retrainings: pd.DataFrame, *, theme: Theme) -> Figure:
+    """Held-out accuracy of the models against their epsilon; columns as in `History.retrainings`."""
+    figure, axes = empty(theme, height=2.8)
+    for chosen, colour, words in (
+        (retrainings["outcome"] != THIS_RUN, theme.accent, "earlier models"),
+        (retrainings["outcome"] == THIS_RUN, theme.second, THIS_RUN),
+    ):
+        axes.scatter(
+            retrainings["epsilon"][chosen], retrainings["accuracy"][chosen], color=colour, s=26, label=words
+        )
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set(xlabel="epsilon of the run", ylabel="right answers")
+    legend(axes, theme, outside=True, columns=2)
+    return figure
+
+
+def _name(axes: Axes, names: Sequence[str]) -> None:
+    """Names at some of the places 0, 1, ... of the horizontal axis, evenly apart, the last included."""
+    step = -(-len(names) // _MOST_NAMES)
+    shown = range((len(names) - 1) % step, len(names), step)
+    axes.set_xticks(list(shown), labels=[_short(names[place]) for place in shown])
+    if len(shown) > _FEWEST_PLACES // 2 or max(map(len, names)) > _FEWEST_PLACES:
+        axes.tick_params(axis="x", labelrotation=45)
+    margin = 0.6 + max(0.0, (_FEWEST_PLACES - len(names)) / 2)
+    axes.set_xlim(-margin, len(names) - 1 + margin)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _number(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:g}"
+
+
+BLOCKS = ("block", "spent_epsilon", "spent_delta", "cap_epsilon", "cap_delta", "retired")
+RETRAININGS = ("period", "outcome", "run_id", "epsilon", "accuracy", "blocks")
+THIS_RUN = "this run"
+"""The outcome of the run itself: it is compared with the model that serves after its report is made."""
+
+
+@dataclass(frozen=True)
+class History:
+    """blocks: columns block, spent_epsilon, spent_delta, cap_epsilon, cap_delta, retired; a population's, in order.
+
+    retrainings: columns period, outcome, run_id, epsilon, accuracy, blocks (a text); the oldest first, this run last.
+    epsilon is what a run counts for, accuracy held-out and NaN where there is no model. Either may be empty.
+    """
+
+    blocks: pd.DataFrame
+    retrainings: pd.DataFrame
+
+
+def nothing() -> History:
+    """The history of a run on a whole population."""
+    return History(_frame([], BLOCKS), _frame([], RETRAININGS))
+
+
+def is_on_blocks(receipt: Mapping[str, Any]) -> bool:
+    """Whether a run was charged to blocks; all others have no history, and need no ledger to say so."""
+    return bool(receipt.get("blocks", [WHOLE_POPULATION]) != [WHOLE_POPULATION])
+
+
+def history(
+    receipt: Mapping[str, Any], metrics: Mapping[str, Any], *, ledger: Ledger, home: Path, root: Path
+) -> History:
+    """The history of a finished run on blocks.
+
+    receipt, metrics: the run's. home: where states of retrainings are kept. root: the checkout, with its models. A
+    ledger that does not know the run leaves the blocks that the receipt names, and no retrainings.
+    """
+    if ledger.status(receipt["run_id"]) != "settled":
+        return History(_blocks_of_receipt(receipt), nothing().retrainings)
+    past = settlement(ledger, receipt["population"], receipt["run_id"])
+    rows = [
+        (b.block, b.spent.epsilon, b.spent.delta, b.cap.epsilon, b.cap.delta, b.retired) for b in past.blocks
+    ]
+    return History(_frame(rows, BLOCKS), _retrainings(receipt, metrics, past, home, root))
+
+
+def _blocks_of_receipt(receipt: Mapping[str, Any]) -> pd.DataFrame:
+    rows = [
+        (row["name"], *(row[part][name] for part in ("spent", "cap") for name in ("epsilon", "delta")), False)
+        for row in receipt["ledger"].get("blocks", ())
+    ]
+    return _frame(rows, BLOCKS)
+
+
+def _retrainings(
+    receipt: Mapping[str, Any], metrics: Mapping[str, Any], past: Settlement, home: Path, root: Path
+) -> pd.DataFrame:
+    if past.run.retraining is None:
+        return nothing().retrainings
+    name, _, period = past.run.retraining.rpartition(" ")
+    registry = Registry(root / "models" / name)
+    # In the order in which they began: names of periods of several lengths do not sort by time.
+    earlier = itertools.takewhile(
+        lambda state: state.period != period, States(home / "retrainings" / name).all()
+    )
+    rows = [_row(state, past, registry) for state in earlier]
+    this = (receipt["run_id"], metrics["epsilon"], metrics["test_accuracy"], _words(receipt["blocks"]))
+    return _frame([*rows, (period, THIS_RUN, *this)], RETRAININGS)
+
+
+def _row(state: State, past: Settlement, registry: Registry) -> tuple[Any, ...]:
+    """An earlier period. A run without a model counts for what the ledger charged; without a run nothing was."""
+    found = registry.metrics(state.run_id) if state.run_id else {}
+    run = past.books.runs.get(state.run_id or "")
+    epsilon = found.get("epsilon", run.charged.epsilon if run else 0.0)
+    accuracy = found.get("test_accuracy")
+    return state.period, state.kind, state.run_id, epsilon, accuracy, _words(state.blocks)
+
+
+def _words(blocks: Sequence[str]) -> str:
+    """Blocks as a table shows them: all of a few, else the first, the last and how many."""
+    return ", ".join(blocks) if len(blocks) < 4 else f"{blocks[0]} to {blocks[-1]} ({len(blocks)})"
+
+
+def _frame(rows: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> pd.DataFrame:
+    """A table; a number that there is not, or that is infinite, is NaN."""
+    table = pd.DataFrame(rows, columns=list(columns))
+    numbers = [name for name in columns if name.endswith(("epsilon", "delta", "accuracy"))]
+    return table.assign(**{name: pd.to_numeric(table[name]).replace(math.inf, math.nan) for name in numbers})
+
+
+_MOST_ROWS = 12
+_DIFFERS = 1.02
+"""Accuracy is drawn against epsilon where the largest epsilon is more than this many times the smallest."""
+_BECAME = {
+    "promoted": "its model served",
+    "kept": "its model did not serve",
+    "forfeited": "given up; all of it counts as spent",
+    "given up": "given up",
+    "open": "not finished",
+    THIS_RUN: THIS_RUN,
+}
+
+
+def drawings(history: History) -> dict[str, tuple[Callable[[Theme], Figure], str]]:
+    """The figures that there is something to draw for, by name, each with its words for who cannot see it."""
+    blocks, retrainings = history.blocks, history.retrainings
+    found: dict[str, tuple[Callable[[Theme], Figure], str]] = {}
+    if not blocks.empty:
+        found["blocks"] = lambda theme: blocks_figure(blocks, theme=theme), _blocks_in_words(blocks)
+    models = retrainings.dropna(subset=["accuracy"])
+    if len(models) > 1:
+        words = (
+            f"Right answers of {len(models)} models over {len(retrainings)} periods, from"
+            f" {models['accuracy'].iloc[0]:.1%} to {models['accuracy'].iloc[-1]:.1%}, and epsilon of each run below."
+        )
+        found["retrainings"] = lambda theme: retrainings_figure(retrainings, theme=theme), words
+    private = models.dropna(subset=["epsilon"])
+    least, most = private["epsilon"].min(), private["epsilon"].max()
+    if most > _DIFFERS * least:
+        words = f"Right answers of {len(private)} models whose epsilon is between {least:.3g} and {most:.3g}."
+        found["accuracy"] = lambda theme: accuracy_figure(private, theme=theme), words
+    return found
+
+
+def _blocks_in_words(blocks: pd.DataFrame) -> str:
+    spent, cap = blocks["spent_epsilon"], blocks["cap_epsilon"]
+    over = "" if (spent <= cap).all() else " Some are above a cap that was lowered later."
+    return (
+        f"Epsilon spent on each of {len(blocks)} blocks, from {spent.min():.3g} to {spent.max():.3g}, against caps of"
+        f" at most {cap.max():,.10g}; {int(blocks['retired'].sum())} are retired.{over}"
+    )
+
+
+def shown(history: History, *, read: int) -> dict[str, object]:
+    """What the template takes. read: how many blocks this run read."""
+    blocks, retrainings = history.blocks, history.retrainings
+    served = retrainings.loc[retrainings["outcome"] == "promoted", "period"]
+    serving = None if served.empty else str(served.iloc[-1])
+    last = retrainings.iloc[::-1].head(_MOST_ROWS)
+    return {
+        "history": history,
+        "read": read,
+        "retired": int(blocks["retired"].sum()),
+        "most_spent": 0.0 if blocks.empty else float(blocks["spent_epsilon"].max()),
+        "serving": serving,
+        "retrainings": [_table_row(row, serving) for row in last.to_dict("records")],
+        "earlier": len(retrainings) - len(last),
+    }
+
+
+def _table_row(row: Mapping[Any, Any], serving: str | None) -> dict[str, str]:
+    is_serving = row["period"] == serving
+    return {
+        "period": row["period"],
+        "became": "its model serves" if is_serving else _BECAME[row["outcome"]],
+        "epsilon": "no bound" if math.isnan(row["epsilon"]) else rounded_up(row["epsilon"]),
+        "accuracy": "no model" if math.isnan(row["accuracy"]) else f"{100 * row['accuracy']:.1f} %",
+        "blocks": row["blocks"],
+    }

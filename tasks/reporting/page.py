@@ -1,0 +1,217 @@
+"""Pages from templates: what a run's report and a comparison's page have in common, their style included.
+
+The report as one HTML page that needs nothing else: plain words first, details for experts folded away.
+"""
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Context, Decimal
+from pathlib import Path
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from algorithms.privacy.card.build import PrivacyCard, Verification
+from algorithms.privacy.card.start import STARTED, is_started
+from algorithms.privacy.card.words import SO_FAR, rounded_up
+from tasks.runs.provenance import interval, verdict
+
+_SHARED = Path(__file__).parent
+
+
+def environment(*, below: Path = _SHARED, autoescape: bool = True) -> Environment:
+    """Templates of the folder `below`, and of this one; the filter `source` has a PNG picture as an image's source."""
+    made = Environment(
+        loader=FileSystemLoader([below, _SHARED]),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["source"] = _source
+    return made
+
+
+def _source(picture: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(picture).decode()
+
+
+FALSE_ALARMS = (0.001, 0.01, 0.05)
+_STRONG, _REASONABLE = 1.0, 10.0
+_MOST_EVENTS = 40
+_TEMPLATE = "report.html.j2"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What telling whether a record was used can achieve at best. Rates are from 0 to 1."""
+
+    false_alarms: float
+    caught: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy on held-out records, its 95 % interval, and what always naming the commonest class would reach."""
+
+    accuracy: float
+    low: float
+    high: float
+    records: int
+    commonest: float
+
+    @property
+    def verdict(self) -> str:
+        """How the accuracy compares with that."""
+        return verdict(self.accuracy, self.commonest, self.records)
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is clearly above that."""
+        return self.low > self.commonest
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure for a light and for a dark page, as PNG, and what it shows in words."""
+
+    light: bytes
+    dark: bytes
+    words: str
+
+
+def attacks(epsilon: float, delta: float) -> tuple[Attack, ...]:
+    """The best share of used records caught at each rate of false alarms (Kairouz et al. 2015, Theorem 2.1)."""
+    return tuple(
+        Attack(rate, best_true_positive_rate(epsilon, delta, false_alarms=rate)) for rate in FALSE_ALARMS
+    )
+
+
+def best_true_positive_rate(epsilon: float, delta: float, *, false_alarms: float) -> float:
+    """The highest true positive rate of any test, under (epsilon, delta), at a false positive rate; all in [0, 1]."""
+    by_false_alarms = delta + _growth(epsilon) * false_alarms
+    by_misses = 1 - (1 - delta - false_alarms) / _growth(epsilon)
+    return max(false_alarms, min(1.0, by_false_alarms, by_misses))
+
+
+def best_guess(epsilon: float, delta: float) -> float:
+    """How often the best attacker is right when half of the records in question were used."""
+    return 1 - (1 - delta) / (1 + _growth(epsilon))
+
+
+def _growth(epsilon: float) -> float:
+    return math.exp(min(epsilon, 700.0))
+
+
+def score(accuracy: float, classes: pd.DataFrame) -> Score:
+    """The accuracy with its Wilson interval; columns `class`, `accuracy` and `records`."""
+    records = int(classes["records"].sum())
+    low, high = interval(accuracy, records)
+    return Score(accuracy, low, high, records, float(classes["records"].max()) / records)
+
+
+def strength(epsilon: float) -> str:
+    """How epsilon is usually judged (Ponomareva et al. 2023, "How to DP-fy ML", section 5.2)."""
+    if epsilon <= _STRONG:
+        return "strong"
+    return "reasonable" if epsilon <= _REASONABLE else "weak"
+
+
+def page(
+    card: PrivacyCard,
+    verification: Verification,
+    result: Score,
+    pictures: Mapping[str, Picture],
+    past: Mapping[str, object],
+    *,
+    command: str,
+) -> str:
+    """The page.
+
+    pictures: epsilon, noise, confusion and per_class, and those of the history. past: what the page says of that.
+    command: what verifies the card.
+    """
+    epsilon, delta = card.setting.epsilon, card.setting.delta
+    return (
+        _environment()
+        .get_template(_TEMPLATE)
+        .render(
+            card=card,
+            verification=verification,
+            score=result,
+            pictures=pictures,
+            **past,
+            command=command,
+            attacks=() if epsilon is None else attacks(epsilon, delta),
+            guess=None if epsilon is None else best_guess(epsilon, delta),
+            factor=None if epsilon is None else rounded_up(_growth(epsilon), 3),
+            strength=None if epsilon is None else strength(epsilon),
+            one_in=f"{1 / delta:,.0f}" if delta else None,
+            spent_share=_share(card),
+            start=STARTED if is_started(card.mechanism.model.notes) else None,
+            events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MOST_EVENTS]],
+            so_far=None if card.accounting.composition.kind == "schedule" else SO_FAR,
+            more_events=max(0, len(card.events) - _MOST_EVENTS),
+        )
+    )
+
+
+def _environment() -> Environment:
+    made = environment()
+    made.filters |= {
+        "up": _up,
+        "down": _down,
+        "percent": _percent,
+        "at_most": _at_most,
+        "number": _number,
+        "plain": _plain,
+        "text": _text,
+    }
+    return made
+
+
+def _share(card: PrivacyCard) -> float:
+    """Which part of the population's cap is gone, from 0 to 100."""
+    cap, spent = card.accounting.population.cap.epsilon, card.accounting.population.spent.epsilon
+    return 100.0 if not cap or spent is None else min(100.0, 100 * spent / cap)
+
+
+def _up(number: float | None, digits: int = 4) -> str:
+    return "infinite" if number is None else rounded_up(number, digits)
+
+
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def _at_most(share: float) -> str:
+    """A share in percent, to a tenth, never below it; 100 % only where it is that."""
+    return f"{math.ceil(1000 * share - 1e-9) / 10:.1f} %"
+
+
+def _down(number: float | None) -> str:
+    """What is left, never above it."""
+    if number is None:
+        return "infinite"
+    return f"{Decimal(repr(number)).quantize(Decimal('0.0001'), ROUND_FLOOR).normalize():,f}"
+
+
+def _plain(number: float) -> str:
+    """A small number without an exponent."""
+    return f"{Decimal(repr(number)):f}"
+
+
+def _number(number: float | None) -> str:
+    """A number in six significant digits, without an exponent."""
+    return "none" if number is None else f"{Context(prec=6).create_decimal(repr(number)).normalize():,f}"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_text(item)}" for key, item in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(_text, value))
+    return "none" if value is None else str(value)

@@ -1,0 +1,119 @@
+"""How a data card's population is entered into the ledger, and what of it can never change."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.ledger import Composition, Ledger
+from algorithms.privacy.ledger.composition import UNIT
+from data import PublicDescription
+from data.prepare.prepared import block_digests, made_anew
+from tasks.runs.rollback_guard import check_usual, has_usual, keep_usual
+
+_HOLDOUT, _BLOCKS = "holdout", "blocks"
+
+
+def register(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
+    """`declare`, in the ledger where these people are charged always; raises RefusedError for another one.
+
+    prepared: the folder of the records. Raises BudgetRefusedError where another block was charged for exactly these.
+    """
+    if not public.public or has_usual(public.population, home=home):
+        check_usual(ledger, public.population, home=home)
+    declare(ledger, public, held=digests_of(public, prepared))
+
+
+def digests_of(public: PublicDescription, prepared: Path) -> dict[str, list[str]]:
+    """The keyed digests of the prepared blocks; none of public records, which may be in any number of blocks."""
+    return block_digests(prepared) if public.blocks and not public.public else {}
+
+
+def bind(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
+    """For a run that is reserved: what it is held to is for good now, and is what it was entered with.
+
+    Raises RefusedError or DataRefusedError where another run with another card or ledger came between, or the
+    records were
+    prepared anew, before anything is trained.
+    """
+    if not public.public:
+        keep_usual(ledger, public.population, home=home)
+    _check_bound(ledger, public)
+    charged, here = ledger.held(public.population), digests_of(public, prepared)
+    if any(charged.get(name, frozenset()).isdisjoint(found) for name, found in here.items()):
+        raise made_anew(prepared)
+
+
+def declare(
+    ledger: Ledger, public: PublicDescription, *, held: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Enters the population and its blocks at first sight; raises RefusedError where one of that name is of another
+    kind.
+
+    held: the digests of what its blocks hold, once they are prepared; see `Ledger.reserve`.
+
+    Of another kind is also one with another unit, and a private one of which other records were held out, since those
+    trained on would be published, or whose blocks are made otherwise, since a person would have a cap in each way.
+    """
+    cap = Budget(public.cap_epsilon, public.cap_delta)
+    ledger.declare(
+        public.population,
+        cap,
+        public=public.public,
+        composition=Composition(public.composition, public.composition_order),
+        blocks_per_person=public.blocks_per_person,
+        bound=_bound(public),
+    )
+    _check_kind(ledger, public)
+    _check_bound(ledger, public)
+    ledger.check_repeats(public.population, held or {})
+    for block in public.blocks:
+        ledger.declare_block(public.population, block)
+
+
+def _bound(public: PublicDescription) -> dict[str, str]:
+    asked = {UNIT: public.unit, _HOLDOUT: public.holdout_rule, _BLOCKS: public.blocks_by}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _check_kind(ledger: Ledger, public: PublicDescription) -> None:
+    balance, name = ledger.balance(public.population), public.population
+    if balance.public != public.public:
+        kinds = ("private", "public")
+        raise RefusedError(
+            f"the population {name!r} is {kinds[not public.public]} in the ledger, but the card of"
+            f" {public.dataset!r} says {kinds[public.public]}; give the card a population of its own."
+        )
+    composition, count = (
+        Composition(public.composition, public.composition_order),
+        public.blocks_per_person,
+    )
+    if (balance.composition, balance.blocks_per_person) != (composition, count):
+        raise RefusedError(
+            f"the population {name!r} was declared under {balance.composition} with a person in at most"
+            f" {balance.blocks_per_person} blocks, but the card of {public.dataset!r} says {composition} and {count};"
+            " neither ever changes, so set the card back or give it a population of its own."
+        )
+
+
+def _check_bound(ledger: Ledger, public: PublicDescription) -> None:
+    bound = ledger.terms(public.population).bound
+    if public.unit != bound[UNIT]:
+        raise RefusedError(
+            f"the population {public.population!r} counts {bound[UNIT]!r} as one record, but the card of"
+            f" {public.dataset!r} says {public.unit!r}, and what is spent on one does not add up with what is spent on"
+            " the other; set the unit back or, for other people only, give the card a population of its own."
+        )
+    if public.holdout_rule != bound.get(_HOLDOUT) and not public.public:
+        raise RefusedError(
+            f"the population {public.population!r} holds out other records than the card of {public.dataset!r}, whose"
+            " split, columns, classes or test file have changed or are those of another card, so that records trained"
+            " on could be published as held out; set them back or, for other people only, give the card a population"
+            " of its own."
+        )
+    if public.blocks_by not in (None, bound.get(_BLOCKS)):
+        raise RefusedError(
+            f"the blocks of the population {public.population!r} are made by {bound[_BLOCKS]}, but the card of"
+            f" {public.dataset!r} makes them by {public.blocks_by}, which would give each person a second cap; set it"
+            " back or, for other people only, give the card a population of its own."
+        )

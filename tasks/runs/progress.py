@@ -1,0 +1,73 @@
+"""Progress of a long training: a bar on a terminal, a line every few seconds elsewhere."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from algorithms.core.training import Tell
+
+_SECONDS_BETWEEN_LINES = 5.0
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def progress(steps: int, *, console: Console | None = None) -> Iterator[Tell]:
+    """What tells how far a training of `steps` steps has come: steps, rate, time left, epsilon so far."""
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(steps)
+        return
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}, epsilon so far {task.fields[epsilon]:.3g}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("training", total=steps, epsilon=0.0, rate="")
+
+        def tell(step: int, epsilon: float, _noise_std: float) -> None:
+            speed = bar.tasks[0].speed
+            rate = f"{speed:.0f} steps/s" if speed else ""
+            bar.update(task, completed=step, epsilon=epsilon, rate=rate)
+
+        yield tell
+
+
+def both(first: Tell, second: Tell) -> Tell:
+    """What tells two."""
+
+    def tell(step: int, epsilon: float, noise_std: float) -> None:
+        first(step, epsilon, noise_std)
+        second(step, epsilon, noise_std)
+
+    return tell
+
+
+def _lines(steps: int) -> Tell:
+    began = last = time.monotonic()
+    first: int | None = None
+
+    def tell(step: int, epsilon: float, _noise_std: float) -> None:
+        nonlocal last, first
+        first = step - 1 if first is None else first
+        now = time.monotonic()
+        if now - last < _SECONDS_BETWEEN_LINES and step < steps:
+            return
+        last = now
+        rate = (step - first) / max(now - began, 1e-9)
+        _log.info(
+            "step %d of %d, %.1f steps/s, %.0f s left, epsilon so far %.3g",
+            step,
+            steps,
+            rate,
+            (steps - step) / rate,
+            epsilon,
+        )
+
+    return tell

@@ -1,0 +1,191 @@
+"""Single gradients in every form that a backward pass leaves, drawn so that rounding does its worst."""
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients import PerExampleGradients
+from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.embedding_grad import EmbeddingGrad
+from algorithms.gradients.grads import BiasGrad, DenseGrad, LinearGrad, PerExample
+from algorithms.gradients.rules.convolution import ConvGrad, Window
+
+Draw = Callable[[torch.Generator], PerExample]
+
+
+def contributions(gradient: PerExample, dtype: torch.dtype = torch.float32) -> PerExampleGradients:
+    """Gradients of one parameter as contributions; dtype: of the losses."""
+    rows = copy(gradient).rows  # of a copy, since written rows are kept and would then be used
+    losses, places = torch.zeros(len(rows), dtype=dtype), {"w": slice(0, rows.shape[1])}
+    return PerExampleGradients(losses, {"w": gradient}, places, (("w",),), wide(rows).dtype)
+
+
+def written(gradient: PerExample) -> Tensor:
+    """The gradients written down by other sums than the form's own, [batch, numel], float64."""
+    match gradient:
+        case LinearGrad():
+            return torch.einsum("bto,bti->boi", gradient.errors.double(), gradient.inputs.double()).flatten(1)
+        case BiasGrad():
+            return gradient.of.errors.double().sum(dim=1)
+        case EmbeddingGrad():
+            exact = EmbeddingGrad(gradient.indices, gradient.errors.double(), gradient.entries)
+            chosen = torch.nn.functional.one_hot(exact.indices, exact.entries).double()
+            return torch.einsum("bte,btw->bew", chosen, exact.errors).flatten(1)
+        case ConvGrad():
+            return torch.stack([_convolved(gradient, i) for i in range(len(gradient.inputs))])
+    return gradient.rows.double()
+
+
+def absolute(gradient: PerExample) -> PerExample:
+    """The same with all signs positive, so that nothing cancels."""
+    match gradient:
+        case DenseGrad():
+            return DenseGrad(gradient.rows.abs())
+        case BiasGrad():
+            return BiasGrad(replace(gradient.of, errors=gradient.of.errors.abs()))
+        case EmbeddingGrad():
+            return replace(gradient, errors=gradient.errors.abs())
+        case LinearGrad() | ConvGrad():
+            return replace(gradient, inputs=gradient.inputs.abs(), errors=gradient.errors.abs())
+    raise TypeError(gradient)
+
+
+def cancelling(weights: Tensor, size: float, draw: torch.Generator) -> Tensor:
+    """A record [p] whose margins by weights [o, p] are what rounding leaves of terms of a size."""
+    wider = weights.double()
+    drawn = torch.randn(wider.shape[1], generator=draw).double()
+    return (size * (drawn - wider.T @ torch.linalg.solve(wider @ wider.T, wider @ drawn))).float()
+
+
+def spread(draw: torch.Generator, *shape: int, decades: float = 3.0) -> Tensor:
+    """Normal numbers of sizes that differ by orders of magnitude."""
+    powers = 10.0 ** (decades * (2 * torch.rand(shape, generator=draw) - 1))
+    return torch.randn(shape, generator=draw) * powers
+
+
+def products(length: int, inputs: int, outputs: int) -> Draw:
+    return lambda draw: LinearGrad(
+        spread(draw, 1, length, inputs), spread(draw, 1, length, outputs, decades=1)
+    )
+
+
+def nearly_cancelling(length: int, inputs: int, outputs: int) -> Draw:
+    """Outer products in pairs whose sum is smaller than they are by up to seven orders of magnitude."""
+
+    def drawn(draw: torch.Generator) -> PerExample:
+        seen, back = (torch.randn(1, length // 2, n, generator=draw) for n in (inputs, outputs))
+        return LinearGrad(torch.cat([seen, _nearly(seen, draw)], dim=1), torch.cat([back, -back], dim=1))
+
+    return drawn
+
+
+def same_signs(length: int, inputs: int, outputs: int) -> Draw:
+    """Products without any cancellation, all of one sign, so that roundings do not average out."""
+
+    def drawn(draw: torch.Generator) -> PerExample:
+        seen, back = (1.0 + torch.rand(1, length, n, generator=draw) for n in (inputs, outputs))
+        return LinearGrad(seen, back)
+
+    return drawn
+
+
+def sums(length: int, outputs: int) -> Draw:
+    def drawn(draw: torch.Generator) -> PerExample:
+        back = spread(draw, 1, length, outputs)
+        return BiasGrad(
+            LinearGrad(spread(draw, 1, 2 * length, 3), torch.cat([back, -_nearly(back, draw)], dim=1))
+        )
+
+    return drawn
+
+
+def lookups(length: int, entries: int, width: int) -> Draw:
+    """Words that are looked up often, with errors that nearly cancel."""
+
+    def drawn(draw: torch.Generator) -> PerExample:
+        words = torch.randint(0, entries, (1, length), generator=draw)
+        back = spread(draw, 1, length, width, decades=1)
+        return EmbeddingGrad(
+            torch.cat([words, words], dim=1), torch.cat([back, -_nearly(back, draw)], dim=1), entries + 2
+        )
+
+    return drawn
+
+
+def patches(channels: int, size: int, outputs: int, window: Window, *, cancels: bool = False) -> Draw:
+    """An image and errors; `cancels`: of one colour, nearly, with errors that add up to nothing."""
+
+    def drawn(draw: torch.Generator) -> PerExample:
+        high, wide = (
+            (size + 2 * window.padding[i] - window.dilation[i] * (window.kernel[i] - 1) - 1)
+            // window.stride[i]
+            + 1
+            for i in (0, 1)
+        )
+        seen, back = (
+            spread(draw, 1, channels, size, size),
+            torch.randn(1, outputs, high, wide, generator=draw),
+        )
+        if cancels:
+            seen, back = _nearly(torch.ones_like(seen), draw), back - back.mean(dim=(2, 3), keepdim=True)
+        return ConvGrad(seen, back, window)
+
+    return drawn
+
+
+def square(kernel: int, *, stride: int = 1, padding: int = 0, dilation: int = 1, groups: int = 1) -> Window:
+    return Window((kernel,) * 2, (stride,) * 2, (padding,) * 2, (dilation,) * 2, groups)
+
+
+def rows(width: int, dtype: torch.dtype = torch.float32) -> Draw:
+    return lambda draw: DenseGrad(spread(draw, 1, width).to(dtype))
+
+
+def _nearly(values: Tensor, draw: torch.Generator) -> Tensor:
+    """The same but for a relative part between one and a ten millionth, all of one size."""
+    part = 10.0 ** -int(torch.randint(0, 8, (), generator=draw))
+    return values * (1.0 + part * torch.randn(values.shape, generator=draw))
+
+
+def _convolved(gradient: ConvGrad, record: int) -> Tensor:
+    """The gradient of a convolution's weight by autograd, in float64."""
+    window, errors = gradient.window, gradient.errors[record : record + 1].double()
+    inputs = gradient.inputs[record : record + 1].double()
+    shape = (errors.shape[1], inputs.shape[1] // window.groups, *window.kernel)
+    weight = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    settings = (window.stride, window.padding, window.dilation, window.groups)
+    output = torch.nn.functional.conv2d(inputs, weight, None, *settings)
+    return torch.autograd.grad((output * errors).sum(), weight)[0].flatten()
+
+
+FORMS: dict[str, Draw] = {
+    "rows": rows(50),
+    "long rows": rows(5000),
+    "rows in 16 bits": rows(3000, torch.bfloat16),
+    "one product": products(1, 50, 30),
+    "one number": products(1, 1, 1),
+    "one large product": products(1, 400, 300),
+    "products, written": products(8, 20, 20),
+    "products by Gram matrices": products(4, 60, 60),
+    "products, written and kept": products(66, 20, 20),
+    "products of one sign": same_signs(64, 12, 12),
+    "products of one sign, by Gram matrices": same_signs(12, 100, 110),
+    "two products that cancel": nearly_cancelling(2, 9, 9),
+    "products that cancel, written": nearly_cancelling(64, 20, 20),
+    "products that cancel, by Gram matrices": nearly_cancelling(8, 70, 70),
+    "products that cancel, kept": nearly_cancelling(80, 8, 8),
+    "sums of errors that cancel": sums(20, 9),
+    "words": lookups(10, 3, 6),
+    "one word": lookups(50, 1, 4),
+    "patches, written": patches(4, 6, 4, square(3, padding=1)),
+    "patches, kept": patches(4, 11, 4, square(3, padding=1)),
+    "patches by Gram matrices": patches(40, 4, 40, square(3)),
+    "patches in groups": patches(4, 6, 8, square(2, stride=2, groups=2)),
+    "patches, dilated": patches(2, 7, 3, square(2, dilation=3, padding=1)),
+    "patches that cancel, written": patches(3, 6, 4, square(3, padding=1), cancels=True),
+    "patches that cancel, kept": patches(2, 12, 4, square(3), cancels=True),
+    "patches that cancel, by Gram matrices": patches(40, 4, 40, square(3), cancels=True),
+}

@@ -1,0 +1,229 @@
+"""Specs of whole networks, and of parameters that are shared, frozen, or used outside of any layer."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import weight_norm
+
+from algorithms.models.linear import cross_entropy
+from tests.algorithms.gradients.zoo import Spec, Wired, frozen
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape))
+
+
+def _tied() -> nn.Module:
+    """A decoder whose weight is the table of words."""
+    embedding, decoder = nn.Embedding(6, 4), nn.Linear(4, 6)
+    decoder.weight = embedding.weight
+    return nn.Sequential(embedding, nn.Tanh(), decoder)
+
+
+def _lora(self: Wired, inputs: Tensor) -> Tensor:
+    return self.base(inputs) + self.up(self.down(inputs))
+
+
+def _again(layer: nn.Module) -> nn.Module:
+    """A layer that is used three times."""
+    return Wired(lambda self, x: self.layer(torch.tanh(self.layer(x))) + self.layer(x * x), layer=layer)
+
+
+SHARING = {
+    "linear, used again": Spec(lambda: _again(nn.Linear(4, 4)), (4,)),
+    "linear sequence, used again": Spec(lambda: _again(nn.Linear(4, 4)), (3, 4)),
+    "linear, used on parts of different length": Spec(
+        lambda: Wired(
+            lambda self, x: torch.cat([self.layer(x[:, 0]), self.layer(x).flatten(1)], 1),
+            layer=nn.Linear(4, 3),
+        ),
+        (3, 4),
+    ),
+    "convolution, used again": Spec(lambda: _again(nn.Conv2d(3, 3, 3, padding=1)), (3, 4, 4)),
+    "group norm, used again": Spec(lambda: _again(nn.GroupNorm(2, 4)), (4, 3)),
+    "lstm, used again": Spec(
+        lambda: Wired(
+            lambda self, x: self.layer(torch.tanh(self.layer(x)[0]))[0],
+            layer=nn.LSTM(3, 3, batch_first=True),
+        ),
+        (4, 3),
+    ),
+    "embedding, used again": Spec(
+        lambda: Wired(lambda self, x: torch.cat([self.t(x), self.t(1 - x)], 1), t=nn.Embedding(2, 3)),
+        (4,),
+        entries=2,
+    ),
+    "decoder tied to the embedding": Spec(_tied, (5,), entries=6),
+    "first layer frozen": Spec(
+        lambda: nn.Sequential(frozen(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)), (4,)
+    ),
+    "layer in the middle frozen": Spec(
+        lambda: nn.Sequential(nn.Linear(4, 5), frozen(nn.Linear(5, 5)), nn.Tanh(), nn.Linear(5, 3)), (4,)
+    ),
+    "bias frozen": Spec(lambda: frozen(nn.Linear(4, 3), "bias"), (4,)),
+    "weight frozen": Spec(lambda: frozen(nn.Conv2d(2, 3, 3), "weight"), (2, 5, 5)),
+    "lstm, some weights frozen": Spec(
+        lambda: Wired(
+            lambda self, x: self.layer(x)[0],
+            layer=frozen(nn.LSTM(3, 4, batch_first=True), "weight_hh_l0", "bias_ih_l0"),
+        ),
+        (4, 3),
+    ),
+    "attention, projections frozen": Spec(
+        lambda: Wired(
+            lambda self, x: self.layer(x, x, x)[0],
+            layer=frozen(nn.MultiheadAttention(4, 2, batch_first=True), "in_proj_weight", "in_proj_bias"),
+        ),
+        (3, 4),
+    ),
+    "attention, output frozen": Spec(
+        lambda: Wired(
+            lambda self, x: self.layer(x, x, x)[0],
+            layer=frozen(nn.MultiheadAttention(4, 2, batch_first=True), "out_proj.weight", "out_proj.bias"),
+        ),
+        (3, 4),
+    ),
+    "low-rank adaptation": Spec(
+        lambda: Wired(
+            _lora, base=frozen(nn.Linear(4, 3)), down=nn.Linear(4, 2, bias=False), up=nn.Linear(2, 3)
+        ),
+        (4,),
+    ),
+}
+
+WITHOUT_RULE = {
+    "conv3d": Spec(lambda: nn.Conv3d(2, 3, 2), (2, 3, 3, 3)),
+    "transposed convolution": Spec(lambda: nn.ConvTranspose2d(2, 3, 2), (2, 3, 3)),
+    "prelu": Spec(lambda: nn.Sequential(nn.Linear(4, 3), nn.PReLU(3)), (4,)),
+    "bilinear": Spec(lambda: Wired(lambda self, x: self.layer(x, x), layer=nn.Bilinear(4, 4, 3)), (4,)),
+    "position added": Spec(
+        lambda: Wired(lambda self, x: x + self.position, position=_parameter(3, 4)), (3, 4)
+    ),
+    "scale and shift": Spec(
+        lambda: Wired(
+            lambda self, x: torch.addcmul(self.shift, x, self.scale), scale=_parameter(4), shift=_parameter(4)
+        ),
+        (3, 4),
+    ),
+    "einsum": Spec(
+        lambda: Wired(lambda self, x: torch.einsum("btj,jk->btk", x, self.w), w=_parameter(4, 3)), (3, 4)
+    ),
+    "einsum with a parameter twice": Spec(
+        lambda: Wired(lambda self, x: torch.einsum("bi,ij,jk->bk", x, self.w, self.w), w=_parameter(4, 4)),
+        (4,),
+    ),
+    "product with a matrix": Spec(lambda: Wired(lambda self, x: x @ self.w, w=_parameter(4, 3)), (4,)),
+    "convolution of folded records": Spec(
+        lambda: Wired(
+            lambda self, x: self.layer(x.reshape(-1, 2, 5)).view(len(x), 3, -1), layer=nn.Conv1d(2, 3, 3)
+        ),
+        (3, 2, 5),
+    ),
+}
+
+AS_A_WHOLE = {
+    "merged low-rank adaptation": Spec(
+        lambda: Wired(
+            lambda self, x: functional.linear(x, self.base.weight + self.b @ self.a),
+            base=frozen(nn.Linear(4, 3)),
+            a=_parameter(2, 4),
+            b=_parameter(3, 2),
+        ),
+        (4,),
+    ),
+    "normalised weight": Spec(lambda: weight_norm(nn.Linear(4, 3)), (4,)),
+    "position looked up": Spec(
+        lambda: Wired(lambda self, x: x + self.table(torch.arange(3)), table=nn.Embedding(3, 4)), (3, 4)
+    ),
+    "transposed weight": Spec(lambda: Wired(lambda self, x: x @ self.w.T, w=_parameter(3, 4)), (4,)),
+    "folded by time": Spec(
+        lambda: Wired(
+            lambda self, x: self.layer(x.transpose(0, 1).reshape(-1, 4)).view(3, len(x), -1).tanh().sum(0),
+            layer=nn.Linear(4, 5),
+        ),
+        (3, 4),
+    ),
+}
+
+
+class Residual(nn.Module):
+    """Two convolutions with group normalisation and a way around them; everything in place that can be."""
+
+    def __init__(self, channels: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, outputs, 3, stride, 1, bias=False)
+        self.norm = nn.GroupNorm(2, outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.last_norm = nn.GroupNorm(2, outputs)
+        self.around = nn.Conv2d(channels, outputs, 1, stride)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.last_norm(self.second(self.relu(self.norm(self.first(inputs)))))
+        out += self.around(inputs)
+        return self.relu(out)
+
+
+def _cnn() -> nn.Module:
+    features = [nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Conv2d(4, 5, 3, 2)]
+    return nn.Sequential(
+        *features, nn.Tanh(), nn.Flatten(), nn.Linear(5 * 2 * 2, 8), nn.Tanh(), nn.Linear(8, 3)
+    )
+
+
+def _resnet() -> nn.Module:
+    first = [nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(inplace=True)]
+    last = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)]
+    return nn.Sequential(*first, Residual(4, 4, 1), Residual(4, 6, 2), *last)
+
+
+def _scattering() -> nn.Module:
+    """The network for scattering features of Tramèr and Boneh 2021 (arXiv:2011.11660), with fewer channels."""
+    return nn.Sequential(
+        nn.GroupNorm(27, 81, affine=False),
+        nn.Conv2d(81, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(8 * 3 * 3, 3),
+    )
+
+
+def _bilstm() -> nn.Module:
+    def wiring(self: Wired, words: Tensor) -> Tensor:
+        outputs, (ends, _) = self.lstm(self.table(words).transpose(0, 1))
+        return self.last(torch.cat([outputs.mean(dim=0), ends[-1]], dim=1))
+
+    lstm = nn.LSTM(4, 5, num_layers=2, bidirectional=True)
+    return Wired(wiring, table=nn.Embedding(7, 4, padding_idx=0), lstm=lstm, last=nn.Linear(15, 3))
+
+
+def _transformer(*, batch_first: bool, norm_first: bool) -> nn.Module:
+    def wiring(self: Wired, words: Tensor) -> Tensor:
+        sequence = self.table(words) if batch_first else self.table(words).transpose(0, 1)
+        return self.last(self.encoder(sequence).mean(dim=1 if batch_first else 0))
+
+    layer = nn.TransformerEncoderLayer(
+        6, 2, 9, dropout=0.0, activation="gelu", batch_first=batch_first, norm_first=norm_first
+    )
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    return Wired(wiring, table=nn.Embedding(7, 6), encoder=encoder, last=nn.Linear(6, 3))
+
+
+NETWORKS = {
+    "cnn": Spec(_cnn, (1, 10, 10), losses=cross_entropy),
+    "resnet": Spec(_resnet, (2, 8, 8), losses=cross_entropy),
+    "scattering": Spec(_scattering, (81, 7, 7), losses=cross_entropy),
+    "bilstm": Spec(_bilstm, (6,), entries=7, losses=cross_entropy),
+    "transformer": Spec(
+        lambda: _transformer(batch_first=True, norm_first=True), (5,), entries=7, losses=cross_entropy
+    ),
+    "transformer, time first": Spec(
+        lambda: _transformer(batch_first=False, norm_first=False), (5,), entries=7, losses=cross_entropy
+    ),
+    "transformer, fixed": Spec(
+        lambda: _transformer(batch_first=True, norm_first=False).eval(), (5,), entries=7, losses=cross_entropy
+    ),
+}

@@ -1,0 +1,349 @@
+"""No contribution is above its bound, whatever rounding does."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from algorithms.gradients import L1, L2, Affine, Clipping, Normalised, PerLayer, Unclipped, clip_and_sum
+from algorithms.gradients.clipping import FARTHEST
+from algorithms.gradients.embedding_grad import EmbeddingGrad
+from algorithms.gradients.grads import BiasGrad, DenseGrad, LinearGrad, PerExample
+from algorithms.gradients.rules.convolution import ConvGrad
+from algorithms.models import Model
+from tests.algorithms.gradients import naive
+from tests.algorithms.gradients.forms import FORMS, absolute, contributions, patches, square, written
+from tests.algorithms.gradients.layers import LAYERS
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.test_engine import ON_WORDS, WAYS
+from tests.algorithms.gradients.zoo import once, problem
+
+NEAR = [1 + part for part in (0.0, 1e-8, -1e-8, 1e-7, -1e-7, 1e-6, -1e-6, -3e-6, -0.7)]
+"""Bounds relative to a norm: at it, just above it, just under it, and well under it."""
+SPECS = LAYERS | SHARING | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
+
+
+def excess(gradient: PerExample, clipping: Clipping, dtype: torch.dtype = torch.float32) -> float:
+    """What one record adds to a sum, relative to what it may."""
+    total = contributions(gradient, dtype).clipped_sum(clipping)
+    return float(total.norm(p=1 if isinstance(clipping, L1) else 2)) / clipping.sensitivity
+
+
+def drawn(name: str, count: int = 10) -> list[PerExample]:
+    return [FORMS[name](torch.Generator().manual_seed(seed)) for seed in range(count)]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_single_gradient_is_never_above_its_bound(name: str) -> None:
+    for gradient in drawn(name):
+        exact = written(gradient)[0]
+        for near in NEAR:
+            assert excess(gradient, L2(near * float(exact.norm()))) <= 1.0
+            assert excess(gradient, PerLayer((near * float(exact.norm()),))) <= 1.0
+            assert excess(gradient, L1(near * float(exact.abs().sum()))) <= 1.0
+        assert excess(gradient, Normalised(1.0)) <= 1.0
+        assert excess(gradient, Normalised(1.0, stability=1e-3)) <= 1.0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_gradient_well_within_its_bound_is_left_as_it_is(name: str) -> None:
+    """What rounding can add is room enough, and no more than a few parts in a million of what is summed."""
+    for gradient in drawn(name):
+        exact = written(gradient)[0]
+        sizes = float(written(absolute(gradient))[0].norm())
+        found = contributions(gradient).clipped_sum(L2(1.001 * float(exact.norm()) + 1e-4 * sizes))
+        assert float((found - exact).norm()) <= 1e-5 * sizes
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("decades", [0.0, 3.0, 6.0])
+def test_a_shifted_gradient_is_never_above_its_bound(name: str, decades: float) -> None:
+    """Shifts up to the gradient itself, whose difference rounding is then all of; scales far apart."""
+    for seed, gradient in enumerate(drawn(name, 4)):
+        exact, draw = written(gradient)[0], torch.Generator().manual_seed(seed)
+        scale = 10.0 ** (decades * (torch.rand(exact.shape, generator=draw) - 0.5))
+        for part in (1.0, 1e-2, 1e-4, 1e-6, 1e-8, 0.0):
+            shift = (exact * (1 + part * torch.randn(exact.shape, generator=draw))).float()
+            for bound in _around_distance(exact, shift, scale):
+                assert excess(gradient, Affine(bound, shift, scale)) <= 1.0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_shifted_gradient_in_64_bits_is_never_above_its_bound(name: str) -> None:
+    for seed, gradient in enumerate(each.double() for each in drawn(name, 4)):
+        exact, draw = written(gradient)[0], torch.Generator().manual_seed(seed)
+        scale = torch.exp(torch.rand(exact.shape, generator=draw).double())
+        for part in (1.0, 1e-6, 1e-9, 1e-12, 1e-14, 1e-16):
+            shift = exact * (1 + part * torch.randn(exact.shape, generator=draw))
+            for bound in _around_distance(exact, shift, scale):
+                assert excess(gradient, Affine(bound, shift, scale), torch.float64) <= 1.0
+
+
+def test_a_distance_of_errors_too_small_to_square_is_not_taken_for_zero() -> None:
+    """Errors whose squares a float cannot hold, under scales that make them count."""
+    gradient = LinearGrad(torch.ones(1, 1, 3), torch.full((1, 1, 2), 1e-23))
+    shift, scale = torch.zeros(6), torch.full((6,), 1e-15)
+    assert excess(gradient, Affine(1e-9, shift, scale)) <= 1.0
+
+
+def test_what_was_measured_is_what_is_summed_when_records_are_taken() -> None:
+    """Sums over a sequence that cancel: what rounding leaves of them is another number in another order."""
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        half, back = torch.randn(2, 40, 3, generator=draw), torch.randn(2, 40, 2, generator=draw)
+        products = LinearGrad(torch.cat([half, half], dim=1), torch.cat([back, -back], dim=1))
+        for gradient in (products, BiasGrad(LinearGrad(products.inputs, products.errors.mT.contiguous().mT))):
+            found, clipping = contributions(gradient), Normalised(1e-9)
+            measured = found.norms(clipping)
+            for place in (0, 1):
+                taken = torch.tensor([place])
+                added = found.take(taken).clipped_sum(clipping, measured[taken])
+                assert float(added.norm()) <= clipping.norm
+
+
+def test_one_large_term_and_many_that_it_swallows_are_within_the_room() -> None:
+    """The worst that a running sum can do: each small term is lost as a whole, and all in one direction."""
+    for small in (0.5, 0.7, 0.9, 1.0):
+        for lead in (1, 2, 4):
+            errors = torch.full((900,), (small * 2.0**-24) ** 0.5)
+            errors[:lead] = 1.0
+            gradient = LinearGrad(torch.ones(1, 1, 15), errors[None, None])
+            shift, scale = (written(gradient)[0] * 1.2).float(), torch.ones(900 * 15)
+            offset = float(shift.double().norm())
+            distance = float((written(gradient)[0] - shift.double()).norm())
+            for bound in (0.999 * distance, offset / 7.9):
+                assert excess(gradient, Affine(bound, shift, scale)) <= 1.0
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_how_an_affine_clip_is_computed_does_not_depend_on_the_batch(count: int) -> None:
+    """A choice by numbers whose last bits depend on the batch would let one record change the others' norms."""
+    draw = torch.Generator().manual_seed(0)
+    errors = torch.randn(1, 4096, generator=draw)
+    scale, noise = torch.exp(0.3 * torch.randn(2, 4096, generator=draw)).unbind()
+    for part in torch.logspace(-4, 0, 40).tolist():
+        shift = (errors[0] * (1 + part * noise)).float()
+        bound = _least(shift, scale) * FARTHEST / 8
+        whole, without = (
+            contributions(BiasGrad(LinearGrad(torch.ones(n, 1, 1), errors.repeat(n, 1)[:, None])))
+            .norms(Affine(bound, shift, scale))
+            .clamp(min=bound)
+            for n in (count, count - 1)
+        )
+        torch.testing.assert_close(whole[1:], without, rtol=2e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("width", [1, 10, 128, 512, 4096])
+@pytest.mark.parametrize("part", [3e-3, 4e-3, 1e-2, 4e-2])
+def test_equal_terms_that_are_rounded_alike_do_not_shorten_a_distance(width: int, part: float) -> None:
+    """As of a constant background: rounding does not average out, and what cancels leaves little else."""
+    for seed in range(6):
+        draw = torch.Generator().manual_seed(seed)
+        constant, spread = (1.0 + torch.rand(2, generator=draw)).tolist()
+        scale = torch.full((width,), spread)
+        across = LinearGrad(torch.full((1, 1, width), constant), torch.ones(1, 1, 1))
+        along = LinearGrad(torch.ones(1, 1, 1), torch.full((1, 1, width), constant))
+        for gradient in (across, along, BiasGrad(along)):
+            for shift in (
+                torch.full((width,), constant * (1.0 + part)),
+                torch.full((width,), constant * (1.0 - part)),
+            ):
+                distance = float(((constant - shift.double()) / scale.double()).norm())
+                for bound in (distance, 0.7 * distance):
+                    assert excess(gradient, Affine(bound, shift, scale)) <= 1.0
+
+
+@pytest.mark.parametrize("offset", [1e1, 1e2, 999.0])
+def test_a_far_shift_leaves_a_record_its_bound_among_many(offset: float) -> None:
+    """A sum of gradients that are all near the shift is not rounded by the shift's size."""
+    draw = torch.Generator().manual_seed(0)
+    shift = 0.5 + torch.rand(10, generator=draw)
+    shift /= shift.norm()
+    scale = torch.full((10,), 1.0 / offset)
+    ways = torch.randn(3000, 10, generator=draw)
+    rows = shift + 0.5 * scale * ways / ways.norm(dim=1, keepdim=True)
+    whole, without = (
+        contributions(DenseGrad(each)).clipped_sum(Affine(1.0, shift, scale)) for each in (rows, rows[1:])
+    )
+    assert 0.1 < float((whole - without).norm()) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("shift", "scale"), [(0.0, 1e-16), (0.0, 1e16), (1.0, 5e-4)], ids=["narrow", "wide", "far"]
+)
+def test_an_affine_map_that_rounding_would_be_felt_in_is_refused(shift: float, scale: float) -> None:
+    with pytest.raises(
+        ValueError, match="scale between 1e-15 and 1e\\+15, and the shift within 1000 times the norm 1"
+    ):
+        Affine(1.0, torch.full((3,), shift), torch.tensor([1.0, 1.0, scale]))
+
+
+def _around_distance(gradient: Tensor, shift: Tensor, scale: Tensor) -> list[float]:
+    """Bounds at, around and far from the distance of a gradient and its shift, that the shift may have."""
+    distance = float(((gradient - shift.double()) / scale.double()).norm())
+    least = _least(shift, scale)
+    parts = (distance, distance * (1 + 1e-6), distance * (1 - 1e-6), 0.1 * distance, 1e-6, 1e3)
+    return [max(bound, least) for bound in parts]
+
+
+def _least(shift: Tensor, scale: Tensor) -> float:
+    """The least norm that an affine clipping with this shift may have."""
+    return max(1e-12, float((shift.double() / scale.double()).norm()) / (0.999 * FARTHEST))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_many_of_the_same_record_stay_within_as_many_bounds(name: str) -> None:
+    """Sums of many records are rounded too, always the same way where the records are the same."""
+    gradient = FORMS[name](torch.Generator().manual_seed(0))
+    many = contributions(gradient).take(torch.zeros(97, dtype=torch.int64))
+    bound = 0.5 * float(written(gradient)[0].norm())
+    for clipping in (L2(bound), PerLayer((bound,)), Normalised(bound)):
+        assert float(many.clipped_sum(clipping).norm()) <= 97 * bound
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in SPECS), *((name, torch.bfloat16) for name in WAYS + ON_WORDS)],
+)
+def test_a_record_of_any_model_is_never_above_its_bound(name: str, dtype: torch.dtype) -> None:
+    """At, just above and just under its norm, as its whole gradient in the sum has it."""
+    made, engine = once(SPECS[name], dtype)
+    for i in range(2):
+        found = engine.contributions(*made.some([i]).arguments)
+        whole = found.weighted_sum(torch.ones(1, dtype=torch.float64))
+        for near in NEAR[:1] + NEAR[3:8:2]:
+            for clipping in _around(made.model, whole, near):
+                added = found.clipped_sum(clipping)
+                assert all(size <= bound for size, bound in naive.measured(made.model, added, clipping))
+
+
+def _around(model: Model, gradient: Tensor, near: float) -> list[Clipping]:
+    """Every clipping, with bounds that are `near` times what this gradient measures."""
+    d = torch.Generator().manual_seed(1)
+    shift = (gradient * (1 + 5e-3 * torch.randn(gradient.shape, generator=d))).float()
+    scale = torch.exp(4 * torch.rand(gradient.shape, generator=d) - 2)
+    kinds: dict[str, Clipping] = {
+        "L2": L2(1.0),
+        "L1": L1(1.0),
+        "PerLayer": PerLayer((1.0,)),
+        "Affine": Affine(1e12, shift, scale),
+        "Normalised": Normalised(1.0, stability=1e-3),
+    }
+    sizes = {kind: naive.norms(model, gradient[None], clipping)[0] for kind, clipping in kinds.items()}
+    bounds = {kind: (near * size).clamp(1e-12, 1e12) for kind, size in sizes.items()}
+    bounds["Affine"] = bounds["Affine"].clamp(min=_least(shift, scale))
+    layers = PerLayer(tuple(bounds.pop("PerLayer").tolist()))
+    return [layers, *(_bounded(kinds[kind], float(bound)) for kind, bound in bounds.items())]
+
+
+def _bounded(clipping: Clipping, bound: float) -> Clipping:
+    """The same clipping with another bound."""
+    assert not isinstance(clipping, PerLayer | Unclipped)
+    return replace(clipping, norm=bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", [1e-20, 1e-4, 1.0 - 1e-7, 1.0, 1.0 + 1e-7, 3.0, 1e4, 1e20])
+def test_a_row_is_never_above_its_bound(norm: float, dtype: torch.dtype) -> None:
+    direction = torch.randn(1, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    row = (direction / direction.norm() * norm).to(dtype)
+    for bound in (near * float(row.double().norm()) for near in NEAR):
+        if 1e-12 <= bound <= 1e12:
+            assert float(clip_and_sum(row, L2(bound)).norm()) <= bound
+
+
+@pytest.mark.parametrize("value", [0.1, 1.0, 1 / 3, 1e-3])
+def test_a_very_long_row_is_never_above_its_bound(value: float) -> None:
+    """A million equal squares are all rounded the same way."""
+    row = torch.full((1, 2**20 + 5), value)
+    for near in NEAR:
+        bound = near * float(row.double().norm())
+        assert float(clip_and_sum(row, L2(bound)).norm()) <= bound
+    gradient = LinearGrad(row[:, None], torch.full((1, 1, 1), value))
+    bound = 0.5 * float(written(gradient).norm())
+    assert excess(gradient, L2(bound)) <= 1.0
+
+
+@given(
+    length=st.sampled_from([1, 2, 3, 12, 65, 80]),
+    inputs=st.integers(1, 60),
+    outputs=st.integers(1, 60),
+    powers=st.tuples(st.floats(-12, 12), st.floats(-12, 12)),
+    bound=st.floats(-6, 6),
+    seed=st.integers(0, 2**31),
+)
+@settings(deadline=None, max_examples=150)
+def test_products_of_any_size_are_never_above_their_bound(
+    length: int, inputs: int, outputs: int, powers: tuple[float, float], bound: float, seed: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    seen, back = (
+        torch.randn(1, length, n, generator=draw) * 10.0**p
+        for n, p in zip((inputs, outputs), powers, strict=True)
+    )
+    for clipping in (L2(10.0**bound), L1(10.0**bound), Normalised(10.0**bound)):
+        assert excess(LinearGrad(seen, back), clipping) <= 1.0
+
+
+EXTREMES = [
+    (1e38, 1.0, 1e-6),
+    (1e38, 1e-38, 0.9),
+    (1e19, 1e19, 1e-6),
+    (1e35, 1e-40, 1e-12),
+    (1e-23, 1e20, 1e-6),
+    (1e-20, 1e20, 0.1),
+    (1e-40, 1e38, 1e-6),
+    (3e-5, 1e-40, 1e-12),
+]
+"""Sizes of inputs and of errors, and a bound, where 32 bits overflow, underflow or lose their precision."""
+
+
+@pytest.mark.parametrize(("seen", "back", "bound"), EXTREMES)
+@pytest.mark.parametrize("length", [1, 3, 70])
+def test_gradients_at_the_ends_of_the_range_are_never_above_their_bound(
+    seen: float, back: float, bound: float, length: int
+) -> None:
+    """Where a factor or a square is no normal number, rounding is no longer relative."""
+    for seed in range(20):
+        draw = torch.Generator().manual_seed(seed)
+        inputs, errors = (
+            seen * torch.rand(1, length, 9, generator=draw),
+            back * torch.randn(1, length, 7, generator=draw),
+        )
+        words = torch.randint(0, 3, (1, length), generator=draw)
+        for gradient in (
+            LinearGrad(inputs, errors),
+            EmbeddingGrad(words, seen * errors, 5),
+            DenseGrad((seen * errors).flatten(1)),
+        ):
+            assert excess(gradient, L2(bound)) <= 1.0
+            assert excess(gradient, Normalised(bound)) <= 1.0
+
+
+@pytest.mark.parametrize(("seen", "back", "bound"), EXTREMES)
+def test_patches_at_the_ends_of_the_range_are_never_above_their_bound(
+    seen: float, back: float, bound: float
+) -> None:
+    for seed in range(20):
+        for size in (5, 12):
+            gradient = patches(2, size, 3, square(3, padding=1))(torch.Generator().manual_seed(seed))
+            assert isinstance(gradient, ConvGrad)
+            moved = replace(gradient, inputs=seen * gradient.inputs / 1e3, errors=back * gradient.errors)
+            assert excess(moved, L2(bound)) <= 1.0
+
+
+def test_the_precision_of_the_loss_is_not_that_of_the_sum() -> None:
+    """Losses in 64 bits leave room for the rounding of sums in 32."""
+    for seed in range(200):
+        gradient = FORMS["one product"](torch.Generator().manual_seed(seed))
+        bound = 0.5 * float(written(gradient)[0].norm())
+        assert float(contributions(gradient, torch.float64).clipped_sum(L2(bound)).norm()) <= bound
+    spec = replace(LAYERS["linear"], losses=lambda o, y: (o.double() - y[:, None]).square().sum(1))
+    made = problem(spec, torch.float32, count=50)
+    engine = made.engine()
+    for i in range(50):
+        bound = 0.5 * float(made.gradients[i].double().norm())
+        assert float(engine.clipped_sum(*made.some([i]).arguments, L2(bound)).norm()) <= bound

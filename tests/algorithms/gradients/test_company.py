@@ -1,0 +1,311 @@
+"""What a record counts does not depend on how many others there are, on its place among them, or on what they count."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.gradients import L1, L2, Affine, Clipping, Engine, LineCandidates, Normalised, PerLayer
+from algorithms.gradients.embedding_grad import EmbeddingGrad
+from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample
+from algorithms.gradients.linear import LinearRecords
+from algorithms.gradients.per_example_gradients import PerExampleGradients
+from algorithms.gradients.rules.convolution import ConvGrad, Window
+from algorithms.models import Model, build
+from tests.algorithms.gradients import forms
+from tests.algorithms.gradients.networks import NETWORKS
+from tests.algorithms.gradients.test_bound import SPECS
+from tests.algorithms.gradients.test_engine import WAYS
+from tests.algorithms.gradients.zoo import Problem, once, unlike_alone
+from tests.support.threads import cpu_threads
+
+F32, BF16 = torch.float32, torch.bfloat16
+_RECORDS = 2**13
+
+
+def halves() -> Tensor:
+    """Numbers that lift a sum just above 4096, then as many that are half of what 32 bits tell apart there."""
+    lift = np.full(_RECORDS, 0.995, np.float32)
+    lifted = int(np.searchsorted(lift.cumsum(dtype=np.float32), 4096 + 2**-10)) + 1
+    return torch.cat([torch.from_numpy(lift[:lifted]), torch.full((_RECORDS - lifted,), -0.98 * 2.0**-12)])
+
+
+FORMS = {
+    "rows": lambda v: DenseGrad(v[:, None]),
+    "wide rows": lambda v: DenseGrad(v[:, None] * torch.eye(1, 64)),
+    "products": lambda v: LinearGrad(torch.ones(len(v), 1, 1), v[:, None, None]),
+    "wide products": lambda v: LinearGrad(torch.eye(1, 120).expand(len(v), 1, 120), v[:, None, None]),
+    "patches": lambda v: ConvGrad(
+        torch.ones(len(v), 1, 1, 1), v[:, None, None, None], Window((1, 1), (1, 1), (0, 0), (1, 1), 1)
+    ),
+    "lookups": lambda v: EmbeddingGrad(torch.zeros(len(v), 1, dtype=torch.int64), v[:, None, None], 2),
+}
+
+
+def summed(gradient: PerExample, clipping: Clipping, size: int) -> Tensor:
+    losses = torch.zeros(_RECORDS)
+    everything = PerExampleGradients(losses, {"w": gradient}, {"w": slice(0, size)}, (("w",),), torch.float32)
+    without = everything.take(torch.arange(1, _RECORDS))
+    return everything.clipped_sum(clipping) - without.clipped_sum(clipping)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_sum_takes_every_record_for_what_it_is(name: str) -> None:
+    """In 32 bits the first record decides whether thousands of small ones are swallowed: two whole bounds."""
+    gradient = FORMS[name](halves())
+    size = gradient.rows.shape[1] if name != "lookups" else 2
+    for clipping in (L2(1.0), L1(1.0), PerLayer((1.0,)), Affine(1.0, torch.zeros(size), torch.ones(size))):
+        assert float(summed(FORMS[name](halves()), clipping, size).norm()) <= 1.0
+
+
+def test_a_closed_form_takes_every_record_for_what_it_is() -> None:
+    """A public number of records, of which the first is exchanged for one that counts nothing."""
+    model = build("logistic_through_origin", input_shape=(1,), classes=2, seed=0)
+    values = halves()
+    inputs, labels = 2.0 * values[:, None], torch.zeros(_RECORDS, dtype=torch.int64)
+    changed = torch.cat([torch.zeros(1, 1), inputs[1:]])
+    sums = [
+        LinearRecords(model, given, labels).clipped_sum(torch.zeros(1), L2(1.0))
+        for given in (inputs, changed)
+    ]
+    assert float((sums[0] - sums[1]).norm()) <= 1.0
+
+
+@pytest.mark.parametrize("clipping", [L2(1.0), L1(1.0), PerLayer((1.0,)), Normalised(1.0)])
+@pytest.mark.parametrize("size", [1e6, 1e17, 1e20])
+def test_lookups_of_one_entry_that_cancel_swallow_nothing_of_the_others(
+    clipping: Clipping, size: float
+) -> None:
+    errors = torch.cat([torch.ones(200, 2, 1), torch.tensor([[[size], [-size]]])])
+    twice = EmbeddingGrad(torch.zeros(201, 2, dtype=torch.int64), errors, 2)
+    all_of_them = forms.contributions(twice)
+    others = all_of_them.take(torch.arange(200)).clipped_sum(clipping)
+    assert float(others.norm()) == pytest.approx(200.0, rel=1e-5)
+    assert float((all_of_them.clipped_sum(clipping) - others).norm()) <= 1.0
+
+
+LARGE = {
+    "products": lambda v: LinearGrad(*(v[:, None, None] * torch.eye(2, 512) for _ in range(2))),
+    "patches": lambda v: ConvGrad(
+        *(v[:, None, None, None] * torch.ones(1, 512, 1, 1) / 512**0.5 for _ in range(2)),
+        Window((1, 1), (1, 1), (0, 0), (1, 1), 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("clipping", [L2(1.0), L2(100.0), PerLayer((1.0,)), Normalised(1.0)])
+@pytest.mark.parametrize("name", LARGE)
+def test_a_gradient_that_32_bits_cannot_hold_adds_its_bound(name: str, clipping: Clipping) -> None:
+    """Its norm by Gram matrices, in 64 bits, is finite."""
+    values = torch.full((11,), 1e-3)
+    values[-1] = 1.8e19
+    everything = forms.contributions(LARGE[name](values))
+    others = everything.take(torch.arange(10)).clipped_sum(clipping)
+    moved = float((everything.clipped_sum(clipping) - others).norm())
+    assert moved == pytest.approx(clipping.sensitivity, rel=1e-5)
+
+
+class Difference(nn.Module):
+    """A linear layer over positions, the last of which is taken off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(200, 32, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[batch, positions, 200] -> [batch, 32]."""
+        outputs: Tensor = self.layer(inputs)
+        return outputs[:, :-1].sum(dim=1) - outputs[:, -1]
+
+
+def test_terms_that_cancel_in_one_record_swallow_nothing_of_the_others() -> None:
+    direction = functional.normalize(torch.randn(32, generator=torch.Generator().manual_seed(0)), dim=0)
+    model = Model("difference", Difference(), lambda outputs, _: outputs @ direction, lambda outputs: outputs)
+    engine = Engine(model, input_shape=(5, 200))
+    unit = functional.normalize(torch.randn(200, generator=torch.Generator().manual_seed(1)), dim=0)
+    others = 0.1 * unit.expand(200, 5, 200).clone()
+    others[:, -1] *= -1
+    cancels = torch.zeros(1, 5, 200)
+    cancels[0, -2:] = 1e9 * unit
+    labels, start = torch.zeros(201, dtype=torch.int64), model.initial_parameters()
+    expected = engine.clipped_sum(start, others, labels[1:], L2(1.0))
+    for place in range(70, 80):
+        inputs = torch.cat([others[:place], cancels, others[place:]])
+        assert float((engine.clipped_sum(start, inputs, labels, L2(1.0)) - expected).norm()) <= 1.0
+
+
+@pytest.mark.parametrize("is_line", [True, False])
+@pytest.mark.parametrize("name", ["logistic", "svm", "softmax"])
+def test_losses_of_very_long_records_do_not_turn_when_one_is_exchanged(name: str, *, is_line: bool) -> None:
+    """Of forty records some are too long for margins that are carried, the others zero."""
+    outputs = 3 if name == "softmax" else 1
+    model = build(name, input_shape=(60,), classes=max(2, outputs), seed=0)
+    line = LineCandidates(
+        *torch.randn(2, 61 * outputs, generator=torch.Generator().manual_seed(5)), (0.0, 1.0, 2.0)
+    )
+    weights = line.candidates[0][: 60 * outputs].view(outputs, 60)
+    long = forms.cancelling(weights, 1e19, torch.Generator().manual_seed(4))
+    sums = []
+    for count in range(1, 40):
+        inputs = torch.zeros(40, 60)
+        inputs[:count] = long
+        records = LinearRecords(model, inputs, torch.zeros(40, dtype=torch.int64))
+        of_all = (
+            records.losses_on(line, bound=1.0) if is_line else records.losses_at(line.candidates, bound=1.0)
+        )
+        sums.append(of_all)
+    for fewer, more in pairwise(sums):
+        assert float((more - fewer).abs().max()) <= 1.0 + 1e-9
+
+
+def alone(engine: Engine, made: Problem, company: list[int], place: int) -> Tensor:
+    """The gradient of one record among others, and its norm."""
+    some = made.some(company)
+    found = engine.contributions(*some.arguments)
+    norms = found.norms(L2(1.0))
+    weights = torch.ones(1, dtype=torch.float64)
+    return torch.cat([found.take(torch.tensor([place])).weighted_sum(weights), norms[[place]]])
+
+
+@pytest.mark.parametrize("name", [*WAYS, *NETWORKS])
+@pytest.mark.parametrize("physical_batch", [None, 32])
+def test_a_record_is_the_same_bit_for_bit_in_any_company(name: str, physical_batch: int | None) -> None:
+    made, _ = once(SPECS[name], torch.float32)
+    engine = made.engine(physical_batch=physical_batch)
+    expected = alone(engine, made, [0], 0)
+    for company, place in (([0, 1], 0), ([3, 2, 0], 2), ([1, 2, 0, 4, 5], 2), ([5, 4, 3, 2, 1, 0, 2], 5)):
+        assert torch.equal(alone(engine, made, company, place), expected), (company, place)
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(31, 1), (32, 1), (63, 1), (64, 64), (130, 128)])
+def test_passes_in_16_bits_have_no_32_records(asked: int, taken: int) -> None:
+    """They leave numbers over where a vector holds 64, and GELU takes those in another way."""
+    in_16_bits = replace(build("mlp", input_shape=(8,), classes=2, seed=0), precision=torch.bfloat16)
+    assert Engine(in_16_bits, input_shape=(8,), physical_batch=asked).physical_batch == taken
+
+
+def on_hinge(parameters: Tensor, count: int) -> Tensor:
+    """Records of label 1 whose margin is 1, where the gradient of the hinge jumps; [count, 60]."""
+    weights, bias = parameters[:60].double(), parameters[60].double()
+    points = 100.0 * torch.randn(count, 60, generator=torch.Generator().manual_seed(3)).double()
+    return (points + weights * ((1.0 - bias - points @ weights) / (weights @ weights))[:, None]).float()
+
+
+def test_a_record_too_long_for_a_closed_form_adds_nothing_and_moves_no_other() -> None:
+    model = build("svm", input_shape=(60,), classes=2, seed=0)
+    start, labels = (
+        torch.randn(61, generator=torch.Generator().manual_seed(3)),
+        torch.ones(5, dtype=torch.int64),
+    )
+    for one in on_hinge(start, 40):
+        usual = one.expand(5, 60).clone()
+        long = usual.clone()
+        long[0] = 1e19
+        sums = [LinearRecords(model, given, labels).clipped_sum(start, L2(1.0)) for given in (usual, long)]
+        assert float((sums[0] - sums[1]).norm()) <= 1.0
+        assert float(LinearRecords(model, long[:1], labels[:1]).clipped_sum(start, L2(1.0)).norm()) == 0.0
+
+
+@pytest.mark.parametrize("physical_batch", [5, 33, None])
+def test_records_at_a_kink_do_not_turn_when_one_is_taken_away(physical_batch: int | None) -> None:
+    """Records on the hinge of a support vector machine: a last bit of their margin is all of their gradient."""
+    model = build("svm", input_shape=(60,), classes=2, seed=0)
+    start = torch.randn(61, generator=torch.Generator().manual_seed(3))
+    engine = Engine(model, input_shape=(60,), physical_batch=physical_batch)
+    for one in on_hinge(start, 40):
+        inputs, labels = one.expand(100, 60), torch.ones(100, dtype=torch.int64)
+        sums = [
+            engine.clipped_sum(start, inputs[:count], labels[:count], L2(1.0)) for count in (97, 98, 99, 100)
+        ]
+        for fewer, more in pairwise(sums):
+            assert float((more - fewer).norm()) <= 1.0
+
+
+def between(activation: nn.Module, width: int, physical_batch: int, precision: torch.dtype = F32) -> Engine:
+    """A model with an activation of so many numbers of each record between two layers."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, width), activation, nn.Linear(width, 3))
+    model = Model(
+        "between", net, lambda outputs, _: outputs[:, 0], lambda outputs: outputs, precision=precision
+    )
+    return Engine(model, input_shape=(20,), physical_batch=physical_batch)
+
+
+def told_apart(engine: Engine, start: Tensor, count: int) -> bool:
+    """Whether an activation has other values for a record in some places of a pass of `count` than in others."""
+    records = torch.randn(10, 20, generator=torch.Generator().manual_seed(0))
+    labels = torch.zeros(count, dtype=torch.int64)
+    activations = (
+        engine.contributions(start, one.expand(count, 20).contiguous(), labels).gradients["2.weight"].inputs
+        for one in records
+    )
+    return not all(torch.equal(found, found[:1].expand_as(found)) for found in activations)
+
+
+WIDE, START = 1027, torch.randn(21 * 1027 + 3 * 1028, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU(), nn.Sigmoid(), nn.Softplus()])
+@pytest.mark.parametrize("count", [64, 128, 192])
+def test_two_threads_cut_passes_where_it_changes_no_record(activation: nn.Module, count: int) -> None:
+    engine = between(activation, WIDE, 192)
+    with cpu_threads(engine.threads):
+        assert not told_apart(engine, START, count)
+
+
+def test_more_threads_cut_where_it_changes_a_record() -> None:
+    engine = between(nn.SiLU(), WIDE, 192)
+    with cpu_threads(5):
+        assert told_apart(engine, START, 192)
+
+
+@pytest.mark.parametrize(
+    ("physical_batch", "precision", "threads"),
+    [(192, F32, 2), (32, F32, 1), (1, F32, 2), (192, BF16, 1), (1, BF16, 2)],
+)
+def test_as_many_threads_as_leave_no_numbers_over(
+    physical_batch: int, precision: torch.dtype, threads: int
+) -> None:
+    assert between(nn.SiLU(), 8, physical_batch, precision).threads == threads
+
+
+def test_losses_at_candidates_do_not_turn_when_a_record_is_taken_away() -> None:
+    """A loss that jumps where the sigmoids of a vector and of single numbers differ."""
+    point, value = unlike_alone(torch.sigmoid, torch.float64)
+
+    def losses(outputs: Tensor, _labels: Tensor) -> Tensor:
+        return 1e18 * (torch.sigmoid(outputs[:, 0].double()) - value).clamp(min=0.0)
+
+    steep = Model("steep", nn.Sequential(nn.Flatten(), nn.Linear(1, 1)), losses, lambda outputs: outputs)
+    candidates = torch.stack([point, torch.zeros(())]).float()[None]
+    sums = [
+        LinearRecords(steep, torch.ones(count, 1), torch.zeros(count, dtype=torch.int64)).losses_at(
+            candidates, bound=1.0
+        )
+        for count in range(1, 130)
+    ]
+    for fewer, more in pairwise(sums):
+        assert float((more - fewer).abs().max()) <= 1.0
+
+
+def test_a_gradient_of_all_records_does_not_turn_when_one_is_taken_away() -> None:
+    """The derivative of a kinked loss behind an activation, whose last bits differ in vectors and single numbers."""
+    point, value = unlike_alone(functional.silu, torch.float32)
+
+    def losses(outputs: Tensor, _labels: Tensor) -> Tensor:
+        return 1e4 * torch.relu(functional.silu(outputs[:, 0]) - value)
+
+    steep = Model("steep", nn.Sequential(nn.Flatten(), nn.Linear(1, 1)), losses, lambda outputs: outputs)
+    at = torch.stack([point, torch.zeros(())])
+    sums = [
+        LinearRecords(steep, torch.ones(count, 1), torch.zeros(count, dtype=torch.int64)).clipped_sum(
+            at, L2(1.0)
+        )
+        for count in range(1, 130)
+    ]
+    for fewer, more in pairwise(sums):
+        assert float((more - fewer).norm()) <= 1.0

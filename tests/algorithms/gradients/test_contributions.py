@@ -1,0 +1,148 @@
+"""Losses, norms and sums of records from one pass, and of chosen ones among them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.gradients import L2, Normalised, PerExampleGradients
+from tests.algorithms.gradients import naive
+from tests.algorithms.gradients.layers import LAYERS
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.zoo import Spec, Wired, once, problem
+
+SPECS = LAYERS | SHARING | WITHOUT_RULE | NETWORKS | AS_A_WHOLE
+SOME = [
+    "linear",
+    "linear, long sequence",
+    "linear, wide sequence",
+    "conv2d, many places",
+    "conv2d, many channels",
+    "embedding",
+    "lstm, 3 layers, 2 directions, biases, batch first",
+    "decoder tied to the embedding",
+    "linear sequence, used again",
+    "einsum",
+    "cnn",
+    "bilstm",
+    "transformer",
+    "merged low-rank adaptation",
+]
+
+
+def counted(module: nn.Module) -> Callable[[], int]:
+    """How often a module has run since."""
+    calls: list[int] = []
+    module.register_forward_pre_hook(lambda _module, inputs: calls.append(len(inputs[0])))
+    return lambda: len(calls)
+
+
+def one_by_one(found: PerExampleGradients) -> Tensor:
+    """Each record's gradient as the sum has it, [n, d]."""
+    return torch.stack([found.weighted_sum(one) for one in torch.eye(len(found.losses), dtype=torch.float64)])
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_losses_norms_and_sums_come_from_one_pass(name: str) -> None:
+    made = problem(SPECS[name])
+    kinds, engine = naive.clippings(made.model, made.gradients), made.engine()
+    calls = counted(made.model.module)
+    found = engine.contributions(*made.arguments)
+    losses = found.losses
+    sums = {kind: (found.norms(each), found.clipped_sum(each)) for kind, each in kinds.items()}
+    assert calls() == 1
+    outputs = made.model.outputs(made.model.named(made.parameters), made.inputs)
+    torch.testing.assert_close(losses, made.model.losses(outputs, made.labels))
+    for kind, clipping in kinds.items():
+        norms, total = sums[kind]
+        assert naive.relative(norms, naive.norms(made.model, made.gradients, clipping)) < 1e-10
+        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
+        assert naive.relative(total, expected) < 1e-10
+    assert not losses.requires_grad and not total.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["L2", "L1", "PerLayer", "Affine"])
+def test_no_record_s_copy_of_a_large_table_is_written_down(kind: str) -> None:
+    made = problem(Spec(lambda: nn.Embedding(90, 3), (4,), entries=90))
+    found = made.engine().contributions(*made.arguments)
+    found.norms(naive.clippings(made.model, made.gradients)[kind])
+    table, records = made.gradients[0].nbytes, len(found.losses) + found.padding
+    assert 0 < found.written_bytes < 0.1 * records * table
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_norms_of_all_records_are_streamed(name: str) -> None:
+    made = problem(SPECS[name], count=70)
+    kinds, engine = naive.clippings(made.model, made.gradients), made.engine(physical_batch=32)
+    calls = counted(made.model.module)
+    for clipping in kinds.values():
+        before = calls()
+        found = engine.norms(*made.arguments, clipping)
+        assert calls() - before == 3
+        assert naive.relative(found, naive.norms(made.model, made.gradients, clipping)) < 1e-10
+    before = calls()
+    engine.clipped_sum(*made.arguments, L2(1.0))
+    assert calls() - before == 3
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_norms_are_upper_bounds(name: str) -> None:
+    """Of what the sum has for a record, in 32 bits: never below, and above by rounding alone."""
+    made, engine = once(SPECS[name], torch.float32)
+    found = engine.contributions(*made.arguments)
+    rows = one_by_one(found)
+    for clipping in naive.clippings(made.model, made.gradients).values():
+        exact = naive.norms(made.model, rows, clipping)
+        norms = found.norms(clipping)
+        assert norms.dtype == torch.float64
+        assert (norms >= exact * (1 - 2e-6)).all()
+        assert naive.relative(norms, exact) < 2e-5
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_choice_of_records_by_their_norms(name: str) -> None:
+    """Importance sampling: all norms first, then the sum of the accepted, each of one length (Wei et al. 2022)."""
+    made, engine = once(SPECS[name], torch.float64)
+    found = engine.contributions(*made.arguments)
+    norms = found.norms(Normalised(0.5))
+    for chosen in (
+        (norms > norms.median()).nonzero()[:, 0],
+        torch.tensor([4, 1]),
+        torch.tensor([], dtype=torch.int64),
+    ):
+        total = found.take(chosen).clipped_sum(Normalised(0.5))
+        accepted = made.gradients[chosen]
+        expected = (0.5 * accepted / accepted.norm(dim=1, keepdim=True)).sum(dim=0)
+        assert total.shape == expected.shape
+        assert naive.relative(total, expected) < 1e-10
+        assert torch.equal(found.take(chosen).losses, found.losses[chosen])
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_a_record_may_be_taken_more_than_once(name: str) -> None:
+    made, engine = once(SPECS[name], torch.float64)
+    found = engine.contributions(*made.arguments)
+    for clipping in naive.clippings(made.model, made.gradients).values():
+        once_each = naive.contributions(made.model, made.gradients, clipping)
+        total = found.take(torch.tensor([2, 2, 0])).clipped_sum(clipping)
+        assert naive.relative(total, 2 * once_each[2] + once_each[0]) < 1e-10
+
+
+def test_a_gradient_of_nothing_stays_nothing() -> None:
+    """Neither clipping to a given norm nor a division by zero makes something of it."""
+    none = PerExampleGradients.of_rows(torch.zeros(3, 5))
+    for clipping in (Normalised(1.0), Normalised(1.0, stability=0.1), L2(1.0)):
+        assert not none.clipped_sum(clipping).any()
+
+
+def test_a_parameter_that_has_no_effect_has_no_gradient() -> None:
+    """A part that a model has and does not use: its place is zero, and shifted like any other."""
+    unused = {"before": nn.Linear(2, 2), "after": nn.Linear(3, 1)}
+    made = problem(Spec(lambda: Wired(lambda self, x: self.used(x), used=nn.Linear(4, 3), **unused), (4,)))
+    engine = made.engine()
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
+        assert naive.relative(engine.clipped_sum(*made.arguments, clipping), expected) < 1e-10, kind
+        norms = naive.norms(made.model, made.gradients, clipping)
+        assert naive.relative(engine.norms(*made.arguments, clipping), norms) < 1e-10, kind

@@ -1,0 +1,204 @@
+"""What holds for every way in which the engine takes gradients: physical batches, empty ones, and odd records."""
+
+import math
+from copy import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.gradients import L2, Engine, Normalised, PerLayer, clip_and_sum
+from algorithms.models import Model, build
+from algorithms.models.linear import cross_entropy
+from tests.algorithms.gradients import naive
+from tests.algorithms.gradients.layers import LAYERS
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.test_models import SHAPES, model_of
+from tests.algorithms.gradients.zoo import Problem, once, problem
+
+WAYS = [
+    "linear",
+    "linear, sequence",
+    "linear, long sequence",
+    "linear, wide sequence",
+    "conv2d",
+    "conv2d, many places",
+    "conv2d, many channels",
+    "layer norm, sequence",
+    "lstm, 3 layers, 2 directions, biases, batch first",
+    "gru, 2 layers, 2 directions, batch first",
+    "attention to itself",
+    "conv3d",
+    "einsum",
+    "merged low-rank adaptation",
+    "normalised weight",
+    "cnn",
+    "resnet",
+    "scattering",
+]
+"""One spec for each form of gradient whose inputs are numbers."""
+ON_WORDS = ["embedding", "embedding, padding", "decoder tied to the embedding", "bilstm", "transformer"]
+SPECS = LAYERS | SHARING | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
+
+
+def of_the_catalogue(name: str) -> Problem:
+    model, draw = model_of(name), torch.Generator().manual_seed(3)
+    parameters = model.initial_parameters() + 0.3 * torch.randn(model.parameter_count, generator=draw)
+    inputs = torch.randn(6, *SHAPES[name], generator=draw)
+    return Problem(model, parameters, inputs, torch.randint(0, 2, (6,), generator=draw))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_models_by_name_are_those_of_the_loop(name: str) -> None:
+    made = of_the_catalogue(name)
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
+        assert naive.relative(made.engine().clipped_sum(*made.arguments, clipping), expected) < 1e-5, kind
+
+
+@pytest.mark.parametrize("name", WAYS + ON_WORDS)
+def test_any_physical_batch_gives_the_same_sum(name: str) -> None:
+    made, whole = once(SPECS[name], torch.float64)
+    assert whole.physical_batch >= 6
+    parts = copy(whole)
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        expected = whole.clipped_sum(*made.arguments, clipping)
+        for parts.physical_batch in (1, 2, 5, 6):
+            found = parts.clipped_sum(*made.arguments, clipping)
+            assert naive.relative(found, expected) < 1e-10, kind
+
+
+@pytest.mark.parametrize("name", WAYS + ON_WORDS)
+def test_an_empty_batch_is_zero(name: str) -> None:
+    made, engine = once(SPECS[name], torch.float32)
+    nobody = made.some(slice(0, 0))
+    for clipping in naive.clippings(made.model, made.gradients).values():
+        found = engine.clipped_sum(*nobody.arguments, clipping)
+        assert found.shape == made.parameters.shape and found.dtype == torch.float64
+        assert not found.any()
+        assert len(engine.norms(*nobody.arguments, clipping)) == 0
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_batch_is_the_sum_of_its_records(name: str) -> None:
+    """Batches of one, whose shapes are easily mistaken, and no record depends on the others."""
+    made, engine = once(SPECS[name], torch.float64)
+    clipping = naive.clippings(made.model, made.gradients)["L2"]
+    expected = naive.contributions(made.model, made.gradients, clipping)
+    for i in (0, 3):
+        assert naive.relative(engine.clipped_sum(*made.some([i]).arguments, clipping), expected[i]) < 1e-10
+
+
+def test_the_physical_batch_follows_the_memory() -> None:
+    made = problem(NETWORKS["cnn"], torch.float32)
+    sizes = [made.engine(memory_mb=megabytes).physical_batch for megabytes in (1, 2, 4, 8, 100_000)]
+    assert sizes == sorted(sizes) and sizes[0] >= 1
+    assert 2 * sizes[0] <= sizes[1] <= 2 * sizes[0] + 64
+    assert sizes[2] > sizes[0]
+    heavy = build("softmax", input_shape=(100_000,), classes=2, seed=0)
+    assert Engine(heavy, input_shape=(100_000,), memory_mb=1).physical_batch == 1
+    given = {asked: made.engine(physical_batch=asked).physical_batch for asked in (1, 7, 63, 64, 200)}
+    assert given == {1: 1, 7: 1, 63: 32, 64: 64, 200: 192}
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_record_that_is_not_finite_adds_nothing_and_harms_no_other(name: str, bad: float) -> None:
+    made, engine = once(SPECS[name], torch.float32)
+    inputs = made.inputs.clone()
+    inputs[2] = bad
+    others = made.some([0, 1, 3, 4, 5])
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        found = engine.clipped_sum(made.parameters, inputs, made.labels, clipping)
+        expected = engine.clipped_sum(*others.arguments, clipping)
+        assert naive.relative(found, expected) < 1e-5, kind
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("huge", [1e18, 1e30, 1e38, 3e38])
+def test_a_record_of_any_size_stays_within_its_bound(name: str, huge: float) -> None:
+    made, engine = once(SPECS[name], torch.float32)
+    inputs, others = made.inputs.clone(), made.some([0, 1, 3, 4, 5])
+    inputs[2] = huge * made.inputs[2].sign()
+    for clipping in (L2(0.5), Normalised(0.5), PerLayer((0.5,) * len(made.model.layers))):
+        found = engine.clipped_sum(made.parameters, inputs, made.labels, clipping)
+        moved = found - engine.clipped_sum(*others.arguments, clipping)
+        assert torch.isfinite(found).all()
+        assert all(size <= bound + 1e-5 for size, bound in naive.measured(made.model, moved, clipping))
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_batch_in_which_no_record_is_finite_is_zero(name: str) -> None:
+    made, engine = once(SPECS[name], torch.float32)
+    for clipping in naive.clippings(made.model, made.gradients).values():
+        found = engine.clipped_sum(
+            made.parameters, torch.full_like(made.inputs, math.nan), made.labels, clipping
+        )
+        assert found.shape == made.parameters.shape and not found.any()
+
+
+@pytest.mark.parametrize("name", ON_WORDS)
+def test_a_record_whose_loss_is_not_finite_adds_nothing(name: str) -> None:
+    """Words cannot be odd, but losses can."""
+    made, _ = once(SPECS[name], torch.float32)
+
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        return made.model.losses(outputs, labels % 3) * torch.where(labels == 5, math.nan, 1.0)
+
+    model = Model("odd", made.model.module, losses, made.model.scores)
+    labels = made.labels.clone()
+    labels[4] = 5
+    engine = Engine(model, input_shape=made.inputs.shape[1:], input_dtype=torch.int64)
+    found = engine.clipped_sum(made.parameters, made.inputs, labels, L2(0.1))
+    expected = engine.clipped_sum(*made.some([0, 1, 2, 3, 5]).arguments, L2(0.1))
+    assert naive.relative(found, expected) < 1e-5
+
+
+def test_a_row_that_is_not_finite_adds_nothing() -> None:
+    rows = torch.tensor([[3.0, 4.0], [math.nan, 0.0], [math.inf, 1.0], [0.3, 0.4]])
+    torch.testing.assert_close(
+        clip_and_sum(rows, L2(1.0)), torch.tensor([0.9, 1.2]).double(), rtol=1e-5, atol=0
+    )
+
+
+def test_losses_are_clipped_on_both_sides() -> None:
+    made = of_the_catalogue("softmax")
+    losses = made.model.losses(
+        made.model.outputs(made.model.named(made.parameters), made.inputs), made.labels
+    )
+    bound = float(losses.median())
+    found = made.engine(physical_batch=4).clipped_losses(*made.arguments, bound)
+    torch.testing.assert_close(found, losses.double().clamp(0, bound).sum())
+    lowered = Model("low", made.model.module, lambda o, y: cross_entropy(o, y) - 1e6, made.model.scores)
+    assert Engine(lowered, input_shape=SHAPES["softmax"]).clipped_losses(*made.arguments, bound) == 0.0
+
+
+@pytest.mark.parametrize(("odd", "counted"), [(math.nan, 0.0), (math.inf, 2.0), (-math.inf, 0.0)])
+def test_a_loss_that_is_not_finite_is_clipped_too(odd: float, counted: float) -> None:
+    module = nn.Linear(3, 1)
+    model = Model("odd", module, lambda o, y: o[:, 0] * 0 + torch.where(y == 1, odd, 1.0), lambda o: o)
+    finite = Model("finite", module, lambda o, y: o[:, 0] * 0 + 1.0, lambda o: o)
+    assert Engine(finite, input_shape=(3,)).clipped_losses(*_three(finite), 2.0) == 3.0
+    engine = Engine(model, input_shape=(3,), physical_batch=2)
+    assert engine.clipped_losses(*_three(model), 2.0) == 2.0 + counted
+
+
+def test_per_layer_bounds_that_do_not_fit_are_refused() -> None:
+    made, engine = once(NETWORKS["cnn"], torch.float32)
+    with pytest.raises(ValueError, match="2 bounds, the model has 4 layers"):
+        engine.clipped_sum(*made.arguments, PerLayer((1.0, 1.0)))
+
+
+def test_neither_the_records_nor_the_parameters_are_changed() -> None:
+    for name in (*WAYS, *ON_WORDS):
+        made = problem(SPECS[name])
+        parameters, inputs = made.parameters.clone(), made.inputs.clone()
+        before = [value.clone() for value in made.model.module.state_dict().values()]
+        made.engine().clipped_sum(*made.arguments, L2(1.0))
+        assert torch.equal(made.parameters, parameters) and torch.equal(made.inputs, inputs)
+        after = made.model.module.state_dict().values()
+        assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def _three(model: Model) -> tuple[Tensor, Tensor, Tensor]:
+    return model.initial_parameters(), torch.ones(3, 3), torch.tensor([0, 1, 0])

@@ -1,0 +1,212 @@
+"""What is refused before a private record is seen, and what is let through."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.gradients import L2, Engine, RecordsNotIndependentError
+from algorithms.models import Model
+from algorithms.models.linear import cross_entropy
+from tests.algorithms.gradients.zoo import Spec, Wired, frozen, problem, wavy, zero_start
+
+
+def around(mixing: Callable[[Tensor], Tensor], last: nn.Linear) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), Wired(lambda self, x: mixing(x)), nn.Tanh(), last)
+
+
+MIXING: dict[str, Callable[[Tensor], Tensor]] = {
+    "the mean of the batch": lambda x: x - x.mean(dim=0),
+    "the largest of the batch": lambda x: x / x.abs().amax(),
+    "attention over the batch": lambda x: torch.softmax(x @ x.T, dim=1) @ x,
+    "records before it": lambda x: x.cumsum(dim=0),
+    "records after it": lambda x: x.flip(0).cumsum(dim=0).flip(0),
+    "the next record": lambda x: x + x.roll(1, 0),
+    "the last record": lambda x: x + x[-1],
+    "the first record": lambda x: x + x[:1],
+    "how many records there are": lambda x: x / len(x),
+    "the place in the batch": lambda x: x * (1 + torch.arange(len(x)))[:, None],
+}
+
+
+@pytest.mark.parametrize("start", ["random", "zero"])
+@pytest.mark.parametrize("name", MIXING)
+def test_a_layer_that_depends_on_the_other_records_is_refused(name: str, start: str) -> None:
+    """A last layer that starts at zero hides what is before it from the loss at the start."""
+    last = zero_start(nn.Linear(4, 2)) if start == "zero" else nn.Linear(4, 2)
+    with pytest.raises(RecordsNotIndependentError, match=r"the layer 1 \(Wired\) mixes records"):
+        problem(Spec(lambda: around(MIXING[name], last), (4,))).engine()
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_over_the_batch_is_refused(kind: type[nn.Module]) -> None:
+    """What is easily forgotten: batch_first."""
+    spec = Spec(lambda: Wired(lambda self, x: self.layer(x)[0].flatten(1), layer=kind(3, 4)), (5, 3))
+    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+        problem(spec).engine()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "named"),
+    [
+        (lambda: nn.BatchNorm1d(4), (4,), r"0 \(BatchNorm1d\)"),
+        (lambda: nn.BatchNorm2d(2), (2, 3, 3), r"0 \(BatchNorm2d\)"),
+        (lambda: nn.BatchNorm1d(4, affine=False), (4,), r"0 \(BatchNorm1d\)"),
+        (lambda: nn.BatchNorm1d(4, track_running_stats=False).eval(), (4,), r"0 \(BatchNorm1d\)"),
+        (lambda: nn.InstanceNorm1d(2, track_running_stats=True), (2, 4), r"0 \(InstanceNorm1d\)"),
+    ],
+)
+def test_a_normalisation_over_records_is_refused(
+    layer: Callable[[], nn.Module], shape: tuple[int, ...], named: str
+) -> None:
+    with pytest.raises(RecordsNotIndependentError, match=rf"the layer {named} mixes records"):
+        problem(Spec(lambda: nn.Sequential(layer(), nn.Flatten(), nn.PReLU()), shape)).engine()
+
+
+def over_pairs(outputs: Tensor, labels: Tensor) -> Tensor:
+    return (outputs - outputs.roll(1, 0)).square().sum(dim=1)
+
+
+def against_the_others(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A contrastive loss: each record against all."""
+    return functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)), reduction="none")
+
+
+def divided(outputs: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(outputs, labels) / len(labels)
+
+
+def shared(outputs: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(outputs, labels).mean().expand(len(labels))
+
+
+def by_label(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Weights that balance the classes of the batch."""
+    return cross_entropy(outputs, labels) / (labels[:, None] == labels).sum(dim=1)
+
+
+def of_those_before(outputs: Tensor, labels: Tensor) -> Tensor:
+    return cross_entropy(outputs, labels).cumsum(dim=0)
+
+
+@pytest.mark.parametrize("start", ["random", "zero"])
+@pytest.mark.parametrize(
+    "losses", [over_pairs, against_the_others, divided, shared, by_label, of_those_before]
+)
+def test_a_loss_that_depends_on_the_other_records_is_refused(
+    losses: Callable[[Tensor, Tensor], Tensor], start: str
+) -> None:
+    def make() -> nn.Module:
+        return zero_start(nn.Linear(4, 2)) if start == "zero" else nn.Linear(4, 2)
+
+    with pytest.raises(RecordsNotIndependentError, match="the loss of the model made up"):
+        problem(Spec(make, (4,), losses=losses, classes=2)).engine()
+
+
+def test_a_loss_that_depends_on_the_batch_is_refused_behind_dropout_too() -> None:
+    """Where no two passes are the same, the loss of given outputs still is."""
+    spec = Spec(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), (4,), losses=divided, classes=2)
+    with pytest.raises(RecordsNotIndependentError, match="the loss of the model made up"):
+        problem(spec).engine()
+
+
+@pytest.mark.parametrize(
+    ("losses", "shape"),
+    [
+        (lambda o, y: cross_entropy(o, y).mean(), r"\[\]"),
+        (lambda o, y: cross_entropy(o, y)[:, None], r"\[3, 1\]"),
+        (lambda o, y: o.square(), r"\[3, 2\]"),
+    ],
+)
+def test_a_loss_of_another_shape_is_refused(losses: Callable[[Tensor, Tensor], Tensor], shape: str) -> None:
+    with pytest.raises(
+        RecordsNotIndependentError, match=rf"loss of the model made up has shape {shape} for 3 records"
+    ):
+        problem(Spec(lambda: nn.Linear(4, 2), (4,), losses=losses)).engine()
+
+
+def _counting(self: Wired, inputs: Tensor) -> Tensor:
+    self.steps += 1
+    return self.layer(inputs)
+
+
+def _averaging(self: Wired, inputs: Tensor) -> Tensor:
+    self.steps = 0.9 * self.steps + 0.1 * inputs.detach().mean(dim=0)
+    return self.layer(inputs)
+
+
+@pytest.mark.parametrize(("wiring", "start"), [(_counting, torch.zeros(())), (_averaging, torch.zeros(4))])
+def test_a_buffer_that_changes_is_refused(wiring: Callable[..., Tensor], start: Tensor) -> None:
+    spec = Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2), steps=start.clone()), (4,))
+    with pytest.raises(RecordsNotIndependentError, match="the buffer steps is changed"):
+        problem(spec).engine()
+
+
+def _remembering(self: Wired, inputs: Tensor) -> Tensor:
+    before = getattr(self, "mean", 0.0)
+    self.mean = inputs.detach().mean(dim=0)
+    return self.layer(inputs - before)
+
+
+def test_what_is_remembered_outside_of_buffers_is_refused() -> None:
+    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+        problem(Spec(lambda: Wired(_remembering, layer=nn.Linear(4, 2)), (4,))).engine()
+
+
+def test_the_state_is_as_it_was_after_an_examination() -> None:
+    """The generator of random numbers, the parameters, and the mode of the layers."""
+    made = problem(Spec(lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)), (4,)))
+    before = {name: value.clone() for name, value in made.model.module.state_dict().items()}
+    state = torch.get_rng_state()
+    made.engine()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert made.model.module.training
+    after = made.model.module.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert not any(layer._forward_hooks for layer in made.model.module.modules())
+
+
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    model = Model("fixed", frozen(nn.Linear(4, 2)), wavy, lambda outputs: outputs)
+    with pytest.raises(ValueError, match="the model fixed has no"):
+        Engine(model, input_shape=(4,))
+
+
+LOOKING: dict[str, Callable[[Tensor], Tensor]] = {
+    "where": lambda mask: torch.where(mask)[0],
+    "where by name": lambda mask: torch.where(condition=mask)[0],
+    "repeated": lambda mask: torch.arange(len(mask)).repeat_interleave(mask.long()),
+    "repeated by name": lambda mask: torch.arange(len(mask)).repeat_interleave(repeats=mask.long()),
+}
+
+
+def _routed(chosen: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Of two places of each record those go through a layer that their size selects: as a rule the first alone."""
+
+    def wiring(self: Wired, inputs: Tensor) -> Tensor:
+        mask = torch.stack([inputs[:, 0, 0] < 50, inputs[:, 1, 0] > 50], dim=1).flatten()
+        places = chosen(mask)
+        routed: Tensor = self.layer(inputs.flatten(0, 1)[places])
+        sums = routed.new_zeros(len(inputs), 3).index_add(0, places // 2, routed)
+        return torch.tanh(sums)
+
+    return wiring
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_a_choice_by_value_is_no_layout(name: str) -> None:
+    """One record with two chosen places and one with none: the records between must keep their own gradients."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(Wired(_routed(LOOKING[name]), layer=nn.Linear(4, 3)), nn.Linear(3, 2))
+
+    made = problem(Spec(make, (2, 4)), torch.float32, count=40)
+    engine = made.engine()
+    inputs = made.inputs.clone()
+    inputs[1::2] *= 0.01
+    inputs[0, 1, 0], inputs[39, 0, 0] = 60.0, 60.0
+    found = engine.clipped_sum(made.parameters, inputs, made.labels, L2(1e-2))
+    without = engine.clipped_sum(made.parameters, inputs[:39], made.labels[:39], L2(1e-2))
+    assert float((found - without).norm()) <= 1e-2

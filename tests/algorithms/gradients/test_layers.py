@@ -1,0 +1,54 @@
+"""Every layer, and every way to share it, against a loop over single records."""
+
+import pytest
+import torch
+
+from algorithms.gradients import L2
+from tests.algorithms.gradients import naive
+from tests.algorithms.gradients.layers import EMBEDDING, LAYERS
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.zoo import once, once_heard
+
+SMALL_BY_RULES = LAYERS | SHARING
+SMALL = SMALL_BY_RULES | WITHOUT_RULE | AS_A_WHOLE
+INNER = {f"{name}, inside": spec.after_a_layer() for name, spec in LAYERS.items() if name not in EMBEDDING}
+SPECS = SMALL | INNER | NETWORKS
+IN_64_BITS = [(name, torch.float64, 1e-10) for name in SPECS]
+IN_32_BITS = [(name, torch.float32, 1e-5) for name in SMALL | NETWORKS]
+
+
+@pytest.mark.parametrize(("name", "dtype", "tolerance"), IN_64_BITS + IN_32_BITS)
+def test_norms_and_sums_are_those_of_the_loop(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    """By every clipping; the tolerance is relative to the sum."""
+    made, engine = once(SPECS[name], dtype)
+    for kind, clipping in naive.clippings(made.model, made.gradients).items():
+        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
+        found = engine.clipped_sum(*made.arguments, clipping)
+        assert found.dtype == torch.float64
+        assert naive.relative(found, expected) < tolerance, kind
+        norms = naive.norms(made.model, made.gradients, clipping)
+        assert naive.relative(engine.norms(*made.arguments, clipping), norms) < tolerance, kind
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients_are_told_apart_by_record(name: str) -> None:
+    """A sum with one weight for each record is another sum for each way in which records could be mistaken."""
+    made, engine = once(SPECS[name], torch.float64)
+    weights = torch.rand(6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    found = engine.contributions(*made.arguments).weighted_sum(weights)
+    assert naive.relative(found, weights @ made.gradients) < 1e-10
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_is_taken_record_by_record_is_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """When the engine is made, and never again."""
+    made, engine, said = once_heard(SPECS[name], torch.float64)
+    caplog.clear()
+    engine.clipped_sum(*made.arguments, L2(1.0))
+    assert not caplog.records
+    if name.removesuffix(", inside") in SMALL_BY_RULES or name in NETWORKS:
+        assert not said
+    else:
+        assert len(said) == 1
+        part = "the model made up is taken" if name in AS_A_WHOLE else "in the model made up these are taken"
+        assert part in said[0]

@@ -1,0 +1,251 @@
+"""The unrolled recurrences against the layers of torch and their automatic differentiation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.gradients.rules.recurrent import Unrolled, unrolled_gru, unrolled_lstm
+
+KINDS = ["lstm", "gru"]
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+assert_equal = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
+
+Parts = dict[str, Tensor]
+"""What one of the recurrences is given: gates, weight, hidden, and cell or recurrent and perhaps bias; all leaves."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer of torch with inputs [T, B, I] and what it starts from, each [D, B, H]; float64."""
+
+    kind: str
+    layer: nn.RNNBase
+    inputs: Tensor
+    start: tuple[Tensor, ...]
+
+    def weights(self, name: str) -> Tensor:
+        """A weight of every direction, stacked."""
+        suffixes = ["_l0", "_l0_reverse"][: len(self.start[0])]
+        return torch.stack([getattr(self.layer, name + suffix) for suffix in suffixes])
+
+    def entered(self) -> Tensor:
+        """The inputs in processing order, [D, T, B, I]."""
+        return torch.stack([self.inputs, self.inputs.flip(0)][: len(self.start[0])])
+
+
+def case(
+    kind: str, steps: int = 4, batch: int = 3, width: int = 3, directions: int = 2, bias: bool = True
+) -> Case:
+    draw = torch.Generator().manual_seed(steps + 10 * batch + 100 * width)
+    layer_type, states = {"lstm": (nn.LSTM, 2), "gru": (nn.GRU, 1)}[kind]
+    layer = layer_type(2, width, bias=bias, bidirectional=directions == 2).double()
+    for parameter in layer.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+    inputs = torch.randn(steps, batch, 2, generator=draw, dtype=torch.float64)
+    start = torch.randn(states, directions, batch, width, generator=draw, dtype=torch.float64)
+    return Case(kind, layer, inputs, start.unbind())
+
+
+def parts(case: Case) -> Parts:
+    gates = torch.einsum("dtbi,dgi->dtbg", case.entered(), case.weights("weight_ih"))
+    found = {"weight": case.weights("weight_hh"), **dict(zip(("hidden", "cell"), case.start, strict=False))}
+    if case.kind == "gru":
+        found["recurrent"] = torch.zeros_like(gates)
+    if case.layer.bias:
+        gates = gates + case.weights("bias_ih")[:, None, None]
+    if case.layer.bias and case.kind == "gru":
+        found["bias"] = case.weights("bias_hh")
+    elif case.layer.bias:
+        gates = gates + case.weights("bias_hh")[:, None, None]
+    return changed({"gates": gates, **found}, torch.clone)
+
+
+def changed(parts: Parts, change: Callable[[Tensor], Tensor]) -> Parts:
+    return {name: change(part.detach()).requires_grad_() for name, part in parts.items()}
+
+
+def run(parts: Parts) -> Unrolled:
+    if "cell" in parts:
+        return unrolled_lstm(parts["gates"], parts["weight"], (parts["hidden"], parts["cell"]))
+    return unrolled_gru(
+        parts["gates"], parts["recurrent"], parts["weight"], parts.get("bias"), parts["hidden"]
+    )
+
+
+def coefficients(like: Tensor) -> Tensor:
+    return torch.cos(torch.arange(like.numel(), device=like.device)).to(like.dtype).view(like.shape)
+
+
+def gradients(parts: Parts, results: list[Tensor]) -> Parts:
+    """Of a sum of results with different coefficients, which are left as they were; the graph stays."""
+    names = [name for name in ("gates", "recurrent", "hidden", "cell") if name in parts]
+    leaves, above = [parts[name] for name in names], [coefficients(result) for result in results]
+    found = torch.autograd.grad(results, leaves, above, retain_graph=True)
+    assert all(map(torch.equal, above, map(coefficients, results)))
+    return dict(zip(names, found, strict=True))
+
+
+def by_torch(case: Case, start: tuple[Tensor, ...]) -> list[Tensor]:
+    """Outputs [D, T, B, H] in processing order and the last states, by the layer itself."""
+    outputs, last = case.layer(case.inputs, start if case.kind == "lstm" else start[0])
+    forward, *backward = outputs.unflatten(-1, (len(start[0]), -1)).unbind(2)
+    ordered = torch.stack([forward, *(half.flip(0) for half in backward)])
+    return [ordered, *last] if case.kind == "lstm" else [ordered, last]
+
+
+def weight_gradients(case: Case, delta: Parts, previous: Tensor) -> list[Tensor]:
+    """In the order of the layer's own parameters."""
+    of_gates, of_recurrent = delta["gates"], delta.get("recurrent", delta["gates"])
+    of_weight_ih = torch.einsum("dtbg,dtbi->dgi", of_gates, case.entered())
+    of_weight_hh = torch.einsum("dtbg,dtbh->dgh", of_recurrent, previous)
+    of_biases = [of_gates.sum((1, 2)), of_recurrent.sum((1, 2))] if case.layer.bias else []
+    stacked = [of_weight_ih, of_weight_hh, *of_biases]
+    return [gradient[d] for d in range(len(previous)) for gradient in stacked]
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    shape=st.tuples(st.integers(1, 5), st.integers(0, 4), st.integers(1, 4), st.integers(1, 2)),
+    bias=st.booleans(),
+    used=st.sampled_from([(0,), (1,), (-1,), (0, 1), (0, 1, -1)]),
+)
+@example(kind="lstm", shape=(1, 1, 1, 1), bias=True, used=(-1,))
+@example(kind="lstm", shape=(3, 0, 2, 2), bias=True, used=(0, 1))
+@example(kind="lstm", shape=(5, 4, 3, 2), bias=True, used=(0, 1, -1))
+@example(kind="gru", shape=(1, 1, 1, 1), bias=True, used=(-1,))
+@example(kind="gru", shape=(3, 0, 2, 2), bias=True, used=(0, 1))
+@example(kind="gru", shape=(5, 4, 3, 2), bias=True, used=(0, 1))
+@settings(deadline=None, max_examples=60)
+def test_equals_torch(kind: str, shape: tuple[int, int, int, int], bias: bool, used: tuple[int, ...]) -> None:
+    """Values, and gradients of every weight, bias and start through some of the results."""
+    one = case(kind, *shape, bias)
+    ours, start = parts(one), tuple(state.clone().requires_grad_() for state in one.start)
+    unrolled = run(ours)
+    found, expected = [unrolled.outputs, *unrolled.last], by_torch(one, start)
+    for our, their in zip(found, expected, strict=True):
+        assert_equal(our, their)
+
+    delta = gradients(ours, [found[i] for i in used])
+    our_gradients = weight_gradients(one, delta, unrolled.previous)
+    our_gradients += [delta[name] for name in ("hidden", "cell") if name in delta]
+    chosen = [expected[i] for i in used]
+    their_gradients = torch.autograd.grad(
+        chosen, [*one.layer.parameters(), *start], list(map(coefficients, chosen)), materialize_grads=True
+    )
+    for our, their in zip(our_gradients, their_gradients, strict=True):
+        assert_equal(our, their)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_previous_is_what_entered_each_step(kind: str) -> None:
+    ours = parts(case(kind))
+    unrolled = run(ours)
+    entered = torch.cat([ours["hidden"][:, None], unrolled.outputs[:, :-1]], dim=1)
+    assert torch.equal(unrolled.previous, entered) and not unrolled.previous.requires_grad
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 3e-2)])
+def test_other_types_are_within_rounding(
+    kind: str, device: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    one = case(kind, steps=10, batch=7, width=8)
+    for parameter in one.layer.parameters():
+        parameter.data *= 0.4
+    narrow = changed(parts(one), partial(torch.Tensor.to, device=device, dtype=dtype))
+    assert_same(narrow, changed(narrow, torch.Tensor.double), tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_order_does_not_matter(kind: str) -> None:
+    """Gates seen through a permutation, and zeros that are one number."""
+    plain = parts(case(kind))
+    odd = changed(plain, lambda part: part.mT.contiguous().mT if part.dim() == 4 else part)
+    assert not odd["gates"].is_contiguous()
+    if kind == "gru":
+        odd["recurrent"] = torch.zeros(()).double().expand_as(odd["gates"]).requires_grad_()
+    assert_same(odd, plain, 1e-13)
+
+
+def test_the_recurrent_part_is_added_where_the_bias_is() -> None:
+    plain = parts(case("gru"))
+    moved = {name: part for name, part in plain.items() if name != "bias"}
+    moved["recurrent"] = (plain["recurrent"] + plain["bias"][:, None, None]).detach().requires_grad_()
+    assert_same(moved, plain, 1e-13)
+
+
+def assert_same(ours: Parts, theirs: Parts, tolerance: float) -> None:
+    """The same outputs and gradients, relative to their norm, in our type and on our device."""
+    found, expected = run(ours), run(theirs)
+    our_gradients = gradients(ours, [found.outputs, *found.last]).values()
+    their_gradients = gradients(theirs, [expected.outputs, *expected.last]).values()
+    pairs = zip(our_gradients, their_gradients, strict=True)
+    for our, their in [(found.outputs.detach(), expected.outputs.detach()), *pairs]:
+        assert our.dtype == ours["gates"].dtype and our.device == ours["gates"].device
+        assert float((our - their).norm() / their.norm()) < tolerance
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_backward_pass_gives_the_same(kind: str) -> None:
+    """Whatever was done in between to the gradients that came out."""
+    ours = parts(case(kind))
+    unrolled = run(ours)
+    first = gradients(ours, [unrolled.outputs, *unrolled.last])
+    copies = {name: gradient.clone() for name, gradient in first.items()}
+    for gradient in first.values():
+        assert gradient.any()
+        gradient.zero_()
+    second = gradients(ours, [unrolled.outputs, *unrolled.last])
+    assert all(torch.equal(second[name], copies[name]) for name in copies)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_depends_on_no_other(kind: str) -> None:
+    """Not even where another is not finite."""
+    one = case(kind, batch=4)
+    one.inputs[:, 3] = torch.nan
+    whole = parts(one)
+    together = run(whole)
+    delta = gradients(whole, [together.outputs.square()])["gates"]
+    assert delta[:, :, 3].isnan().any() and delta[:, :, :3].isfinite().all()
+    for b in range(3):
+        alone = parts(replace(one, inputs=one.inputs[:, [b]], start=tuple(s[:, [b]] for s in one.start)))
+        outputs = run(alone).outputs
+        assert_equal(together.outputs[:, :, [b]], outputs)
+        above = 2 * coefficients(together.outputs)[:, :, [b]] * outputs.detach()
+        assert_equal(delta[:, :, [b]], torch.autograd.grad(outputs, alone["gates"], above)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_cannot_be_written_over(kind: str) -> None:
+    """`previous` shares the outputs' memory, so an activation in place would spoil the weight's gradient."""
+    unrolled = run(parts(case(kind)))
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        functional.relu_(unrolled.outputs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "shape", "message"),
+    [
+        ("lstm", "gates", (2, 4, 1, 12), r"gates of shape \(2, 4, 1, 12\).*it must be \(2, 4, 3, 12\)"),
+        ("lstm", "weight", (1, 12, 3), "weight of shape"),
+        ("lstm", "cell", (2, 1, 3), "cell of shape"),
+        ("gru", "recurrent", (2, 1, 3, 9), "recurrent of shape"),
+        ("gru", "bias", (9,), "bias of shape"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(
+    kind: str, part: str, shape: tuple[int, ...], message: str
+) -> None:
+    fitting = parts(case(kind))
+    assert run(fitting).outputs.shape == (2, 4, 3, 3)
+    with pytest.raises(ValueError, match=message):
+        run({**fitting, part: torch.zeros(shape, dtype=torch.float64)})

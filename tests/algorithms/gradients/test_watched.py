@@ -1,0 +1,291 @@
+"""What a model computes is seen, with whatever functions it is written: a private value may not choose the way."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.gradients import L2, RecordsNotIndependentError
+from algorithms.models.linear import cross_entropy
+from tests.algorithms.gradients.zoo import Problem, Spec, Wired, check, problem, unlike_alone
+
+PADDING, ENTRIES, LENGTH = 2, 50, 12
+
+
+def two(inputs: Tensor) -> Tensor:
+    """A whole number that could follow from values, and never does, so that no difference shows it."""
+    return torch.zeros_like(inputs.flatten()[0]).long() + 2
+
+
+LOOKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "slice": lambda x, n: x[:, :n].sum(1, keepdim=True),
+    "narrow": lambda x, n: x.narrow(1, 0, n).sum(1, keepdim=True),
+    "a range": lambda x, n: x.sum(1, keepdim=True) * torch.arange(n).sum(),
+    "zeros": lambda x, n: x.sum(1, keepdim=True) + torch.zeros(n).sum(),
+    "repetitions": lambda x, n: x[:, :1].repeat(1, n).sum(1, keepdim=True),
+    "padding": lambda x, n: functional.pad(x, (0, n)).sum(1, keepdim=True),
+    "splits": lambda x, n: x.split(n, 1)[0].sum(1, keepdim=True),
+    "a selection": lambda x, n: x.select(1, n - 1)[:, None],
+    "a string": lambda x, n: x[:, : int(f"{n}")].sum(1, keepdim=True),
+    "a complex number": lambda x, n: x.sum(1, keepdim=True) * complex(n).real,
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_every_way_from_a_tensor_to_a_number_is_a_look(name: str) -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        return self.layer(LOOKS[name](x, two(x)))
+
+    made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(1, 2)), (4,)))
+    engine = made.engine()
+    assert engine.physical_batch == 1
+    check(made, engine)
+
+
+def chunked(size: int) -> Callable[[Wired, Tensor], Tensor]:
+    return lambda self, x: torch.cat([functional.silu(part) for part in self.layer(x).split(size)])
+
+
+UNEVEN: dict[str, Callable[[Wired, Tensor], Tensor]] = {
+    "a row in front": lambda self, x: functional.silu(torch.cat([self.start, self.layer(x)]))[1:],
+    "chunks of 21": chunked(21),
+    "chunks of 32": chunked(32),
+    "one by one": lambda self, x: torch.stack([functional.silu(one) for one in self.layer(x)]),
+}
+EVEN: dict[str, Callable[[Wired, Tensor], Tensor]] = {
+    "plain": lambda self, x: functional.silu(self.layer(x)),
+    "records last": lambda self, x: functional.silu(self.layer(x).T).T,
+    "places and records": lambda self, x: functional.silu(self.layer(x).flatten()).view(-1, 3),
+    "chunks of 64": chunked(64),
+    "a column in front": lambda self, x: functional.silu(
+        torch.cat([self.start.expand(len(x), 3), self.layer(x)], dim=1)
+    ),
+}
+
+
+def wired(wiring: Callable[[Wired, Tensor], Tensor]) -> Problem:
+    spec = Spec(lambda: Wired(wiring, layer=nn.Linear(4, 3), start=nn.Parameter(torch.zeros(1, 3))), (4,))
+    return problem(spec)
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_records_that_do_not_fill_what_is_computed_are_taken_one_at_a_time(name: str) -> None:
+    made = wired(UNEVEN[name])
+    engine = made.engine(physical_batch=128)
+    assert engine.physical_batch == 1
+    check(made, engine)
+
+
+@pytest.mark.parametrize("name", [name for name in EVEN if name != "chunks of 64"])
+def test_records_that_fill_it_are_taken_together(name: str) -> None:
+    assert wired(EVEN[name]).engine(physical_batch=128).physical_batch == 128
+
+
+def test_a_record_counts_the_same_in_any_place_where_a_model_works_in_chunks() -> None:
+    """Where vectors and single numbers have another last bit, a steep kink makes a whole gradient of it."""
+    point, value = unlike_alone(functional.silu, torch.float32)
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        chunks = torch.cat([functional.silu(part) for part in (x * self.scale).split(21)])
+        return 1e4 * torch.relu(chunks - value)
+
+    def of_label_one(outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs.sum(dim=1) * (labels == 1)
+
+    spec = Spec(lambda: Wired(wiring, scale=nn.Parameter(torch.ones(3))), (3,), losses=of_label_one)
+    engine = problem(spec, torch.float32).engine(physical_batch=64)
+    parameters, inputs = torch.ones(3), torch.full((64, 3), float(point))
+    first, *others = (
+        engine.clipped_sum(parameters, inputs, torch.eye(64, dtype=torch.int64)[place], L2(1.0))
+        for place in range(64)
+    )
+    assert all(torch.equal(first, other) for other in others)
+
+
+def of_tokens(wiring: Callable[[Wired, Tensor], Tensor]) -> Problem:
+    def make() -> nn.Module:
+        table = nn.Embedding(ENTRIES, 4, padding_idx=PADDING)
+        return Wired(wiring, table=table, layer=nn.Linear(4, 2))
+
+    return problem(Spec(make, (LENGTH,), entries=ENTRIES))
+
+
+def test_columns_that_are_padding_for_all_records_mix_them() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        used = (x != PADDING).any(dim=0).sum().clamp(min=1)
+        return self.layer(self.table(x).sum(dim=1) / used)
+
+    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+        of_tokens(wiring).engine()
+
+
+def test_padding_of_each_record_by_itself_mixes_nothing() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        used = (x != PADDING).sum(dim=1, keepdim=True).clamp(min=1)
+        return self.layer(self.table(x).sum(dim=1) / used)
+
+    check(of_tokens(wiring))
+
+
+def test_a_loss_that_mixes_records_of_a_later_class_is_refused() -> None:
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(outputs, labels) * (1 + (labels == 4).any())
+
+    with pytest.raises(RecordsNotIndependentError, match="the loss of the model made up"):
+        problem(Spec(lambda: nn.Linear(4, 5), (4,), losses=losses, classes=5)).engine()
+
+
+def test_a_model_that_counts_its_passes_is_refused() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        self.passes = getattr(self, "passes", 0) + 1
+        return self.layer(x) if self.passes < 1000 else -self.layer(x)
+
+    with pytest.raises(
+        RecordsNotIndependentError, match="the attribute passes is changed by every forward pass"
+    ):
+        problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,))).engine()
+
+
+def test_a_table_that_the_first_pass_makes_is_no_memory() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        if not hasattr(self, "waves"):
+            self.waves = torch.linspace(0.5, 1.5, 4).to(x)
+        return self.layer(x * self.waves.to(x))
+
+    check(problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,))))
+
+
+def of_layer(wiring: Callable[[Wired, Tensor], Tensor]) -> Problem:
+    return problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 3)), (4,)))
+
+
+class Chunked(torch.autograd.Function):
+    """Works through errors in chunks, on their way back alone."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, errors: Tensor) -> Tensor:
+        return torch.cat([part * 1.0 for part in errors.split(21)])
+
+
+def marked(self: Wired, x: Tensor) -> Tensor:
+    """Scaled by how many records have a mark that no made-up record has."""
+    return self.layer(x) * (1 + (x == -999.0).any(dim=1).sum())
+
+
+def pooled(self: Wired, x: Tensor) -> Tensor:
+    with ThreadPoolExecutor(1) as pool:
+        halves = list(pool.map(functional.silu, self.layer(x).detach().split(21)))
+    return self.layer(x) + torch.cat(halves)
+
+
+HIDDEN: dict[str, Callable[[Wired, Tensor], Tensor]] = {
+    "chunks of more than the first passes": chunked(1001),
+    "chunks on the way back": lambda self, x: Chunked.apply(self.layer(x)),
+    "chunks without a graph": lambda self, x: (
+        self.layer(x)
+        if torch.is_grad_enabled()
+        else torch.cat([part * 1.0 for part in self.layer(x).split(21)])
+    ),
+    "a value of all records": marked,
+    "another thread": pooled,
+    "a list": lambda self, x: self.layer(x) * len([x.tolist()]),
+    "complex numbers": lambda self, x: torch.cat(
+        [part.abs() for part in torch.complex(self.layer(x), self.layer(x)).chunk(3)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_shows_in_other_passes_or_elsewhere_is_seen(name: str) -> None:
+    assert of_layer(HIDDEN[name]).engine(physical_batch=4096).physical_batch == 1
+
+
+def clipped_errors(self: Wired, x: Tensor) -> Tensor:
+    found = self.layer(x)
+    if found.requires_grad:
+        found.register_hook(lambda errors: errors * (10.0 / errors.norm()).clamp(max=1.0))
+    return found
+
+
+def test_errors_that_mix_on_their_way_back_are_refused() -> None:
+    with pytest.raises(
+        RecordsNotIndependentError, match="the way back through the model made up mixes records"
+    ):
+        of_layer(clipped_errors).engine()
+
+
+def counting_in(kept: Any) -> Callable[[Wired, Tensor], Tensor]:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        kept(self)
+        return self.layer(x)
+
+    return wiring
+
+
+def in_a_parameter(self: Wired) -> None:
+    with torch.no_grad():
+        self.steps += 1
+
+
+def in_the_class(self: Wired) -> None:
+    type(self).steps = getattr(type(self), "steps", 0) + 1
+
+
+def in_a_dictionary(self: Wired) -> None:
+    if not hasattr(self, "counts"):
+        self.counts = defaultdict(lambda: 0)
+    self.counts["steps"] += 1
+
+
+@pytest.mark.parametrize("kept", [in_a_parameter, in_the_class, in_a_dictionary])
+def test_a_model_that_counts_is_refused_wherever_it_does(kept: Callable[[Wired], None]) -> None:
+    class Own(Wired):
+        pass
+
+    def make() -> nn.Module:
+        steps = nn.Parameter(torch.zeros(()), requires_grad=False)
+        return Own(
+            counting_in(kept), layer=nn.Linear(4, 2), **({"steps": steps} if kept is in_a_parameter else {})
+        )
+
+    with pytest.raises(RecordsNotIndependentError, match=r"is changed by (a|every) forward pass"):
+        problem(Spec(make, (4,))).engine()
+
+
+class CountingLoss:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.calls += 1
+        return cross_entropy(outputs, labels)
+
+
+def test_a_loss_that_counts_is_refused() -> None:
+    with pytest.raises(
+        RecordsNotIndependentError, match=r"the attribute losses\.calls is changed by every forward pass"
+    ):
+        problem(Spec(lambda: nn.Linear(4, 3), (4,), losses=CountingLoss())).engine()
+
+
+def test_tokens_are_of_the_largest_table_that_takes_them() -> None:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        used = (x != PADDING + 1).any(dim=0).sum().clamp(min=1)
+        segments = self.segments((x > PADDING).long())
+        return self.layer((self.table(x) + segments).sum(dim=1) / used)
+
+    def make() -> nn.Module:
+        table, segments = nn.Embedding(ENTRIES, 4), nn.Embedding(2, 4)
+        return Wired(wiring, table=table, segments=segments, layer=nn.Linear(4, 2))
+
+    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+        problem(Spec(make, (LENGTH,), entries=ENTRIES)).engine()

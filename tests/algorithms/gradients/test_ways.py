@@ -1,0 +1,127 @@
+"""Models that go another way than layer after layer: unusual layers, in place, or by what they see in the records."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.gradients import L2
+from tests.algorithms.gradients import naive
+from tests.algorithms.gradients.zoo import Spec, Wired, check, problem
+
+
+def _recurrent(kind: str, wiring: Callable[..., Tensor], **settings: object) -> Spec:
+    layers = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU, "lstm cell": nn.LSTMCell}
+    return Spec(
+        lambda: Wired(wiring, layer=layers[kind](3, 4, **settings), start=nn.Parameter(torch.randn(1, 1, 4))),
+        (5, 3),
+    )
+
+
+def _by_cell(self: Wired, inputs: Tensor) -> Tensor:
+    state = (inputs.new_zeros(len(inputs), 4),) * 2
+    for step in inputs.unbind(dim=1):
+        state = self.layer(step, state)
+    return state[0]
+
+
+def _packed(self: Wired, inputs: Tensor) -> Tensor:
+    lengths = torch.full((len(inputs),), 4)
+    return self.layer(nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True))[1][-1]
+
+
+LESS_USUAL = {
+    "without gates": _recurrent("rnn", lambda self, x: self.layer(x)[0], batch_first=True),
+    "with a projection": _recurrent("lstm", lambda self, x: self.layer(x)[0], batch_first=True, proj_size=2),
+    "by its cell": _recurrent("lstm cell", _by_cell),
+    "from a trained state": _recurrent(
+        "gru",
+        lambda self, x: self.layer(x, self.start.expand(1, len(x), 4).contiguous())[0],
+        batch_first=True,
+    ),
+    "packed": _recurrent("gru", _packed, batch_first=True),
+    "folded": _recurrent(
+        "gru", lambda self, x: self.layer(x.reshape(-1, 1, 3))[0].view(len(x), -1), batch_first=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LESS_USUAL)
+def test_less_usual_recurrent_layers_are_right_too(name: str) -> None:
+    check(problem(LESS_USUAL[name]))
+
+
+def _overwritten(self: Wired, inputs: Tensor) -> Tensor:
+    """What was added to is changed before the backward pass, which autograd has no need of."""
+    hidden = torch.tanh(inputs)
+    out = hidden + self.first
+    hidden += 1.0
+    return self.last(out) + hidden[:, :2]
+
+
+def _overwritten_where_frozen(self: Wired, inputs: Tensor) -> Tensor:
+    """The same of what a layer read of which the bias alone is trained."""
+    hidden = torch.tanh(inputs)
+    out = functional.linear(hidden, self.layer.weight.detach(), self.layer.bias)
+    hidden += 1.0
+    return self.last(out) + hidden[:, :2]
+
+
+def _overwritten_output(self: Wired, inputs: Tensor) -> Tensor:
+    """In place from the first layer on."""
+    hidden = self.layer(inputs)
+    hidden.mul_(0.5).add_(1.0)
+    hidden[:, 0] = 0.0
+    functional.relu_(hidden)
+    return self.last(hidden)
+
+
+@pytest.mark.parametrize("wiring", [_overwritten, _overwritten_where_frozen, _overwritten_output])
+def test_what_is_overwritten_in_place_is_seen(
+    wiring: Callable[..., Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    layers = {"layer": nn.Linear(4, 4), "last": nn.Linear(4, 2)}
+    spec = Spec(lambda: Wired(wiring, first=nn.Parameter(torch.randn(4)), **layers), (4,))
+    with caplog.at_level(logging.WARNING, logger="algorithms"):
+        check(problem(spec))
+    is_seen = ["in place" in record.getMessage() for record in caplog.records]
+    assert is_seen == ([] if wiring is _overwritten_output else [True])
+
+
+def _another_way(self: Wired, inputs: Tensor) -> Tensor:
+    """The same numbers by another way, for odd inputs that no examination has met."""
+    if bool((inputs > 100.0).any()):
+        return self.layer(inputs.transpose(0, 1)).transpose(0, 1).sum(dim=1)
+    return self.layer(inputs).sum(dim=1)
+
+
+def _another_layer(self: Wired, inputs: Tensor) -> Tensor:
+    """For each record its own layer, by the sign of a number of its own."""
+    rows = [(self.layer if bool(one[0, 0] > 0) else self.other)(one).sum(dim=0) for one in inputs]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("wiring", [_another_way, _another_layer])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_a_model_that_takes_another_way_is_right(wiring: Callable[..., Tensor], count: int) -> None:
+    """Three places in each record: with three records the shapes are the same, whichever way is taken."""
+    made = problem(
+        Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2), other=nn.Linear(4, 2)), (3, 4)), count=count
+    )
+    inputs = made.inputs.clone()
+    inputs[0, 1, 1] = 101.0
+    check(made)
+    check(replace(made, inputs=inputs))
+
+
+def test_an_engine_goes_on_right_after_it_met_another_way() -> None:
+    made = problem(Spec(lambda: Wired(_another_way, layer=nn.Linear(4, 2)), (3, 4)), count=4)
+    odd = replace(made, inputs=made.inputs + 101.0)
+    engine = made.engine()
+    for some in (made, odd, made, odd):
+        expected = naive.contributions(some.model, some.gradients, L2(0.1)).sum(dim=0)
+        assert naive.relative(engine.clipped_sum(*some.arguments, L2(0.1)), expected) < 1e-10

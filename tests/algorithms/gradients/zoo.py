@@ -1,0 +1,170 @@
+"""Problems for the gradient engine: modules, records for them, and the gradients by definition."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.gradients import L2, Engine
+from algorithms.models import Model
+from tests.algorithms.gradients import naive
+
+
+class Wired(nn.Module):
+    """A module whose forward pass is a function of itself and its inputs; `parts` are its layers and parameters."""
+
+    def __init__(self, wiring: Callable[..., Tensor], **parts: nn.Module | nn.Parameter | Tensor) -> None:
+        super().__init__()
+        self.wiring = wiring
+        for name, part in parts.items():
+            if isinstance(part, nn.Module | nn.Parameter):
+                setattr(self, name, part)
+            else:
+                self.register_buffer(name, part)
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.wiring(self, inputs)
+        return outputs
+
+
+def wavy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """A loss of any number of outputs whose derivatives by them are all different and of no special form."""
+    flat = outputs.flatten(start_dim=1)
+    waves = torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype, device=flat.device)
+    return torch.sin(flat * waves + labels[:, None].to(flat.dtype) + waves).sum(dim=1)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How to make a problem.
+
+    make: the module. shape: of one record. entries: for whole numbers in 0 .. entries - 1. classes: of the labels.
+    """
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    entries: int = 0
+    losses: Callable[[Tensor, Tensor], Tensor] = wavy
+    classes: int = 3
+
+    def after_a_layer(self) -> "Spec":
+        """The same module after a linear layer, so that its input has a gradient too."""
+        width = self.shape[-1]
+        return replace(self, make=lambda: nn.Sequential(nn.Linear(width, width), self.make()))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model, a point, and records."""
+
+    model: Model
+    parameters: Tensor
+    inputs: Tensor
+    labels: Tensor
+
+    @cached_property
+    def gradients(self) -> Tensor:
+        """By definition, [n, d]."""
+        return naive.loop(self.model, self.parameters, self.inputs, self.labels)
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What the engine's methods take first."""
+        return self.parameters, self.inputs, self.labels
+
+    def engine(self, **settings: Any) -> Engine:
+        return Engine(
+            self.model, input_shape=self.inputs.shape[1:], input_dtype=self.inputs.dtype, **settings
+        )
+
+    def some(self, chosen: slice | list[int]) -> "Problem":
+        """The same with some of the records."""
+        return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
+
+
+def problem(spec: Spec, dtype: torch.dtype = torch.float64, *, count: int = 6, seed: int = 0) -> Problem:
+    """Records of different sizes for a spec, at a point away from the start; bfloat16 is the model's precision."""
+    exact = torch.float32 if dtype == torch.bfloat16 else dtype
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Model("made up", spec.make().to(exact), spec.losses, lambda outputs: outputs, dtype)
+        parameters = model.initial_parameters()
+        parameters = parameters + 0.2 * torch.randn(len(parameters), dtype=torch.float64).to(exact)
+        inputs = torch.randn(count, *spec.shape, dtype=torch.float64)
+        inputs = inputs * (0.5 + 1.5 * torch.rand(count, dtype=torch.float64)).view(
+            -1, *[1] * len(spec.shape)
+        )
+        if spec.entries:
+            inputs = torch.randint(0, spec.entries, inputs.shape)
+        labels = torch.randint(0, spec.classes, (count,))
+    return Problem(model, parameters, inputs if spec.entries else inputs.to(exact), labels)
+
+
+class _Listener(logging.Handler):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+@cache
+def once_heard(spec: Spec, dtype: torch.dtype) -> tuple[Problem, Engine, list[str]]:
+    """A problem, its engine, and what was logged while it was made; made once, not to be changed."""
+    made, listener, logger = problem(spec, dtype), _Listener(), logging.getLogger("algorithms")
+    logger.addHandler(listener)
+    engine = made.engine()
+    logger.removeHandler(listener)
+    return made, engine, listener.said
+
+
+def once(spec: Spec, dtype: torch.dtype) -> tuple[Problem, Engine]:
+    """A problem and its engine, made once; not to be changed."""
+    return once_heard(spec, dtype)[:2]
+
+
+def rows(made: Problem, engine: Engine) -> Tensor:
+    """Each record's gradient as the engine's sum has it, [n, d]."""
+    found = engine.contributions(*made.arguments)
+    return torch.stack([found.weighted_sum(one) for one in torch.eye(len(made.labels)).double()])
+
+
+def check(made: Problem, engine: Engine | None = None) -> None:
+    """Norms and each record's gradient are those of the loop; in float64, by an engine of this problem's model."""
+    engine = engine or made.engine()
+    assert naive.relative(rows(made, engine), made.gradients) < 1e-10
+    norms = engine.contributions(*made.arguments).norms(L2(1.0))
+    assert naive.relative(norms, naive.norms(made.model, made.gradients, L2(1.0))) < 1e-10
+
+
+def frozen(module: nn.Module, *names: str) -> nn.Module:
+    """The module with some parameters, or all of them, not trained."""
+    for name, parameter in module.named_parameters():
+        if not names or name in names:
+            parameter.requires_grad_(False)
+    return module
+
+
+def zero_start(layer: nn.Linear) -> nn.Linear:
+    """A layer that starts at zero, so that nothing before it has an effect or a gradient at the start."""
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def unlike_alone(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A number, and its function in a vector, which is less by a last bit than that of it alone; [] each."""
+    points = torch.randn(4096, generator=torch.Generator().manual_seed(0)).to(dtype)
+    together, alone = function(points), torch.cat([function(one) for one in points.split(1)])
+    found = int((alone > together).nonzero()[0])
+    return points[found], together[found]

@@ -1,0 +1,57 @@
+"""A finished run with its card; and places for a ledger: a SQLite file, and a PostgreSQL server, ended at the end."""
+
+import os
+import pwd
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from algorithms.privacy.card.build import PrivacyCard, build
+from benchmarks.postgres import server
+from tests.support.synthetic_run import Folders, record, write_run
+
+PASSWORD = "s3cret%40word"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """The files of a finished run, not to be changed."""
+    return write_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def built(folders: Folders) -> PrivacyCard:
+    """Its card."""
+    return build(record(folders))
+
+
+@pytest.fixture
+def document(built: PrivacyCard) -> dict[str, Any]:
+    """Its card as a document, to be changed."""
+    return built.to_json()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[sa.URL]:
+    """A PostgreSQL server of our own on a free port; the URL of its superuser."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    if os.geteuid() == 0 and "postgres" not in {user.pw_name for user in pwd.getpwall()}:
+        pytest.skip("running as root, and there is no user postgres to start a server as")
+    with server(password="s3cret@word", durable=False) as url:
+        yield sa.make_url(url or pytest.skip("PostgreSQL is not installed"))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a ledger that does not exist yet."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/home/ledger.sqlite"
+    admin: sa.URL = request.getfixturevalue("postgres_server")
+    name = f"ledger_{time.monotonic_ns()}"
+    with sa.create_engine(admin, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool).connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    return admin.set(database=name).render_as_string(hide_password=False)

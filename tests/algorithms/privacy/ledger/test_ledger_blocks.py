@@ -1,0 +1,233 @@
+"""Blocks: charged together or not at all, each against its own cap, and a person in several of them."""
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.ledger import Ledger
+
+CAP = Budget(3.0, 1e-4)
+ONE = Budget(1.0, 1e-5)
+NOTHING = Budget(0.0, 0.0)
+EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 1.1}, "count": 3}]
+
+
+def _ledger(folder: Path, *blocks: str, **terms: int) -> Ledger:
+    ledger = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
+    ledger.declare("patients", CAP, public=False, **terms)  # type: ignore[arg-type]
+    for block in blocks:
+        ledger.declare_block("patients", block)
+    return ledger
+
+
+def _reserve(ledger: Ledger, run_id: str, *blocks: str, cost: Budget = ONE) -> None:
+    ledger.reserve(run_id, "patients", cost, events=EVENTS, about={}, blocks=blocks or ("all",))
+
+
+def test_disjoint_blocks_compose_in_parallel_and_a_blocks_runs_in_sequence(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, "january", "february")
+    for run_id in ("a", "b", "c"):
+        _reserve(ledger, run_id, "january")
+    assert ledger.balance("patients", "january").remaining == Budget(0.0, 7e-5)
+    assert ledger.balance("patients", "february").remaining == CAP
+    with pytest.raises(
+        BudgetRefusedError, match="but block 'january' of population 'patients' has epsilon=0, delta=7e-05"
+    ):
+        _reserve(ledger, "d", "january")
+    _reserve(ledger, "d", "february")
+
+
+def test_a_run_charges_all_of_its_blocks_or_none(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, "january", "february")
+    _reserve(ledger, "a", "january", cost=Budget(2.5, 0.0))
+    rows = ledger.history()
+    with pytest.raises(BudgetRefusedError, match="block 'january'"):
+        _reserve(ledger, "b", "february", "january")
+    assert ledger.history() == rows
+    ledger.set_cap("patients", Budget(4.0, 1e-4), block="january")
+    _reserve(ledger, "b", "february", "january")
+    ledger.settle("b", Budget(0.5, 1e-6), events=EVENTS)
+    assert [(row.kind, row.block, row.run_id) for row in ledger.history()[-4:]] == [
+        ("reserve", "february", "b"),
+        ("reserve", "january", "b"),
+        ("settle", "february", "b"),
+        ("settle", "january", "b"),
+    ]
+    assert ledger.balance("patients", "january").spent == Budget(0.5, 1e-6)
+    assert ledger.balance("patients", "january").reserved == Budget(2.5, 0.0)
+    assert ledger.balance("patients", "february").remaining == Budget(2.5, 9.9e-5)
+    assert ledger.balance("patients") == ledger.balance("patients", "january")  # the one that is charged most
+    ledger.forfeit("a")
+    assert ledger.balance("patients", "january").spent == Budget(3.0, 1e-6)
+
+
+def test_the_same_run_twice_is_one_reservation_and_other_blocks_are_refused(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, "january", "february")
+    for _ in range(2):
+        _reserve(ledger, "a", "january", "february")
+        ledger.declare_block("patients", "january", Budget(99.0, 1.0))
+    assert len(ledger.history()) == 5
+    with pytest.raises(
+        RefusedError, match="has reserved the blocks 'january', 'february', not 'january'; resume it so"
+    ):
+        _reserve(ledger, "a", "january")
+    for _ in range(2):
+        ledger.settle("a", ONE, events=EVENTS)
+    assert len(ledger.history()) == 7
+
+
+def test_each_block_may_have_events_of_its_own(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, "january", "february")
+    other = [{**EVENTS[0], "count": 1}]
+    blocks = {"january": EVENTS, "february": other}
+    ledger.reserve("a", "patients", ONE, events=[], about={}, blocks=blocks)
+    ledger.settle("a", ONE, events=EVENTS, blocks={"february": other})
+    events = {(row.kind, row.block): row.to_json()["events"] for row in ledger.history()[3:]}
+    assert events["reserve", "january"] == events["settle", "january"] == EVENTS
+    assert events["reserve", "february"] == events["settle", "february"] == other
+
+
+def test_a_retired_block_is_used_by_no_run_again_and_its_open_run_ends(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, "january", "february")
+    _reserve(ledger, "a", "january")
+    for _ in range(2):
+        ledger.retire_block("patients", "january")
+    with pytest.raises(
+        BudgetRefusedError, match=r"block 'january' of population 'patients', which is retired for ever; ch"
+    ):
+        _reserve(ledger, "b", "january", "february")
+    assert ledger.affordable("patients", ONE) == 3  # of the blocks that live
+    assert ledger.affordable("patients", ONE, blocks=["january"]) == 0
+    ledger.settle("a", ONE, events=[])
+    assert ledger.balance("patients", "january").retired
+    ledger.declare_block("patients", "january")
+    assert [block.retired for block in ledger.blocks("patients")] == [True, False]
+
+
+def test_a_person_in_three_blocks_is_charged_three_times(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, "january", "february", blocks_per_person=3)
+    _reserve(ledger, "a", "january", cost=Budget(0.9, 1e-5))
+    balance = ledger.balance("patients", "january")
+    assert (balance.blocks_per_person, balance.reserved) == (3, Budget(2.7, 3e-5))
+    with pytest.raises(BudgetRefusedError) as refused:
+        _reserve(ledger, "b", "january")
+    assert "delta=1e-05, counted 3 times since a person may be in 3 blocks, but block 'january'" in str(
+        refused.value
+    )
+    offer = re.search(r"at most epsilon=(\S+), delta=(\S+) would fit", str(refused.value))
+    assert offer
+    _reserve(ledger, "b", "january", cost=Budget(float(offer[1]), float(offer[2])))
+
+
+def test_what_was_charged_before_there_were_blocks_counts_in_each(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path)
+    _reserve(ledger, "a")
+    for block in ("january", "february"):
+        ledger.declare_block("patients", block)
+        assert ledger.balance("patients", block).reserved == ONE
+    with pytest.raises(
+        RefusedError, match=r"charged by blocks \('january', 'february'\); name those that the run reads"
+    ):
+        _reserve(ledger, "b")
+    ledger.settle("a", Budget(0.5, 0.0), events=[])
+    assert ledger.balance("patients", "february").spent == Budget(0.5, 0.0)
+
+
+def test_what_blocks_cannot_be_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, "january")
+    before = ledger.history()
+    refusals: dict[str, Callable[[], object]] = {
+        "has no block 'june' (it has 'january')": lambda: _reserve(ledger, "a", "january", "june"),
+        "no block 'may'": lambda: ledger.retire_block("patients", "may"),
+        "no block 'july'": lambda: ledger.set_cap("patients", ONE, block="july"),
+        "no block 'april'": lambda: ledger.balance("patients", "april"),
+        "'all' stands for a whole population": lambda: ledger.declare_block("patients", "all"),
+        "a block must be printable": lambda: ledger.declare_block("patients", "\n"),
+        "no population 'nobody'": lambda: ledger.declare_block("nobody", "june"),
+        "cap of a population must be finite": lambda: ledger.declare_block(
+            "patients", "x", Budget(math.inf, 0.1)
+        ),
+        "in at least 1 block, not in 0": lambda: ledger.declare("x", CAP, public=True, blocks_per_person=0),
+        "name those that the run": lambda: ledger.reserve(
+            "a", "patients", ONE, events=[], about={}, blocks=()
+        ),
+    }
+    for words, step in refusals.items():
+        with pytest.raises(RefusedError, match=re.escape(words)) as refused:
+            step()
+        assert re.fullmatch(r"[^\n]+\.", str(refused.value))
+    assert ledger.history() == before
+
+
+@pytest.mark.parametrize("name", ["January", "JANUARY", "\uff4aanuary"])
+def test_the_name_of_a_block_in_another_case_is_no_new_block(tmp_path: Path, name: str) -> None:
+    ledger = _ledger(tmp_path, "january", "february")
+    with pytest.raises(RefusedError, match="has a block 'january'"):
+        ledger.declare_block("patients", name)
+    ledger.declare_block("patients", "january")
+    assert [block.name for block in ledger.blocks("patients")] == ["january", "february"]
+
+
+def _hold(ledger: Ledger, run_id: str, **held: str) -> None:
+    """Reserves a run on blocks that hold what these digests are of."""
+    digests = {block: [digest] for block, digest in held.items()}
+    ledger.reserve(
+        run_id, "patients", Budget(0.1, 0.0), events=EVENTS, about={}, blocks=[*held], held=digests
+    )
+
+
+@pytest.mark.parametrize(
+    "held", [{"february": "A"}, {"february": "B", "march": "A"}, {"march": "C", "june": "C"}]
+)
+def test_a_block_that_holds_exactly_what_another_holds_or_held_is_refused(
+    tmp_path: Path, held: dict[str, str]
+) -> None:
+    """A block may change; under its own name it may hold again what it ever held."""
+    ledger = _ledger(tmp_path, "january", "february", "march", "june")
+    _hold(ledger, "a", january="A")
+    _hold(ledger, "b", january="B")
+    rows = ledger.history()
+    with pytest.raises(
+        BudgetRefusedError, match="hold exactly the same records, and a record is in one block alone"
+    ):
+        _hold(ledger, "c", **held)
+    assert ledger.history() == rows
+    for number, digest in enumerate("AB"):
+        _hold(ledger, f"again-{number}", january=digest)
+    assert ledger.held("patients") == {"january": {"A", "B"}}
+    with pytest.raises(BudgetRefusedError, match="'january' and 'february'"):
+        Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite").check_repeats("patients", {"february": ["A"]})
+
+
+def test_the_owner_lets_two_blocks_and_no_third_hold_the_same(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, "january", "february", "march")
+    _hold(ledger, "a", january="A")
+    for _ in range(2):
+        ledger.overrule("patients", "february", "january", by="the owner")
+    said = [row.to_json() for row in ledger.history() if row.kind == "cap"][3:]
+    assert [row["about"] for row in said] == [{"overruled": ["february", "january"], "by": "the owner"}]
+    assert ledger.balance("patients", "all").cap == CAP
+    _hold(ledger, "b", february="A", january="A")
+    with pytest.raises(BudgetRefusedError, match="and 'march' of population 'patients'"):
+        _hold(ledger, "c", march="A")
+    refusals: dict[str, Callable[[], object]] = {
+        "no population 'nobody'": lambda: ledger.overrule("nobody", "x", "y", by="me"),
+        "name another block": lambda: ledger.overrule("patients", "x", "x", by="me"),
+        "a name of who overrules must": lambda: ledger.overrule("patients", "x", "y", by=" "),
+    }
+    for words, step in refusals.items():
+        with pytest.raises(RefusedError, match=re.escape(words)):
+            step()
+
+
+def test_records_that_recur_are_in_as_many_blocks_as_a_person_may_be(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, "january", "february", "march", blocks_per_person=2)
+    _hold(ledger, "a", january="A")
+    _hold(ledger, "b", february="A", january="A")
+    with pytest.raises(BudgetRefusedError, match="a record is in 2 blocks at most"):
+        _hold(ledger, "c", march="A")

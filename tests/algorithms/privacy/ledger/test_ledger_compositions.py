@@ -1,0 +1,233 @@
+"""Populations under zCDP and Rényi: priced by their events, for one record or for all of a person."""
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
+from algorithms.privacy.accounting.adjacency import REPLACE_ONE
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.events import (
+    ObjectivePerturbationDpEvent,
+    PureDpEvent,
+    RenyiDpEvent,
+    event_from_json,
+    event_to_json,
+    schedule_to_json,
+)
+from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
+from algorithms.privacy.accounting.group_privacy import group_privacy
+from algorithms.privacy.accounting.rdp import rdp
+from algorithms.privacy.ledger import Composition, Ledger, check_prices
+
+CAP, ONE = Budget(8.0, 1e-5), Budget(1.0, 1e-6)
+RENYI, ZCDP = Composition("renyi", 8.0), Composition("zcdp")
+GAUSSIAN = dp.GaussianDpEvent(4.0)
+SGD = dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(1.0))
+
+
+def _ledger(folder: Path, composition: Composition, *blocks: str, **terms: Any) -> Ledger:
+    ledger = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
+    ledger.declare("patients", CAP, public=False, composition=composition, **terms)
+    for block in blocks:
+        ledger.declare_block("patients", block)
+    return ledger
+
+
+def _reserve(ledger: Ledger, run_id: str, event: dp.DpEvent, count: int = 1, **more: Any) -> None:
+    about = {"adjacency": more.pop("adjacency", "ADD_OR_REMOVE_ONE"), "price": "0"}
+    events = schedule_to_json([(event, count)])
+    ledger.reserve(run_id, "patients", more.pop("cost", ONE), events=events, about=about, **more)
+
+
+def test_the_price_is_that_of_the_events_whatever_the_caller_says_it_costs(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, RENYI)
+    _reserve(ledger, "a", SGD, 1000, cost=Budget(1e-9, 0.0))
+    price = rdp([(SGD, 1000)], orders=(8.0,))[0]
+    assert ledger.history()[-1].to_json()["about"]["price"] == price
+    assert ledger.balance("patients").reserved == Budget(price + conversion(8.0, 1e-5), 1e-5)
+    assert ledger.blocks("patients")[0].left[0] == pytest.approx(8.0 - conversion(8.0, 1e-5) - price)
+    assert check_prices(ledger) == 1
+
+
+def test_under_zcdp_many_small_runs_cost_less_than_their_sum(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, ZCDP)
+    events = schedule_to_json([(GAUSSIAN, 1)])
+    count = ledger.affordable("patients", ONE, events=events)
+    assert count is not None
+    for i in range(count):
+        _reserve(ledger, f"run-{i}", GAUSSIAN)
+    with pytest.raises(
+        BudgetRefusedError, match=r"asks for rho=0\.03125, but population 'patients' has rho=\S+ left of the"
+    ):
+        _reserve(ledger, "one more", GAUSSIAN)
+    assert ledger.balance("patients").reserved == Budget(epsilon_of_zcdp(count / 32, 1e-5), 1e-5)
+    exactly = epsilon([(GAUSSIAN, count)], 1e-5)
+    assert exactly <= CAP.epsilon < epsilon_of_zcdp((count + 1) / 32, 1e-5)
+    assert count > CAP.epsilon / epsilon([(GAUSSIAN, 1)], 1e-5 / count)
+
+
+def test_a_sample_gains_nothing_under_zcdp_and_replacing_costs_four_times() -> None:
+    assert rho_under(REPLACE_ONE, SGD) == 4 * rho_under(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, SGD) == 2.0
+    fixed_size = dp.SampledWithoutReplacementDpEvent(1000, 10, dp.GaussianDpEvent(1.0))
+    assert rho_under(REPLACE_ONE, fixed_size) == 2.0
+    with pytest.raises(RefusedError, match="without replacement"):
+        rho_under(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, fixed_size)
+    orders = (2.0, 8.0, 64.0)
+    for relation, event in (
+        (REPLACE_ONE, dp.SampledWithoutReplacementDpEvent(4, 2, GAUSSIAN)),
+        (dp.NeighboringRelation.ADD_OR_REMOVE_ONE, dp.PoissonSampledDpEvent(0.5, GAUSSIAN)),
+    ):
+        bounds, rho = rdp([(event, 1)], orders=orders, adjacency=relation), rho_under(relation, event)
+        assert all(bound <= order * rho for bound, order in zip(bounds, orders, strict=True))
+
+
+def test_a_renyi_bound_holds_up_to_its_order_and_nowhere_else() -> None:
+    event = RenyiDpEvent(8.0, 0.5)
+    assert event_from_json(event_to_json(event)) == event
+    assert list(rdp([(event, 2)], orders=(1.5, 8.0, 9.0))) == [1.0, 1.0, math.inf]
+    assert list(rdp([(dp.SelfComposedDpEvent(event, 3), 1)], orders=(4.0,))) == [1.5]
+    assert epsilon([(event, 1)], 1e-5, accountant="rdp") <= 0.5 + conversion(8.0, 1e-5)
+    refused: list[Callable[[], object]] = [
+        lambda: epsilon([(event, 1)], 1e-5, accountant="pld"),
+        lambda: epsilon([(event, 1)], 0.0, accountant="pure"),
+        lambda: rdp([(event, 1)], adjacency=REPLACE_ONE),
+        lambda: rdp([(dp.PoissonSampledDpEvent(0.1, event), 1)]),
+        lambda: rdp([(RenyiDpEvent(1.0, 0.5), 1)]),
+        lambda: rdp([(RenyiDpEvent(8.0, -0.5), 1)]),
+        lambda: rho_under(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, event),
+    ]
+    for step in refused:
+        with pytest.raises(RefusedError):
+            step()
+
+
+def test_a_run_under_a_filter_of_its_own_charges_what_that_filter_lets_through(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, RENYI)
+    _reserve(ledger, "a", RenyiDpEvent(12.0, 1.25))
+    assert ledger.history()[-1].to_json()["about"]["price"] == 1.25
+    ledger.settle("a", ONE, events=schedule_to_json([(SGD, 10)]))
+    assert ledger.blocks("patients")[0].left[0] == pytest.approx(8.0 - conversion(8.0, 1e-5) - 1.25)
+    with pytest.raises(RefusedError, match="no finite Rényi divergence of order 8; take a method"):
+        _reserve(ledger, "b", RenyiDpEvent(7.0, 0.1))
+
+
+def test_a_run_is_settled_at_the_price_of_what_happened_and_never_above_its_reservation(
+    tmp_path: Path,
+) -> None:
+    ledger = _ledger(tmp_path, ZCDP, "january", "february")
+    _reserve(ledger, "a", GAUSSIAN, 4, blocks=("january", "february"))
+    with pytest.raises(
+        BudgetRefusedError, match=r"in block 'january' cost 0\.15625, more than the 0\.125 it reserved"
+    ):
+        ledger.settle("a", ONE, events=schedule_to_json([(GAUSSIAN, 5)]))
+    with pytest.raises(RefusedError, match="this one names none"):
+        ledger.settle("a", Budget(0.5, 0.0), events=[])
+    ledger.settle("a", Budget(0.5, 0.0), events=schedule_to_json([(GAUSSIAN, 2)]))
+    for block in ("january", "february"):
+        assert ledger.balance("patients", block).spent == Budget(epsilon_of_zcdp(2 / 32, 1e-5), 1e-5)
+    assert check_prices(ledger) == 4
+
+
+def test_a_person_with_a_record_in_each_block_of_a_run_is_priced_for_all_of_them(tmp_path: Path) -> None:
+    """Two of three records move a sum by twice the bound: four times the rho, which two blocks share."""
+    ledger = _ledger(tmp_path, ZCDP, *"xyz", blocks_per_person=3)
+    _reserve(ledger, "a", GAUSSIAN, blocks=tuple("xy"))
+    _reserve(ledger, "b", GAUSSIAN, blocks=tuple("z"))
+    charged = [block.limit[0] - block.left[0] for block in ledger.blocks("patients")]
+    assert charged == pytest.approx([3 * 2 / 32, 3 * 2 / 32, 3 / 32])
+    assert check_prices(ledger) == 3
+
+
+@pytest.mark.parametrize("event", [SGD, dp.GaussianDpEvent(3.0), PureDpEvent(0.2), dp.LaplaceDpEvent(9.0)])
+def test_what_the_blocks_of_a_person_pay_covers_every_number_of_records(event: dp.DpEvent) -> None:
+    events = schedule_to_json([(event, 10)])
+    price = RENYI.events_price(events, "ADD_OR_REMOVE_ONE", together=3)
+    for count in (1, 2, 3):
+        assert rdp([(group_privacy(event, count), 10)], orders=(8.0,))[0] <= count * price * (1 + 1e-12)
+
+
+def test_a_sample_of_a_group_bounds_the_exact_mixture_of_its_members() -> None:
+    """Three records, each sampled with rate 0.1, move a sum by 0 to 3 bounds: integrated without any accountant."""
+    rate, sigma, order, count = 0.1, 2.0, 4.0, 3
+    x = np.linspace(-60.0, 60.0, 200_001)
+    weights = [math.comb(count, i) * rate**i * (1 - rate) ** (count - i) for i in range(count + 1)]
+    with_group = sum(w * norm.pdf(x, i, sigma) for i, w in enumerate(weights))
+    without = norm.pdf(x, 0.0, sigma)
+    event = group_privacy(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(sigma)), count)
+    bound = rdp([(event, 1)], orders=(order,))[0]
+    for p, q in ((with_group, without), (without, with_group)):
+        log_terms = order * np.log(np.maximum(p, 1e-300)) - (order - 1) * np.log(np.maximum(q, 1e-300))
+        exactly = math.log(np.trapezoid(np.exp(log_terms), x)) / (order - 1)
+        assert 0.0 < exactly <= bound
+
+
+def test_a_group_of_which_nothing_is_known_may_be_read_in_one_block_only(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, RENYI, *"xy", blocks_per_person=2)
+    _reserve(ledger, "a", RenyiDpEvent(8.0, 0.1), blocks=("x",))
+    with pytest.raises(
+        RefusedError, match="no bound for 2 records of one person; let the run read one block"
+    ):
+        _reserve(ledger, "b", RenyiDpEvent(8.0, 0.1), blocks=("x", "y"))
+
+
+def test_under_basic_sums_a_groups_delta_grows_faster_than_its_size(tmp_path: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    ledger.declare("patients", Budget(9.0, 1e-4), public=False, blocks_per_person=2)
+    ledger.declare_block("patients", "x")
+    ledger.declare_block("patients", "y")
+    ledger.reserve("a", "patients", Budget(1.0, 1e-5), events=[], about={"together": "1"}, blocks=("x", "y"))
+    reserved = ledger.balance("patients", "x").reserved
+    assert (reserved.epsilon, reserved.delta) == (2.0, pytest.approx((1 + math.e) * 1e-5))
+    with pytest.raises(BudgetRefusedError) as refused:
+        ledger.reserve("b", "patients", Budget(2.0, 5e-5), events=[], about={}, blocks=("x", "y"))
+    offer = re.search(r"at most epsilon=(\S+), delta=(\S+) would fit", str(refused.value))
+    assert offer
+    fits = Budget(float(offer[1]), float(offer[2]))
+    ledger.reserve("b", "patients", fits, events=[], about={}, blocks=("x", "y"))
+
+
+def test_what_has_no_price_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, ZCDP)
+    before = ledger.history()
+    refusals: dict[str, Callable[[], None]] = {
+        "this one names none": lambda: ledger.reserve("a", "patients", ONE, events=[], about={}),
+        "no proven zCDP bound": lambda: _reserve(ledger, "a", ObjectivePerturbationDpEvent(1.0, 0.1)),
+        "adds no noise": lambda: _reserve(ledger, "a", GAUSSIAN, cost=Budget(math.inf, 1.0)),
+        "at a delta above 0": lambda: ledger.set_cap("patients", Budget(1.0, 0.0)),
+        "leaves nothing to Rényi at order 2": lambda: ledger.declare(
+            "x", ONE, public=True, composition=Composition("renyi", 2)
+        ),
+    }
+    for words, step in refusals.items():
+        with pytest.raises(RefusedError, match=re.escape(words)) as refused:
+            step()
+        assert re.fullmatch(r"[^\n]+\.", str(refused.value))
+    assert ledger.history() == before
+    for kind, order in (("renyi", None), ("renyi", 1.0), ("zcdp", 2.0), ("advanced", None)):
+        with pytest.raises(RefusedError):
+            Composition(kind, order)  # type: ignore[arg-type]
+
+
+def test_the_composition_of_a_population_never_changes(tmp_path: Path) -> None:
+    ledger = _ledger(tmp_path, RENYI, blocks_per_person=2)
+    ledger.declare("patients", CAP, public=False, composition=ZCDP)
+    balance = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite").balance("patients")
+    assert (balance.composition, balance.blocks_per_person) == (RENYI, 2)
+
+
+def test_a_price_below_that_of_its_events_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = _ledger(tmp_path, ZCDP)
+    with monkeypatch.context() as patched:
+        patched.setattr("algorithms.privacy.ledger.composition.price_of", lambda *_: 0.001)
+        _reserve(ledger, "a", GAUSSIAN)
+    with pytest.raises(LedgerBrokenError, match=r"row 2 charges run 'a' 0\.001, its events cost 0\.03125"):
+        check_prices(ledger)

@@ -1,0 +1,130 @@
+"""Copies of a ledger, and a clock that nothing depends on."""
+
+import json
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from algorithms.errors import LedgerBrokenError, RefusedError
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.ledger import Ledger, export, identity, restore
+
+ONE = Budget(0.1, 1e-6)
+
+
+def _lived(url: str, *, runs: int = 3) -> Ledger:
+    ledger = Ledger.open(url)
+    ledger.declare("patients", Budget(3.0, 1e-4), public=False)
+    for block in ("january", "february"):
+        ledger.declare_block("patients", block)
+    for i in range(runs):
+        ledger.reserve(
+            f"run-{i}", "patients", ONE, events=[], about={"é": "ö"}, blocks=("january", "february")
+        )
+    ledger.settle("run-0", Budget(0.123456789 / 2, 0.0), events=[])
+    return ledger
+
+
+def test_a_copy_restores_the_same_chain_in_either_kind_of_database(ledger_url: str, tmp_path: Path) -> None:
+    ledger = _lived(f"sqlite:///{tmp_path}/first.sqlite")
+    copy = tmp_path / "copy.jsonl"
+    assert export(ledger, copy) == restore(copy, ledger_url) == 11
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    again = Ledger.open(ledger_url)
+    assert again.history() == ledger.history()
+    assert (identity(again), again.head()) == (identity(ledger), ledger.head())
+    again.forfeit("run-1")
+    again.verify(containing=ledger.head())
+    with pytest.raises(RefusedError, match="holds rows already; restore into a new one"):
+        restore(copy, ledger_url)
+
+
+def test_a_copy_that_was_changed_or_is_none_restores_nothing(tmp_path: Path) -> None:
+    copy, url = tmp_path / "copy.jsonl", f"sqlite:///{tmp_path}/new.sqlite"
+    export(_lived(f"sqlite:///{tmp_path}/first.sqlite"), copy)
+    with pytest.raises(RefusedError, match="cannot be written"):
+        export(Ledger.open(url), copy)
+    lines = copy.read_text().splitlines()
+    row = json.loads(lines[4]) | {"epsilon": 0.01}
+    for text, words in (
+        ("\n".join([*lines[:4], json.dumps(row), *lines[5:]]), "breaks at row 5:"),
+        ("\n".join([*lines[:4], *lines[5:]]), "breaks at row 5:"),
+        ("no json", "is no copy of a ledger"),
+        ('{"seq": 1}', "is no copy of a ledger"),
+    ):
+        copy.write_text(text)
+        with pytest.raises(RefusedError, match=words) as refused:
+            restore(copy, url)
+        assert isinstance(refused.value, LedgerBrokenError) == words.startswith("breaks")
+    with pytest.raises(RefusedError, match="cannot be read"):
+        restore(tmp_path / "none", url)
+    assert identity(Ledger.open(url)) is None
+
+
+def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Backwards(datetime):
+        now_is = datetime(2026, 1, 1, tzinfo=UTC)
+
+        @classmethod
+        def now(cls, tz: object = None) -> "datetime":  # type: ignore[override]
+            cls.now_is -= timedelta(days=400)
+            return cls.now_is
+
+    expected = _lived(f"sqlite:///{tmp_path}/first.sqlite")
+    monkeypatch.setattr("algorithms.privacy.ledger.store.datetime", Backwards)
+    ledger = _lived(f"sqlite:///{tmp_path}/second.sqlite")
+    stamps = [row.written_at for row in ledger.history()]
+    assert stamps[0] > stamps[-1]
+    for block in ("january", "february"):
+        assert ledger.balance("patients", block) == expected.balance("patients", block)
+    ledger.reserve("run-1", "patients", ONE, events=[], about={}, blocks=("january", "february"))
+    assert len(Ledger.open(f"sqlite:///{tmp_path}/second.sqlite").history()) == 11
+
+
+def test_an_open_ledger_is_verified_from_its_last_known_row_and_in_full_when_it_is_opened(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.sqlite"
+    ledger, other = _lived(url), Ledger.open(url)
+    other.settle("run-1", ONE, events=[])
+    other.reserve("other", "patients", ONE, events=[], about={}, blocks=("january",))
+    assert ledger.status("other") == "open"
+    assert ledger.history() == other.history()
+    for row in (5, 14):
+        before = ledger.history()[row - 1].epsilon
+        _overwrite(other, row, 0.01)
+        for read in (lambda: Ledger.open(url), ledger.verify):
+            with pytest.raises(LedgerBrokenError, match=f"breaks at row {row}:"):
+                read()
+        if row == 14:  # the last known row
+            with pytest.raises(LedgerBrokenError, match=f"breaks at row {row}:"):
+                other.status("other")
+        else:
+            assert other.status("other") == "open"
+        _overwrite(other, row, before)
+        assert len(ledger.history()) == 14
+
+
+def _overwrite(ledger: Ledger, row: int, epsilon: float | None) -> None:
+    with ledger._store.place.engine.begin() as connection:
+        connection.exec_driver_sql("DROP TRIGGER IF EXISTS epsilonflow_ledger_no_update")
+        connection.exec_driver_sql(f"UPDATE epsilonflow_ledger SET epsilon = {epsilon} WHERE seq = {row}")
+
+
+def test_a_write_reads_the_rows_after_the_last_one_that_was_verified(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/ledger.sqlite"
+    ledger, other, read = _lived(url), Ledger.open(url), list[int]()
+
+    def note(_: object, cursor: object, statement: str, given: tuple[int, ...], *rest: object) -> None:
+        if statement.startswith("SELECT"):
+            read.extend(given)
+
+    other.settle("run-1", ONE, events=[])
+    sa.event.listen(ledger._store.place.engine, "before_cursor_execute", note)
+    assert len(ledger.history()) == 13
+    ledger.settle("run-2", ONE, events=[])
+    assert len(ledger.history()) == 15
+    assert read == [9, 13, 13, 13]  # where each reading began

@@ -1,0 +1,217 @@
+"""What every place of a ledger must do, on a SQLite file and on a PostgreSQL server started here."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from algorithms.errors import LedgerBrokenError, RefusedError
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.ledger import Balance, Ledger
+from algorithms.privacy.ledger.store import place_of
+
+ROOT = Path(__file__).parents[4]
+TABLE = "epsilonflow_ledger"
+KINDS = ["population", "reserve", "settle", "reserve", "forfeit", "reserve"]
+EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 1.1}, "count": 3}]
+
+# The modules of the ledger alone: what algorithms/__init__.py imports would slow every process down.
+RESERVER = """
+import sys, types
+package = sys.modules["algorithms"] = types.ModuleType("algorithms")
+package.__path__ = ["algorithms"]
+from algorithms.privacy.budget import Budget
+from algorithms.privacy.errors import BudgetRefusedError
+from algorithms.privacy.ledger import Ledger
+url, run_id = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+ledger = Ledger.open(url)
+ledger.declare("patients", Budget(0.3, 1e-5), public=False)
+try:
+    ledger.reserve(run_id, "patients", Budget(0.1, 1e-6), events=[], about={})
+    print("won", flush=True)
+except BudgetRefusedError:
+    print("refused", flush=True)
+sys.stdin.readline()
+"""
+
+
+def _tamper(url: str, *statements: str) -> None:
+    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+def _disarm(url: str) -> None:
+    if url.startswith("sqlite"):
+        _tamper(url, "DROP TRIGGER epsilonflow_ledger_no_update", "DROP TRIGGER epsilonflow_ledger_no_delete")
+    else:
+        _tamper(url, "DROP TRIGGER epsilonflow_ledger_append_only ON epsilonflow_ledger")
+
+
+def _lived(url: str) -> Ledger:
+    ledger = Ledger.open(url)
+    ledger.declare("patients", Budget(3.0, 1e-4), public=False)
+    ledger.reserve("a", "patients", Budget(1.0, 1e-5), events=EVENTS, about={"algorithm": "dp_sgd", "ö": "é"})
+    ledger.settle("a", Budget(0.9873645182736451, 1e-5), events=EVENTS)
+    ledger.reserve("b", "patients", Budget(0.5, 2e-5), events=EVENTS, about={})
+    return ledger
+
+
+def test_lifecycle(ledger_url: str) -> None:
+    ledger = _lived(ledger_url)
+    ledger.forfeit("b")
+    ledger.reserve("c", "patients", Budget(0.25, 3e-5), events=EVENTS, about={})
+
+    again = Ledger.open(ledger_url)
+    assert again.balance("patients") == Balance(
+        population="patients",
+        cap=Budget(3.0, 1e-4),
+        public=False,
+        spent=Budget(1.4873645182736451, 3e-5),
+        reserved=Budget(0.25, 3e-5),
+        remaining=Budget(1.2626354817263549, 4e-5),
+    )
+    assert [again.status(run) for run in "abcd"] == ["settled", "forfeited", "open", None]
+    rows = [entry.to_json() for entry in again.history("patients")]
+    assert [row["kind"] for row in rows] == KINDS
+    assert rows[1]["events"] == rows[2]["events"] == EVENTS
+    assert rows[1]["about"] == {"algorithm": "dp_sgd", "ö": "é"}
+    assert again.head() == ledger.head() == rows[-1]["hash"]
+
+
+def _start(url: str, run_id: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", RESERVER, url, run_id]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, cwd=ROOT)
+
+
+def _hear(runner: subprocess.Popen[str]) -> str:
+    assert runner.stdout
+    return runner.stdout.readline().strip()
+
+
+def _say(runner: subprocess.Popen[str], word: str) -> None:
+    assert runner.stdin
+    runner.stdin.write(word + "\n")
+    runner.stdin.flush()
+
+
+def _race(url: str, run_ids: list[str]) -> list[str]:
+    runners = [_start(url, run_id) for run_id in run_ids]
+    assert [_hear(runner) for runner in runners] == ["ready"] * len(runners)
+    for runner in runners:
+        _say(runner, "go")
+    return [runner.communicate("done\n", timeout=60)[0].strip() for runner in runners]
+
+
+def test_eight_processes_race_for_a_budget_of_three(ledger_url: str) -> None:
+    outcomes = _race(ledger_url, [f"run-{i}" for i in range(8)])
+    assert sorted(outcomes) == ["refused"] * 5 + ["won"] * 3
+    ledger = Ledger.open(ledger_url)
+    assert ledger.balance("patients").reserved == Budget(0.3, 3e-6)
+    assert [entry.kind for entry in ledger.history()] == ["population"] + ["reserve"] * 3
+
+
+def test_processes_that_race_with_one_run_id_charge_it_once(ledger_url: str) -> None:
+    assert _race(ledger_url, ["same"] * 4) == ["won"] * 4
+    assert Ledger.open(ledger_url).balance("patients").reserved == Budget(0.1, 1e-6)
+
+
+def test_a_killed_run_stays_charged_until_it_is_resumed_and_settled(ledger_url: str) -> None:
+    with _start(ledger_url, "victim") as runner:
+        _say(runner, "go")
+        assert [_hear(runner), _hear(runner)] == ["ready", "won"]
+        runner.kill()
+    ledger = Ledger.open(ledger_url)
+    assert ledger.status("victim") == "open"
+    assert ledger.balance("patients").reserved == Budget(0.1, 1e-6)
+    ledger.reserve("victim", "patients", Budget(0.1, 1e-6), events=[], about={})
+    ledger.settle("victim", Budget(0.04, 1e-6), events=[])
+    assert ledger.balance("patients").remaining == Budget(0.26, 9e-6)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE epsilonflow_ledger SET epsilon = 0.0 WHERE seq = 3",
+        "DELETE FROM epsilonflow_ledger WHERE seq = 4",
+        "DELETE FROM epsilonflow_ledger",
+    ],
+)
+def test_the_database_refuses_to_change_rows(ledger_url: str, statement: str) -> None:
+    ledger = _lived(ledger_url)
+    before = ledger.history()
+    with pytest.raises(DBAPIError, match="never changed or removed"):
+        _tamper(ledger_url, statement)
+    assert ledger.history() == before
+
+
+def test_the_database_refuses_to_replace_or_truncate_rows(ledger_url: str) -> None:
+    ledger = _lived(ledger_url)
+    if ledger_url.startswith("sqlite"):
+        statement = f"INSERT OR REPLACE INTO {TABLE} SELECT * FROM {TABLE} WHERE seq = 4"
+    else:
+        statement = f"TRUNCATE {TABLE}"
+    with pytest.raises(DBAPIError, match="never changed or removed"):
+        _tamper(ledger_url, statement)
+    assert len(ledger.history()) == 4
+
+
+@pytest.mark.parametrize(
+    ("statement", "row"),
+    [
+        ("UPDATE epsilonflow_ledger SET epsilon = 0.1 WHERE seq = 3", 3),
+        ("UPDATE epsilonflow_ledger SET events = '[]' WHERE seq = 2", 2),
+        ("UPDATE epsilonflow_ledger SET epsilon = NULL WHERE seq = 4", 4),
+        ("UPDATE epsilonflow_ledger SET previous_hash = 'x' WHERE seq = 1", 1),
+        ("DELETE FROM epsilonflow_ledger WHERE seq = 3", 3),
+        ("DELETE FROM epsilonflow_ledger WHERE seq = 1", 1),
+    ],
+)
+def test_a_row_changed_behind_the_ledger_is_detected(ledger_url: str, statement: str, row: int) -> None:
+    ledger = _lived(ledger_url)
+    _disarm(ledger_url)
+    _tamper(ledger_url, statement)
+    with pytest.raises(LedgerBrokenError, match=f"breaks at row {row}:"):
+        Ledger.open(ledger_url)
+    with pytest.raises(LedgerBrokenError, match=f"breaks at row {row}:"):
+        ledger.verify()
+
+
+def test_rows_cut_off_at_the_end_show_only_against_a_head_kept_elsewhere(ledger_url: str) -> None:
+    ledger = _lived(ledger_url)
+    head = ledger.head()
+    ledger.verify(containing=head)
+    _disarm(ledger_url)
+    _tamper(ledger_url, "DELETE FROM epsilonflow_ledger WHERE seq = 4")
+    ledger.verify()
+    with pytest.raises(LedgerBrokenError, match=head[:16]):
+        ledger.verify(containing=head)
+
+
+def test_a_ledger_whose_last_known_row_is_gone_is_read_again_from_the_first(ledger_url: str) -> None:
+    ledger = _lived(ledger_url)
+    ledger.head()
+    _disarm(ledger_url)
+    _tamper(ledger_url, "DELETE FROM epsilonflow_ledger WHERE seq = 2")
+    _tamper(ledger_url, "DELETE FROM epsilonflow_ledger WHERE seq = 4")
+    with pytest.raises(LedgerBrokenError, match="breaks at row 2:"):
+        ledger.reserve("late", "patients", Budget(0.1, 1e-6), events=[], about={})
+
+
+def test_postgresql_transactions_are_serializable(postgres_server: sa.URL) -> None:
+    place = place_of(postgres_server.render_as_string(hide_password=False))
+    with place.engine.connect() as connection:
+        assert connection.exec_driver_sql("SHOW transaction_isolation").scalar() == "serializable"
+
+
+def test_a_wrong_password_is_refused_without_showing_it(postgres_server: sa.URL) -> None:
+    wrong = postgres_server.set(password="wr0ng/pass@word").render_as_string(hide_password=False)
+    with pytest.raises(RefusedError, match="password authentication failed") as refused:
+        Ledger.open(wrong)
+    assert "wr0ng" not in repr(refused.value)

@@ -1,0 +1,253 @@
+"""Events as JSON, calibration, and filters."""
+
+import math
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy.accounting import epsilon as accounting
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import calibrate, epsilon
+from algorithms.privacy.accounting.events import (
+    Schedule,
+    event_from_json,
+    event_to_json,
+    run_lengths,
+    schedule_from_json,
+    schedule_to_json,
+)
+from algorithms.privacy.accounting.filters import (
+    RenyiFilter,
+    ScheduleFilter,
+    ZCDPFilter,
+    rho_of,
+    rho_of_budget,
+)
+from algorithms.privacy.accounting.rdp import ORDERS, rdp
+
+GAUSSIAN = dp.GaussianDpEvent(2.0)
+EVENTS = [
+    GAUSSIAN,
+    dp.LaplaceDpEvent(3.0),
+    dp.NoOpDpEvent(),
+    dp.NonPrivateDpEvent(),
+    dp.PoissonSampledDpEvent(0.01, GAUSSIAN),
+    dp.SampledWithoutReplacementDpEvent(100, 10, GAUSSIAN),
+    dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.1, GAUSSIAN), 7),
+    dp.ComposedDpEvent([GAUSSIAN, dp.LaplaceDpEvent(1.0)]),
+    dp.dp_event.ZCDpEvent(0.5),
+    dp.dp_event.RepeatAndSelectDpEvent(GAUSSIAN, 6, 1.0),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda e: type(e).__name__)
+def test_an_event_survives_json(event: dp.DpEvent) -> None:
+    assert event_from_json(event_to_json(event)) == event
+
+
+def test_the_json_has_the_library_s_own_names() -> None:
+    event = dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(1.1))
+    assert event_to_json(event) == {
+        "type": "PoissonSampledDpEvent",
+        "sampling_probability": 0.01,
+        "event": {"type": "GaussianDpEvent", "noise_multiplier": 1.1},
+    }
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"type": "OtherDpEvent"},
+        {},
+        {"type": "GaussianDpEvent"},
+        {"type": "GaussianDpEvent", "noise_multiplier": 1.0, "more": 2},
+        {"type": "GaussianDpEvent", "noise_multiplier": "1.0"},
+        {"type": "GaussianDpEvent", "noise_multiplier": True},
+    ],
+)
+def test_a_document_that_is_no_event_is_refused(document: dict[str, object]) -> None:
+    with pytest.raises(RefusedError):
+        event_from_json(document)
+
+
+@pytest.mark.parametrize(
+    "row", [{"event": {"type": "NoOpDpEvent"}}, {"event": {"type": "NoOpDpEvent"}, "count": 0}]
+)
+def test_a_row_that_is_no_schedule_s_is_refused(row: dict[str, object]) -> None:
+    with pytest.raises(RefusedError, match="an event and a count"):
+        schedule_from_json([row])
+
+
+def test_a_schedule_survives_json_and_counts_runs() -> None:
+    schedule = run_lengths([GAUSSIAN, GAUSSIAN, dp.NoOpDpEvent(), GAUSSIAN])
+    assert [count for _, count in schedule] == [2, 1, 1]
+    assert schedule_from_json(schedule_to_json(schedule)) == schedule
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, 2.0])
+def test_delta_must_be_a_probability_inside(delta: float) -> None:
+    with pytest.raises(RefusedError, match="strictly between"):
+        epsilon([(GAUSSIAN, 1)], delta)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_one_event_without_privacy_makes_all_of_it_so(accountant: str) -> None:
+    nested = dp.ComposedDpEvent([GAUSSIAN, dp.NonPrivateDpEvent()])
+    assert epsilon([(nested, 1)], 1e-5, accountant=accountant) == math.inf  # type: ignore[arg-type]
+
+
+def test_an_event_that_an_accountant_cannot_take_is_refused() -> None:
+    with pytest.raises(RefusedError, match="use the other accountant"):
+        epsilon([(dp.dp_event.ZCDpEvent(0.1), 1)], 1e-5)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize(
+    ("rate", "steps", "target"),
+    [
+        (0.01, 10_000, 3.0),
+        (0.01, 10_000, 0.2),
+        (0.2, 100, 8.0),
+        (1.0, 40, 1.0),
+        (0.001, 2000, 0.5),
+        (0.01, 1, 0.01),
+    ],
+)
+def test_calibration_meets_its_target_from_below_and_closely(
+    rate: float, steps: int, target: float, accountant: str
+) -> None:
+    def schedule_at(multiplier: float) -> Schedule:
+        return [(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), steps)]
+
+    found = calibrate(schedule_at, Budget(target, 1e-5), accountant=accountant)  # type: ignore[arg-type]
+    spent = epsilon(schedule_at(found), 1e-5, accountant=accountant)  # type: ignore[arg-type]
+    assert 0.985 * target < spent <= target
+
+
+def test_what_calibration_has_verified_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def schedule_at(z: float) -> list[tuple[dp.DpEvent, int]]:
+        return [(dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(z)), 7)]
+
+    found = calibrate(schedule_at, Budget(1.0, 1e-5))
+
+    def again(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(accounting, "composed", again)
+    assert epsilon(schedule_at(found), 1e-5) <= 1.0
+
+
+def test_a_target_that_no_noise_meets_is_refused() -> None:
+    with pytest.raises(RefusedError, match="no noise multiplier up to"):
+        calibrate(lambda z: [(dp.GaussianDpEvent(1.0), 1)], Budget(0.1, 1e-5), accountant="rdp")
+
+
+@given(z=st.floats(0.5, 20), rate=st.floats(0.001, 1.0), steps=st.integers(1, 200))
+@settings(max_examples=15, deadline=None)
+def test_the_tight_accountant_is_never_above_the_other(z: float, rate: float, steps: int) -> None:
+    schedule = [(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z)), steps)]
+    assert epsilon(schedule, 1e-5) <= epsilon(schedule, 1e-5, accountant="rdp") + 1e-3
+
+
+def spend_all(spend: ZCDPFilter | RenyiFilter, event: dp.DpEvent) -> int:
+    count = 0
+    while spend.affords(event):
+        spend.charge(event)
+        count += 1
+    return count
+
+
+@given(z=st.floats(5, 100), target=st.floats(0.1, 8))
+@settings(max_examples=25, deadline=None)
+def test_a_zcdp_filter_stops_before_its_budget_is_passed(z: float, target: float) -> None:
+    spend = ZCDPFilter(rho_of_budget(Budget(target, 1e-6)))
+    count = spend_all(spend, dp.GaussianDpEvent(z))
+    assert spend.spent(1e-6) <= target
+    assert count == 0 or epsilon([(dp.GaussianDpEvent(z), count)], 1e-6) <= target
+    with pytest.raises(BudgetRefusedError, match="stop here"):
+        spend.charge(dp.GaussianDpEvent(z))
+
+
+@pytest.mark.parametrize("order", [5.0, 8.0])
+def test_a_renyi_filter_stops_before_its_budget_is_passed(order: float) -> None:
+    target, event = Budget(4.0, 1e-5), dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(1.5))
+    spend = RenyiFilter(order, target)
+    count = spend_all(spend, event)
+    assert count > 5
+    assert spend.spent(1e-5) <= 4.0
+    one_more = spend.spent(1e-5) + rdp([(event, 1)], orders=(order,))[0]
+    assert one_more > 4.0
+    assert epsilon([(event, count)], 1e-5) < 4.0
+
+
+def test_a_renyi_filter_whose_order_costs_all_is_refused() -> None:
+    with pytest.raises(RefusedError, match="leaves nothing at order"):
+        RenyiFilter(1.5, Budget(1.0, 1e-5))
+    with pytest.raises(RefusedError, match="an order above 1"):
+        RenyiFilter(1.0, Budget(1.0, 1e-5))
+
+
+def test_a_schedule_filter_states_the_part_and_in_the_end_the_whole() -> None:
+    total = Budget(epsilon([(GAUSSIAN, 3)], 1e-5), 1e-5)
+    spend = ScheduleFilter([(GAUSSIAN, 3)], total)
+    stated = [spend.spent(1e-5)]
+    for _ in range(3):
+        spend.charge(GAUSSIAN)
+        stated.append(spend.spent(1e-5))
+    assert stated == sorted(stated)
+    assert stated[0] == 0.0
+    assert stated[1] >= epsilon([(GAUSSIAN, 1)], 1e-5)
+    assert stated[3] == total.epsilon
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5])
+def test_a_schedule_filter_wants_whole_counts(count: float) -> None:
+    """It would wait for ever for the end of a row that has none."""
+    with pytest.raises(RefusedError, match="give a whole number from 1"):
+        ScheduleFilter([(GAUSSIAN, count)], Budget(1.0, 1e-5))  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "count"), [(0.5, 1e-155, 1), (0.01, 1e7, 10**17), (0.3, 1e9, 10**19)]
+)
+def test_no_event_makes_others_cheaper(rate: float, multiplier: float, count: int) -> None:
+    """Neither one whose bound is too large for a number, nor many whose bounds are lost in rounding."""
+    more = (dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), count)
+    alone, both = rdp([(GAUSSIAN, 1)]), rdp([(GAUSSIAN, 1), more])
+    as_many = rdp([(dp.GaussianDpEvent(multiplier / rate / math.sqrt(count)), 1)])
+    few = np.array(ORDERS) < 20  # where a sample costs about what noise of multiplier / rate does
+    assert not np.isnan(both).any()
+    assert (both >= alone).all()
+    assert ((both - alone)[few] >= 0.99 * as_many[few]).all()
+    assert epsilon([(GAUSSIAN, 1), more], 1e-5, accountant="rdp") >= epsilon(
+        [(GAUSSIAN, 1)], 1e-5, accountant="rdp"
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "rho"),
+    [
+        (GAUSSIAN, 0.125),
+        (dp.LaplaceDpEvent(2.0), 0.125),
+        (dp.SelfComposedDpEvent(GAUSSIAN, 4), 0.5),
+        (dp.ComposedDpEvent([GAUSSIAN, dp.dp_event.ZCDpEvent(0.25)]), 0.375),
+        (dp.NoOpDpEvent(), 0.0),
+    ],
+)
+def test_rho_of_events(event: dp.DpEvent, rho: float) -> None:
+    assert rho_of(event) == rho
+
+
+def test_an_event_without_a_rho_is_refused() -> None:
+    with pytest.raises(RefusedError, match="no proven zCDP bound"):
+        rho_of(dp.PoissonSampledDpEvent(0.1, GAUSSIAN))
+
+
+@pytest.mark.parametrize(("eps", "delta"), [(-1.0, 0.1), (math.nan, 0.1), (1.0, -0.1), (1.0, 1.1)])
+def test_an_impossible_budget_is_refused(eps: float, delta: float) -> None:
+    with pytest.raises(RefusedError):
+        Budget(eps, delta)

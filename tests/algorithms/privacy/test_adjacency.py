@@ -1,0 +1,180 @@
+"""What replacing a record costs: by event, nested or not, by every accountant; and what has no cost at all."""
+
+import math
+from typing import Any
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, as_add_remove, named
+from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent, PureDpEvent, Schedule
+from algorithms.privacy.accounting.pld import composed, in_few_kinds
+from algorithms.privacy.accounting.rdp import rdp
+
+GAUSSIAN, LAPLACE, PURE = dp.GaussianDpEvent(2.0), dp.LaplaceDpEvent(3.0), PureDpEvent(0.4)
+SAMPLED = dp.PoissonSampledDpEvent(0.1, GAUSSIAN)
+ZCDP = dp.dp_event.ZCDpEvent(0.01)
+DELTA = 1e-5
+
+
+def fixed(inner: dp.DpEvent, size: int = 10, records: int = 100) -> dp.DpEvent:
+    return dp.SampledWithoutReplacementDpEvent(records, size, inner)
+
+
+@pytest.mark.parametrize(
+    ("event", "plain"),
+    [
+        (dp.NoOpDpEvent(), dp.NoOpDpEvent()),
+        (dp.NonPrivateDpEvent(), dp.NonPrivateDpEvent()),
+        (GAUSSIAN, dp.GaussianDpEvent(1.0)),
+        (LAPLACE, dp.LaplaceDpEvent(1.5)),
+        (PURE, PureDpEvent(0.8)),
+        (ZCDP, dp.dp_event.ZCDpEvent(0.04)),
+        (SAMPLED, SAMPLED),
+        (fixed(GAUSSIAN), fixed(dp.GaussianDpEvent(1.0))),
+        (fixed(LAPLACE), PureDpEvent(math.log(1 + 0.1 * (math.exp(2 / 3) - 1)))),
+        (fixed(PURE), PureDpEvent(math.log(1 + 0.1 * (math.exp(0.8) - 1)))),
+        (fixed(dp.SelfComposedDpEvent(LAPLACE, 2)), PureDpEvent(math.log(1 + 0.1 * (math.exp(4 / 3) - 1)))),
+    ],
+)
+def test_what_replacing_a_record_is_worth(event: dp.DpEvent, plain: dp.DpEvent) -> None:
+    assert as_add_remove(REPLACE_ONE, event) == plain or (
+        as_add_remove(REPLACE_ONE, event).epsilon == pytest.approx(plain.epsilon, rel=1e-12)
+    )
+
+
+AMPLIFIED = (dp.PoissonSampledDpEvent(0.1, PURE), dp.PoissonSampledDpEvent(0.1, LAPLACE))
+OBJECTIVE = ObjectivePerturbationDpEvent(9.0, 0.01)
+BY_SUBSET = (fixed(GAUSSIAN), fixed(LAPLACE))
+EVENTS = (GAUSSIAN, LAPLACE, PURE, ZCDP, SAMPLED, OBJECTIVE, *AMPLIFIED, *BY_SUBSET)
+NOT_PURE = (GAUSSIAN, ZCDP, SAMPLED, OBJECTIVE)
+REFUSED = [
+    ("pld", ADD_OR_REMOVE_ONE, {ZCDP, *BY_SUBSET}),
+    ("rdp", ADD_OR_REMOVE_ONE, {*BY_SUBSET}),
+    ("pure", ADD_OR_REMOVE_ONE, {*NOT_PURE, *BY_SUBSET}),
+    ("pld", REPLACE_ONE, {ZCDP, OBJECTIVE, *AMPLIFIED, fixed(GAUSSIAN)}),
+    ("rdp", REPLACE_ONE, {SAMPLED, OBJECTIVE, *AMPLIFIED}),
+    ("pure", REPLACE_ONE, {*NOT_PURE, *AMPLIFIED, fixed(GAUSSIAN)}),
+]
+
+
+@pytest.mark.parametrize(("accountant", "adjacency", "refused"), REFUSED)
+def test_an_event_costs_the_same_however_it_is_nested(accountant: Any, adjacency: Any, refused: Any) -> None:
+    def cost(event: dp.DpEvent, count: int = 1) -> float:
+        delta = 0.0 if accountant == "pure" else DELTA
+        settings = {"accountant": accountant, "adjacency": adjacency, "discretisation": 1e-3}
+        return epsilon([(event, count)], delta, **settings)
+
+    for event in EVENTS:
+        twice = dp.SelfComposedDpEvent(event, 2)
+        nested = [(twice, 2), (dp.SelfComposedDpEvent(event, 4), 1)]
+        nested += [(dp.ComposedDpEvent([twice, dp.ComposedDpEvent([event] * 2)]), 1)]
+        if event not in refused:
+            assert [cost(*one) for one in nested] == pytest.approx([cost(event, 4)] * 3, rel=1e-3)
+            continue
+        for one in [(event, 4), *nested]:
+            with pytest.raises(RefusedError):
+                cost(*one)
+
+
+def stated(event: dp.DpEvent, count: int = 1) -> Any:
+    return composed([(event, count)], 1e-3, REPLACE_ONE)
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.3, 1.0, 2.0])
+def test_the_cost_of_replacing_is_that_of_the_worst_pair(loss: float) -> None:
+    """A record of gradient C v becomes one of -C v; under Poisson sampling both have one coin."""
+    points = np.linspace(-40.0, 40.0, 80_001)
+
+    def exact(p: Any, q: Any) -> float:
+        return float(np.maximum(p - np.exp(loss) * q, 0.0).sum() * (points[1] - points[0]))
+
+    normal = [stats.norm.pdf(points, centre, 2.0) for centre in (-1.0, 0.0, 1.0)]
+    mixed = [0.9 * normal[1] + 0.1 * normal[place] for place in (0, 2)]
+    sharp = [stats.laplace.pdf(points, centre, 3.0) for centre in (-1.0, 1.0)]
+    for event, pair in ((GAUSSIAN, normal[::2]), (SAMPLED, mixed), (LAPLACE, sharp)):
+        for p, q in (pair, pair[::-1]):
+            assert exact(p, q) == pytest.approx(stated(event).get_delta_for_epsilon(loss), rel=1e-2, abs=1e-6)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "pure"])
+@pytest.mark.parametrize(
+    ("adjacency", "event"),
+    [
+        (ADD_OR_REMOVE_ONE, fixed(GAUSSIAN)),
+        (ADD_OR_REMOVE_ONE, fixed(LAPLACE)),
+        (REPLACE_ONE, dp.PoissonSampledDpEvent(0.1, LAPLACE)),
+        (REPLACE_ONE, dp.PoissonSampledDpEvent(0.1, PURE)),
+        (REPLACE_ONE, ObjectivePerturbationDpEvent(2.0, 0.1)),
+        (REPLACE_ONE, dp.dp_event.ZCDpEvent(0.1, 0.1)),
+        (ADD_OR_REMOVE_ONE, dp.GaussianDpEvent(0.0)),
+        (ADD_OR_REMOVE_ONE, dp.GaussianDpEvent(-1.0)),
+        (ADD_OR_REMOVE_ONE, dp.GaussianDpEvent(math.nan)),
+        (ADD_OR_REMOVE_ONE, dp.LaplaceDpEvent(-1.0)),
+        (ADD_OR_REMOVE_ONE, dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(0.0))),
+        (ADD_OR_REMOVE_ONE, dp.PoissonSampledDpEvent(1.5, GAUSSIAN)),
+        (ADD_OR_REMOVE_ONE, PureDpEvent(-1.0)),
+        (ADD_OR_REMOVE_ONE, ObjectivePerturbationDpEvent(0.0, 0.1)),
+        (ADD_OR_REMOVE_ONE, ObjectivePerturbationDpEvent(2.0, -0.9)),
+        (ADD_OR_REMOVE_ONE, dp.dp_event.ZCDpEvent(-0.1)),
+        (ADD_OR_REMOVE_ONE, dp.SelfComposedDpEvent(GAUSSIAN, -1)),
+        (REPLACE_ONE, fixed(GAUSSIAN, size=101)),
+    ],
+)
+def test_what_has_no_theorem_is_refused_however_deep(
+    event: dp.DpEvent, adjacency: Any, accountant: Any
+) -> None:
+    delta = 0.0 if accountant == "pure" else DELTA
+    for one in (event, dp.SelfComposedDpEvent(event, 2), dp.ComposedDpEvent([LAPLACE, event])):
+        with pytest.raises(RefusedError):
+            epsilon([(one, 3), (LAPLACE, 1)], delta, accountant=accountant, adjacency=adjacency)
+
+
+def test_an_impossible_event_is_refused_before_it_is_added_up_with_others() -> None:
+    for event in (dp.GaussianDpEvent(-1.0), dp.GaussianDpEvent(0.0)):
+        for accountant in ("pld", "rdp"):
+            with pytest.raises(RefusedError, match="no mechanism"):
+                epsilon([(event, 1), (GAUSSIAN, 1)], DELTA, accountant=accountant)  # type: ignore[arg-type]
+
+
+def test_an_unknown_adjacency_is_refused() -> None:
+    assert named("REPLACE_ONE") is REPLACE_ONE
+    for name in ("REPLACE_SPECIAL", "replace_one", ""):
+        with pytest.raises(RefusedError, match="is not known"):
+            named(name)
+
+
+@given(
+    gaussian=st.lists(st.tuples(st.floats(0.5, 50), st.integers(1, 4)), max_size=6),
+    laplace=st.lists(st.tuples(st.floats(2, 200), st.integers(1, 4)), max_size=60),
+    adjacency=st.sampled_from([ADD_OR_REMOVE_ONE, REPLACE_ONE]),
+)
+@settings(max_examples=40, deadline=None)
+def test_fewer_kinds_of_events_cost_at_least_as_much(gaussian: Any, laplace: Any, adjacency: Any) -> None:
+    schedule: Schedule = [(dp.GaussianDpEvent(z), count) for z, count in gaussian]
+    schedule += [(SAMPLED, 2)] if adjacency is ADD_OR_REMOVE_ONE else []
+    schedule += [(dp.LaplaceDpEvent(z), count) for z, count in laplace]
+    few = in_few_kinds(schedule)
+    assert len(few) <= max(2, len(gaussian)) + 25
+    before, after = (rdp(events, adjacency=adjacency) for events in (schedule, few))
+    assert (after >= before * (1 - 1e-9)).all()
+    assert sum(n for e, n in few if isinstance(e, dp.LaplaceDpEvent)) == sum(n for _, n in laplace)
+
+
+def by_pld(schedule: Schedule) -> float:
+    return float(composed(schedule, 1e-3, REPLACE_ONE).get_epsilon_for_delta(DELTA))
+
+
+def test_many_kinds_of_noise_are_merged_closely() -> None:
+    laplace = [(dp.LaplaceDpEvent(30.0 * 1.02**t), 1) for t in range(60)]
+    assert len(in_few_kinds(laplace)) <= 25
+    assert by_pld(laplace) <= by_pld(in_few_kinds(laplace)) <= 1.1 * by_pld(laplace)
+    normal = [(dp.GaussianDpEvent(5.0 + t), 2) for t in range(4)]
+    assert len(in_few_kinds(normal)) == 1
+    assert by_pld(in_few_kinds(normal)) == pytest.approx(by_pld(normal), rel=5e-3)

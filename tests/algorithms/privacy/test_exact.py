@@ -1,0 +1,200 @@
+"""Under which conditions answers are computed, and what is told of one that fails."""
+
+import copy
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from algorithms.errors import QueryFailedError, RefusedError
+from algorithms.gradients import L2, Engine
+from algorithms.models import Model
+from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.mechanisms.release import FullBatch, Gaussian
+from tests.algorithms.bench import SHAPE, MadeUp, made_up, small_model
+from tests.algorithms.privacy.test_barrier import Free, barrier
+from tests.algorithms.privacy.test_questions import PARAMETERS, QUESTIONS, every_question
+from tests.support.threads import cpu_threads
+
+backends: Any = torch.backends  # its types say less than it has
+OF_THE_MODEL = ["gradient", "argmin", "norm total", "norm count"]
+SECRET = 987_654
+
+
+def gradient(asked: Barrier) -> Tensor:
+    return asked.gradient(
+        PARAMETERS, sampling=FullBatch(), clipping=L2(1.0), noise=Gaussian(1e-6), divisor=1.0
+    )
+
+
+def telling() -> MadeUp:
+    """Records of which one has a label that is no class."""
+    records = made_up()
+    return MadeUp(records.features, np.append(records.labels[:-1], SECRET))
+
+
+@pytest.mark.parametrize("kind", OF_THE_MODEL)
+def test_what_fails_stays_charged_and_tells_nothing_of_a_record(kind: str) -> None:
+    spend = Free()
+    with pytest.raises(QueryFailedError, match="why is not shown") as failed:
+        QUESTIONS[kind][0](barrier(telling(), spend=spend))
+    assert len(spend.events) == 1
+    assert str(SECRET) not in str(failed.value)
+    assert failed.value.__cause__ is failed.value.__context__ is None
+
+
+class Hungry:
+    """Records whose file cannot be read into memory."""
+
+    labels = made_up().labels
+
+    @property
+    def features(self) -> np.ndarray:
+        if self.asked:
+            raise MemoryError(f"Unable to allocate an array with shape ({SECRET}, 1, 4, 4)")
+        return made_up().features
+
+    asked = False
+
+
+def test_too_little_memory_is_said_without_a_number_of_records() -> None:
+    records = Hungry()
+    asked = barrier(records)  # type: ignore[arg-type]
+    records.asked = True
+    with pytest.raises(QueryFailedError, match="memory did not suffice") as failed:
+        gradient(asked)
+    assert str(SECRET) not in str(failed.value)
+
+
+@every_question
+def test_an_answer_has_few_threads_whoever_asks(kind: str) -> None:
+    """PyTorch has a number of threads for each thread of the program."""
+    asked, seen = barrier(made_up(classes=2)), []
+
+    def ask() -> None:
+        torch.set_num_threads(4)
+        QUESTIONS[kind][0](asked)
+        seen.append(torch.get_num_threads())
+
+    with cpu_threads(1):
+        (other := threading.Thread(target=ask)).start()
+        other.join()
+    assert seen == [2]
+
+
+def test_autocast_around_a_run_changes_nothing() -> None:
+    expected = gradient(barrier(made_up()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(gradient(barrier(made_up())), expected)
+
+
+SEEN: list[str] = []
+
+
+class Watched(nn.Linear):
+    """Notes with which precision its product would be taken."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        SEEN.append(backends.mkldnn.matmul.fp32_precision)
+        return super().forward(input)
+
+
+def of(*layers: nn.Module) -> Model:
+    """A model of made-up records."""
+    module = nn.Sequential(nn.Flatten(), *layers)
+    return Model("made up", module, small_model().losses, lambda outputs: outputs)
+
+
+@pytest.mark.parametrize("kind", OF_THE_MODEL)
+def test_products_have_32_bits_whatever_the_program_has_set(kind: str) -> None:
+    asked, before = barrier(made_up(), of(Watched(16, 3))), torch.get_float32_matmul_precision()
+    SEEN.clear()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        QUESTIONS[kind][0](asked)
+        assert set(SEEN) == {"ieee"}
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_what_is_done_to_the_model_after_it_was_examined_changes_nothing() -> None:
+    """A layer that would mix records in training was let through as it does not when it evaluates."""
+    model = of(nn.BatchNorm1d(16, affine=False).eval(), nn.Linear(16, 3))
+    expected, asked = gradient(barrier(made_up(), model)), barrier(made_up(), model)
+    model.module.train()
+    assert torch.equal(gradient(asked), expected)
+
+
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16).float()
+
+
+def test_16_bits_within_32_are_refused() -> None:
+    """They would need other passes, and another number of threads."""
+    with pytest.raises(RefusedError, match="the model made up computes in 16 bits somewhere"):
+        barrier(made_up(), of(Halved(), nn.Linear(16, 3)))
+
+
+def is_zero(tiny: Tensor) -> bool:
+    return bool((tiny * 0.5 == 0.0).any())
+
+
+def test_the_smallest_numbers_are_no_zeros_or_one_thread_computes() -> None:
+    """Whether they are is set for a thread, and those that it begins: half of a pass could be computed otherwise."""
+    seen: list[tuple[bool, int]] = []
+    engine = Engine(small_model(), input_shape=SHAPE)
+
+    def ask() -> None:
+        torch.set_num_threads(2)
+        torch.set_flush_denormal(True)
+        torch.ones(2**17).add_(1.0)  # begins a second thread, which takes after this one
+        with Performance().computing(engine):
+            seen.append((is_zero(torch.full((2**17,), 1e-39)), torch.get_num_threads()))
+        seen.append((is_zero(torch.full((1,), 1e-39)), torch.get_num_threads()))
+
+    with cpu_threads(1):
+        (other := threading.Thread(target=ask)).start()
+        other.join()
+    assert seen == [(False, 1), (True, 1)]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_barrier_is_not_copied(copied: Callable[[Barrier], Any]) -> None:
+    """Two would draw the same noise for different answers, whose difference then has none."""
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copied(barrier(made_up()))
+
+
+def test_a_barrier_is_not_asked_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    spend = Free()
+    asked = barrier(made_up(), spend=spend)
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(RefusedError, match="in another process than it was made in"):
+        gradient(asked)
+    assert spend.events == []
+
+
+class Shrinking(nn.Linear):
+    """Writes into its own weights, as tables with a largest norm do, where it is not examined."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if SEEN:
+            self.weight.data.mul_(0.5)
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("kind", OF_THE_MODEL)
+def test_no_answer_changes_the_point_it_was_asked_at(kind: str) -> None:
+    before = PARAMETERS.clone()
+    SEEN.clear()
+    asked = barrier(made_up(), of(Shrinking(16, 3)))
+    SEEN.append("examined")
+    QUESTIONS[kind][0](asked)
+    assert torch.equal(PARAMETERS, before)

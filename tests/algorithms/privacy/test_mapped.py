@@ -1,0 +1,84 @@
+"""Records in a mapped file that is larger than the memory: the same answers, and the file's pages are let go."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from algorithms.gradients import L2
+from algorithms.models import build
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.filters import ScheduleFilter
+from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Poisson, gradient_release
+from tests.algorithms.bench import MadeUp
+
+RECORDS, WIDTH = 40_000, 64
+MODEL = build("logistic", input_shape=(WIDTH,), classes=2, seed=0)
+SMALL = Performance(memory_mb=1)
+"""A tenth of what the features take."""
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> MadeUp:
+    draw = np.random.default_rng(0)
+    np.save(tmp_path / "features.npy", draw.random((RECORDS, WIDTH), dtype=np.float32))
+    features = np.load(tmp_path / "features.npy", mmap_mode="r")
+    return MadeUp(features, draw.integers(0, 2, RECORDS))
+
+
+def answer(records: MadeUp, sampling: FullBatch | Poisson, performance: Performance) -> torch.Tensor:
+    release = gradient_release(sampling, L2(1.0), Gaussian(1.0), 1.0)
+    barrier = Barrier(
+        records,
+        MODEL,
+        spend=ScheduleFilter([(release.event(), 1)], Budget(1.0, 1e-5)),
+        generator=seeded_generator(2),
+        delta=1e-5,
+        trace=Trace(),
+        performance=performance,
+    )
+    point = torch.full((MODEL.parameter_count,), 0.1)
+    return barrier.gradient(point, sampling=sampling, clipping=L2(1.0), noise=Gaussian(1.0), divisor=1.0)
+
+
+def resident(path: str) -> int:
+    """Kilobytes of a mapped file that lie in this process's memory."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    starts = [place for place, line in enumerate(lines) if line.endswith(path)]
+    return sum(
+        int(next(line for line in lines[start:] if line.startswith("Rss:")).split()[1]) for start in starts
+    )
+
+
+@pytest.mark.parametrize("sampling", [FullBatch(), Poisson(0.3)])
+def test_the_answers_are_those_of_records_in_memory(mapped: MadeUp, sampling: FullBatch | Poisson) -> None:
+    copied = MadeUp(np.array(mapped.features), mapped.labels)
+    found = answer(mapped, sampling, SMALL)
+    assert torch.equal(found, answer(copied, sampling, SMALL))
+    torch.testing.assert_close(found, answer(copied, sampling, Performance()), rtol=1e-5, atol=1e-2)
+
+
+def test_the_pages_of_the_file_are_let_go(mapped: MadeUp) -> None:
+    assert float(np.asarray(mapped.features).sum()) > 0
+    whole = RECORDS * WIDTH * 4 / 1024
+    assert resident("/features.npy") > 0.9 * whole
+    answer(mapped, Poisson(0.3), SMALL)
+    assert resident("/features.npy") < 0.2 * whole
+
+
+def test_the_pages_of_a_file_that_fits_the_memory_are_kept(mapped: MadeUp) -> None:
+    assert float(np.asarray(mapped.features).sum()) > 0
+    answer(mapped, Poisson(0.3), Performance())
+    assert resident("/features.npy") > 0.9 * RECORDS * WIDTH * 4 / 1024
+
+
+def test_what_was_changed_in_memory_of_a_mapped_file_stays_changed(tmp_path: Path) -> None:
+    np.save(tmp_path / "features.npy", np.ones((RECORDS, WIDTH), np.float32))
+    changed = np.load(tmp_path / "features.npy", mmap_mode="c")
+    changed[:] = 0.0
+    for _ in range(2):
+        assert not SMALL.read(changed, np.arange(RECORDS)).any()

@@ -1,0 +1,240 @@
+"""Plans, filters, cards and ledgers say the same thing: under replace-one, at delta 0, and under filters."""
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algorithms.core.calibration import plan_fixed, plan_given, plan_renyi, plan_zcdp
+from algorithms.core.method import Inputs, Plan, PublicInfo, Target
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.gradients import L1, L2
+from algorithms.models import LossBounds
+from algorithms.privacy.accounting.adjacency import REPLACE_ONE
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.filters import RenyiFilter, rho_of_budget
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.card.build import RunRecord, build, verify
+from algorithms.privacy.card.check import digest
+from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.mechanisms.release import (
+    FullBatch,
+    Gaussian,
+    Laplace,
+    Release,
+    gradient_release,
+    noise_std,
+)
+from tests.support.synthetic_run import left_by
+
+DELTA = 1e-5
+
+
+PUBLIC = PublicInfo(
+    records=400,
+    parameters=15,
+    layers=1,
+    classes=3,
+    inputs=Inputs(3.0, 2.0),
+    loss=LossBounds(slope=1.0, curvature=math.inf, least=0.0),
+)
+TARGET = Target(Budget(2.0, DELTA))
+
+
+def released(clipping: L1 | L2, noise: Gaussian | Laplace) -> Release:
+    return gradient_release(FullBatch(), clipping, noise, 400.0)
+
+
+def gaussian(multiplier: float) -> list[tuple[Release, int]]:
+    return [(released(L2(0.5), Gaussian(multiplier)), 12)]
+
+
+FIXED: dict[str, Any] = {"public": PUBLIC, "steps": 12, "sampling_rate": 1.0, "divisor": 400.0}
+
+
+@cache
+def replacing() -> Plan:
+    own = {"lengths": [3, 9], "why": "public"}
+    return plan_fixed(gaussian, target=TARGET, adjacency="REPLACE_ONE", own=own, **FIXED)
+
+
+def zcdp() -> Plan:
+    return plan_zcdp(rho_of_budget(TARGET.budget), target=TARGET, public=PUBLIC, steps=12)
+
+
+def renyi() -> Plan:
+    return plan_renyi(12.0, target=TARGET, public=PUBLIC, steps=12, sampling_rate=1.0)
+
+
+@cache
+def pure() -> Plan:
+    def laplace(multiplier: float) -> list[tuple[Release, int]]:
+        return [(released(L1(0.5), Laplace(multiplier)), 12)]
+
+    return plan_fixed(laplace, target=Target(Budget(1.5, 0.0), "pure"), adjacency="REPLACE_ONE", **FIXED)
+
+
+PLANS = {"schedule": replacing, "zcdp": zcdp, "renyi": renyi, "pure": pure}
+
+
+@pytest.mark.parametrize("kind", [*PLANS])
+def test_a_plan_survives_json_and_holds(kind: str) -> None:
+    plan = PLANS[kind]()
+    again = Plan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
+    assert again == plan
+    again.check()
+    assert again.public.loss == LossBounds(1.0, math.inf, 0.0) and again.public.inputs == Inputs(3.0, 2.0)
+
+
+def test_noise_under_replace_one_is_twice_that_under_add_or_remove_one() -> None:
+    plan = replacing()
+    other = plan_fixed(gaussian, target=TARGET, **FIXED)
+    assert plan.noise_multiplier == pytest.approx(2 * other.noise_multiplier, rel=2e-3)
+    assert plan.cost.epsilon == pytest.approx(other.cost.epsilon, rel=2e-3)
+    with pytest.raises(RefusedError, match="the releases cost epsilon"):
+        noise = other.noise_multiplier
+        plan_given(other.schedule, target=TARGET, noise_multiplier=noise, adjacency="REPLACE_ONE", **FIXED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("schedule", {"adjacency": "ADD_OR_REMOVE_ONE"}),
+        ("zcdp", {"adjacency": "REPLACE_ONE"}),
+        ("renyi", {"adjacency": "REPLACE_ONE"}),
+        ("zcdp", {"filter": {"kind": "zcdp", "rho": 0.9}}),
+        ("renyi", {"filter": {"kind": "renyi", "order": 12.0, "limit": 0.1}}),
+        ("renyi", {"filter": {"kind": "renyi", "order": 16.0, "limit": 0.9}}),
+    ],
+)
+def test_an_edited_plan_is_refused(kind: str, change: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError):
+        Plan.from_json(PLANS[kind]().to_json() | change).check()
+
+
+def test_a_lower_limit_with_the_epsilon_that_fits_it_is_refused() -> None:
+    document = renyi().to_json()
+    document["filter"]["limit"] -= 0.5
+    document["epsilon"]["rdp"] -= 0.5
+    with pytest.raises(RefusedError, match="states a limit"):
+        Plan.from_json(document).check()
+
+
+@given(order=st.floats(6.0, 200.0), target=st.floats(2.5, 9.0))
+@settings(max_examples=60, deadline=None)
+def test_a_plan_under_a_renyi_filter_holds_whatever_its_rounding(order: float, target: float) -> None:
+    plan = plan_renyi(order, target=Target(Budget(target, DELTA)), public=PUBLIC, steps=1, sampling_rate=1.0)
+    plan.check()
+    assert isinstance(plan.open_filter(), RenyiFilter)
+
+
+def test_a_planned_run_under_replace_one_is_held_to_its_schedule() -> None:
+    plan = replacing()
+    spend, event = plan.open_filter(), plan.schedule[0][0]
+    stated = [spend.spent(DELTA)]
+    for done in range(1, 13):
+        spend.charge(event)
+        stated.append(spend.spent(DELTA))
+        assert stated[-1] >= epsilon([(event, done)], DELTA, adjacency=REPLACE_ONE) - 1e-9
+    assert stated == sorted(stated)
+    assert stated[-1] == plan.cost.epsilon <= 2.0
+    with pytest.raises(BudgetRefusedError):
+        spend.charge(event)
+
+
+def carded(folder: Path, plan: Plan, releases: list[Release]) -> RunRecord:
+    """What a run of `plan` would leave, its plan and trace in `folder`."""
+    trace, spend = Trace(), plan.open_filter()
+    for one in releases:
+        spend.charge(one.event())
+        std = noise_std(one, PUBLIC.parameters)
+        trace.record(one, one.event(), noise_std=std, epsilon=spend.spent(plan.cost.delta))
+    return left_by(folder, plan, trace)
+
+
+def run_of(folder: Path, kind: str) -> RunRecord:
+    plan = PLANS[kind]()
+    if kind == "pure":
+        return carded(folder, plan, [released(L1(0.5), Laplace(plan.noise_multiplier))] * 12)
+    noise = Gaussian(plan.noise_multiplier or 20.0)
+    return carded(folder, plan, [released(L2(0.5), noise)] * (12 if kind == "schedule" else 5))
+
+
+REPLACED, ADDED = "is replaced by another.", "is added or removed."
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "change", "finite"),
+    [
+        ("schedule", (2.0, "1e-05"), REPLACED, {"pld", "rdp"}),
+        ("pure", (1.5, "0"), REPLACED, {"pure"}),
+        ("zcdp", (2.0, "1e-05"), ADDED, {"rdp"}),
+        ("renyi", (2.0, "1e-05"), ADDED, {"rdp"}),
+    ],
+)
+def test_a_card_says_what_the_run_promised_and_holds(
+    tmp_path: Path, kind: str, numbers: tuple[float, str], change: str, finite: set[str]
+) -> None:
+    run = run_of(tmp_path, kind)
+    card = build(run)
+    assert [check.name for check in verify(card, tmp_path).failures] == []
+    assert card.setting.epsilon == pytest.approx(numbers[0], rel=1e-3) and card.setting.epsilon <= numbers[0]
+    assert f"and delta = {numbers[1]}, when" in card.setting.statement
+    assert card.setting.statement.endswith(change)
+    assert ("with any other record in its place" in card.scope.protected) is (change is REPLACED)
+    found = verify(card).recomputed
+    assert {name for name, value in found.items() if value is not None} == finite
+    assert (card.accounting.discretisation.pld_interval is None) is (kind == "pure")
+    assert card.accounting.composition.kind == (kind if kind in ("zcdp", "renyi") else "schedule")
+
+
+@pytest.mark.parametrize("kind", ["schedule", "pure", "zcdp", "renyi"])
+def test_a_card_that_names_the_other_adjacency_does_not_hold(tmp_path: Path, kind: str) -> None:
+    document = build(run_of(tmp_path, kind)).to_json()
+    other = {"ADD_OR_REMOVE_ONE": "REPLACE_ONE", "REPLACE_ONE": "ADD_OR_REMOVE_ONE"}
+    document["setting"]["adjacency"] = other[document["setting"]["adjacency"]]
+    document["evidence"]["card_sha256"] = digest(document)
+    assert any(name.startswith("epsilon by") for name in (check.name for check in verify(document).failures))
+    assert "composition" in {check.name for check in verify(document, tmp_path).failures}
+
+
+def reserve(ledger: Ledger, run: str, adjacency: str | None, *, population: str = "people") -> None:
+    about = {} if adjacency is None else {"adjacency": adjacency}
+    ledger.reserve(run, population, Budget(1.0, 1e-6), events=[], about=about)
+
+
+@pytest.mark.parametrize("end", ["open", "settled", "forfeited"])
+@pytest.mark.parametrize(("first", "second"), [(None, "REPLACE_ONE"), ("REPLACE_ONE", "ADD_OR_REMOVE_ONE")])
+def test_a_private_population_is_charged_under_one_adjacency(
+    tmp_path: Path, first: str | None, second: str, end: str
+) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    ledger.declare("people", Budget(10.0, 1e-4), public=False)
+    ledger.declare("others", Budget(10.0, 1e-4), public=False)
+    reserve(ledger, "one", first)
+    reserve(ledger, "elsewhere", second, population="others")
+    if end == "settled":
+        ledger.settle("one", Budget(1.0, 1e-6), events=[])
+    if end == "forfeited":
+        ledger.forfeit("one")
+    before = ledger.head()
+    with pytest.raises(RefusedError, match="do not add up"):
+        reserve(ledger, "two", second)
+    assert ledger.head() == before
+    reserve(ledger, "three", first)
+    if end == "open":
+        reserve(ledger, "one", first)  # a killed run is taken up
+
+
+def test_a_public_population_may_be_charged_under_any(tmp_path: Path) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    ledger.declare("people", Budget(10.0, 1e-4), public=True)
+    for index, adjacency in enumerate([None, "REPLACE_ONE", "ADD_OR_REMOVE_ONE"]):
+        reserve(ledger, f"run {index}", adjacency)
+    assert ledger.balance("people").reserved.epsilon == 3.0

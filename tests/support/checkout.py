@@ -1,0 +1,98 @@
+"""A checkout of this project in a folder of its own: a git repository with DVC, set to a few steps on digits."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from algorithms.privacy.ledger import Balance, Ledger
+from tasks.config.overrides import Request, revise
+
+PROJECT = Path(__file__).parents[2]
+_FILES = ("dvc.yaml", "params.yaml", "prefect.yaml", "pyproject.toml", ".dvcignore", ".gitignore")
+_CODE = ("algorithms", "data", "flows", "tasks")
+_FEW_STEPS = Request(
+    dataset="digits",
+    algorithm="dp_sgd",
+    epsilon=3.0,
+    delta=1e-5,
+    seed=0,
+    settings={"algorithm.steps": 5, "algorithm.batch_size": 64, "algorithm.update.momentum": 0.0},
+)
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """root: the checkout. home: where its ledger and runs are."""
+
+    root: Path
+    home: Path
+
+    def command(self, module: str, *arguments: str) -> list[str]:
+        """A Python module as a command."""
+        return [sys.executable, "-m", module, *arguments]
+
+    def where(self, **variables: str) -> dict[str, Any]:
+        """What subprocess needs to run a command here."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        own = {"PATH": path, "EPSILONFLOW_HOME": str(self.home), "PYTHONDONTWRITEBYTECODE": ""}
+        return {"cwd": self.root, "env": os.environ | own | variables}
+
+    def run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a Python module here; what it wrote is kept, its exit status is the caller's to check."""
+        return subprocess.run(
+            self.command(module, *arguments), **self.where(), capture_output=True, text=True, timeout=300
+        )
+
+    def dvc(self, *arguments: str) -> str:
+        """What a dvc command that must succeed writes to stdout."""
+        done = self.run("dvc", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def artifact(self, name: str) -> Any:
+        """A JSON file of the run."""
+        return json.loads((self.root / "artifacts" / name).read_text())
+
+    def set(self, old: str, new: str) -> None:
+        """Change one place of params.yaml by hand."""
+        path = self.root / "params.yaml"
+        text = path.read_text()
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new))
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger that runs here charge."""
+        return Ledger.open(f"sqlite:///{self.home}/ledger.sqlite")
+
+    @property
+    def balance(self) -> Balance:
+        """Where the population `digits` stands."""
+        return self.ledger.balance("digits")
+
+
+def new_checkout(root: Path, home: Path) -> Checkout:
+    """A fresh checkout of the project as it is now, committed to git."""
+    unwanted = shutil.ignore_patterns("__pycache__", "raw", "prepared")
+    for name in _CODE:
+        shutil.copytree(PROJECT / name, root / name, ignore=unwanted)
+    (root / ".dvc").mkdir()
+    for name in (*_FILES, ".dvc/config", ".dvc/.gitignore"):
+        shutil.copyfile(PROJECT / name, root / name)
+    checkout = Checkout(root, home)
+    revise(root, _FEW_STEPS).write()
+    identity = ["-c", "init.defaultBranch=main"]
+    for command in (
+        ["git", *identity, "init", "--quiet"],
+        ["git", "config", "user.name", "Test"],
+        ["git", "config", "user.email", "test@example.org"],
+        ["git", "add", "--all"],
+        ["git", "commit", "--quiet", "--message", "the project"],
+    ):
+        subprocess.run(command, cwd=root, check=True)
+    return checkout

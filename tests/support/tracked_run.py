@@ -1,0 +1,79 @@
+"""Tracks a synthetic run whole, in a process of its own: live curve, steps, report, promotion."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from algorithms.privacy.card.build import PrivacyCard
+from data import PublicDescription
+from tasks.config.params import Tracking
+from tasks.reporting.figures import Curve
+from tasks.reporting.history import History
+from tasks.tracking.live_curve import live_curve
+from tasks.tracking.promotion import log_promotion
+from tasks.tracking.report import log_report
+from tasks.tracking.runs import Finished, log_run
+
+MODEL = "visits"
+HISTORY = History(
+    blocks=pd.DataFrame(
+        {
+            "block": ["2026-W01", "2026-W02"],
+            "spent_epsilon": [0.75, 2.0],
+            "spent_delta": [1e-6, 2e-6],
+            "cap_epsilon": [2.0, 2.0],
+            "cap_delta": [1e-5, 1e-5],
+            "retired": [False, True],
+        }
+    ),
+    retrainings=pd.DataFrame(
+        {
+            "period": ["2026-W01", "2026-W02"],
+            "outcome": ["promoted", "failed | twice"],
+            "run_id": ["20260101T030000-11111111", None],
+            "epsilon": [0.75, None],
+            "accuracy": [0.625, None],
+            "blocks": ["2026-W01", "2026-W01, 2026-W02"],
+        }
+    ),
+)
+
+
+def finished(root: Path) -> Finished:
+    """The finished run below `root`, as the report stage has it."""
+    artifacts = root / "artifacts"
+    card = PrivacyCard.model_validate_json((artifacts / "privacy_card.json").read_bytes())
+    return Finished(
+        card,
+        json.loads((artifacts / "metrics.json").read_bytes()),
+        pd.read_parquet(artifacts / "trace.parquet"),
+        PublicDescription.from_json((root / "datasets/prepared/public.json").read_text(encoding="utf-8")),
+        Curve([10, card.mechanism.steps], [0.5, card.setting.epsilon or 0.0]),
+    )
+
+
+def main() -> None:
+    """`python -m tests.tracked_run ROOT MODE`; writes what each part returned as JSON."""
+    root, settings = Path(sys.argv[1]), Tracking.model_validate({"mode": sys.argv[2]})
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    run, plan = finished(root), json.loads((root / "artifacts/plan.json").read_bytes())
+    run_id = run.card.evidence.run_id
+    with live_curve(run_id, plan, settings, root=root) as tell:
+        for step in range(plan["steps"]):
+            tell(step + 1, 0.05 * (step + 1), 0.75)
+    found = [
+        log_run(run, settings, artifacts=root / "artifacts", root=root),
+        log_report(run, HISTORY, settings, root=root),
+        log_promotion(MODEL, root / "models" / run_id, settings, root=root),
+        log_run(run, settings, artifacts=root / "artifacts", root=root)
+        if settings.mode == "online"
+        else None,
+    ]
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
