@@ -2,7 +2,7 @@
 
 Made-up tables, images and texts, and sets that come with scikit-learn, each taken for a data set with a card of a
 user's own: what `recipe` gives it trains with seeded noise, beside the settings of before, the majority of the held-out
-records, and the same model without privacy: defaults.csv. Runs on both sides of the limits of `tasks.sanity`:
+records, and the same model without privacy: defaults.csv. Runs on both sides of the limits of `tasks.runs.sanity`:
 defaults-limits.csv.
 """
 
@@ -25,7 +25,7 @@ from algorithms.core.training import train
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import public_description
-from data.prepare.prepared import Prepared
+from data.prepare.prepared import HeldOut
 from data.readers.records import Records
 from data.schema import registry
 from data.schema.card import DataCard
@@ -146,7 +146,7 @@ def accuracy(
     }
     chosen = params.parse(document, reads=("privacy", "features", "algorithm", "model"))
     plan, n = plan_for(chosen, public), len(made.labels) - made.test
-    held_out = Prepared(public, made.features[:n], made.labels[:n], made.features[n:], made.labels[n:])
+    held_out = HeldOut(public, made.features[n:], made.labels[n:])
     found = []
     for seed in range(seeds):
         state, _, trained = train(

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import algorithms
-from algorithms import DPSGD, NonPrivate, Update, fit, fitting
+from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
 from algorithms.core import training
 from algorithms.core.method import Algorithm
 from algorithms.errors import BudgetRefusedError, RefusedError
@@ -74,7 +74,7 @@ def test_it_is_the_pipelines_run_for_the_same_seed_and_settings(workspace: Works
     expected = load_file(workspace.root / "artifacts/model.safetensors")
     data = load_as(workspace.root / "datasets/prepared", workspace.public)
     start = build("softmax", input_shape=workspace.public.input_shape, classes=10, seed=0).module
-    method = DPSGD(steps=6, batch_size=64, update=Update(momentum=0.9, averaging="ema"))
+    method = DPSGD(steps=6, batch_size=64, update=OptimizerConfig(momentum=0.9, averaging="ema"))
     result = fit(
         start,
         nn.CrossEntropyLoss(),
@@ -96,7 +96,7 @@ def test_it_is_the_pipelines_run_for_the_same_seed_and_settings(workspace: Works
 def test_without_privacy_and_without_sampling_it_is_plain_gradient_descent() -> None:
     X, y = two_classes()
     model, rate = linear(), 0.5
-    method = NonPrivate(steps=3, batch_size=60, update=Update(learning_rate=rate))
+    method = NonPrivate(steps=3, batch_size=60, update=OptimizerConfig(learning_rate=rate))
     found = seeded(model=model, method=method)
     parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
     for _ in range(3):
@@ -195,7 +195,7 @@ def test_a_regression_is_trained_on_each_records_own_target() -> None:
     """[batch, 1] outputs beside [batch] targets would be broadcast to all pairs of records."""
     X, _ = two_classes()
     y = X @ np.arange(5.0) + 1.0
-    update = Update(learning_rate=0.2)
+    update = OptimizerConfig(learning_rate=0.2)
     method = NonPrivate(steps=60, batch_size=60, update=update)
     for loss in ("mse_loss", nn.MSELoss(), lambda outputs, targets: (outputs - targets).square()):
         weight, bias = seeded(model=linear(1), loss=loss, y=y, method=method)

@@ -34,7 +34,7 @@ def assert_refused(result: Result, words: str) -> None:
 
 def test_help_does_not_wait_for_torch_or_prefect() -> None:
     code = (
-        "import sys; from flows.command import app\n"
+        "import sys; from flows.cli.main import app\n"
         "try: app(['run', '--help'])\n"
         "except SystemExit: pass\n"
         "print({'torch', 'prefect', 'pandas', 'sqlalchemy'} & set(sys.modules), file=sys.stderr)"

@@ -29,10 +29,10 @@ CONFIG = BRIEF | {
     "model/name", "model/notes", "model/parameters", "model/seed",
 }  # fmt: skip
 HISTORY = {
-    "privacy/step", "privacy/epsilon", "privacy/epsilon_bound", "privacy/noise_std", "privacy/noise_multiplier",
+    "privacy/step", "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier",
 }  # fmt: skip
 SUMMARY = {"test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private"}
-LIVE = {"live/step", "live/epsilon_bound", "live/noise_std"}
+LIVE = {"live/step", "live/epsilon_so_far", "live/noise_std"}
 LIVE_CONFIG = {"run_id", "algorithm", "dataset", "steps", "delta", "target_epsilon"}
 DESCRIPTION = {
     "dataset", "title", "source", "licence", "public", "unit", "population", "cap_epsilon", "cap_delta", "records",
@@ -91,7 +91,7 @@ def track(root: Path, mode: str, url: str, own: Mapping[str, str]) -> "subproces
     }
     (root / "home").mkdir()
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.tracked_run", str(root), mode],
+        [sys.executable, "-m", "tests.support.tracked_run", str(root), mode],
         cwd=root,
         env=environment,
         stdout=subprocess.PIPE,

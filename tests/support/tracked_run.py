@@ -56,7 +56,7 @@ def finished(root: Path) -> Finished:
 
 
 def main() -> None:
-    """`python -m tests.tracked_run ROOT MODE`; writes what each part returned as JSON."""
+    """`python -m tests.support.tracked_run ROOT MODE`; writes what each part returned as JSON."""
     root, settings = Path(sys.argv[1]), Tracking.model_validate({"mode": sys.argv[2]})
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     run, plan = finished(root), json.loads((root / "artifacts/plan.json").read_bytes())

@@ -285,7 +285,7 @@ def test_a_killed_comparison_leaves_only_finished_cells_and_goes_on(tmp_path: Pa
     del content["methods"]["plain"]
     root = small(tmp_path / "killed")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.comparisons", str(root), json.dumps(content)], cwd=PROJECT
+        [sys.executable, "-m", "tests.support.comparisons", str(root), json.dumps(content)], cwd=PROJECT
     )
     place = work_of(write(root, content), root).place
     while len(place.finished()) < 2 and process.poll() is None:

@@ -242,7 +242,7 @@ def test_bad_parameters_are_refused_in_a_sentence_and_nothing_is_spent(
     [
         ("name: dp_sgd", "name: dp_magic", "no algorithm 'dp_magic'"),
         ("epsilon: 3.0", "epsilon: 0", "privacy.epsilon"),
-        ("delta: 1e-5", "delta: 0.1", "privacy.delta"),
+        ("delta: 1e-5", "delta: 0.1", "set delta to at most"),
         ("clipping: l2", "clip: l2", "unknown key algorithm.clip"),
         ("name: softmax", "name: logistic", "2 classes"),
     ],

@@ -195,7 +195,7 @@ class Runs:
         """params.yaml of these choices: the recipe with few steps."""
         chosen = USUAL | dict(choices)
         card = registry.card(self.public(choices).dataset, self.made.cards)
-        usual = recipe(card, self.name)
+        usual = recipe(card, self.name, 1.0)
         own = {name.removeprefix("algorithm."): v for name, v in choices.items() if "algorithm." in name}
         short = {"steps": STEPS, "epochs": 1, "iterations": STEPS}
         settings = {name: short.get(name, v) for name, v in usual.settings.items()}

@@ -88,7 +88,7 @@ def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_cha
     workspace.train()
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="charged in another ledger"):
         patch.setattr(Workspace, "ledger", other)
-        patch.setattr(train, "enter", lambda *_, **__: None)  # as it was before the first run was reserved
+        patch.setattr(train, "register", lambda *_, **__: None)  # as it was before the first run was reserved
         workspace.set("privacy", epsilon=0.6)
         workspace.train()
     assert [row.kind for row in other.history("people")] == ["population", "reserve"]
@@ -251,7 +251,7 @@ def test_a_run_that_its_cap_refused_binds_the_card_to_nothing(
     workspace.declare(holdout_rule="b")
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="holds out other records"):
         other = replace(workspace.public, holdout_rule="c")
-        patch.setattr(train, "enter", lambda ledger, *_, **__: declare(ledger, other))
+        patch.setattr(train, "register", lambda ledger, *_, **__: declare(ledger, other))
         workspace.train()
     assert not (workspace.root / "artifacts/model.safetensors").exists()
     workspace.declare(holdout_rule="c")

@@ -16,8 +16,8 @@ SCRIPT = """
 import json, random, resource, sys
 import torch
 from algorithms.gradients import L2
-from tests.gradients.networks import AS_A_WHOLE, NETWORKS
-from tests.gradients.zoo import problem
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS
+from tests.algorithms.gradients.zoo import problem
 
 def resident():
     with open("/proc/self/statm") as pages:
