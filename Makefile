@@ -1,5 +1,6 @@
 # make run     the pipeline on params.yaml; ARGS="--dataset adult --epsilon 1" changes it
 # make test    everything that is checked
+# make soak    what takes a night: kills at random instants, schedulers, a year of weekly retrainings
 # make benchmarks    clipped gradients against other libraries; ARGS="--workloads W2,W3" chooses
 # make server, make stop    a Prefect server and a worker in the background with what prefect.yaml deploys; their end
 # It needs git and Python 3.11; everything else goes into .venv.
@@ -23,7 +24,7 @@ export WANDB_CONFIG_DIR ?= $(CURDIR)/.wandb/config
 export WANDB_ARTIFACT_DIR ?= $(CURDIR)/.wandb/artifacts
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test lint format benchmarks server stop clean
+.PHONY: run test soak lint format benchmarks server stop clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed
@@ -31,6 +32,12 @@ run: $(VENV)/installed
 
 test: lint
 	OMP_NUM_THREADS=1 pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) # else files with few long tests end it alone
+
+soak: $(VENV)/installed-dev
+	pytest -m soak $(ARGS)
+	python -m tests.soak.kills
+	python -m tests.soak.scheduler
+	python -m tests.soak.year
 
 lint: $(VENV)/installed-dev
 	ruff check .

@@ -142,6 +142,7 @@ def test_other_runners_are_those_of_their_extras(runner: Any, name: str) -> None
     assert type(task_runner(runner, 2)).__name__ == name
 
 
+@pytest.mark.soak
 def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
     server: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def _filter(server: str, kind: str, wanted: Any = bool, **filters: Any) -> list[
     return found
 
 
+@pytest.mark.soak
 def test_two_flows_at_once_in_one_checkout_both_succeed(server: str, checkout: Checkout) -> None:
     before = checkout.balance.spent.epsilon
     runs = [

@@ -156,6 +156,7 @@ def test_a_server_that_cannot_be_reached_leaves_nothing_behind(
         assert _clients_end(own_home)
 
 
+@pytest.mark.soak
 def test_a_training_that_was_killed_takes_its_client_with_it(tmp_path: Path, own_home: Path) -> None:
     code = f"""
 import time

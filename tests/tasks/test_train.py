@@ -250,6 +250,7 @@ def killed_after(workspace: Workspace, seconds: float) -> bool:
     return False
 
 
+@pytest.mark.soak
 def test_killed_at_random_instants_it_ends_with_the_same_model_and_one_charge(workspace: Workspace) -> None:
     workspace.set("algorithm", steps=2000)
     workspace.set("performance", checkpoint_seconds=0.1)

@@ -17,7 +17,7 @@ import pandas as pd
 import psutil
 
 from algorithms.privacy.ledger import Ledger
-from benchmarks.scheduler_place import clone
+from tests.soak.scheduler_place import clone
 
 _PREFECT = str(Path(sys.executable).parent / "prefect")
 _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "CRASHED"}

@@ -1,4 +1,4 @@
-"""python -m benchmarks.year: a year of weekly retrainings on Adult, each a real one, and the caps checked afterwards.
+"""python -m tests.soak.year: a year of weekly retrainings on Adult, each a real one, and the caps checked afterwards.
 
 The 32,561 training records come in 52 blocks, one a week, in the order of the file, and are treated as private. Every
 week the scheduled retraining runs in this process, as its flow would run it: blocks and epsilon from the ledger, the
@@ -22,8 +22,6 @@ import typer
 from ruamel.yaml import YAML
 
 from algorithms.privacy.ledger import Ledger
-from benchmarks.year_check import recomputed
-from benchmarks.year_figure import figure
 from data.schema import registry
 from tasks import prepare
 from tasks.config.environment import data_mirror, home
@@ -33,6 +31,8 @@ from tasks.retraining.delivery import Outcome, Work, accuracy, retrain
 from tasks.retraining.settings import Retraining
 from tasks.runs.reproduce import StageRefusedError
 from tasks.runs.stage import refusals
+from tests.soak.year_check import recomputed
+from tests.soak.year_figure import figure
 
 WEEKS = 52
 POPULATION = "adult-weeks"

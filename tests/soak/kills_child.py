@@ -21,10 +21,10 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from benchmarks.kills_place import Place
-from benchmarks.year import run_here
 from tasks.retraining.delivery import Work, retrain
 from tasks.runs.reproduce import STAGES, StageFailedError, StageRefusedError, reproduce
+from tests.soak.kills_place import Place
+from tests.soak.year import run_here
 
 Where = Literal["any time", "ledger", "run", "state", "registry", "results"]
 WHERE: tuple[Where, ...] = ("any time", "ledger", "run", "state", "registry", "results")

@@ -12,8 +12,8 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.ledger import Ledger
-from benchmarks.kills_check import fell, problems, rows_of
-from benchmarks.kills_place import POPULATION, Place, make
+from tests.soak.kills_check import fell, problems, rows_of
+from tests.soak.kills_place import POPULATION, Place, make
 
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 8.0}, "count": 5}]
 STEP = '{"type": "GaussianDpEvent", "noise_multiplier": 8.0}'

@@ -1,4 +1,4 @@
-"""python -m benchmarks.kills: retrainings whose process is killed by SIGKILL, some two hundred times.
+"""python -m tests.soak.kills: retrainings whose process is killed by SIGKILL, some two hundred times.
 
 Each week's retraining is delivered to a process of its own until it has ended: the ledger, the state, and the five
 stages. Most deliveries are killed: at any time, or while they write to the ledger, the run's folder, the state, the
@@ -25,10 +25,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import kills_check
-from benchmarks.kills_child import WHERE, Aim, deliver, imported
-from benchmarks.kills_place import Place, make
 from benchmarks.postgres import server
+from tests.soak import kills_check
+from tests.soak.kills_child import WHERE, Aim, deliver, imported
+from tests.soak.kills_place import Place, make
 
 _NOWHERE = Aim("any time")
 _SHARES = {"any time": 0.3, "ledger": 0.25, "run": 0.15, "state": 0.1, "registry": 0.1, "results": 0.1}

@@ -17,7 +17,7 @@ _FIRST = datetime(2026, 1, 5, 3, tzinfo=UTC)
 CARD: dict[str, Any] = {
     "name": POPULATION,
     "title": "An invented table",
-    "source": "benchmarks/kills_place.py",
+    "source": "tests/soak/kills_place.py",
     "licence": "CC0",
     "citation": "none, the records are invented",
     "public": False,

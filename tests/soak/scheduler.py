@@ -1,4 +1,4 @@
-"""python -m benchmarks.scheduler: what goes wrong with schedulers, on a real Prefect server, and what it cost.
+"""python -m tests.soak.scheduler: what goes wrong with schedulers, on a real Prefect server, and what it cost.
 
 A clone of this checkout's last commit gets the example of weekly visits, a server and a worker. Each scenario is a
 retraining of its own name; counted are the runs that the ledger reserved, settled and still holds open after it.
@@ -18,8 +18,8 @@ import pandas as pd
 import psutil
 import typer
 
-from benchmarks.scheduler_place import retraining_file, set_seed, set_steps
-from benchmarks.scheduler_site import Site, site_of
+from tests.soak.scheduler_place import retraining_file, set_seed, set_steps
+from tests.soak.scheduler_site import Site, site_of
 
 _LATE_RUNS, _LONG, _SHORT = 12, 3_000, 20
 

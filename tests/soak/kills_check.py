@@ -22,8 +22,8 @@ import pyarrow as pa
 from dp_accounting.rdp import RdpAccountant
 
 from algorithms.privacy.card.build import read, verify
-from benchmarks.kills_place import CARD, POPULATION, Place
-from benchmarks.year_check import event_of
+from tests.soak.kills_place import CARD, POPULATION, Place
+from tests.soak.year_check import event_of
 
 Row = dict[str, Any]
 _COLUMNS = [
