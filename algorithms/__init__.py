@@ -1,4 +1,4 @@
-"""Algorithms that train under differential privacy, by name in `algorithms.catalogue`.
+"""Algorithms that train under differential privacy, by name in `algorithms.methods.registry`.
 
 `from algorithms import fit, DPSGD` gives the one call for a notebook (see `algorithms.fitting`) and the settings of the
 methods. They are imported when they are asked for: the ledger's commands need neither torch nor the algorithms. A run

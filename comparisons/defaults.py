@@ -2,7 +2,7 @@
 
 Made-up tables, images and texts, and sets that come with scikit-learn, each taken for a data set with a card of a
 user's own: what `recipe` gives it trains with seeded noise, beside the settings of before, the majority of the held-out
-records, and the same model without privacy: defaults.csv. Runs on both sides of the limits of `tasks.sanity`:
+records, and the same model without privacy: defaults.csv. Runs on both sides of the limits of `tasks.runs.sanity`:
 defaults-limits.csv.
 """
 

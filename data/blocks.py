@@ -102,7 +102,7 @@ def read(
     url: str | None,
     digests: Digests,
 ) -> Iterator[Block]:
-    """The records of the chosen blocks in their order, then those of the card's test file, checked as `data.reading`.
+    """The records of the chosen blocks in their order, then those of the card's test file, checked as `data.prepare.reading`.
 
     digests: gets those of each block. Raises DataRefusedError, while the records are taken and without a record's
     value in

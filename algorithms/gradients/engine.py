@@ -88,7 +88,7 @@ class Engine:
         >>> mixing = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         >>> Engine(Model("mixing", mixing, losses, scores=lambda outputs: outputs), input_shape=(3,))
         Traceback (most recent call last):
-        algorithms.gradients.mixing.RecordsNotIndependentError: the layer 1 (BatchNorm1d) mixes records
+        algorithms.gradients.independence.RecordsNotIndependentError: the layer 1 (BatchNorm1d) mixes records
     """
 
     def __init__(

@@ -192,7 +192,7 @@ def examine(
     Example:
         >>> import torch
         >>> from torch import nn
-        >>> from algorithms.gradients.examination import examine
+        >>> from algorithms.gradients.model_inspection import examine
         >>> from algorithms.gradients.passes import Passes
         >>> from algorithms.models import Model
         >>> module = nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2))

@@ -86,7 +86,7 @@ class PublicDescription:
     holdout: whom the test metrics protect; "public" means that the test records are declared public.
     composition, composition_order: how the population's runs add up; see DataCard. blocks_per_person: in how many
     blocks a person may have records. blocks: those that the prepared records are of; none for a population that has
-    none. holdout_rule: a digest of what decides which records are held out, for private records; see `data.holdout`.
+    none. holdout_rule: a digest of what decides which records are held out, for private records; see `data.prepare.description`.
     blocks_by: in words, what divides private records into blocks; None where nothing does.
     feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds them.
     tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them; None

@@ -1,6 +1,6 @@
 """The columns of a table, as its data card declares them: everything here is public.
 
-A column becomes features between 0 and 1 that add up to at most 1, which is what bounds a record (data.description).
+A column becomes features between 0 and 1 that add up to at most 1, which is what bounds a record (data.prepare.description).
 
 What a data card may say about the form of its files: one small model for each reader.
 

@@ -225,7 +225,7 @@ def load(path: Path, *, reads: tuple[str, ...]) -> Params:
     """The named groups of the params.yaml at `path`; only these are validated.
 
     Raises ParamsRefusedError for a file that is no YAML, unknown keys, wrong types and impossible values, and
-    algorithms.privacy.errors.RefusedError for an unknown algorithm.
+    algorithms.errors.RefusedError for an unknown algorithm.
     """
     try:
         document = YAML(typ="safe", pure=True).load(path)

@@ -160,7 +160,7 @@ def test_a_training_that_was_killed_takes_its_client_with_it(tmp_path: Path, own
     code = f"""
 import time
 from pathlib import Path
-from tasks.groups import Tracking
+from tasks.config.params import Tracking
 from tasks.tracking.live_curve import live_curve
 with live_curve("run-1", {PLAN}, Tracking(mode="online"), root=Path({str(tmp_path)!r})) as tell:
     tell(1, 0.5, 0.5)

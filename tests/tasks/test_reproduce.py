@@ -137,7 +137,7 @@ def test_two_holders_of_a_checkout_take_turns(tmp_path: Path) -> None:
 
 def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from tasks.reproduce import checkout_lock\n"
+        "import sys, time; from pathlib import Path; from tasks.runs.reproduce import checkout_lock\n"
         "with checkout_lock(Path(sys.argv[1]), say=print):\n    print('in', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)

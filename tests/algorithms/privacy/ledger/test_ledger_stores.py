@@ -23,8 +23,8 @@ RESERVER = """
 import sys, types
 package = sys.modules["algorithms"] = types.ModuleType("algorithms")
 package.__path__ = ["algorithms"]
-from algorithms.privacy.budget import Budget
-from algorithms.privacy.errors import BudgetRefusedError
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.errors import BudgetRefusedError
 from algorithms.privacy.ledger import Ledger
 url, run_id = sys.argv[1:]
 print("ready", flush=True)
