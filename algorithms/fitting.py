@@ -41,8 +41,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.card.build import PrivacyCard, RunRecord, build
-from algorithms.privacy.card.words import NO_LEDGER
+from algorithms.privacy.card import PrivacyCard, RunRecord, build
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.ledger.composition import UNIT
 from algorithms.privacy.ledger.place import ledger_url
@@ -231,7 +230,7 @@ def fit(
         facts = _facts(dataset, unit, known, public=public)
         ran = software(Path(__file__).parent, recorded="training")
         card = build(RunRecord(json.loads(plan_file), receipt, facts, frame, ran))
-    files["privacy_card.json"] = (json.dumps(card.to_json(), indent=2) + "\n").encode()
+    files["privacy_card.json"] = card.to_bytes()
     result = copy.deepcopy(model)
     result.load_state_dict(published, strict=False)
     return Fitted(result.eval(), frame, dict(plan.epsilon), float(delta), card, files)
@@ -503,4 +502,4 @@ class _Account:
     def of(self, run_id: str) -> dict[str, Any]:
         """What the receipt says of the account."""
         account = account_of(self.ledger, self.population, run_id)
-        return account if self.is_kept else {"ledger": account["ledger"] | {"kept": False, "head": NO_LEDGER}}
+        return account if self.is_kept else {"ledger": account["ledger"] | {"head": None}}

@@ -6,9 +6,7 @@ DVC is the only cache, and no task is tried twice: what DVC has is free to use a
 `python -m flows.pipeline` runs it with the options of `epsilonflow run`.
 """
 
-import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from algorithms.privacy.card import load
+from algorithms.privacy.card.text import markdown
 from tasks.config.overrides import Request, revise
 from tasks.runs.reproduce import STAGES, StageFailedError, StageRefusedError, checkout_lock, reproduce
 from tasks.runs.stage import checkout, refusals
@@ -26,33 +26,14 @@ from tasks.runs.summary import RunSummary, run_summary
 
 def publish(root: Path) -> RunSummary:
     """Make the Prefect artifacts `privacy-card` and `metrics` from the results in `root`, log and return them."""
-    card = json.loads((root / "artifacts" / "privacy_card.json").read_text(encoding="utf-8"))
+    card = load(root / "artifacts" / "privacy_card.json")
     result = run_summary(root)
-    create_markdown_artifact(markdown_of(card), key="privacy-card", description="what the guarantee is")
+    create_markdown_artifact(markdown(card), key="privacy-card", description="what the guarantee is")
     table = [{"what": name, "value": text} for name, text in result.rows()]
     create_table_artifact(table, key="metrics", description="result and budget")
     for name, text in result.rows():
         get_run_logger().info("%s: %s", name, text)
     return result
-
-
-def markdown_of(card: Mapping[str, Any]) -> str:
-    """A privacy card as Markdown: a heading for each part, a list of its fields."""
-    parts = ["# Privacy card"]
-    for part, content in card.items():
-        if isinstance(content, Mapping):
-            parts += ["", f"## {_title(part)}", "", *(_line(name, value) for name, value in content.items())]
-    single = [_line(name, value) for name, value in card.items() if not isinstance(value, Mapping)]
-    return "\n".join([*parts, "", "## Fields", "", *single, ""])
-
-
-def _line(name: str, value: object) -> str:
-    text = value if isinstance(value, str) else f"`{json.dumps(value)}`"
-    return f"- {_title(name)}: {text}"
-
-
-def _title(name: str) -> str:
-    return name.replace("_", " ").capitalize()
 
 
 REFUSED = "Refused"

@@ -8,14 +8,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from matplotlib.figure import Figure
 
 from algorithms.core.software import software
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.adjacency import named
 from algorithms.privacy.accounting.epsilon import COARSENING, FINE, epsilon
-from algorithms.privacy.card.build import PrivacyCard, RunRecord, Verification, build, verify
-from algorithms.privacy.card.trace import trace_schedule
+from algorithms.privacy.card import (
+    PrivacyCard,
+    RunRecord,
+    Verification,
+    build,
+    public_key_of,
+    trace_schedule,
+    verify,
+)
 from data import PublicDescription
 from tasks.config import params
 from tasks.config.environment import home
@@ -33,6 +41,7 @@ from tasks.reporting.figures import (
 from tasks.reporting.history import History, drawings, history, is_on_blocks, nothing, shown
 from tasks.reporting.page import Picture, page, score
 from tasks.runs.provenance import check_described, check_evaluated
+from tasks.runs.signing import signing_key
 from tasks.runs.stage import main_of
 from tasks.runs.summary import open_ledger
 from tasks.tracking import runs as tracking
@@ -40,7 +49,7 @@ from tasks.tracking.report import log_report
 
 READS = ("tracking",)
 CARD, PAGE = "privacy_card.json", "report.html"
-_COMMAND = f"epsilonflow card verify artifacts/{CARD}"
+_COMMAND = f"epsilonflow card verify artifacts/{CARD} --key KEY"
 _NEEDED = (
     "plan.json",
     "receipt.json",
@@ -109,8 +118,8 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     check_evaluated(run.metrics, run.receipt)
     ran = run.receipt.get("software") or software(root, recorded="report")
     past = _history(run, root)
-    made = compose(run, ran, past, folder=artifacts, draw=_picture)
-    _write_json(artifacts / CARD, made.card.to_json())
+    made = compose(run, ran, past, folder=artifacts, draw=_picture, key=signing_key(home()))
+    (artifacts / CARD).write_bytes(made.card.to_bytes())
     frame = pd.DataFrame({"step": made.curve.steps, "epsilon": made.curve.epsilon})
     frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
     for name, picture in made.pictures.items():
@@ -126,14 +135,16 @@ def compose(
     *,
     folder: Path | None,
     draw: Callable[[Drawing, str], Picture],
+    key: Ed25519PrivateKey | None,
 ) -> Composed:
     """The card and the page of a run, of which nothing is written yet.
 
-    ran: the software. folder: of the run's files, to check the card against; None leaves that out. Raises RefusedError
-    where the card would be incomplete or does not hold.
+    ran: the software. folder: of the run's files, to check the card against; None leaves that out. key: the
+    owner's, or None for a card that nobody gets. Raises RefusedError where the card would be incomplete or does not
+    hold.
     """
-    card = build(RunRecord(run.plan, run.receipt, json.loads(run.public.to_json()), run.trace, ran))
-    verification = verify(card, folder)
+    card = build(RunRecord(run.plan, run.receipt, json.loads(run.public.to_json()), run.trace, ran), key)
+    verification = verify(card, folder, key=None if key is None else public_key_of(key), unsigned=key is None)
     _check(verification)
     curve = epsilon_curve(run, grid=COARSENING * (card.accounting.discretisation.pld_interval or FINE))
     pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve).items()}
@@ -174,10 +185,6 @@ def _classes(path: Path) -> pd.DataFrame:
 def _json(path: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document
-
-
-def _write_json(path: Path, document: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _check(verification: Verification) -> None:

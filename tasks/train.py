@@ -42,6 +42,7 @@ from tasks.runs.population import bind, digests_of, register
 from tasks.runs.progress import both, progress
 from tasks.runs.provenance import described
 from tasks.runs.rollback_guard import open_newest, remember
+from tasks.runs.signing import signer
 from tasks.runs.stage import main_of
 from tasks.tracking.live_curve import live_curve
 
@@ -107,7 +108,7 @@ def _trained(job: Job, model: Model, run: runs.Run, ledger: Ledger, root: Path, 
     """Reserves, trains, settles; returns the folder with the result."""
     plan = job.plan
     about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
-    about |= {"retraining": job.retraining} if job.retraining else {}
+    about |= signer(home) | ({"retraining": job.retraining} if job.retraining else {})
     # A settled run without a result was killed in between: it is repeated, not charged again.
     if ledger.status(run.run_id) != "settled":
         events, held = reserved_events(plan), digests_of(job.public, job.prepared)

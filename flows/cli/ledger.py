@@ -263,21 +263,24 @@ def verify(
 ) -> None:
     """Recompute the hash chain and the prices of the runs; exit status 2 if one does not hold, or the card differs."""
     with sentences():
+        from algorithms.privacy.card import check_charged, load
         from algorithms.privacy.ledger import check_prices
 
         ledger = _ledger()
-        kept = [_head_in(card)] if card else []
-        for containing in [head, *kept]:
+        shown = None if card is None else load(card)
+        for containing in [head] if shown is None else [head, shown.evidence.ledger_head]:
             ledger.verify(containing=containing)
         priced = check_prices(ledger)
-        if card is not None:
-            _check_charged(card, ledger)
+        if shown is not None:
+            check_charged(shown, ledger)
     rows = len(ledger.history())
     say(
         f"The chain holds, {rows} rows; {priced} prices are what their events cost. Its head is {ledger.head()}"
     )
     if card is not None:
-        say("The card has the events, the cost and the model that its run was settled with.")
+        say(
+            "The card has the events, the cost and the model that its run was settled with, and the key for it."
+        )
 
 
 @app.command()
@@ -301,23 +304,6 @@ def restore(
 
         rows = write(file, to)
     say(f"{rows} rows are restored, and the chain holds.")
-
-
-def _head_in(card: Path) -> str:
-    from algorithms.errors import RefusedError
-    from algorithms.privacy.card.build import read
-
-    head = read(card).get("evidence", {}).get("ledger_head")
-    if head is None:
-        raise RefusedError(f"{card} names no ledger_head; give the path of a privacy_card.json.")
-    return str(head)
-
-
-def _check_charged(card: Path, ledger: "Ledger") -> None:
-    from algorithms.privacy.card.build import load
-    from algorithms.privacy.card.ledger import check_charged
-
-    check_charged(load(card), ledger)
 
 
 def _ledger() -> "Ledger":

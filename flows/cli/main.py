@@ -117,6 +117,7 @@ app = typer.Typer(**SETTINGS, help="Train models under differential privacy, and
 card_app = typer.Typer(**SETTINGS, help="Privacy cards.")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(card_app, name="card")
+CARD = Path("artifacts/privacy_card.json")
 
 Dataset = Annotated[
     str | None, typer.Option(help="Name of a data card; model and settings then follow its recipe.")
@@ -333,17 +334,41 @@ def retrain(
 
 
 @card_app.command()
-def verify(file: Annotated[Path, typer.Argument(help="A privacy_card.json, its files beside it.")]) -> None:
-    """Recompute a card's epsilon from its recorded events and check its hashes; exit status 1 if it does not hold."""
-    with sentences():
-        from algorithms.privacy.card import build
+def verify(
+    file: Annotated[Path, typer.Argument(help="A privacy_card.json, its files beside it.")] = CARD,
+    key: Annotated[
+        str | None,
+        typer.Option(help="The owner's public key, in owner.pub of the owner's data folder; that here."),
+    ] = None,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="A card that nobody signed may hold.")] = False,
+) -> None:
+    """Check a card's signature, recompute its epsilon from its recorded events and compare the files beside it.
 
-        verification = build.verify(build.read(file), file.parent)
+    Exit status 1 if it does not hold.
+    """
+    with sentences():
+        from algorithms.privacy import card
+        from tasks.config.environment import home
+        from tasks.runs.signing import public_key
+
+        verification = card.verify(
+            card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned
+        )
     words = {True: "holds", False: "FAILS", None: "not checked"}
     for check in verification.checks:
         say(f"{words[check.passed]}: {check.name} ({check.detail})")
     if not verification.passed:
         raise typer.Exit(1)
+
+
+@card_app.command("show")
+def show_card(file: Annotated[Path, typer.Argument(help="A privacy_card.json.")] = CARD) -> None:
+    """Say in sentences what a card states; whether it holds, `verify` finds out."""
+    with sentences():
+        from algorithms.privacy.card import load
+        from algorithms.privacy.card.text import markdown
+
+        say(markdown(load(file)))
 
 
 def run_only() -> None:

@@ -16,7 +16,7 @@ from data.prepare.files import write_whole
 from tasks.comparing import figures
 from tasks.comparing.files import Place, write_json
 from tasks.comparing.results import beside, read_published, results, summary, write_tables
-from tasks.comparing.trial import sweep
+from tasks.comparing.trial import counted, sweep
 from tasks.comparing.trials import Trial
 from tasks.comparing.work import Work
 from tasks.reporting.figures import DARK, LIGHT, Theme, png
@@ -176,7 +176,7 @@ def _stamp(place: Place, table: pd.DataFrame, runs: int) -> None:
     for digest in table["digest"].unique():
         result = place.result(digest)
         if result["card"]["runs"] != runs:
-            result["card"] |= {"runs": runs, "sweep": sweep(place.name, runs)}
+            result["card"] = counted(result["card"], runs)
             write_json(place.cells / f"{digest}.json", result)
 
 

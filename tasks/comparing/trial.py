@@ -2,6 +2,8 @@
 
 The card of one run of a comparison: what it promises, which is nothing, and what was made of its records.
 
+Like the card of any run it holds facts and is signed with the owner's key of the home.
+
 The objective over the steps of a run: released parameters kept while it trains, their losses computed after it.
 
 One cell of a comparison: plan, reserve, train, evaluate, settle, and its result as one JSON file.
@@ -14,12 +16,12 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -37,21 +39,35 @@ from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.diagnostics import Diagnostics
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.card import words
-from algorithms.privacy.card.start import is_started
-from algorithms.privacy.card.words import Guarantee
+from algorithms.privacy.card import Signed, features_of, guarantee, model_of
+from algorithms.privacy.card.build import composition_of
+from algorithms.privacy.card.schema import (
+    SCHEMA_VERSION,
+    Accountant,
+    Adjacency,
+    Amount,
+    Composition,
+    Count,
+    Features,
+    Name,
+)
+from algorithms.privacy.card.schema import (
+    Model as CardModel,
+)
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from data import PublicDescription
 from data.prepare.prepared import HeldOut
 from data.readers.records import Records
-from tasks.calibrate import READS, model_for, plan_for
+from tasks.calibrate import READS, model_files, model_for, plan_for
 from tasks.comparing.data import Sides, public_of, sides
 from tasks.comparing.files import Place, write_json, write_parquet
 from tasks.comparing.trials import FILE_FORMAT, Trial, digest_of
 from tasks.config import params
+from tasks.config.environment import home
 from tasks.config.params import Params
 from tasks.evaluate import evaluate
+from tasks.runs.signing import signing_key
 
 _WITHOUT_NOISE = {"epsilon": 1.0, "delta": 1e-9, "accountant": "pld"}
 """The target of a method that adds no noise; nothing depends on it."""
@@ -102,48 +118,76 @@ def _check_is_as_declared(cell: Trial, plan: Plan) -> None:
         raise RefusedError(f"methods.{cell.method} adds no noise; say private: false, and it runs once.")
 
 
+class CellCard(Signed):
+    """What a run of a comparison promises, and what it does not. cost: what its events would cost with secret noise.
+
+    comparison, runs: its name, and how many runs it has, which as a whole are charged to nobody.
+    """
+
+    guarantee: Literal["seeded", "none"]
+    cost: Amount
+    adjacency: Adjacency
+    accountant: Accountant
+    composition: Composition
+    settings_from_records: bool
+    diagnostics: bool
+    transform: Literal["none", "scattering"]
+    features: Features
+    model: CardModel
+    unit: Name
+    dataset: Name
+    population: Name
+    source: Name
+    licence: Name
+    comparison: Name
+    runs: Count
+
+
 def card_of(
-    cell: Trial, plan: Plan, public: PublicDescription, model: Model, *, name: str, runs: int
+    cell: Trial, plan: Plan, public: PublicDescription, model: Mapping[str, Any], *, name: str, runs: int
 ) -> dict[str, Any]:
-    """What the run promises, and what it does not. name, runs: of the comparison, and how many runs it has."""
+    """The signed card. model: as a plan's document describes it. name, runs: of the comparison."""
     epsilon = plan.cost.epsilon if math.isfinite(plan.cost.epsilon) else None
-    notes = words.notes(model.notes)
-    guarantee: Guarantee = "none" if epsilon is None else "seeded"
-    return {
-        "private": False,
-        "statement": words.statement(
-            guarantee,
-            epsilon=epsilon,
-            delta=plan.cost.delta,
-            unit=public.unit,
-            adjacency=plan.adjacency,
-            caveat=plan.own.get("not_private"),
-            diagnosed=cell.is_diagnosed,
-            started=is_started(notes),
-        ),
-        "sweep": sweep(name, runs),
-        "runs": runs,
-        "transform": words.TRANSFORMS[public.transform],
-        "features": words.features(cell.features or {"name": "none"}),
-        "notes": notes,
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "signature": None,
+        "guarantee": guarantee(cost=epsilon, private_noise=False, is_covered=False),
+        "cost": {"epsilon": epsilon, "delta": plan.cost.delta},
         "adjacency": plan.adjacency,
         "accountant": plan.accountant,
-        "filter": dict(plan.filter),
+        "composition": composition_of({"filter": dict(plan.filter)}),
+        "settings_from_records": "not_private" in plan.own,
+        "diagnostics": cell.is_diagnosed,
+        "transform": public.transform,
+        "features": features_of(cell.features or {"name": "none"}),
+        "model": model_of(model),
         "unit": public.unit,
         "dataset": public.dataset,
         "population": public.population,
         "source": public.source,
         "licence": public.licence,
+        "comparison": name,
+        "runs": runs,
     }
+    return _signed(document)
+
+
+def counted(card: Mapping[str, Any], runs: int) -> dict[str, Any]:
+    """The card with another number of runs, signed again."""
+    return _signed({**card, "runs": runs, "signature": None})
 
 
 def sweep(name: str, runs: int) -> str:
-    """What a card says about the comparison that its run belongs to."""
+    """What is to be said about the comparison that a run belongs to."""
     return (
         f"This is one of {runs:,} runs of the comparison {name!r} on public records. The comparison as a whole is not"
         " charged to anybody: its ledger records each run by itself, and choosing a method or a setting by these"
         " results is in no epsilon."
     )
+
+
+def _signed(document: Mapping[str, Any]) -> dict[str, Any]:
+    return CellCard.model_validate_json(json.dumps(document)).signed(signing_key(home())).to_json()
 
 
 _POINTS = 200
@@ -256,6 +300,11 @@ def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
     events = schedule_to_json(run_lengths(trained.trace.events()))
     ledger.settle(cell.digest, prepared.plan.cost, events=events)
     results = _results(cell, prepared, trained, data)
+    model = prepared.settings.model
+    described = model.model_dump() | {
+        "files": model_files(model),
+        "parameters": prepared.plan.public.parameters,
+    }
     if trained.curve is not None:
         frame = trained.curve.frame(trained.model, trained.trace, data, regularisation=_regularisation(cell))
         write_parquet(place.cells / f"{cell.digest}.curve.parquet", frame)
@@ -273,9 +322,7 @@ def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
             "code": context.code,
             "results": results,
             "releases": _releases(trained.trace),
-            "card": card_of(
-                cell, prepared.plan, data.public, trained.model, name=place.name, runs=context.runs
-            ),
+            "card": card_of(cell, prepared.plan, data.public, described, name=place.name, runs=context.runs),
         },
     )
 

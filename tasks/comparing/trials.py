@@ -22,8 +22,8 @@ from tasks.config.params import Model, ParamsRefusedError
 
 FORMAT = 1
 """Of a cell's result. A change of what is computed raises it, and every cell runs again."""
-FILE_FORMAT = 2
-"""Of the file with it. A change of what is written beside the result raises it; 2: notes on the card."""
+FILE_FORMAT = 3
+"""Of the file with it. A change of what is written beside the result raises it; 3: the card is of facts, and signed."""
 _MOST_IN_A_GROUP = 20
 _DIGITS = 24
 

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
-from algorithms.privacy.card.words import rounded_up
+from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
 from tasks.reporting.figures import Theme, empty, legend, styled
 from tasks.retraining.registry import Registry, State, States

@@ -14,9 +14,8 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from algorithms.privacy.card.build import PrivacyCard, Verification
-from algorithms.privacy.card.start import STARTED, is_started
-from algorithms.privacy.card.words import SO_FAR, rounded_up
+from algorithms.privacy.card import PrivacyCard, Verification, text
+from algorithms.privacy.card.text import rounded_up
 from tasks.runs.provenance import interval, verdict
 
 _SHARED = Path(__file__).parent
@@ -151,9 +150,10 @@ def page(
             strength=None if epsilon is None else strength(epsilon),
             one_in=f"{1 / delta:,.0f}" if delta else None,
             spent_share=_share(card),
-            start=STARTED if is_started(card.mechanism.model.notes) else None,
+            said=text,
+            start=None if card.mechanism.model.start is None else text.STARTED,
             events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MOST_EVENTS]],
-            so_far=None if card.accounting.composition.kind == "schedule" else SO_FAR,
+            so_far=None if card.accounting.composition.kind == "schedule" else text.SO_FAR,
             more_events=max(0, len(card.events) - _MOST_EVENTS),
         )
     )

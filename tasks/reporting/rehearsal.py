@@ -1,7 +1,6 @@
 """Whether a run can be reported, found out before it is charged for: its card and page with made-up results."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -11,9 +10,7 @@ from algorithms.core.method import Plan
 from algorithms.core.receipt import cost_of
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.events import schedule_to_json
-from algorithms.privacy.card.blocks import least_spent
-from algorithms.privacy.card.model import RELEASED
-from algorithms.privacy.card.trace import made_up_trace
+from algorithms.privacy.card import RELEASED, made_up_trace
 from algorithms.privacy.ledger.composition import Composition
 from data import PublicDescription
 from tasks.report import Run, compose
@@ -30,11 +27,13 @@ def rehearse(plan: Mapping[str, Any], public: PublicDescription, receipt: Mappin
     plan: its document. receipt: what is known of it. Everything else is made up: the releases of a plan that chooses
     them on the way, the population's account, the metrics; pictures are not drawn. Raises RefusedError where the
     card or the
-    page cannot be made, or would not hold, and where the population could not count the run.
+    page cannot be made, or would not hold.
     """
     run = _made_up(plan, public, receipt)
     try:
-        compose(run, _SOFTWARE, nothing(), folder=None, draw=lambda _draw, words: Picture(b"", b"", words))
+        compose(
+            run, _SOFTWARE, nothing(), folder=None, draw=lambda _, words: Picture(b"", b"", words), key=None
+        )
     except Exception as error:  # of whatever kind: it would come again when the run is charged
         raise RefusedError(
             f"this run could not be reported, so it is not charged ({type(error).__name__}: {error}); choose other"
@@ -47,26 +46,15 @@ def _made_up(document: Mapping[str, Any], public: PublicDescription, receipt: Ma
     chosen_on_the_way = [(GaussianDpEvent(1000.0), 1)]
     schedule = plan.schedule if plan.fixed_noise is not None else [*plan.target.before, *chosen_on_the_way]
     events, blocks = schedule_to_json(schedule), public.blocks
-    composition, count = Composition(public.composition, public.composition_order), public.blocks_per_person
-    together = min(count, len(blocks) or count)
-    spent = least_spent(
-        composition,
-        plan.cost,
-        events,
-        plan.adjacency,
-        delta=public.cap_delta,
-        blocks_per_person=count,
-        together=together,
-    )
+    composition = Composition(public.composition, public.composition_order)
     cap = {"epsilon": public.cap_epsilon, "delta": public.cap_delta}
-    account: dict[str, Any] = {
-        "cap": cap,
-        "spent": asdict(spent),
-        "remaining": {"epsilon": 0.0, "delta": 0.0},
-    }
+    account: dict[str, Any] = dict.fromkeys(("cap", "spent", "remaining"), cap)
     ledger = account | {"head": _NO_SUM, "composition": composition.to_json()}
     if blocks:
-        ledger |= {"blocks_per_person": count, "blocks": [{"name": name} | account for name in blocks]}
+        ledger |= {
+            "blocks_per_person": public.blocks_per_person,
+            "blocks": [{"name": name} | account for name in blocks],
+        }
     made_up = {"ledger": ledger, "sha256": dict.fromkeys(RELEASED, _NO_SUM)}
     names = list(public.classes)
     return Run(

@@ -1,12 +1,10 @@
 """A promotion at Weights & Biases: the model that serves, with its card, in the artifacts and in the registry."""
 
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from algorithms.privacy.card import build
-from algorithms.privacy.card.build import PrivacyCard
+from algorithms.privacy.card import load
 from tasks.config.params import Tracking
 from tasks.tracking.runs import file_artifact, use
 from tasks.tracking.session import Mode, add_file, reason, safely, session, valid
@@ -34,7 +32,7 @@ def log_promotion(name: str, entry: Path, settings: Tracking, *, root: Path) -> 
 def _log_to(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:
     import wandb
 
-    promoted = PrivacyCard.model_validate_json(json.dumps(build.read(entry / "privacy_card.json")))
+    promoted = load(entry / "privacy_card.json")
     with session(
         settings,
         mode,

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from algorithms.privacy.card.build import PrivacyCard
-from algorithms.privacy.card.words import SO_FAR
+from algorithms.privacy.card import PrivacyCard, text
+from algorithms.privacy.card.text import SO_FAR, statement
 from tasks.config.params import Tracking
 from tasks.reporting.history import History
 from tasks.tracking.runs import HISTORY, STEP, SUMMARY, TRAIN, Finished
@@ -52,16 +52,16 @@ def _card(card: PrivacyCard) -> str:
     rows = [
         ("epsilon, delta", f"{_cell(setting.epsilon)}, {_cell(setting.delta)}"),
         ("protects", f"{setting.unit}, {setting.adjacency.replace('_', ' ').lower()}"),
-        ("not protected", " ".join(card.scope.not_protected)),
+        ("not protected", " ".join(text.not_protected(card))),
         ("population", setting.population),
         ("its cap and what is left", f"{_amount(card, 'cap')}; {_amount(card, 'remaining')}"),
         ("algorithm", f"{mechanism.algorithm}, {mechanism.steps} steps"),
         ("accountant", f"{accounting.accountant}, {accounting.library} {accounting.library_version}"),
-        ("noise", card.implementation.noise.generator),
+        ("noise", text.noise(card)),
         ("run", card.evidence.run_id),
-        ("checksum of the card", card.evidence.card_sha256),
+        ("signed by", "nobody" if card.signature is None else card.signature.public_key),
     ]
-    return f"{setting.statement}\n\n{_table(('', ''), rows)}"
+    return f"{text.statement(card)}\n\n{_table(('', ''), rows)}"
 
 
 def _amount(card: PrivacyCard, name: str) -> str:
@@ -191,7 +191,7 @@ def report(run: Finished, history: History, settings: Tracking, mode: Mode) -> "
         project=settings.project,
         entity=entity,
         title=title[:_LONGEST_TITLE],
-        description=setting.statement,
+        description=statement(run.card),
         blocks=blocks,
         width="fluid",
     )

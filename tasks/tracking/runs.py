@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from algorithms.privacy.card.build import PrivacyCard
+from algorithms.privacy.card import PrivacyCard
 from data import PublicDescription
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
@@ -185,7 +185,7 @@ def config(card: PrivacyCard) -> dict[str, Any]:
         card.evidence.run_id, setting.dataset, setting.population, setting.public_records, setting.unit,
         setting.adjacency, mechanism.algorithm, mechanism.settings, mechanism.model.model_dump(),
         accounting.target.epsilon, setting.delta, accounting.accountant, mechanism.steps, mechanism.noise_multiplier,
-        mechanism.sampling_rate, mechanism.divisor, setting.private, card.implementation.noise.private,
+        mechanism.sampling_rate, mechanism.divisor, setting.private, card.implementation.noise == "secure",
     )  # fmt: skip
     return dict(zip(CONFIG, values, strict=True))
 

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.card import PrivacyCard, load
 from flows.cli.main import app
 from tests.support.checkout import PROJECT, Checkout
 
@@ -183,17 +184,40 @@ def test_the_card_of_a_run_holds(here: Checkout) -> None:
     result = call("card", "verify", "artifacts/privacy_card.json")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("holds:") >= 8
-    assert "FAILS" not in result.stdout
+    assert "FAILS" not in result.stdout and "not checked" not in result.stdout
+    key = (here.home / "owner.pub").read_text().strip()
+    (here.home / "owner.pub").unlink()
+    assert "not checked: owner" in call("card", "verify").stdout
+    assert "holds: owner (the given key)" in call("card", "verify", "--key", key).stdout
+    another = call("card", "verify", "--key", "a" * 64)
+    assert another.exit_code == 1 and "FAILS: owner" in another.stdout
+
+
+def test_a_card_is_shown_in_sentences(here: Checkout) -> None:
+    shown = call("card", "show")
+    assert shown.exit_code == 0 and "when one record (one image) is" in shown.stdout
+    assert call("card", "show", "artifacts/privacy_card.json").stdout == shown.stdout
+    assert_refused(call("card", "show", "none.json"), "no file")
+
+
+def test_a_card_that_nobody_signed_holds_only_where_that_is_asked_for(here: Checkout) -> None:
+    path = here.root / "artifacts" / "privacy_card.json"
+    path.write_bytes(load(path).signed(None).to_bytes())
+    result = call("card", "verify")
+    assert result.exit_code == 1 and "FAILS: signature (the card is not signed)" in result.stdout
+    assert call("card", "verify", "--unsigned").exit_code == 0
 
 
 def test_a_card_that_promises_more_than_its_events_fails(here: Checkout) -> None:
     path = here.root / "artifacts" / "privacy_card.json"
     card = json.loads(path.read_text())
     card["accounting"]["epsilon"]["pld"] = card["setting"]["epsilon"] = 0.1
-    path.write_text(json.dumps(card))
+    path.write_bytes(PrivacyCard.model_validate_json(json.dumps(card)).to_bytes())
     result = call("card", "verify", str(path))
     assert result.exit_code == 1
-    assert "FAILS: epsilon by PLD" in result.stdout
+    assert "FAILS: epsilon by PLD" in result.stdout and "FAILS: signature" in result.stdout
+    path.write_text(json.dumps(card))
+    assert_refused(call("card", "verify", str(path)), "was edited")
 
 
 def test_a_model_of_another_run_fails_its_card(here: Checkout) -> None:

@@ -9,10 +9,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.card import build
 from algorithms.privacy.ledger import Composition, Ledger, identity
 from flows.cli.main import app
 from tests.algorithms.privacy.card.test_card_ledger import charged
-from tests.support.synthetic_run import record, write_json, write_run
+from tests.algorithms.privacy.conftest import KEY
+from tests.support.synthetic_run import record, write_run
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 4.0}, "count": 1}]
@@ -90,23 +92,24 @@ def test_a_chain_is_verified_exported_and_restored(ledger: Ledger, tmp_path: Pat
     assert call("restore", "copy.jsonl", "--to", f"sqlite:///{tmp_path}/new.sqlite").exit_code == 0
     assert Ledger.open(f"sqlite:///{tmp_path}/new.sqlite").head() == ledger.head()
     assert call("restore", "copy.jsonl", "--to", f"sqlite:///{own_home}/ledger.sqlite").exit_code == 2
-    (tmp_path / "card.json").write_text(json.dumps({"evidence": {"ledger_head": "f" * 64}}))
+    (tmp_path / "card.json").write_bytes(build(record(write_run(tmp_path / "run"))).to_bytes())
     for arguments in (("--head", "f" * 64), ("--card", "card.json")):
         refused = call("verify", *arguments)
         assert refused.exit_code == 2
         assert "rows were cut off or an older copy was put back" in refused.stderr
     (tmp_path / "card.json").write_text("{}")
-    assert "names no ledger_head" in call("verify", "--card", "card.json").stderr
+    assert "is not complete and correct" in call("verify", "--card", "card.json").stderr
 
 
 def test_a_card_is_compared_with_the_settlement_of_its_run(ledger: Ledger, tmp_path: Path) -> None:
-    made = charged(ledger, record(write_run(tmp_path / "run"))).to_json()
-    write_json(tmp_path / "card.json", made)
+    made = charged(ledger, record(write_run(tmp_path / "run")))
+    (tmp_path / "card.json").write_bytes(made.to_bytes())
     result = call("verify", "--card", "card.json")
     assert result.exit_code == 0, result.output
     assert "The card has the events, the cost and the model" in result.stdout
     assert "The card" not in call("verify").stdout
-    write_json(tmp_path / "card.json", {**made, "events": made["events"][:1]})
+    cut = made.model_copy(update={"events": made.events[:1]})
+    (tmp_path / "card.json").write_bytes(cut.signed(KEY).to_bytes())
     refused = call("verify", "--card", "card.json")
     assert refused.exit_code == 2
     assert "differ in events; ask for the card that the run wrote" in refused.stderr

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from algorithms.privacy.accounting.budget import Budget
-from flows.pipeline import markdown_of, pipeline, run_stage
+from flows.pipeline import pipeline, run_stage
 from tasks.runs.reproduce import STAGES
 from tests.flows.conftest import ended
 from tests.support.checkout import Checkout
@@ -23,15 +23,6 @@ def test_no_task_is_tried_again_and_none_is_cached_by_prefect() -> None:
     assert (run_stage.retries, pipeline.retries) == (0, 0)
     assert run_stage.cache_policy is not None
     assert run_stage.cache_policy.compute_key(task_ctx=None, inputs={}, flow_parameters={}) is None  # type: ignore[arg-type]
-
-
-def test_a_card_as_markdown_shows_every_field() -> None:
-    card = {"setting": {"epsilon": 3.0, "unit": "one image"}, "events": [{"count": 5}]}
-    text = markdown_of(card)
-    assert "## Setting" in text
-    assert "- Epsilon: `3.0`" in text
-    assert "- Unit: one image" in text
-    assert '- Events: `[{"count": 5}]`' in text
 
 
 def test_a_deployment_runs_with_parameters_and_shows_its_steps(server: str, checkout: Checkout) -> None:

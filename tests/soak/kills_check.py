@@ -21,7 +21,7 @@ import psycopg
 import pyarrow as pa
 from dp_accounting.rdp import RdpAccountant
 
-from algorithms.privacy.card.build import read, verify
+from algorithms.privacy.card import load, verify
 from tests.soak.kills_place import CARD, POPULATION, Place
 from tests.soak.year_check import event_of
 
@@ -187,7 +187,7 @@ def ended_badly(place: Place, rows: Sequence[Row], week: int) -> list[str]:
         return [*found, f"the period ended as {state['kind']}"]
     entry = place.registry / run_id
     found += [] if kinds == {"reserve", "settle"} else [f"{state['kind']}, but not settled"]
-    found += [] if verify(read(entry / "privacy_card.json"), entry).passed else ["the card does not verify"]
+    found += [] if verify(load(entry / "privacy_card.json"), entry).passed else ["the card does not verify"]
     serves = (place.registry / "serving").resolve().name == run_id
     return found + ([] if serves == (state["kind"] == "promoted") else ["another model serves than was said"])
 

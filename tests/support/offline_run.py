@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from wandb.proto import wandb_internal_pb2
 
-from algorithms.privacy.card.build import build
-from tests.support.synthetic_run import record, write_json, write_run
+from algorithms.privacy.card import build
+from tests.support.synthetic_run import record, write_run
 
 ROOT = Path(__file__).parents[2]
 BRIEF = {"run_id", "dataset", "algorithm"}
@@ -26,7 +27,8 @@ CONFIG = BRIEF | {
     "population", "public_records", "unit", "adjacency", "target_epsilon", "delta", "accountant", "steps",
     "noise_multiplier", "sampling_rate", "divisor", "private", "noise_is_secret",
     "settings/batch_size", "settings/steps", "settings/update/learning_rate", "settings/update/schedule",
-    "model/name", "model/notes", "model/parameters", "model/seed",
+    "model/name", "model/parameters", "model/seed", "model/precision", "model/settings", "model/start", "model/files",
+    "model/fresh", "model/frozen", "model/views",
 }  # fmt: skip
 HISTORY = {
     "privacy/step", "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier",
@@ -145,9 +147,9 @@ def keys_of(document: Any, prefix: str = "") -> set[str]:
 def write_finished(root: Path) -> Path:
     """Writes a finished run below `root`, with its card and as a model that serves; returns the model's folder."""
     folders = write_run(root, steps=30)
-    card = build(record(folders)).to_json()
-    write_json(folders.artifacts / "privacy_card.json", card)
-    entry = root / "models" / str(card["evidence"]["run_id"])
+    card = build(record(folders), Ed25519PrivateKey.from_private_bytes(bytes(32)))
+    (folders.artifacts / "privacy_card.json").write_bytes(card.to_bytes())
+    entry = root / "models" / card.evidence.run_id
     shutil.copytree(folders.artifacts, entry)
     return entry
 

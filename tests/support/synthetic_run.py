@@ -18,7 +18,7 @@ from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier.trace import Trace
-from algorithms.privacy.card.build import RunRecord
+from algorithms.privacy.card import RunRecord
 from algorithms.privacy.mechanisms.release import (
     Gaussian,
     NoNoise,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from algorithms.privacy.card.build import PrivacyCard
+from algorithms.privacy.card import load
 from data import PublicDescription
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
@@ -45,7 +45,7 @@ HISTORY = History(
 def finished(root: Path) -> Finished:
     """The finished run below `root`, as the report stage has it."""
     artifacts = root / "artifacts"
-    card = PrivacyCard.model_validate_json((artifacts / "privacy_card.json").read_bytes())
+    card = load(artifacts / "privacy_card.json")
     return Finished(
         card,
         json.loads((artifacts / "metrics.json").read_bytes()),

@@ -16,7 +16,6 @@ import torch
 
 from algorithms.models import build
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.card.words import DIAGNOSED, NO_NOTES, NOTHING_LEARNED, TRANSFORMS
 from algorithms.privacy.ledger import Ledger
 from data.prepare.prepared import load
 from data.readers.records import Records
@@ -27,7 +26,7 @@ from tasks.comparing.data import prepared_folder, public_of, sides
 from tasks.comparing.files import held
 from tasks.comparing.report import count_runs, report
 from tasks.comparing.results import results
-from tasks.comparing.trial import mean_losses, points
+from tasks.comparing.trial import CellCard, mean_losses, points
 from tasks.comparing.trials import groups
 from tasks.comparing.work import Work, plan_group, prepare_data, run_group, work_of
 from tasks.config.params import ParamsRefusedError
@@ -89,11 +88,10 @@ def test_a_curve_of_many_steps_has_about_200_points() -> None:
 def test_a_card_says_that_it_is_not_private_and_how_many_runs_there_were(finished: Work) -> None:
     for cell in finished.cells:
         card = finished.place.result(cell.digest)["card"]
-        assert card["private"] is False
-        assert card["statement"].startswith("NOT PRIVATE")
-        assert "one of 3 runs" in card["sweep"]
-        assert "not charged" in card["sweep"]
-        assert card["runs"] == 3
+        assert (card["guarantee"], card["runs"]) == ("none" if cell.epsilon is None else "seeded", 3)
+        facts = CellCard.model_validate_json(json.dumps(card))
+        assert facts.signature_holds()
+        assert not facts.model_copy(update={"runs": 4}).signature_holds()
 
 
 def test_diagnostics_are_recorded_of_the_first_seed_alone(tmp_path: Path) -> None:
@@ -104,14 +102,13 @@ def test_diagnostics_are_recorded_of_the_first_seed_alone(tmp_path: Path) -> Non
     table = pd.read_parquet(work.place.cells / f"{first.digest}.diagnostics.parquet")
     assert list(table["step"]) == list(range(5))
     assert not (work.place.cells / f"{second.digest}.diagnostics.parquet").exists()
-    statements = [work.place.result(cell.digest)["card"]["statement"] for cell in work.cells]
-    assert [DIAGNOSED in statement for statement in statements] == [True, False]
+    assert [work.place.result(cell.digest)["card"]["diagnostics"] for cell in work.cells] == [True, False]
 
 
 def test_a_card_says_what_records_and_model_were_made_of(finished: Work) -> None:
     card = finished.place.result(finished.cells[0].digest)["card"]
-    assert (card["transform"], card["features"]) == (TRANSFORMS["none"], NOTHING_LEARNED)
-    assert card["notes"] == NO_NOTES
+    assert (card["transform"], card["features"]) == ("none", {"name": "none", "settings": {}})
+    assert (card["model"]["start"], card["model"]["frozen"]) == (None, [])
 
 
 def test_the_number_of_runs_counts_those_that_the_file_no_longer_has(tmp_path: Path) -> None:
@@ -124,7 +121,6 @@ def test_the_number_of_runs_counts_those_that_the_file_no_longer_has(tmp_path: P
     (cell,) = work.cells
     assert count_runs(work.place) == 3
     assert work.place.result(cell.digest)["card"]["runs"] == 3
-    assert "one of 3 runs" in work.place.result(cell.digest)["card"]["sweep"]
 
 
 def test_every_run_is_reserved_and_settled_in_the_ledger_of_the_comparison(finished: Work) -> None:

@@ -26,14 +26,15 @@ from algorithms.methods.registry import CATALOGUE
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.accounting.epsilon import ACCOUNTANTS
-from algorithms.privacy.card.build import Verification, read, verify
-from algorithms.privacy.card.words import SO_FAR
+from algorithms.privacy.card import Verification, check_charged, load, verify
+from algorithms.privacy.card.text import SO_FAR
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from data.schema import registry
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.reporting.page import Picture
+from tasks.runs.signing import public_key
 
 RECORDS, TEST_RECORDS, STEPS = 120, 30, 2
 TABLE: dict[str, Any] = {
@@ -263,10 +264,11 @@ class Runs:
         self.patch.chdir(root)
         evaluate.main()
         report.report(artifacts=artifacts, prepared=prepared, root=root)
-        card = read(artifacts / report.CARD)
-        shows_what_is_chosen = document["filter"]["kind"] != "schedule" and card["setting"]["private"]
+        card = load(artifacts / report.CARD)
+        check_charged(card, ledger)
+        shows_what_is_chosen = document["filter"]["kind"] != "schedule" and card.setting.private
         assert (SO_FAR in (artifacts / report.PAGE).read_text()) is shows_what_is_chosen
-        return verify(card, artifacts)
+        return verify(card, artifacts, key=public_key(home))
 
 
 def witness(runs: Runs, choice: str, value: Any, others: list[tuple[str, Any]]) -> dict[str, Any] | None:

@@ -14,15 +14,15 @@ from scipy.stats import norm
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.epsilon import epsilon
-from algorithms.privacy.card.build import read, verify
-from algorithms.privacy.card.start import STARTED
-from algorithms.privacy.card.trace import trace_schedule
-from algorithms.privacy.card.words import NO_NOTES, NOTHING_LEARNED, TRANSFORMS, rounded_up
+from algorithms.privacy.card import load, trace_schedule, verify
+from algorithms.privacy.card.text import NOTHING_LEARNED, STARTED, TRANSFORMS, rounded_up
 from data import PublicDescription
+from tasks.config.environment import home
 from tasks.config.params import ParamsRefusedError
 from tasks.report import Report, epsilon_curve, main, report
 from tasks.reporting.page import best_guess, best_true_positive_rate, score
 from tasks.runs.provenance import verdict
+from tasks.runs.signing import public_key
 from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, write_json, write_run
 
 WRITTEN = ("privacy_card.json", "report.html", "plots/epsilon.csv")
@@ -69,11 +69,22 @@ class Links(HTMLParser):
 
 
 def test_the_card_that_was_written_holds(folders: Folders, finished: Report) -> None:
-    written = read(folders.artifacts / "privacy_card.json")
+    written = load(folders.artifacts / "privacy_card.json")
     assert verify(written, folders.artifacts).passed
-    assert written == finished.card.to_json()
+    assert written == finished.card
     for name in PICTURES:
         assert (folders.artifacts / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_card_is_signed_with_the_key_of_the_home(tmp_path: Path) -> None:
+    folders = write_run(tmp_path)
+    first, second = make(folders).card, make(folders).card
+    assert first == second and verify(first, folders.artifacts, key=public_key(home())).passed
+    (home() / "owner.key").unlink()
+    other = make(folders).card
+    assert other != first and other.signed(None) == first.signed(None)
+    assert verify(other, folders.artifacts, key=public_key(home())).passed
+    assert not verify(first, folders.artifacts, key=public_key(home())).passed
 
 
 def test_the_page_needs_nothing_else(page: str) -> None:
@@ -94,7 +105,7 @@ def test_the_page_says_what_was_spent_and_what_it_means(page: str, finished: Rep
     assert f"{math.ceil(1000 * caught) / 10:.1f} % of those that were" in text
     assert "80.0 %" in text
     assert "This run is not private" not in text
-    assert finished.card.evidence.card_sha256 in text
+    assert finished.card.signature.public_key in text
 
 
 def test_a_run_on_a_whole_population_has_no_history(page: str, finished: Report) -> None:
@@ -116,8 +127,8 @@ def test_the_page_of_a_run_with_diagnostics_says_so_and_what_the_model_is_made_o
     assert make(folders).card.setting.private is False
     text = Links((folders.artifacts / "report.html").read_text(encoding="utf-8")).text
     assert "This run is not private. Diagnostics were computed" in " ".join(text.split())
-    assert "as if it had recorded no diagnostics" in text
-    assert all(words in text for words in (TRANSFORMS["none"], NOTHING_LEARNED, NO_NOTES))
+    assert "as if nothing had been shown beside its noisy releases" in text
+    assert all(words in text for words in (TRANSFORMS["none"], NOTHING_LEARNED))
 
 
 @pytest.mark.parametrize("kind", ["private", "seeded", "none"])
@@ -127,7 +138,7 @@ def test_the_page_of_a_model_with_a_start_says_that_its_people_count_too(tmp_pat
         folders.prepared / "public.json", read_json(folders.prepared / "public.json") | {"public": True}
     )
     plan = read_json(folders.artifacts / "plan.json")
-    plan["model"]["notes"] = ["The start is the file earlier.safetensors (SHA-256 ab)."]
+    plan["model"]["files"] = {"start": "a" * 64}
     write_json(folders.artifacts / "plan.json", plan)
     receipt = read_json(folders.artifacts / "receipt.json")
     receipt["sha256"]["plan.json"] = hashlib.sha256(
@@ -362,7 +373,7 @@ def test_the_card_of_an_earlier_run_never_stays_beside_a_later_one(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ParamsRefusedError, match=r"no file params\.yaml"):
         main()
-    assert read(made[0])["evidence"]["run_id"] == read_json(folders.artifacts / "receipt.json")["run_id"]
+    assert load(made[0]).evidence.run_id == read_json(folders.artifacts / "receipt.json")["run_id"]
     (folders.artifacts / "receipt.json").unlink()
     with pytest.raises(RefusedError, match="run the stages before it"):
         main()

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from algorithms.privacy.card.words import SO_FAR
+from algorithms.privacy.card.text import SO_FAR, statement
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
 from tasks.reporting.history import History, nothing
@@ -72,7 +72,7 @@ CARD = [
     "accountant",
     "noise",
     "run",
-    "checksum of the card",
+    "signed by",
 ]
 
 
@@ -87,9 +87,9 @@ def test_nothing_else_is_told(document: dict[str, Any]) -> None:
 def test_the_card_is_told_in_words(document: dict[str, Any], run: Finished) -> None:
     text, card = text_of(document, "Privacy card"), run.card
     rows = dict(table(text))
-    assert text.startswith(card.setting.statement)
+    assert text.startswith(statement(card))
     assert rows["epsilon, delta"] == f"{card.setting.epsilon:.6g}, 1e-05"
-    assert rows["checksum of the card"] == card.evidence.card_sha256
+    assert rows["signed by"] == card.signature.public_key
     assert rows["its cap and what is left"].startswith("epsilon 10, delta 0.0001; epsilon ")
 
 

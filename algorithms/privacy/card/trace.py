@@ -1,37 +1,94 @@
-"""Checking a privacy card against the noise trace beside it: its events, its columns, and what the card sums up."""
+"""What the noise trace beside a card says: its events, whether its columns are those of its events, and their sums.
+
+The events are what a cost is computed from; a trace that tells of less noise, or of another sample, tells of another
+release. An event has no clip norm of its own: noise is compared as a multiple of it.
+"""
 
 import json
-from collections.abc import Hashable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
 import numpy as np
 import pandas as pd
 
-from algorithms.privacy.accounting.events import Schedule, event_from_json, event_to_json, schedule_to_json
-from algorithms.privacy.card.model import PrivacyCard
-from algorithms.privacy.card.terms import row_fits, terms_of
-from algorithms.privacy.card.verdict import Check, finite
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.events import (
+    ObjectivePerturbationDpEvent,
+    PureDpEvent,
+    Schedule,
+    event_from_json,
+    event_to_json,
+    schedule_to_json,
+)
+from algorithms.privacy.card.schema import PrivacyCard
 
-EVENTS, COLUMNS = "events of the trace", "columns of the trace"
 _KINDS = ["kind", "sampling", "clipping", "noise"]
 _SPANS = ["sampling_rate", "clip_norm", "noise_multiplier", "noise_std", "divisor"]
-_CHECKED = ["event", *_KINDS, *_SPANS[:-1]]
+_CHECKED = ["event", *_KINDS, "sampling_rate", "noise_multiplier"]
 _CLOSE = 1e-3
 """How closely the cost that a run kept count of ends at that of its schedule, which is accounted as a whole."""
+_ROUNDING = 1e-9
 
 
-def check_trace(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
-    """Whether the trace has the card's events, and nothing beside them that they or the card contradict."""
-    if not path.is_file():
-        yield from (Check(name, None, "no trace lies beside the card") for name in (EVENTS, COLUMNS))
-        return
-    try:
-        yield from list(_checks(pd.read_parquet(path), card, schedule))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
-        yield from (Check(name, False, "the trace cannot be read") for name in (EVENTS, COLUMNS))
+@dataclass(frozen=True)
+class _Terms:
+    """What a release with a given event can be: its samples, a record's probability, and its noises by multiplier."""
+
+    sampling: tuple[str, ...]
+    rate: float
+    multipliers: Mapping[str, float]
+
+
+def _terms_of(event: dp.DpEvent) -> _Terms:
+    match event:
+        case dp.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
+            return _Terms(("poisson", "importance"), rate, _multipliers(inner))
+        case dp.SampledWithoutReplacementDpEvent(source_dataset_size=records, sample_size=size, event=inner):
+            return _Terms(("without replacement",), size / records, _multipliers(inner))
+        case dp.NonPrivateDpEvent():
+            return _Terms(
+                ("full batch", "poisson", "importance", "without replacement"), 1.0, {"nonoise": 0.0}
+            )
+    return _Terms(("full batch",), 1.0, _multipliers(event))
+
+
+def _multipliers(event: dp.DpEvent) -> Mapping[str, float]:
+    """By the name of each noise that has this event, its multiplier; none for an event of no release."""
+    match event:
+        case dp.GaussianDpEvent(noise_multiplier=z):
+            return {"gaussian": z}
+        case dp.LaplaceDpEvent(noise_multiplier=z):
+            return {"laplace": z}
+        case dp.dp_event.ZCDpEvent(rho=rho, xi=0.0):
+            return {"gumbel": math.sqrt(1 / (8 * rho)), "laplace": math.sqrt(1 / (2 * rho))}
+        case PureDpEvent(epsilon=epsilon):
+            return dict.fromkeys(("laplace", "gumbel", "knorm"), 1 / epsilon)
+        case dp.ComposedDpEvent(
+            events=[ObjectivePerturbationDpEvent(noise_multiplier=z), dp.GaussianDpEvent()]
+        ):
+            return {"objectivenoise": z}
+        case dp.ComposedDpEvent(events=[PureDpEvent(epsilon=epsilon), PureDpEvent()]):
+            return {"pureobjectivenoise": 1 / epsilon}
+    return {}
+
+
+def row_fits(row: Mapping[str, Any], event: dp.DpEvent) -> bool:
+    """Whether a row of the trace has the sampling and the noise multiplier of its event.
+
+    Without noise any sample does. Of pure noise in an objective the event has a bound alone, since the curvature is in
+    it, too.
+    """
+    terms, noise = _terms_of(event), row["noise"]
+    if noise not in terms.multipliers or row["sampling"] not in terms.sampling:
+        return False
+    known, multiplier = terms.multipliers[noise], row["noise_multiplier"]
+    same = multiplier >= known if noise == "pureobjectivenoise" else False
+    same = same or math.isclose(multiplier, known, rel_tol=_ROUNDING)
+    return same and (noise == "nonoise" or math.isclose(row["sampling_rate"], terms.rate, rel_tol=_ROUNDING))
 
 
 def queries(trace: pd.DataFrame) -> Iterator[dict[str, Any]]:
@@ -43,9 +100,9 @@ def queries(trace: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 def trace_schedule(trace: pd.DataFrame) -> list[tuple[dp.DpEvent, int]]:
     """The events of a noise trace in their order, equal neighbours counted together."""
-    return merged(
-        [(event_from_json(json.loads(text)), count) for text, count in _run_lengths(trace["event"])]
-    )
+    texts = trace["event"]
+    runs = texts.groupby(texts.ne(texts.shift()).cumsum(), sort=True)
+    return merged([(_event(str(run.iloc[0])), len(run)) for _, run in runs])
 
 
 def made_up_trace(schedule: Schedule) -> pd.DataFrame:
@@ -53,17 +110,23 @@ def made_up_trace(schedule: Schedule) -> pd.DataFrame:
 
     Raises RefusedError where an event is of no release that a trace can name.
     """
-    same = {
-        "kind": "release",
-        "clipping": "bound",
-        "clip_norm": 1.0,
-        "divisor": 1.0,
-        "step": 0,
-        "epsilon": 0.0,
-    }
-    rows = [same | terms_of(event) | {"event": json.dumps(event_to_json(event))} for event, _ in schedule]
-    frame = pd.DataFrame(rows).assign(noise_std=lambda rows: rows["noise_multiplier"])
-    return frame.loc[np.repeat(np.arange(len(rows)), [count for _, count in schedule])]
+    rows = []
+    for event, _ in schedule:
+        terms = _terms_of(event)
+        if not terms.multipliers:
+            raise RefusedError(
+                f"{event} is the event of no release that a card can state; use another method."
+            )
+        noise, multiplier = next(iter(terms.multipliers.items()))
+        own = {"noise": noise, "noise_multiplier": multiplier, "noise_std": multiplier}
+        own |= {
+            "sampling": terms.sampling[0],
+            "sampling_rate": terms.rate,
+            "event": json.dumps(event_to_json(event)),
+        }
+        same = {"kind": "release", "clipping": "bound", "clip_norm": 1.0, "divisor": 1.0}
+        rows.append(same | own | {"step": 0, "epsilon": 0.0})
+    return pd.DataFrame(rows).loc[np.repeat(np.arange(len(rows)), [count for _, count in schedule])]
 
 
 def merged(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
@@ -82,26 +145,15 @@ def same_events(one: Schedule, other: Schedule) -> bool:
     return schedule_to_json(merged(one)) == schedule_to_json(merged(other))
 
 
-def _checks(trace: pd.DataFrame, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
-    same = same_events(trace_schedule(trace), schedule)
-    yield Check(EVENTS, same, "the card's events" if same else "other events than the card's")
-    problem = _problem(trace, card)
-    yield Check(COLUMNS, problem is None, problem or "those of its events, summed up on the card")
-
-
-def _problem(trace: pd.DataFrame, card: PrivacyCard) -> str | None:
+def column_problem(trace: pd.DataFrame, card: PrivacyCard) -> str | None:
+    """What a trace has otherwise than its own events or the card's sums; None where nothing."""
     for row in trace[_CHECKED].drop_duplicates().to_dict("records"):
-        if not _is_of_its_event(row, card.mechanism.model.parameters):
+        fields = {str(name): value for name, value in row.items()}
+        if not row_fits(fields, _event(fields["event"])):
             return f"a {row['kind']} has other sampling or noise than its event"
     if list(queries(trace)) != [query.model_dump() for query in card.mechanism.queries]:
         return "mechanism.queries sums up other columns"
     return None if _ends_at(trace["epsilon"], card) else "the epsilon that was kept count of is another"
-
-
-def _is_of_its_event(row: Mapping[Hashable, Any], parameters: int) -> bool:
-    return row_fits(
-        {str(key): value for key, value in row.items()}, _event(row["event"]), parameters=parameters
-    )
 
 
 def _ends_at(kept: "pd.Series[float]", card: PrivacyCard) -> bool:
@@ -109,13 +161,12 @@ def _ends_at(kept: "pd.Series[float]", card: PrivacyCard) -> bool:
 
     It is kept by Rényi divergences, which may end below what the other accountant gives for the whole.
     """
-    epsilon = card.accounting.epsilon
-    cost: float | None = getattr(epsilon, card.accounting.accountant)
+    cost, rdp = card.cost, card.accounting.epsilon.rdp
     if cost is None:
         return True
     within = bool(kept.is_monotonic_increasing) and kept.iloc[-1] <= cost * (1 + _CLOSE)
     is_fixed = card.accounting.composition.kind == "schedule"
-    least = cost if epsilon.rdp is None else min(cost, epsilon.rdp)
+    least = cost if rdp is None else min(cost, rdp)
     return within and (not is_fixed or kept.iloc[-1] >= least * (1 - _CLOSE))
 
 
@@ -124,11 +175,6 @@ def _event(text: str) -> dp.DpEvent:
     return event_from_json(json.loads(text))
 
 
-def _run_lengths(texts: "pd.Series[str]") -> Iterator[tuple[str, int]]:
-    groups = texts.ne(texts.shift()).cumsum()
-    for _, group in texts.groupby(groups, sort=True):
-        yield str(group.iloc[0]), len(group)
-
-
 def _span(least: float, most: float) -> dict[str, float | None]:
-    return {"least": finite(least), "most": finite(most)}
+    ends = {"least": float(least), "most": float(most)}
+    return {name: end if math.isfinite(end) else None for name, end in ends.items()}

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from algorithms.privacy.card.build import PrivacyCard, build
+from algorithms.privacy.card import PrivacyCard, build
 from benchmarks.postgres import server
 from tests.support.synthetic_run import Folders, record, write_run
 
 PASSWORD = "s3cret%40word"
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+"""The owner's."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 @pytest.fixture(scope="module")
 def built(folders: Folders) -> PrivacyCard:
     """Its card."""
-    return build(record(folders))
+    return build(record(folders), KEY)
 
 
 @pytest.fixture

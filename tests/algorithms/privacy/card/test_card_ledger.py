@@ -8,20 +8,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from algorithms.core.receipt import account_of
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.card.build import PrivacyCard, RunRecord, build, verify
-from algorithms.privacy.card.ledger import check_charged
-from algorithms.privacy.card.words import across_runs
+from algorithms.privacy.card import (
+    SIGNER,
+    PrivacyCard,
+    RunRecord,
+    build,
+    check_charged,
+    public_key_of,
+    text,
+    verify,
+)
 from algorithms.privacy.ledger import Composition, Ledger
+from tests.algorithms.privacy.conftest import KEY
 from tests.support.synthetic_run import DELTA, Kind, record, write_run
 
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     return Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+
+
+OTHER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+
+def of(document: dict[str, Any]) -> PrivacyCard:
+    """The card of these facts, signed by the owner."""
+    return PrivacyCard.model_validate_json(json.dumps(document)).signed(KEY)
 
 
 def charged(ledger: Ledger, run: RunRecord, *blocks: str, rule: str = "basic") -> PrivacyCard:
@@ -37,11 +54,12 @@ def charged(ledger: Ledger, run: RunRecord, *blocks: str, rule: str = "basic") -
         ("later", None),
     ):
         about = {name: run.plan[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
+        about[SIGNER] = public_key_of(KEY)
         events, named = run.receipt["events"], blocks or ("all",)
         ledger.reserve(run_id, "painters", cost, events=events, about=about, blocks=named)
         ledger.settle(run_id, cost, events=run.receipt["events"], model=model)
     account = account_of(ledger, "painters", run.receipt["run_id"])
-    return build(RunRecord(run.plan, {**run.receipt, **account}, run.public, run.trace, run.software))
+    return build(replace(run, receipt={**run.receipt, **account}), KEY)
 
 
 @pytest.mark.parametrize("kind", ["private", "seeded", "none"])
@@ -81,8 +99,7 @@ def raise_the_cap(document: dict[str, Any]) -> None:
 
 
 def add_up_otherwise(document: dict[str, Any]) -> None:
-    sentence = across_runs({"composition": {"kind": "zcdp"}})
-    document["accounting"]["population"]["statement"] = sentence
+    document["accounting"]["across_runs"]["kind"] = "zcdp"
 
 
 def make_the_records_public(document: dict[str, Any]) -> None:
@@ -128,23 +145,34 @@ def test_another_card_is_refused_by_what_differs(
     document = charged(ledger, record(write_run(tmp_path / "run"))).to_json()
     change(document)
     with pytest.raises(RefusedError, match=f"differ in {named};"):
-        check_charged(PrivacyCard.model_validate_json(json.dumps(document)), ledger)
+        check_charged(of(document), ledger)
+    with pytest.raises(RefusedError, match=f"differ in signature, {named};"):
+        check_charged(of(document).signed(OTHER), ledger)
+
+
+def test_a_run_that_was_to_be_signed_is_signed_with_the_key_it_was_reserved_with(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    card = charged(ledger, record(write_run(tmp_path / "run")))
+    check_charged(card, ledger)
+    for other in (card.signed(None), card.signed(OTHER)):
+        with pytest.raises(RefusedError, match="differ in signature;"):
+            check_charged(other, ledger)
 
 
 def test_a_run_with_known_noise_cannot_be_shown_as_a_private_one(ledger: Ledger, tmp_path: Path) -> None:
-    """Not even where every sentence, the plan beside the card and all checksums are made anew for it."""
+    """Not even where the plan beside the card is made anew for it and the owner signs it."""
     run = record(write_run(tmp_path / "run", kind="seeded"))
     honest = charged(ledger, run)
     ledger_part = account_of(ledger, "painters", run.receipt["run_id"])
     receipt = {**run.receipt, **ledger_part, "private_noise": True}
-    forged = build(
-        RunRecord(
-            {**run.plan, "noise": "secure"}, receipt, {**run.public, "public": True}, run.trace, run.software
-        )
-    )
+    plan, public = {**run.plan, "noise": "secure"}, {**run.public, "public": True}
+    forged = build(RunRecord(plan, receipt, public, run.trace, run.software), KEY)
     check_charged(honest, ledger)
     assert verify(forged).passed and forged.setting.private
-    assert [check.name for check in verify(forged, tmp_path / "run/artifacts").failures] == ["mechanism"]
+    assert [check.name for check in verify(forged, tmp_path / "run/artifacts").failures] == [
+        "terms of the plan"
+    ]
     with pytest.raises(RefusedError, match="differ in noise;"):
         check_charged(forged, ledger)
 
@@ -162,23 +190,48 @@ def test_other_blocks_are_refused(ledger: Ledger, tmp_path: Path) -> None:
         other = {**document, "accounting": {**document["accounting"]}}
         other["accounting"]["blocks"] = {**document["accounting"]["blocks"], "charged": blocks}
         with pytest.raises(RefusedError, match="differ in blocks;"):
-            check_charged(PrivacyCard.model_validate_json(json.dumps(other)), ledger)
+            check_charged(of(other), ledger)
 
 
-@pytest.mark.parametrize(
-    ("part", "value", "named"),
-    [
-        ("blocks_per_person", 2, "blocks_per_person"),
-        ("composition", {"kind": "renyi", "order": 8.0, "statement": "?"}, "composition"),
-    ],
-)
-def test_other_terms_of_blocks_are_refused(
-    ledger: Ledger, tmp_path: Path, part: str, value: object, named: str
-) -> None:
+def test_another_number_of_blocks_a_person_is_refused(ledger: Ledger, tmp_path: Path) -> None:
     document = charged(ledger, record(write_run(tmp_path / "run")), "may", "june").to_json()
-    document["accounting"]["blocks"][part] = value
-    with pytest.raises(RefusedError, match=f"differ in {named};"):
-        check_charged(PrivacyCard.model_validate_json(json.dumps(document)), ledger)
+    document["accounting"]["blocks"]["blocks_per_person"] = 2
+    with pytest.raises(RefusedError, match="differ in blocks_per_person;"):
+        check_charged(of(document), ledger)
+
+
+def test_the_card_says_whom_the_numbers_of_blocks_protect_and_how_runs_add_up(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    run = record(write_run(tmp_path / "run"))
+    whole = charged(ledger, run)
+    assert whole.accounting.blocks is None and "basic composition" in text.population(whole)
+    document = whole.to_json()
+    account = {"name": "may"} | document["accounting"]["population"]
+    document["accounting"] |= {
+        "blocks": {"charged": [account], "blocks_per_person": 3},
+        "across_runs": {"kind": "renyi", "order": 6.0},
+    }
+    card = of(document)
+    assert "one person with records (one drawing) in at most 3 blocks" in text.block_unit(card)
+    assert "Rényi divergences of order 6.0" in text.population(card)
+    assert "basic" not in text.markdown(card)
+
+
+def test_the_account_is_that_of_the_settlement_however_late_it_is_taken(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    run = record(write_run(tmp_path / "run"))
+    card, run_id = charged(ledger, run, "may", "june"), run.receipt["run_id"]
+    before = account_of(ledger, "painters", run_id)["ledger"]
+    ledger.set_cap("painters", Budget(1.0, 1e-5), block="june")
+    again = account_of(ledger, "painters", run_id)["ledger"]
+    assert again["head"] == ledger.head() != before["head"]
+    assert again | {"head": ""} == before | {"head": ""}
+    blocks = card.accounting.blocks
+    assert blocks is not None and [block.name for block in blocks.charged] == ["may", "june"]
+    with pytest.raises(RefusedError, match="no settlement of run 'never'"):
+        account_of(ledger, "painters", "never")
 
 
 def test_a_head_from_before_the_settlement_is_refused_and_a_later_one_is_not(
@@ -187,7 +240,7 @@ def test_a_head_from_before_the_settlement_is_refused_and_a_later_one_is_not(
     document = charged(ledger, record(write_run(tmp_path / "run"))).to_json()
     for row in ledger.history():
         document["evidence"]["ledger_head"] = row.hash
-        card = PrivacyCard.model_validate_json(json.dumps(document))
+        card = of(document)
         if row.seq >= 3:  # the population, the reservation, the settlement
             check_charged(card, ledger)
         else:
@@ -200,8 +253,8 @@ def test_a_run_that_was_never_settled_there_is_refused(ledger: Ledger, tmp_path:
     document = card.to_json()
     document["evidence"]["run_id"] = "another"
     with pytest.raises(RefusedError, match="no settlement of run 'another' on 'painters'"):
-        check_charged(PrivacyCard.model_validate_json(json.dumps(document)), ledger)
+        check_charged(of(document), ledger)
     document = card.to_json()
     document["setting"]["population"] = "drawers"
     with pytest.raises(RefusedError, match="drawers"):
-        check_charged(PrivacyCard.model_validate_json(json.dumps(document)), ledger)
+        check_charged(of(document), ledger)

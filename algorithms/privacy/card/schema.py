@@ -1,0 +1,353 @@
+"""The form of a privacy card: typed facts, no sentences, and the owner's signature over all of them.
+
+Every field is required, none may be empty, and no other is allowed. Numbers are finite; null stands where a number
+would be infinite, and where there is nothing to state.
+"""
+
+import json
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
+
+from algorithms.privacy.ledger.composition import Composition as Rule
+from algorithms.privacy.mechanisms.noise import GRID_BITS
+
+SCHEMA_VERSION = 2
+RELEASED = ("model.safetensors", "plan.json", "trace.parquet")
+"""The files that a run publishes and whose checksums its card holds."""
+
+Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"\S")]
+Sha256: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0)]
+Positive: TypeAlias = Annotated[float, Field(gt=0)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Probability: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Adjacency: TypeAlias = Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"]
+Accountant: TypeAlias = Literal["pld", "rdp", "pure"]
+Settings: TypeAlias = dict[str, JsonValue]
+
+Guarantee: TypeAlias = Literal["private", "seeded", "diagnosed", "none"]
+"""Differential privacy; noise that anyone can compute again; secret noise, but beside it something that was computed
+from the records without noise; no noise."""
+
+
+class Section(BaseModel):
+    """A part of a card."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Signature(Section):
+    """An Ed25519 signature over `Signed.to_bytes` of the card with null in this place; both parts in hexadecimal."""
+
+    public_key: Sha256
+    value: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]
+
+
+class Signed(Section):
+    """Facts that the owner of the data signs, and the one way in which they are written.
+
+    signature: null where no owner's key was at hand; such a card shows nobody who made it.
+    """
+
+    schema_version: Literal[2]
+    signature: Signature | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as JSON values."""
+        document: dict[str, Any] = self.model_dump(mode="json")
+        return document
+
+    def to_bytes(self) -> bytes:
+        """The facts as the file that holds them: these bytes and no others."""
+        return (json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+    def signed(self, key: Ed25519PrivateKey | None) -> Self:
+        """The same facts, signed; unsigned without a key."""
+        bare = self.model_copy(update={"signature": None})
+        if key is None:
+            return bare
+        value = key.sign(bare.to_bytes()).hex()
+        return bare.model_copy(update={"signature": Signature(public_key=public_key_of(key), value=value)})
+
+    def signature_holds(self) -> bool:
+        """Whether the facts are those that the holder of the named key signed."""
+        if self.signature is None:
+            return False
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.signature.public_key))
+        try:
+            key.verify(bytes.fromhex(self.signature.value), self.signed(None).to_bytes())
+        except InvalidSignature:
+            return False
+        return True
+
+
+def public_key_of(key: Ed25519PrivateKey) -> str:
+    """The public half of a key, as cards and ledgers name it: 64 hexadecimal digits."""
+    return key.public_key().public_bytes_raw().hex()
+
+
+class Amount(Section):
+    """An (epsilon, delta) pair; epsilon is null where it is infinite."""
+
+    epsilon: NotNegative | None
+    delta: Probability
+
+
+class Setting(Section):
+    """What is promised, about whose data.
+
+    epsilon: null unless the guarantee is "private". unit: what one record is. records: how many were trained on, where
+    the data card declares that public. holdout: what the metrics were measured on.
+    """
+
+    guarantee: Guarantee
+    epsilon: NotNegative | None
+    delta: Probability
+    adjacency: Adjacency
+    unit: Name
+    dataset: Name
+    title: Name
+    source: Name
+    licence: Name
+    population: Name
+    public_records: bool
+    records: Count | None
+    holdout: Literal["public", "none"]
+
+    @property
+    def private(self) -> bool:
+        """Whether differential privacy is promised."""
+        return self.guarantee == "private"
+
+
+class Model(Section):
+    """The trained model.
+
+    parameters: how many numbers it has. start: checksum of the file it starts from, which may be in it whole; null for
+    one that starts from its seed. files: checksums of what else it is made of. fresh: what the start does not give.
+    frozen: what is not trained. views: of each record, by which its gradient is averaged.
+    """
+
+    name: Name
+    seed: int
+    parameters: Count
+    precision: Literal["float32", "bfloat16"]
+    settings: Settings
+    start: Sha256 | None
+    files: dict[str, Sha256]
+    fresh: tuple[Name, ...]
+    frozen: tuple[Name, ...]
+    views: Count
+
+
+class Features(Section):
+    """What was learned from the records before training, by noised releases of its own; "none" for nothing."""
+
+    name: Name
+    settings: Settings
+
+
+class Span(Section):
+    """The least and the most that a number was during the run; null for an infinite one."""
+
+    least: NotNegative | None
+    most: NotNegative | None
+
+
+class Query(Section):
+    """Releases of one kind. clip_norm: bound of one record. noise_std: on the sum, before it is divided."""
+
+    kind: Name
+    sampling: Name
+    clipping: Name
+    noise: Name
+    count: Count
+    sampling_rate: Span
+    clip_norm: Span
+    noise_multiplier: Span
+    noise_std: Span
+    divisor: Span
+
+
+class Mechanism(Section):
+    """What was asked of the records.
+
+    transform, features: what each record was made into by itself, and what was learned from all. diagnostics: whether
+    norms of exact gradients were stored. settings_from_records: whether a setting was computed from the records without
+    noise. noise_multiplier: null where it was chosen adaptively, with what it was in `queries`.
+    """
+
+    transform: Literal["none", "scattering"]
+    features: Features
+    diagnostics: bool
+    settings_from_records: bool
+    algorithm: Name
+    settings: Settings
+    model: Model
+    steps: Count
+    releases: Count
+    noise_multiplier: NotNegative | None
+    sampling_rate: Probability
+    divisor: Positive | None
+    queries: Annotated[tuple[Query, ...], Field(min_length=1)]
+
+
+class Costs(Section):
+    """Epsilon of the recorded events, or of the filter they were held to; null where there is no finite bound."""
+
+    pld: NotNegative | None
+    rdp: NotNegative | None
+    pure: NotNegative | None
+
+
+class Discretisation(Section):
+    """pld_interval: grid of the privacy losses, or null where Rényi bounds take their place. rdp: orders tried."""
+
+    pld_interval: Positive | None
+    rdp_lowest_order: Positive
+    rdp_highest_order: Positive
+    rdp_orders: Count
+
+
+class Composition(Section):
+    """How the releases of the run add up: fixed in advance, or chosen adaptively under a filter.
+
+    rho: the limit of a zCDP filter. order, limit: of a Rényi filter.
+    """
+
+    kind: Literal["schedule", "zcdp", "renyi"]
+    rho: Positive | None
+    order: Annotated[float, Field(gt=1)] | None
+    limit: Positive | None
+
+    @model_validator(mode="after")
+    def _has_what_its_filter_needs(self) -> Self:
+        found = {name for name in ("rho", "order", "limit") if getattr(self, name) is not None}
+        if found != {"schedule": set(), "zcdp": {"rho"}, "renyi": {"order", "limit"}}[self.kind]:
+            raise ValueError("rho belongs to a zcdp filter, order and limit to a renyi filter")
+        return self
+
+
+class Account(Section):
+    """A budget right after the run was settled, as the ledger had it."""
+
+    cap: Amount
+    spent: Amount
+    remaining: Amount
+
+
+class Block(Account):
+    """The account of a block."""
+
+    name: Name
+
+
+class Blocks(Section):
+    """The blocks that a run was charged to. blocks_per_person: in how many a person may have records."""
+
+    charged: Annotated[tuple[Block, ...], Field(min_length=1)]
+    blocks_per_person: Count
+
+
+class Accounting(Section):
+    """How epsilon was computed and what it was charged to.
+
+    accountant: whose epsilon the run was held to. across_runs: how the population's runs add up. population: its
+    account, or of one with blocks that of the block of which the greatest share is charged. blocks: null for a run on a
+    whole population.
+    """
+
+    accountant: Accountant
+    epsilon: Costs
+    delta: Probability
+    target: Amount
+    library: Literal["dp-accounting"]
+    library_version: Name
+    discretisation: Discretisation
+    composition: Composition
+    across_runs: Rule
+    population: Account
+    blocks: Blocks | None
+
+
+class Event(Section):
+    """A recorded release, `count` times in a row; dp_accounting's own class and field names."""
+
+    event: Annotated[Settings, Field(min_length=1)]
+    count: Count
+
+
+class Commit(Section):
+    """The commit of the code; dirty: other files than dvc.lock and params.yaml differed from it."""
+
+    commit: Name
+    dirty: bool
+
+
+class Rounding(Section):
+    """What the arithmetic does to the guarantee.
+
+    grid_bits: the noised sum and the noise are whole numbers of steps of at most 2^-grid_bits of the noise.
+    sum_bits: in which contributions are added up. laplace_error_bits: the likelihood of a Laplace draw within
+    laplace_scales scales is off by less than one part in 2^laplace_error_bits, which is in no epsilon and no delta.
+    """
+
+    grid_bits: Count
+    sum_bits: Count
+    laplace_scales: Count
+    laplace_error_bits: Count
+
+
+ROUNDING = Rounding(grid_bits=GRID_BITS, sum_bits=64, laplace_scales=64, laplace_error_bits=18)
+"""What this code does."""
+
+
+class Implementation(Section):
+    """What ran. recorded: the stage that looked up python, packages and git.
+
+    noise: "secure" where its key was secret, from the operating system. cipher: of noise and coins. rounding: null
+    without noise.
+    """
+
+    recorded: Literal["training", "report"]
+    python: Name
+    packages: Annotated[dict[str, Name], Field(min_length=1)]
+    git: Commit | None
+    device: Name
+    noise: Literal["secure", "seeded"]
+    cipher: Literal["AES-256-CTR"]
+    rounding: Rounding | None
+
+
+class Evidence(Section):
+    """What the card can be checked against: the ledger's last hash, and the checksums of the files beside the card.
+
+    ledger_head: null where no ledger kept the run, as of a call in a notebook that names no population.
+    """
+
+    run_id: Name
+    ledger_head: Sha256 | None
+    files: Annotated[
+        dict[Literal["model.safetensors", "plan.json", "trace.parquet"], Sha256],
+        Field(min_length=len(RELEASED)),
+    ]
+
+
+class PrivacyCard(Signed):
+    """What a run's guarantee is, how it came about and how to recompute it."""
+
+    setting: Setting
+    mechanism: Mechanism
+    accounting: Accounting
+    events: Annotated[tuple[Event, ...], Field(min_length=1)]
+    implementation: Implementation
+    evidence: Evidence
+
+    @property
+    def cost(self) -> float | None:
+        """Epsilon by the accountant that the run was held to, also where the guarantee is not "private"."""
+        cost: float | None = getattr(self.accounting.epsilon, self.accounting.accountant)
+        return cost

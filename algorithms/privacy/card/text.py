@@ -1,0 +1,305 @@
+"""The sentences of a privacy card, for people: written from its facts, and never read back."""
+
+from decimal import ROUND_CEILING, Context
+
+from algorithms.privacy.card.schema import Features, Model, PrivacyCard, Rounding
+from algorithms.privacy.ledger.composition import Composition
+
+STARTED = (
+    "The model starts from a file and may keep all of it: what that was trained on is not in this card, and its own"
+    " cost and its own people count, too."
+)
+DIAGNOSED = "Diagnostics were computed from the records and are shown without noise; no such run is private."
+FROM_RECORDS = (
+    "A setting was computed from the private records and no noise covers it: the stated epsilon does not hold, and the"
+    " run is only good to reproduce a publication."
+)
+SO_FAR = (
+    "Releases were chosen adaptively: an epsilon so far is what those up to a step add up to. No theorem makes it the"
+    " cost of a run that is ended there because of what was seen; what holds is the epsilon of the whole filter."
+)
+NOTHING_LEARNED = "None: nothing was learned from the records before training."
+TRANSFORMS = {
+    "none": "None: the records are used as they were read.",
+    "scattering": "Scattering coefficients of each image, a fixed transform of each record by itself, which is free.",
+}
+COMPOSITION = {
+    "schedule": "The releases were fixed before the first one, so both accountants apply to them as a whole.",
+    "zcdp": (
+        "Releases were chosen adaptively, under a zCDP filter whose rho was fixed before the first one; the epsilon is"
+        " that of the whole rho, also where less was used."
+    ),
+    "renyi": (
+        "Releases were chosen adaptively, under a Rényi filter whose order and limit were fixed before the first one;"
+        " the epsilon is that of the whole limit, also where less was used."
+    ),
+}
+UNKEPT = (
+    "No ledger kept this run, and nobody was charged for it: whoever trains on the same records again has to add up the"
+    " costs by hand."
+)
+HOLDOUT = {
+    "none": "The run measured nothing on held-out records.",
+    "public": (
+        "Accuracy was measured on held-out records that the data card declares public. They were not trained on, and"
+        " nothing here protects them."
+    ),
+}
+TUNING = (
+    "Not part of this run's epsilon. Every run that was tried on this population is charged to its ledger on its own;"
+    " settings that were chosen by looking at these records elsewhere are charged nowhere."
+)
+_GENERATORS = {
+    "secure": "AES-256 in counter mode, key from the operating system",
+    "seeded": "AES-256 in counter mode, seeded key, known to anyone: NOT private",
+}
+_CHANGE = {"ADD_OR_REMOVE_ONE": "added or removed", "REPLACE_ONE": "replaced by another"}
+_OTHERWISE = {"ADD_OR_REMOVE_ONE": "without it", "REPLACE_ONE": "with any other record in its place"}
+
+
+def rounded_up(number: float, digits: int = 4) -> str:
+    """A number in `digits` significant digits, never below it, as statements about privacy need it."""
+    return f"{Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number))).normalize():f}"
+
+
+def statement(card: PrivacyCard) -> str:
+    """The promise in a sentence or two; what takes from it is said in any case."""
+    setting, mechanism, cost = card.setting, card.mechanism, card.cost
+    numbers = "" if cost is None else f"epsilon = {rounded_up(cost)} and delta = {setting.delta:g}"
+    is_started = mechanism.model.start is not None
+    if setting.private:
+        changed = f"when one record ({setting.unit}) is {_CHANGE[setting.adjacency]}"
+        beside = (
+            "; what it cost to make the model that this one starts from is not in that number, and whoever was in both"
+            " trainings loses both together"
+        )
+        return f"Differential privacy with {numbers}, {changed}{beside if is_started else ''}."
+    said = {
+        "none": ["the model was trained without noise and may give away the records it was trained on."],
+        "seeded": ["the noise came from a seeded generator, so that anyone can compute it and take it away."],
+    }.get(setting.guarantee, [])
+    said += [FROM_RECORDS] if mechanism.settings_from_records else []
+    said += [DIAGNOSED] if mechanism.diagnostics else []
+    if cost is not None and not mechanism.settings_from_records:
+        said += [f"With secret noise and nothing shown beside it the same releases would have had {numbers}."]
+    said += [STARTED] if is_started else []
+    return f"NOT PRIVATE: {' '.join(said)}"
+
+
+def protected(card: PrivacyCard) -> str:
+    """Who is protected, and from what."""
+    setting, is_started = card.setting, card.mechanism.model.start is not None
+    shown = "who was in its training data is shown by it as far as its own card says"
+    if not setting.private:
+        return f"Nobody.{f' Of the start: {shown}.' if is_started else ''}"
+    start = (
+        f" Except for the model that it starts from: {shown}, and who was in both trainings by both together. The"
+        " account of the population has the sum, where both were charged to it."
+    )
+    return (
+        f"Whoever contributed one record ({setting.unit}) to the training data: all that was released would have looked"
+        f" nearly the same {_OTHERWISE[setting.adjacency]}, whatever else an attacker knows and can compute."
+        f"{start if is_started else ''}"
+    )
+
+
+def not_protected(card: PrivacyCard) -> list[str]:
+    """Who and what is not protected."""
+    setting, said = card.setting, []
+    if setting.public_records:
+        said.append("The records themselves, which the data card declares public.")
+    if card.mechanism.model.start is not None:
+        said.append(
+            "Whoever was in the training data of the model that this one starts from, whether or not the records of"
+            " this run are public: what protects them is in the card of that model."
+        )
+    number = (
+        "The bound on the number of records that the data card states; the number itself is private."
+        if setting.records is None
+        else f"The number of training records, {setting.records}, which the data card declares public."
+    )
+    return [
+        *said,
+        f"Whoever contributed several records: what is protected is {setting.unit}, and k of them together only at"
+        " an epsilon of up to k times as much and a far larger delta.",
+        "What holds for people in general: it can be learned without any single record, and then applies to everybody.",
+        "The held-out records.",
+        number,
+    ]
+
+
+def side_channels(card: PrivacyCard) -> str:
+    """What the promise leaves out."""
+    hidden = (
+        "Losses, gradient norms and batch sizes without noise were neither logged nor kept after the run."
+    )
+    shown = "Norms of gradients without noise were stored, as diagnostics."
+    return (
+        "Out of scope: how long training took, its memory and power use, and access to the machine that held the"
+        f" records. {shown if card.mechanism.diagnostics else hidden}"
+    )
+
+
+def owner_must(card: PrivacyCard) -> list[str]:
+    """What the promise needs from the owner of the data."""
+    started = card.mechanism.model.start is not None
+    if card.setting.private:
+        last = "Decide whether this epsilon is small enough for these people; no number decides that for you."
+        start = " Decide it for the people in the start, too: whoever gets this model gets what that one gives away."
+    else:
+        last = "Publish nothing of this run unless the records themselves are public."
+        start = (
+            " Publish nothing of it either unless the model that it starts from may be published: what that was trained"
+            " on is not in this card, and its own card, its cost and its people count, too."
+        )
+    return [
+        f"See to it that one record is what has to be protected ({card.setting.unit}), and that nobody contributed more"
+        " of them than that.",
+        "Charge all data sets that hold the same people to one population, and count releases made elsewhere.",
+        "Declare classes, categories, bounds and shapes in the data card without looking at the private records.",
+        "Keep the ledger, never put an older copy of it back, and keep this card's ledger_head outside of it.",
+        "Keep the owner key to yourself, and give its public half to whoever is to check this card.",
+        "Keep the records, the prepared data and the folders of unfinished runs from everybody else.",
+        last + (start if started else ""),
+    ]
+
+
+def contact(card: PrivacyCard) -> str:
+    """Whom to ask, as far as the data card says."""
+    return f"The data card names no person; it names this source: {card.setting.source}"
+
+
+def features(learned: Features) -> str:
+    """What was learned before training."""
+    if learned.name == "none":
+        return NOTHING_LEARNED
+    settings = ", ".join(f"{name}: {value}" for name, value in learned.settings.items())
+    described = f"{learned.name} ({settings})" if settings else learned.name
+    return f"{described}: learned from the records by noised releases, which are charged with the others."
+
+
+def model_parts(model: Model) -> str:
+    """What a model is made of."""
+    start = "Starts as its name and seed have it"
+    if model.start is not None:
+        start = f"Starts from the file with SHA-256 {model.start}"
+    said = [f"{start}{f', except {_listed(model.fresh)}, from the seed' if model.fresh else ''}."]
+    said += [f"{name}: the file with SHA-256 {checksum}." for name, checksum in model.files.items()]
+    said += [f"Not trained: {_listed(model.frozen)}." if model.frozen else "Every parameter is trained."]
+    said += [f"Each gradient is the mean over {model.views} views of a record."] if model.views > 1 else []
+    return " ".join(said)
+
+
+def noise(card: PrivacyCard) -> str:
+    """Where the noise comes from."""
+    return _GENERATORS[card.implementation.noise]
+
+
+def rounding(stated: Rounding | None) -> str:
+    """What the arithmetic does to the guarantee, and what is left open."""
+    if stated is None:
+        return "No noise was added, so there is nothing to protect from rounding."
+    return (
+        "A noised sum is rounded to a grid whose step is a power of two at most"
+        f" 2^-{stated.grid_bits} of the noise, and the noise is a whole number of these steps, so that which values can"
+        " occur does not depend on the data; the noise is raised by what rounding adds to the sensitivity."
+        f" PerExampleGradients are added up in {stated.sum_bits} bits. Left open: that a draw is computed in"
+        f" 64-bit floating"
+        f" point, which changes how likely each value is, of Laplace noise within {stated.laplace_scales} scales by"
+        f" less than one part in 2^{stated.laplace_error_bits}, and is in no epsilon and no delta; that a record's own"
+        " contribution, computed in 32 bits or fewer, does not depend on the records beside it is tested on a CPU with"
+        " one thread and with two, which are the most that a run uses, and not proven."
+    )
+
+
+def across_runs(rule: Composition) -> str:
+    """How the runs on one account add up."""
+    shown = (
+        ", each from the run's events; an epsilon is that of its own sum at the cap's delta, so that spent and"
+        " remaining need not add up to the cap"
+    )
+    added = {
+        "basic": "The epsilons and the deltas of all runs add up (basic composition)",
+        "zcdp": f"The rho of all runs add up (zCDP){shown}",
+        "renyi": f"The Rényi divergences of order {rule.order} of all runs add up{shown}",
+    }
+    return f"{added[rule.kind]}. The ledger refuses a run that would take a sum above its cap."
+
+
+def population(card: PrivacyCard) -> str:
+    """What all runs on the population may spend together."""
+    each = (
+        " That holds in each block by itself; the numbers here are those of the block of which the greatest share is"
+        " charged."
+    )
+    by_block = each if card.accounting.blocks is not None else ""
+    added = (
+        UNKEPT
+        if card.evidence.ledger_head is None
+        else f"{across_runs(card.accounting.across_runs)}{by_block}"
+    )
+    return f"{added} This card states the cost of one run."
+
+
+def block_unit(card: PrivacyCard) -> str:
+    """Whom the numbers of a block protect."""
+    count, unit = card.accounting.blocks.blocks_per_person if card.accounting.blocks else 1, card.setting.unit
+    if count == 1:
+        return (
+            f"Protected is one record ({unit}) in one block: a record lies in no other, so it loses what was spent on"
+            " its block and nothing to the others."
+        )
+    return (
+        f"Protected is one person with records ({unit}) in at most {count} blocks: every charge is multiplied by"
+        f" {count}, so that all records of the person together lose no more than the largest number among the"
+        " person's blocks. The run's own epsilon is that of one record."
+    )
+
+
+def signature(card: PrivacyCard) -> str:
+    """Who signed."""
+    if card.signature is None:
+        return "Not signed: whoever has this card can change it."
+    return f"Signed with the owner's key whose public half is {card.signature.public_key}."
+
+
+def markdown(card: PrivacyCard) -> str:
+    """The whole card in sentences, as Markdown; its facts are the file itself."""
+    setting, mechanism, accounting = card.setting, card.mechanism, card.accounting
+    costs, account = accounting.epsilon.model_dump().items(), accounting.population
+    lines = [f"# Privacy card: {setting.title}", "", f"**{statement(card)}**"]
+    sections = {
+        "Protected": [protected(card)],
+        "Not protected": not_protected(card),
+        "Left out": [side_channels(card), f"Trying out settings: {TUNING}", HOLDOUT[setting.holdout]],
+        "What was done": [
+            f"{mechanism.algorithm} on {setting.dataset}: {mechanism.releases} releases in {mechanism.steps} steps",
+            f"Transform: {TRANSFORMS[mechanism.transform]}",
+            f"Learned features: {features(mechanism.features)}",
+            f"Model {mechanism.model.name}: {model_parts(mechanism.model)}",
+            f"Noise: {noise(card)}",
+            f"Rounding: {rounding(card.implementation.rounding)}",
+        ],
+        "Accounting": [
+            ", ".join(f"epsilon by {name.upper()}: {_number(cost)}" for name, cost in costs)
+            + f", at delta {accounting.delta:g}, held to {_number(accounting.target.epsilon)}",
+            f"Population {setting.population}: epsilon {_number(account.spent.epsilon)} of"
+            f" {_number(account.cap.epsilon)} was spent when this run had settled",
+            COMPOSITION[accounting.composition.kind],
+            population(card),
+            *([block_unit(card)] if accounting.blocks else []),
+        ],
+        "The owner of the data must": owner_must(card),
+        "Whom to ask": [contact(card), f"The run is {card.evidence.run_id}.", signature(card)],
+    }
+    for title, said in sections.items():
+        lines += ["", f"## {title}", "", *(f"- {line}" for line in said)]
+    return "\n".join([*lines, ""])
+
+
+def _number(number: float | None) -> str:
+    return "none" if number is None else rounded_up(number)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,339 @@
+"""Whether a privacy card holds: against its signature, its own events, the files beside it, and a ledger.
+
+Numbers are computed again and compared; nothing is taken from words. What no computation can show, such as the name of
+the population, is covered by the owner's signature and, where a ledger is at hand, by the run's rows there.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import epsilon as accounting
+from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.events import Schedule, schedule_from_json
+from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_of
+from algorithms.privacy.accounting.rdp import rdp
+from algorithms.privacy.card.build import FIXED, composition_of, guarantee, mechanism_of
+from algorithms.privacy.card.schema import (
+    RELEASED,
+    ROUNDING,
+    Account,
+    Amount,
+    Composition,
+    PrivacyCard,
+)
+from algorithms.privacy.card.trace import column_problem, merged, same_events, trace_schedule
+from algorithms.privacy.ledger import WHOLE_POPULATION, Balance, Ledger, Settlement, settlement
+from algorithms.privacy.ledger.composition import UNIT
+
+SIGNER = "card_key"
+"""Under this name a reservation in the ledger has the public half of the key that signs the run's card."""
+BELOW, ABOVE, ABSOLUTE = 1e-6, 1e-2, 1e-9
+"""How far a stated epsilon may lie below and above the one recomputed, relatively, and either way absolutely.
+
+Below: the same events give the same epsilon up to the rounding of the accountants' Fourier transforms, about 1e-9.
+Above: an accountant of another version may be tighter by its discretisation or its orders, well under one percent;
+a card that says more than that was not computed from these events, although it promises too little.
+"""
+_PLAN = ("releases of the plan", "terms of the plan")
+_TRACE = ("events of the trace", "columns of the trace")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was checked. passed: None where there was nothing to check it against."""
+
+    name: str
+    passed: bool | None
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What became of a card's claims. recomputed: epsilon by accountant, None where it has no finite bound."""
+
+    recomputed: Mapping[str, float | None]
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing that could be checked failed."""
+        return all(check.passed is not False for check in self.checks)
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.passed is False)
+
+
+def verify(
+    card: PrivacyCard, folder: Path | None = None, *, key: str | None = None, unsigned: bool = False
+) -> Verification:
+    """Checks a card by its signature and its events alone, and against the files beside it.
+
+    folder: where the run's files lie; what is not there is not checked, and the verification says so. key: the owner's
+    public key, from elsewhere than the card; without it only whoever signed is known to have signed it all. unsigned:
+    whether a card without a signature may hold. Raises RefusedError where the card's events are unknown.
+    """
+    schedule = schedule_from_json([row.model_dump() for row in card.events])
+    adjacency, stated = named(card.setting.adjacency), card.accounting
+    recomputed = recompute(schedule, stated.delta, stated.composition, adjacency)
+    checks = [*_signature(card, key, unsigned=unsigned), *_epsilons(card, recomputed)]
+    checks += _promise(card, recomputed)
+    if folder is not None:
+        checks += [_file(folder / name, card) for name in RELEASED]
+        checks += [*_trace(folder / "trace.parquet", card, schedule)]
+        checks += [*_plan(folder / "plan.json", card, schedule)]
+    return Verification(recomputed, tuple(checks))
+
+
+def recompute(
+    schedule: Schedule, delta: float, composition: Composition, adjacency: Adjacency = ADD_OR_REMOVE_ONE
+) -> dict[str, float | None]:
+    """Epsilon of recorded events by accountant, None where it has no finite bound or does not apply.
+
+    PLD and the choice of the best order afterwards are proved only for releases fixed in advance. Releases chosen
+    adaptively are added up as their filter did, and cost what the filter allowed even where they came to less: when
+    they ended was chosen adaptively too; filters count under add-or-remove-one alone. Raises RefusedError for an
+    event that
+    no accountant takes.
+    """
+
+    def by(accountant: accounting.Accountant) -> float | None:
+        return _finite(accounting.epsilon(schedule, delta, accountant=accountant, adjacency=adjacency))
+
+    def by_or_none(accountant: accounting.Accountant) -> float | None:
+        try:
+            return by(accountant)
+        except RefusedError:
+            return None
+
+    found: dict[str, float | None] = {"pld": None, "rdp": None, "pure": None}
+    if composition.kind == "schedule" and delta == 0:
+        return found | {"pure": by("pure")}
+    if composition.kind == "schedule":
+        return {name: by_or_none(name) for name in accounting.ACCOUNTANTS}
+    if adjacency is not ADD_OR_REMOVE_ONE:
+        return found
+    if composition.order is not None and composition.limit is not None:
+        total = float(rdp(schedule, orders=(composition.order,), adjacency=adjacency)[0])
+        held = max(total, composition.limit)
+        return found | {"rdp": _finite(max(0.0, held + conversion(composition.order, delta)))}
+    rho = math.fsum(count * rho_of(event) for event, count in schedule)
+    return found | {"rdp": _finite(epsilon_of_zcdp(max(rho, composition.rho or 0.0), delta))}
+
+
+def check_charged(card: PrivacyCard, ledger: Ledger) -> None:
+    """Compares a card with its run's settlement: events, cost, model, adjacency, and where each account then stood.
+
+    Also with how the population was declared, with what the run was reserved for, the key that was to sign included,
+    and the card's head with the chain. Raises RefusedError where the ledger has no settlement of the run on the card's
+    population, and where they differ.
+    """
+    run_id = card.evidence.run_id
+    past = settlement(ledger, card.setting.population, run_id)
+    history = ledger.history()
+    rows = [row for row in history if (row.population, row.run_id) == (past.population, run_id)]
+    settled = [row for row in rows if row.kind == "settle"][-1]
+    reserved = json.loads(next(row.about for row in rows if row.kind == "reserve"))
+    accounts, declared = card.accounting, past.balance
+    blocks, about = accounts.blocks, json.loads(settled.about)
+    signer = None if card.signature is None else card.signature.public_key
+    charged = schedule_from_json(json.loads(settled.events))
+    stated = schedule_from_json([row.model_dump() for row in card.events])
+    agreed = {
+        "signature": (signer is None or card.signature_holds()) and reserved.get(SIGNER) == signer,
+        "algorithm": reserved.get("algorithm") == card.mechanism.algorithm,
+        "dataset": reserved.get("dataset") == card.setting.dataset,
+        "noise": reserved.get("noise") == card.implementation.noise,
+        "events": same_events(charged, stated),
+        "cost": _same(Amount(epsilon=card.cost, delta=accounts.delta), settled.budget),
+        "model": about.get("model") in (None, card.evidence.files["model.safetensors"]),
+        "adjacency": past.run.adjacency == card.setting.adjacency,
+        "unit": past.books.term(past.population).bound.get(UNIT) == card.setting.unit,
+        "composition": accounts.across_runs == declared.composition,
+        "blocks_per_person": blocks is None or blocks.blocks_per_person == declared.blocks_per_person,
+        "public_records": card.setting.public_records == declared.public,
+        "population": _stands(accounts.population, declared),
+        "blocks": _has_blocks(card, past),
+        "ledger_head": card.evidence.ledger_head in {row.hash for row in history[settled.seq - 1 :]},
+    }
+    differing = [name for name, is_same in agreed.items() if not is_same]
+    if differing:
+        raise RefusedError(
+            f"the card of run {run_id!r} and its settlement in the ledger differ in {', '.join(differing)}; ask for the"
+            " card that the run wrote."
+        )
+
+
+def _signature(card: PrivacyCard, key: str | None, *, unsigned: bool) -> Iterator[Check]:
+    if card.signature is None:
+        yield Check("signature", None if unsigned else False, "the card is not signed")
+        return
+    holds, signer = card.signature_holds(), card.signature.public_key
+    words = f"all facts are as the holder of {signer} signed them"
+    yield Check("signature", holds, words if holds else "the facts are others than those that were signed")
+    if key is None:
+        yield Check("owner", None, f"no public key was given to compare {signer} with")
+    else:
+        yield Check(
+            "owner", signer == key, "the given key" if signer == key else f"{signer} is not the given key"
+        )
+
+
+def _epsilons(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iterator[Check]:
+    for name, value in recomputed.items():
+        stated: float | None = getattr(card.accounting.epsilon, name)
+        detail = f"stated {_shown(stated)}, recomputed {_shown(value)}"
+        yield Check(f"epsilon by {name.upper()}", _agrees(stated, value), detail)
+
+
+def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iterator[Check]:
+    """Whether the guarantee is the one that events, noise and diagnostics allow, within its target."""
+    setting, stated, mechanism = card.setting, card.accounting, card.mechanism
+    allowed = guarantee(
+        cost=recomputed[stated.accountant],
+        private_noise=card.implementation.noise == "secure",
+        is_covered=not (mechanism.diagnostics or mechanism.settings_from_records),
+    )
+    same = setting.guarantee == allowed and setting.epsilon == (card.cost if setting.private else None)
+    same = same and setting.delta == stated.delta
+    words = f"{setting.guarantee}, epsilon {_shown(setting.epsilon)}, delta {setting.delta:g}"
+    yield Check("guarantee", same, words if same else f"{words}; the events and the noise allow {allowed!r}")
+    if allowed == "private":
+        limit, cost = stated.target.epsilon, card.cost
+        within = limit is None or (cost is not None and cost <= limit * (1 + BELOW))
+        within = within and stated.delta <= stated.target.delta
+        yield Check("target", within, f"epsilon {_shown(cost)} of {_shown(limit)} at delta {stated.delta:g}")
+    expected = None if allowed == "none" else ROUNDING
+    same = card.implementation.rounding == expected
+    yield Check("rounding", same, "as this version rounds" if same else "otherwise than this version rounds")
+    found, asked = sum(row.count for row in card.events), sum(query.count for query in mechanism.queries)
+    yield Check(
+        "releases", mechanism.releases == found == asked, f"{found} events, {mechanism.releases} stated"
+    )
+
+
+def _file(path: Path, card: PrivacyCard) -> Check:
+    if not path.is_file():
+        return Check(path.name, None, "does not lie beside the card")
+    with path.open("rb") as file:
+        same = hashlib.file_digest(file, "sha256").hexdigest() == card.evidence.files[path.name]  # type: ignore[index]
+    return Check(path.name, same, "has the checksum of the card" if same else "is not the file of this card")
+
+
+def _trace(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
+    """Whether the trace has the card's events, and nothing beside them that they or the card contradict."""
+    if not path.is_file():
+        yield from (Check(name, None, "no trace lies beside the card") for name in _TRACE)
+        return
+    try:
+        trace = pd.read_parquet(path)
+        same, problem = same_events(trace_schedule(trace), schedule), column_problem(trace, card)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        yield from (Check(name, False, "the trace cannot be read") for name in _TRACE)
+        return
+    events, columns = _TRACE
+    yield Check(events, same, "the card's events" if same else "other events than the card's")
+    yield Check(columns, problem is None, problem or "those of its events, summed up on the card")
+
+
+def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
+    """Whether the card is one of a run of the plan beside it."""
+    if not path.is_file():
+        yield from (Check(name, None, "no plan lies beside the card") for name in _PLAN)
+        return
+    try:
+        plan = json.loads(path.read_bytes())
+        found = [_planned(plan, schedule), _differing(plan, card)]
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):
+        found = ["the plan cannot be read"] * len(_PLAN)
+    for name, problem in zip(_PLAN, found, strict=True):
+        yield Check(name, problem is None, problem or "as the plan has it")
+
+
+def _planned(plan: Mapping[str, Any], schedule: Schedule) -> str | None:
+    """A fixed schedule is released to its end, or the run has failed; under a filter its beginning alone is fixed."""
+    if plan.get("filter", FIXED) == FIXED:
+        same = same_events(schedule_from_json(plan["schedule"]), schedule)
+        return None if same else "other events than the card's"
+    before = merged(schedule_from_json(plan.get("before", [])))
+    first, left = [], sum(count for _, count in before)
+    for event, count in schedule:
+        first += [(event, min(count, left))] if left > 0 else []
+        left -= count
+    begins = not before or same_events(before, merged(first))
+    return None if begins else "the events before those that are chosen adaptively are others than the card's"
+
+
+def _differing(plan: Mapping[str, Any], card: PrivacyCard) -> str | None:
+    mechanism, setting, accounts = card.mechanism.model_dump(mode="json"), card.setting, card.accounting
+    is_fixed = plan.get("filter", FIXED) == FIXED
+    expected = mechanism_of(plan) | {
+        "composition": composition_of(plan),
+        "adjacency": plan["adjacency"],
+        "noise": plan["noise"],
+        "diagnostics": plan.get("diagnostics", card.mechanism.diagnostics),
+        "dataset": plan["dataset"],
+        "records": plan["public"]["records"],
+        "target": plan["target"],
+        "delta": plan["delta"],
+        "accountant": plan["accountant"] if is_fixed else "rdp",
+    }
+    stated = mechanism | {
+        "composition": accounts.composition.model_dump(),
+        "adjacency": setting.adjacency,
+        "noise": card.implementation.noise,
+        "dataset": setting.dataset,
+        "records": setting.records,
+        "target": accounts.target.model_dump(),
+        "delta": accounts.delta,
+        "accountant": accounts.accountant,
+    }
+    differing = [name for name, value in expected.items() if stated[name] != value]
+    return f"the plan has another {', '.join(differing)}" if differing else None
+
+
+def _has_blocks(card: PrivacyCard, past: Settlement) -> bool:
+    blocks = card.accounting.blocks
+    charged = {balance.block: balance for balance in past.charged}
+    stated = {} if blocks is None else {block.name: block for block in blocks.charged}
+    names = [WHOLE_POPULATION] if blocks is None else [*stated]
+    return names == [*past.run.amounts] and all(
+        _stands(block, charged[name]) for name, block in stated.items()
+    )
+
+
+def _stands(stated: Account, balance: Balance) -> bool:
+    """Whether an account stands on the card as in the ledger."""
+    return all(_same(getattr(stated, name), getattr(balance, name)) for name in ("cap", "spent", "remaining"))
+
+
+def _same(stated: Amount, found: Budget) -> bool:
+    epsilon = math.inf if stated.epsilon is None else stated.epsilon
+    pairs = ((epsilon, found.epsilon), (stated.delta, found.delta))
+    return all(math.isclose(one, other, rel_tol=BELOW, abs_tol=1e-300) for one, other in pairs)
+
+
+def _agrees(stated: float | None, recomputed: float | None) -> bool:
+    """Whether a stated epsilon is that of the events, within what versions of the accountants may differ by."""
+    if stated is None or recomputed is None:
+        return stated is recomputed
+    low, high = recomputed * (1 - BELOW) - ABSOLUTE, recomputed * (1 + ABOVE) + ABSOLUTE
+    return low <= stated <= high
+
+
+def _finite(number: float) -> float | None:
+    return float(number) if math.isfinite(number) else None
+
+
+def _shown(number: float | None) -> str:
+    return "none" if number is None else f"{number:.10g}"

@@ -1,0 +1,388 @@
+"""A card that was changed in any fact or byte does not hold, nor does one whose events, files or key are others."""
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dp
+import pandas as pd
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent, PureDpEvent
+from algorithms.privacy.card import PrivacyCard, build, load, public_key_of, verify
+from algorithms.privacy.card.trace import row_fits
+from algorithms.privacy.card.verify import ABOVE, BELOW
+from tests.algorithms.privacy.conftest import KEY
+from tests.support.synthetic_run import Folders, read_json, record, write_json, write_run
+
+Document = dict[str, Any]
+OWNER = public_key_of(KEY)
+OTHER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+Place = tuple[str | int, ...]
+
+
+@cache
+def full(folder: Path) -> PrivacyCard:
+    """A card of which no field is null or empty."""
+    run = record(write_run(folder))
+    blocks = [{"name": "may"} | {name: run.receipt["ledger"][name] for name in ("cap", "spent", "remaining")}]
+    ledger = run.receipt["ledger"] | {"blocks": blocks, "blocks_per_person": 2}
+    ledger["composition"] = {"kind": "renyi", "order": 6.0}
+    model = run.plan["model"] | {
+        "settings": {"units": 3},
+        "files": {"start": "a" * 64, "words_file": "b" * 64},
+        "fresh": ["head"],
+        "freeze": ["body"],
+    }
+    run.plan.update(
+        model=model,
+        features={"name": "whitened", "groups": 0},
+        filter={"kind": "renyi", "order": 8.0, "limit": 1.0},
+    )  # type: ignore[attr-defined]
+    run.software.update(git={"commit": "c0ffee", "dirty": False})  # type: ignore[attr-defined]
+    run.receipt.update(ledger=ledger)  # type: ignore[attr-defined]
+    return build(run, KEY)
+
+
+def leaves(value: Any, above: Place = ()) -> Iterator[Place]:
+    """The places of all facts that hold no others."""
+    if isinstance(value, dict | list) and value:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in pairs:
+            yield from leaves(item, (*above, key))
+    else:
+        yield above
+
+
+def changed(document: Document, place: Place) -> Document:
+    """The document with another fact at one place, of the same kind where there is one."""
+    document = copy.deepcopy(document)
+    holder: Any = document
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = _another(holder[place[-1]])
+    return document
+
+
+def _another(value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1 if value >= 1 else value / 2 + 1e-3
+        case str() if len(value) in (64, 128):
+            return value[:-1] + ("0" if value[-1] != "0" else "1")
+        case str():
+            return _OTHERS.get(value, f"{value}!")
+        case None:
+            return 1.0
+    return [value]
+
+
+_OTHERS = {
+    "ADD_OR_REMOVE_ONE": "REPLACE_ONE",
+    "none": "scattering",
+    "private": "seeded",
+    "secure": "seeded",
+    "pld": "rdp",
+    "training": "report",
+    "float32": "bfloat16",
+}
+
+
+def of(document: Mapping[str, Any]) -> PrivacyCard:
+    return PrivacyCard.model_validate_json(json.dumps(document))
+
+
+def failed(card: PrivacyCard, folder: Path | None = None) -> set[str]:
+    return {check.name for check in verify(card, folder, key=OWNER).failures}
+
+
+def test_every_fact_is_signed_and_every_byte_counts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whoever changes a fact is found out, also with a key of his own; what is no card any more is refused."""
+    card, path = full(tmp_path_factory.mktemp("full")), tmp_path_factory.mktemp("file") / "privacy_card.json"
+    document, refused = card.to_json(), 0
+    places = list(leaves(document))
+    assert len(places) > 110
+    assert card.signature_holds()
+    for place in places:
+        edited = changed(document, place)
+        assert edited != document
+        try:
+            other = of(edited)
+        except ValueError:  # no card at all
+            path.write_bytes((json.dumps(edited, indent=2, ensure_ascii=False) + "\n").encode())
+            with pytest.raises(RefusedError):
+                load(path)
+            refused += 1
+            continue
+        assert not other.signature_holds(), place
+        by_another = other.signed(OTHER)
+        assert by_another.signature_holds()
+        try:
+            assert {"signature"} <= failed(other)
+            assert failed(by_another) >= {"owner"}, place
+        except RefusedError:  # of events that are none
+            assert "events" in place
+    assert refused < len(places) / 5
+
+
+def test_no_byte_of_the_file_can_be_changed(tmp_path: Path, built: PrivacyCard) -> None:
+    path, content = tmp_path / "privacy_card.json", built.to_bytes()
+    path.write_bytes(content)
+    assert load(path) == built
+    text = content.decode()
+    delta = '"delta": 1e-05'
+    assert delta in text
+    others = [text[:-1], text + "\n", text.replace("  ", " "), text.replace("{", "{ ", 1), " " + text]
+    others += [text.replace(delta, '"delta": 0.00001'), text.replace(delta, f"{delta}, {delta}", 1)]
+    others += [text.replace("one drawing", "one dr\\u0061wing"), text.replace("\n", "\r\n")]
+    for other in others:
+        path.write_bytes(other.encode())
+        with pytest.raises(RefusedError, match="was edited"):
+            load(path)
+
+
+def test_a_card_needs_the_owner_s_key(folders: Folders, built: PrivacyCard) -> None:
+    assert verify(built, folders.artifacts, key=OWNER).passed
+    assert [check.passed for check in verify(built).checks if check.name == "owner"] == [None]
+    assert failed(built.signed(OTHER)) == {"owner"}
+    bare = build(record(folders))
+    assert bare == built.signed(None)
+    assert {check.name for check in verify(bare).failures} == {"signature"}
+    assert verify(bare, unsigned=True).passed
+
+
+def understate(document: Document) -> None:
+    document["accounting"]["epsilon"]["rdp"] *= 1 - 10 * BELOW
+
+
+def overstate(document: Document) -> None:
+    document["accounting"]["epsilon"]["rdp"] *= 1 + 2 * ABOVE
+
+
+def understate_the_promise(document: Document) -> None:
+    document["setting"]["epsilon"] /= 2
+
+
+def loosen_delta(document: Document) -> None:
+    document["setting"]["delta"] = 1e-7
+
+
+def add_noise_on_paper(document: Document) -> None:
+    document["events"][1]["event"]["event"]["noise_multiplier"] *= 1.1
+
+
+def drop_an_event(document: Document) -> None:
+    document["events"][1]["count"] -= 1
+
+
+def show_the_seed(document: Document) -> None:
+    document["implementation"]["noise"] = "seeded"
+
+
+def show_diagnostics(document: Document) -> None:
+    document["mechanism"]["diagnostics"] = True
+
+
+def compute_a_setting_from_the_records(document: Document) -> None:
+    document["mechanism"]["settings_from_records"] = True
+
+
+def overspend(document: Document) -> None:
+    document["accounting"]["target"]["epsilon"] = 1.0
+
+
+def choose_a_filter(document: Document) -> None:
+    document["accounting"]["composition"] |= {"kind": "renyi", "order": 8.0, "limit": 1.0}
+
+
+def round_otherwise(document: Document) -> None:
+    document["implementation"]["rounding"]["grid_bits"] = 52
+
+
+def name_other_records(document: Document) -> None:
+    document["setting"]["records"] = 4000
+
+
+def start_from_a_file(document: Document) -> None:
+    document["mechanism"]["model"]["start"] = "a" * 64
+
+
+def sum_up_other_columns(document: Document) -> None:
+    document["mechanism"]["queries"][1]["clip_norm"]["least"] = 0.1
+
+
+EPSILONS = {"epsilon by PLD", "epsilon by RDP"}
+EVENTS = {"events of the trace", "releases of the plan"}
+
+
+@pytest.mark.parametrize(
+    ("change", "checks"),
+    [
+        (understate, {"epsilon by RDP"}),
+        (overstate, {"epsilon by RDP"}),
+        (understate_the_promise, {"guarantee"}),
+        (loosen_delta, {"guarantee"}),
+        (add_noise_on_paper, {*EPSILONS, *EVENTS}),
+        (drop_an_event, {*EPSILONS, *EVENTS, "releases"}),
+        (show_the_seed, {"guarantee", "terms of the plan"}),
+        (show_diagnostics, {"guarantee"}),
+        (compute_a_setting_from_the_records, {"guarantee", "terms of the plan"}),
+        (overspend, {"target", "terms of the plan"}),
+        (choose_a_filter, {*EPSILONS, "guarantee", "terms of the plan", "rounding"}),
+        (round_otherwise, {"rounding"}),
+        (name_other_records, {"terms of the plan"}),
+        (start_from_a_file, {"terms of the plan"}),
+        (sum_up_other_columns, {"columns of the trace"}),
+    ],
+)
+def test_what_contradicts_its_events_or_files_fails_also_where_the_owner_signed_it(
+    folders: Folders, built: PrivacyCard, change: Callable[[Document], None], checks: set[str]
+) -> None:
+    document = built.to_json()
+    change(document)
+    assert failed(of(document).signed(KEY), folders.artifacts) == checks
+
+
+@pytest.mark.parametrize(
+    ("factor", "passes"), [(1 - BELOW / 2, True), (1 + ABOVE / 2, True), (1 - 2 * BELOW, False)]
+)
+def test_rounding_is_tolerated_and_no_more(built: PrivacyCard, factor: float, passes: bool) -> None:
+    document = built.to_json()
+    document["accounting"]["epsilon"]["rdp"] *= factor
+    assert verify(of(document).signed(KEY)).passed is passes
+
+
+@pytest.fixture
+def folder(folders: Folders, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folders.artifacts, tmp_path / "artifacts"))
+
+
+def test_other_files_are_noticed(folder: Path, built: PrivacyCard) -> None:
+    model = folder / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1] + b"\x01")
+    trace = pd.read_parquet(folder / "trace.parquet")
+    trace.iloc[:-1].to_parquet(folder / "trace.parquet", index=False)
+    columns = {"events of the trace", "columns of the trace"}
+    assert failed(built, folder) == {"model.safetensors", "trace.parquet", *columns}
+    (folder / "trace.parquet").write_bytes(b"no parquet")
+    assert columns <= failed(built, folder)
+
+
+COLUMNS: list[Mapping[str, float | str]] = [
+    {"noise_std": 0.0},
+    {"noise_std": 1e9},
+    {"noise_multiplier": 1e-3},
+    {"sampling_rate": 1.0},
+    {"clip_norm": 5.0},
+    {"clip_norm": 5e-4, "noise_multiplier": 1.5e-3},
+    {"noise": "laplace"},
+    {"sampling": "without replacement"},
+    {"epsilon": 0.01},
+    {"epsilon": 9.0},
+]
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_a_trace_that_contradicts_its_events_fails(
+    folder: Path, built: PrivacyCard, columns: Mapping[str, float | str]
+) -> None:
+    trace = pd.read_parquet(folder / "trace.parquet")
+    trace.loc[trace["kind"] == "gradient", list(columns)] = list(columns.values())
+    trace.to_parquet(folder / "trace.parquet", index=False)
+    assert failed(built, folder) == {"columns of the trace", "trace.parquet"}
+
+
+def test_the_beginning_of_a_run_under_a_filter_is_that_of_its_plan(folder: Path, built: PrivacyCard) -> None:
+    plan, document = read_json(folder / "plan.json"), built.to_json()
+    plan["filter"] = {"kind": "zcdp", "rho": 0.5}
+    for before, holds in ([], True), (plan["schedule"][:1], True), (plan["schedule"][1:], False):
+        write_json(folder / "plan.json", plan | {"before": before})
+        assert ("releases of the plan" not in failed(of(document), folder)) is holds
+    document["events"] = document["events"][:1]
+    for before, holds in (plan["schedule"][:1], True), (plan["schedule"], False):
+        write_json(folder / "plan.json", plan | {"before": before})
+        assert ("releases of the plan" not in failed(of(document), folder)) is holds
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("noise_multiplier", 1e-3),
+        ("sampling_rate", 1.0),
+        ("steps", 999),
+        ("divisor", 7.0),
+        ("delta", 0.1),
+        ("settings", {"steps": 3}),
+        ("dataset", "plants"),
+        ("features", {"name": "x"}),
+        ("noise", "seeded"),
+        ("algorithm", "adaclip"),
+        ("target", {"epsilon": 7.0, "delta": 1e-5}),
+        ("diagnostics", True),
+    ],
+)
+def test_the_plan_of_another_run_is_noticed(folder: Path, built: PrivacyCard, key: str, value: Any) -> None:
+    write_json(folder / "plan.json", read_json(folder / "plan.json") | {key: value})
+    assert failed(built, folder) == {"terms of the plan", "plan.json"}
+
+
+@pytest.mark.parametrize("content", [b"no plan", b"[]", b"{}", b'{"filter": 1, "adjacency": "x"}'])
+def test_a_plan_that_cannot_be_read_fails(folder: Path, built: PrivacyCard, content: bytes) -> None:
+    (folder / "plan.json").write_bytes(content)
+    assert {"terms of the plan", "releases of the plan"} <= failed(built, folder)
+
+
+def test_without_the_files_the_card_is_checked_alone(tmp_path: Path, built: PrivacyCard) -> None:
+    checks = verify(built, tmp_path, key=OWNER).checks
+    assert {check.name for check in checks if check.passed is None} == {
+        "model.safetensors",
+        "trace.parquet",
+        "plan.json",
+        "events of the trace",
+        "columns of the trace",
+        "releases of the plan",
+        "terms of the plan",
+    }
+
+
+OBJECTIVE = dp.ComposedDpEvent([ObjectivePerturbationDpEvent(2.0, 0.1), dp.GaussianDpEvent(60.0)])
+
+
+@pytest.mark.parametrize(
+    ("event", "noise", "multiplier"),
+    [
+        (dp.GaussianDpEvent(2.0), "gaussian", 2.0),
+        (dp.LaplaceDpEvent(2.0), "laplace", 2.0),
+        (PureDpEvent(0.25), "knorm", 4.0),
+        (dp.dp_event.ZCDpEvent(1 / 8), "laplace", 2.0),
+        (OBJECTIVE, "objectivenoise", 2.0),
+        (dp.ComposedDpEvent([PureDpEvent(0.6), PureDpEvent(1 / 60)]), "pureobjectivenoise", 2.0),
+    ],
+)
+def test_a_row_is_told_by_its_event(event: dp.DpEvent, noise: str, multiplier: float) -> None:
+    def told(
+        multiplier: float, event: dp.DpEvent = event, sampling: str = "full batch", rate: float = 1.0
+    ) -> bool:
+        row = {"kind": "gradient", "clipping": "L2", "noise": noise}
+        row |= {"noise_multiplier": multiplier, "sampling": sampling, "sampling_rate": rate}
+        return row_fits(row, event)
+
+    of_two = dp.SampledWithoutReplacementDpEvent(10, 2, event)
+    sampled = dp.PoissonSampledDpEvent(0.2, event)
+    assert told(multiplier)
+    assert not told(multiplier / 2)
+    assert not told(multiplier, sampled)
+    assert told(multiplier, sampled, "poisson", 0.2)
+    assert told(multiplier, sampled, "importance", 0.2)
+    assert not told(multiplier, sampled, "poisson", 0.1)
+    assert told(multiplier, of_two, "without replacement", 0.2)
+    assert not told(multiplier, of_two, "without replacement", 0.3)
+    assert not told(multiplier, dp.NonPrivateDpEvent())
