@@ -13,9 +13,10 @@ import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, Adjacency, as_add_remove
+from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, as_add_remove
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.events import PureDpEvent, Schedule, schedule_to_json
+from algorithms.privacy.accounting.event_rules import rule_of
+from algorithms.privacy.accounting.events import Schedule, schedule_to_json
 from algorithms.privacy.accounting.rdp import ORDERS, epsilon_of_rdp, rdp
 
 
@@ -171,22 +172,7 @@ def rho_of(event: dp.DpEvent) -> float:
 
     Gaussian: 1 / (2 z^2). Pure epsilon, as of Laplace noise 1/z: epsilon^2 / 2 (Bun and Steinke 2016, Props. 1.6, 1.4).
     """
-    match event:
-        case dp.NoOpDpEvent():
-            return 0.0
-        case dp.GaussianDpEvent(noise_multiplier=z):
-            return float(0.5 / z**2)
-        case dp.LaplaceDpEvent(noise_multiplier=z):
-            return float(0.5 / z**2)
-        case dp.dp_event.ZCDpEvent(rho=rho, xi=0.0):
-            return float(rho)
-        case PureDpEvent(epsilon=epsilon):
-            return float(0.5 * epsilon**2)
-        case dp.SelfComposedDpEvent(event=inner, count=count):
-            return float(count * rho_of(inner))
-        case dp.ComposedDpEvent(events=inners):
-            return math.fsum(rho_of(inner) for inner in inners)
-    raise RefusedError(f"{event} has no proven zCDP bound; use a Rényi filter for it.")
+    return rule_of(event).rho(event)
 
 
 def rho_under(adjacency: Adjacency, event: dp.DpEvent) -> float:
@@ -198,17 +184,4 @@ def rho_under(adjacency: Adjacency, event: dp.DpEvent) -> float:
     as_add_remove(
         adjacency, event
     )  # what is refused as a sample is refused before it is taken for all records
-    return rho_of(as_add_remove(adjacency, _unsampled(event, adjacency)))
-
-
-def _unsampled(event: dp.DpEvent, adjacency: Adjacency) -> dp.DpEvent:
-    match event:
-        case dp.PoissonSampledDpEvent(event=inner):
-            return _unsampled(inner, adjacency)
-        case dp.SampledWithoutReplacementDpEvent(event=inner) if adjacency is REPLACE_ONE:
-            return _unsampled(inner, adjacency)
-        case dp.SelfComposedDpEvent(event=inner, count=count):
-            return dp.SelfComposedDpEvent(_unsampled(inner, adjacency), count)
-        case dp.ComposedDpEvent(events=inners):
-            return dp.ComposedDpEvent([_unsampled(inner, adjacency) for inner in inners])
-    return event
+    return rho_of(as_add_remove(adjacency, rule_of(event).unsampled(event, adjacency)))

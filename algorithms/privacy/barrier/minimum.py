@@ -14,13 +14,10 @@ from algorithms.gradients.minimum import Objective, exact_minimum, minimum
 from algorithms.models import Model
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import (
-    Gaussian,
-    KNorm,
     Minimum,
     Noise,
     NoNoise,
     ObjectiveNoise,
-    PureObjectiveNoise,
     Release,
     add_noise,
     draws,
@@ -84,5 +81,4 @@ def _on_the_result(problem: Minimum, release: Release) -> Release:
         input_norm=problem.input_norm,
         curvature=problem.curvature,
     )
-    is_pure = isinstance(release.noise, PureObjectiveNoise)
-    return minimum_release(stopped, (KNorm if is_pure else Gaussian)(release.noise.output))
+    return minimum_release(stopped, release.noise.on_result())

@@ -53,7 +53,7 @@ class Trace:
                 sampling_rate=release.sampling.rate,
                 clipping=type(release.clipping).__name__,
                 clip_norm=release.clipping.sensitivity,
-                noise=type(release.noise).__name__.lower(),
+                noise=release.noise.name,
                 noise_multiplier=release.noise.multiplier,
                 noise_std=noise_std,
                 divisor=release.divisor,

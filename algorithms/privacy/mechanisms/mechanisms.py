@@ -1,9 +1,18 @@
 """The terms of a release: how records are sampled, what noise is added, and what is minimised."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import dp_accounting as dp
+import numpy as np
+from numpy.typing import NDArray
 
 from algorithms.errors import RefusedError
+from algorithms.gradients import L1, L2, Affine, Box, Normalised, PerLayer
+from algorithms.privacy.accounting.event_rules import ObjectivePerturbationDpEvent, PureDpEvent
+from algorithms.privacy.mechanisms.noise import Stream, scale_on_grid, std_on_grid
 
 
 @dataclass(frozen=True)
@@ -75,80 +84,6 @@ Sampling = FullBatch | Poisson | WithoutReplacement | Importance
 
 
 @dataclass(frozen=True)
-class Gaussian:
-    """Normal noise; its standard deviation on the sum is `multiplier` times the L2 bound of a record."""
-
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        _positive_multiplier(self.multiplier)
-
-
-@dataclass(frozen=True)
-class Laplace:
-    """Laplace noise; its scale is `multiplier` times the L1 bound of a record (pure epsilon = 1 / multiplier)."""
-
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        _positive_multiplier(self.multiplier)
-
-
-@dataclass(frozen=True)
-class KNorm:
-    """Noise x of density proportional to exp(-|x| / scale) in the norm of the bound (Hardt and Talwar 2010).
-
-    Its scale is `multiplier` times the bound of a record (pure epsilon = 1 / multiplier). The norms are that of `L2`
-    and that of `Box`.
-    """
-
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        _positive_multiplier(self.multiplier)
-
-
-@dataclass(frozen=True)
-class Gumbel:
-    """Gumbel noise on the scores of a selection; its scale is `multiplier` times the bound of a record's score."""
-
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        _positive_multiplier(self.multiplier)
-
-
-@dataclass(frozen=True)
-class NoNoise:
-    """The exact answer: not private."""
-
-    multiplier: float = 0.0
-
-
-@dataclass(frozen=True)
-class ObjectiveNoise:
-    """Normal noise in an objective before it is minimised, and on the minimum that was found.
-
-    multiplier: of the linear term, whose standard deviation is `multiplier` times the bound of a record's gradient.
-    output: of the noise that hides how far the solver stopped from the minimum, relative to twice that distance.
-    """
-
-    multiplier: float
-    output: float
-
-    def __post_init__(self) -> None:
-        _positive_multiplier(self.multiplier)
-        _positive_multiplier(self.output)
-
-
-class PureObjectiveNoise(ObjectiveNoise):
-    """The same with `KNorm` noise in place of normal noise, for pure epsilon (Chaudhuri et al. 2011, Algorithm 2)."""
-
-
-Noise = Gaussian | Laplace | KNorm | Gumbel | ObjectiveNoise | PureObjectiveNoise | NoNoise
-
-
-@dataclass(frozen=True)
 class Minimum:
     """The minimum over all parameters of the sum of all records' losses and of `regularisation / 2 ||parameters||^2`.
 
@@ -185,6 +120,240 @@ class Minimum:
     def sensitivity(self) -> float:
         """How far what the solver finds can move in L2 norm when one record comes or goes."""
         return self.clip_norm / self.regularisation + 2 * self.slack
+
+
+class Mechanism(ABC):
+    """Noise: how it is drawn, how far it spreads, what it costs, what it is called, and where that is proven.
+
+    A new one is a subclass, whose event brings its own rule (see `event_rules.register`).
+    proven: the kinds of release, bounds and samplings whose event is proven.
+    """
+
+    multiplier: float
+    proven: ClassVar[tuple[tuple[str, type, type], ...]] = ()
+    is_inside: ClassVar[bool] = False
+    """Whether it is added inside an objective, where no grid is."""
+
+    @property
+    def name(self) -> str:
+        """As traces and cards call it."""
+        return type(self).__name__.lower()
+
+    @abstractmethod
+    def draw(self, stream: Stream, count: int, *, box: bool) -> NDArray[np.float64]:
+        """Draws at scale 1, shape [count]. box: whether the bound of a record is a `Box`."""
+
+    @abstractmethod
+    def std(self, dimension: int, *, box: bool) -> float:
+        """The standard deviation of one coordinate of `draw`."""
+
+    @abstractmethod
+    def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
+        """What it costs on the records that take part."""
+
+    def scale(self, bound: Any) -> float:
+        """The scale of the noise for a bound of a record."""
+        return float(self.multiplier * bound.sensitivity)
+
+    def on_grid(self, scale: float, *, sensitivity: float, dimension: int) -> float:
+        """The scale with what rounding to the grid costs."""
+        return std_on_grid(scale, sensitivity=sensitivity, dimension=dimension)
+
+
+@dataclass(frozen=True)
+class _Multiplied(Mechanism):
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        _positive_multiplier(self.multiplier)
+
+
+_SUMMED_L2 = (L2, PerLayer, Affine, Normalised)
+
+
+@dataclass(frozen=True)
+class Gaussian(_Multiplied):
+    """Normal noise; its standard deviation on the sum is `multiplier` times the L2 bound of a record."""
+
+    proven = (
+        *(("gradient", bound, sampling) for bound in _SUMMED_L2 for sampling in (Poisson, FullBatch)),
+        ("gradient", Normalised, Importance),
+        ("gradient", L2, WithoutReplacement),
+        ("total", L2, Poisson),
+        ("total", L2, FullBatch),
+        ("norms", L2, FullBatch),
+        ("norm count", L2, Poisson),
+        ("norm count", L2, FullBatch),
+        ("minimum", Minimum, FullBatch),
+    )
+
+    def draw(self, stream: Stream, count: int, *, box: bool) -> NDArray[np.float64]:
+        return stream.normal(count)
+
+    def std(self, dimension: int, *, box: bool) -> float:
+        return 1.0
+
+    def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
+        return dp.GaussianDpEvent(self.multiplier)
+
+
+@dataclass(frozen=True)
+class Laplace(_Multiplied):
+    """Laplace noise; its scale is `multiplier` times the L1 bound of a record (pure epsilon = 1 / multiplier)."""
+
+    proven = (
+        ("gradient", L1, Poisson),
+        ("gradient", L1, FullBatch),
+        ("gradient", L1, WithoutReplacement),
+        ("total", L1, Poisson),
+        ("total", L1, FullBatch),
+        ("argmin", L1, FullBatch),
+        ("argmin", L1, Poisson),
+    )
+
+    def draw(self, stream: Stream, count: int, *, box: bool) -> NDArray[np.float64]:
+        return stream.laplace(count)
+
+    def std(self, dimension: int, *, box: bool) -> float:
+        return math.sqrt(2.0)
+
+    def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
+        """Report noisy min of monotone scores is pure epsilon = 1/z (Dwork and Roth 2014, Claim 3.9): epsilon^2 / 2."""
+        if kind != "argmin":
+            return dp.LaplaceDpEvent(self.multiplier)
+        return _selected(self.multiplier, 2.0, is_sampled=is_sampled)
+
+    def on_grid(self, scale: float, *, sensitivity: float, dimension: int) -> float:
+        return scale_on_grid(scale, sensitivity=sensitivity, dimension=dimension)
+
+
+@dataclass(frozen=True)
+class KNorm(_Multiplied):
+    """Noise x of density proportional to exp(-|x| / scale) in the norm of the bound (Hardt and Talwar 2010).
+
+    Its scale is `multiplier` times the bound of a record (pure epsilon = 1 / multiplier). The norms are that of `L2`
+    and that of `Box`.
+    """
+
+    proven = (("gradient", L2, FullBatch), ("gradient", Box, FullBatch), ("minimum", Minimum, FullBatch))
+
+    def draw(self, stream: Stream, count: int, *, box: bool) -> NDArray[np.float64]:
+        return stream.k_norm(count, box=box)
+
+    def std(self, dimension: int, *, box: bool) -> float:
+        return math.sqrt((dimension + 2) * (dimension + 3) / 6) if box else math.sqrt(dimension + 1)
+
+    def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
+        return PureDpEvent(1.0 / self.multiplier)
+
+    def on_grid(self, scale: float, *, sensitivity: float, dimension: int) -> float:
+        return scale_on_grid(scale, sensitivity=sensitivity, dimension=dimension)
+
+
+@dataclass(frozen=True)
+class Gumbel(_Multiplied):
+    """Gumbel noise on the scores of a selection; its scale is `multiplier` times the bound of a record's score."""
+
+    proven = (("argmin", L1, FullBatch), ("argmin", L1, Poisson))
+
+    def draw(self, stream: Stream, count: int, *, box: bool) -> NDArray[np.float64]:
+        return stream.gumbel(count)
+
+    def std(self, dimension: int, *, box: bool) -> float:
+        return math.pi / math.sqrt(6.0)
+
+    def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
+        """Scores move by [0, bound] for one record: range epsilon = 1/z, so epsilon^2 / 8 (Cesar and Rogers 2021)."""
+        return _selected(self.multiplier, 8.0, is_sampled=is_sampled)
+
+
+@dataclass(frozen=True)
+class NoNoise(Mechanism):
+    """The exact answer: not private."""
+
+    multiplier: float = 0.0
+
+    def draw(self, stream: Stream, count: int, *, box: bool) -> NDArray[np.float64]:
+        return np.zeros(count)
+
+    def std(self, dimension: int, *, box: bool) -> float:
+        return 0.0
+
+    def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
+        return dp.NonPrivateDpEvent()
+
+    def scale(self, bound: Any) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class ObjectiveNoise(_Multiplied):
+    """Normal noise in an objective before it is minimised, and on the minimum that was found.
+
+    multiplier: of the linear term, whose standard deviation is `multiplier` times the bound of a record's gradient.
+    output: of the noise that hides how far the solver stopped from the minimum, relative to twice that distance.
+    """
+
+    output: float
+    proven = (("minimum", Minimum, FullBatch),)
+    is_inside = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive_multiplier(self.output)
+
+    def draw(self, stream: Stream, count: int, *, box: bool) -> NDArray[np.float64]:
+        return stream.normal(count)
+
+    def std(self, dimension: int, *, box: bool) -> float:
+        return 1.0
+
+    def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
+        """The minimum of the perturbed objective, then how far from it the solver stopped, as a Gaussian release."""
+        ratio = bound.curvature / bound.regularisation
+        return dp.ComposedDpEvent(
+            [ObjectivePerturbationDpEvent(self.multiplier, ratio), dp.GaussianDpEvent(self.output)]
+        )
+
+    def scale(self, bound: Any) -> float:
+        return (
+            float(self.multiplier * bound.clip_norm) if isinstance(bound, Minimum) else super().scale(bound)
+        )
+
+    def on_result(self) -> Mechanism:
+        """The noise that hides how far the solver stopped."""
+        return Gaussian(self.output)
+
+
+@dataclass(frozen=True)
+class PureObjectiveNoise(ObjectiveNoise):
+    """The same with `KNorm` noise in place of normal noise, for pure epsilon (Chaudhuri et al. 2011, Algorithm 2)."""
+
+    def draw(self, stream: Stream, count: int, *, box: bool) -> NDArray[np.float64]:
+        return stream.k_norm(count, box=box)
+
+    def std(self, dimension: int, *, box: bool) -> float:
+        return math.sqrt(dimension + 1)
+
+    def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
+        """The Jacobian's log(1 + ratio) and the moved density's 1/z, then the result's."""
+        inside = math.log1p(bound.curvature / bound.regularisation) + 1.0 / self.multiplier
+        return dp.ComposedDpEvent([PureDpEvent(inside), PureDpEvent(1.0 / self.output)])
+
+    def on_result(self) -> Mechanism:
+        return KNorm(self.output)
+
+
+Noise = Mechanism
+
+
+def _selected(multiplier: float, divisor: float, *, is_sampled: bool) -> dp.DpEvent:
+    """A selection by scores within [0, bound] is pure epsilon = 1/z; of its zCDP no sampled form is known."""
+    return (
+        PureDpEvent(1.0 / multiplier)
+        if is_sampled
+        else dp.dp_event.ZCDpEvent(1.0 / (divisor * multiplier**2))
+    )
 
 
 def _positive_multiplier(multiplier: float) -> None:

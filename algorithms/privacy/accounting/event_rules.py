@@ -1,0 +1,557 @@
+"""What each privacy event is worth: one rule per class of events, which the accountants and filters ask.
+
+A new mechanism's event brings its rule with it by `register`; nothing else matches classes of events.
+"""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import dp_accounting as dp
+import numpy as np
+from dp_accounting.pld import PLDAccountant, pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as distributions
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.rdp import RdpAccountant
+from scipy.special import expit, log_ndtr
+from scipy.stats import norm
+
+from algorithms.errors import RefusedError
+
+_ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
+_ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
+_TAIL = 12.0
+
+
+@attrs.frozen
+class PureDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """A mechanism of pure differential privacy, of which nothing but its epsilon under add-or-remove-one is used."""
+
+    epsilon: float
+
+
+@attrs.frozen
+class ObjectivePerturbationDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """The exact minimum of a convex objective with a random linear term, for a linear model with one output.
+
+    noise_multiplier: standard deviation of the term over the bound of a record's gradient. curvature_ratio: bound of
+    a record's curvature over the strong convexity of the objective. See Redberg, Koskela and Wang 2023.
+    """
+
+    noise_multiplier: float
+    curvature_ratio: float
+
+
+@attrs.frozen
+class RenyiDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """A mechanism of which nothing but its Rényi divergence at one order is known, under add-or-remove-one.
+
+    order: above 1. bound: the divergence there. The releases of a run under a Rényi filter are one such event.
+    """
+
+    order: float
+    bound: float
+
+
+class EventRule:
+    """What an event is worth. What a rule does not say is refused, or left to dp_accounting's accountants."""
+
+    def is_possible(self, event: Any) -> bool:
+        """Whether the numbers of the event, not those of its parts, lie where its theorems hold."""
+        return True
+
+    def is_proven(self, event: Any, adjacency: dp.NeighboringRelation) -> bool:
+        """Whether any theorem covers the event, not its parts, under an adjacency."""
+        return True
+
+    def is_not_private(self, event: Any) -> bool:
+        """Whether the event, or one that it is made of, protects nobody."""
+        return any(rule_of(part).is_not_private(part) for part in parts(event))
+
+    def to_json(self, event: Any) -> dict[str, Any]:
+        """The event's fields under their own names."""
+        fields: tuple[Any, ...] = attrs.fields(type(event))
+        return {field.name: _value_to_json(getattr(event, field.name)) for field in fields}
+
+    def from_json(self, kind: type[dp.DpEvent], document: Mapping[str, Any]) -> dp.DpEvent:
+        """The event of a class that `to_json` wrote; raises RefusedError for other fields than the class has."""
+        expected = {field.name for field in attrs.fields(kind)}
+        if set(document) != expected:
+            raise RefusedError(
+                f"a {kind.__name__} has the fields {sorted(expected)}, not {sorted(document)}; check the document."
+            )
+        return kind(**{key: _value_from_json(document[key]) for key in expected})
+
+    def pure_epsilon(self, event: Any) -> float:
+        """Its pure epsilon; raises RefusedError where it has none."""
+        raise RefusedError(
+            f"{event} is not purely private; use Laplace noise, or a delta above 0 with PLD or RDP."
+        )
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        """What the event is under replace-one."""
+        raise RefusedError(f"{event} has no bound under replace-one; keep to add-or-remove-one.")
+
+    def amplified(self, event: Any) -> dp.DpEvent:
+        """The event with its samples' gain worked out where the accountants have no form for it."""
+        return event
+
+    def pld(
+        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
+    ) -> PrivacyLossDistribution:
+        """The privacy loss of `count` times the event."""
+        return _by_pld(event, count, grid, _ADD_OR_REMOVE_ONE)
+
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        """The Rényi bounds, shape [orders]."""
+        return _by_rdp(event, orders, _ADD_OR_REMOVE_ONE)
+
+    def rho(self, event: Any) -> float:
+        """The rho of the event under zCDP."""
+        raise RefusedError(f"{event} has no proven zCDP bound; use a Rényi filter for it.")
+
+    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+        """The event as if its samples had been taken of all records."""
+        return event
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        """An event whose loss bounds that of `event` when `count` records come or go together."""
+        raise RefusedError(
+            f"{event} has no bound for {count} records of one person; let the run read one block, or take another"
+            " method."
+        )
+
+
+class _Nothing(EventRule):
+    def pure_epsilon(self, event: Any) -> float:
+        return 0.0
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        return event
+
+    def rho(self, event: Any) -> float:
+        return 0.0
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        return event
+
+
+class _NotPrivate(EventRule):
+    def is_not_private(self, event: Any) -> bool:
+        return True
+
+    def pure_epsilon(self, event: Any) -> float:
+        return math.inf
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        return event
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        return event
+
+
+class _Gaussian(EventRule):
+    def is_possible(self, event: Any) -> bool:
+        return bool(0 < event.noise_multiplier < math.inf)
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        return type(event)(event.noise_multiplier / 2)
+
+    def rho(self, event: Any) -> float:
+        return float(0.5 / event.noise_multiplier**2)
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        return type(event)(event.noise_multiplier / count)
+
+
+class _Laplace(_Gaussian):
+    """Of pure epsilon 1/z, and so of rho 1 / (2 z^2) too (Bun and Steinke 2016, Proposition 1.4)."""
+
+    def pure_epsilon(self, event: Any) -> float:
+        return float(1.0 / event.noise_multiplier)
+
+
+class _Pure(EventRule):
+    def is_possible(self, event: Any) -> bool:
+        return bool(event.epsilon >= 0)
+
+    def pure_epsilon(self, event: Any) -> float:
+        return float(event.epsilon)
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        return PureDpEvent(2 * event.epsilon)
+
+    def pld(
+        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
+    ) -> PrivacyLossDistribution:
+        return _of_pure(event.epsilon, grid).self_compose(count)
+
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        return _rdp_of_pure(event.epsilon, np.array(orders))
+
+    def rho(self, event: Any) -> float:
+        return float(0.5 * event.epsilon**2)
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        return PureDpEvent(count * event.epsilon)
+
+
+class _Objective(EventRule):
+    def is_possible(self, event: Any) -> bool:
+        return bool(0 < event.noise_multiplier < math.inf and 0 <= event.curvature_ratio < math.inf)
+
+    def pld(
+        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
+    ) -> PrivacyLossDistribution:
+        return _of_objective(event, grid).self_compose(count)
+
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        return _rdp_of_objective(event, np.array(orders))
+
+
+class _Renyi(EventRule):
+    def is_possible(self, event: Any) -> bool:
+        return bool(1 < event.order < math.inf and event.bound >= 0)
+
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        return np.where(
+            np.array(orders) <= event.order, event.bound, math.inf
+        )  # it never falls as the order grows
+
+
+class _ZCDP(EventRule):
+    """What is known of groups (Bun and Steinke 2016, Proposition 1.9), and replacing moves two records."""
+
+    def is_possible(self, event: Any) -> bool:
+        return bool(event.rho >= 0 and event.xi >= 0)
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        return super().replacing(event) if event.xi else dp.dp_event.ZCDpEvent(4 * event.rho)
+
+    def rho(self, event: Any) -> float:
+        return super().rho(event) if event.xi else float(event.rho)
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        return super().grouped(event, count) if event.xi else dp.dp_event.ZCDpEvent(count**2 * event.rho)
+
+
+class _Poisson(EventRule):
+    def is_possible(self, event: Any) -> bool:
+        return bool(0 <= event.sampling_probability <= 1)
+
+    def pure_epsilon(self, event: Any) -> float:
+        return _of_sample(event.sampling_probability, rule_of(event.event).pure_epsilon(event.event))
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        return event if isinstance(event.event, dp.GaussianDpEvent) else super().replacing(event)
+
+    def amplified(self, event: Any) -> dp.DpEvent:
+        return PureDpEvent(self.pure_epsilon(event)) if isinstance(event.event, PureDpEvent) else event
+
+    def pld(
+        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
+    ) -> PrivacyLossDistribution:
+        return _by_pld(event, count, grid, adjacency)
+
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        if isinstance(event.event, dp.LaplaceDpEvent):
+            return _rdp_of_pure(self.pure_epsilon(event), np.array(orders))
+        return _rounded_up(_by_rdp(event, orders, adjacency), np.array(orders))
+
+    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+        return rule_of(event.event).unsampled(event.event, adjacency)
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        inner, rate = event.event, event.sampling_probability
+        if not isinstance(inner, dp.GaussianDpEvent | dp.LaplaceDpEvent | PureDpEvent):
+            return super().grouped(event, count)
+        return dp.PoissonSampledDpEvent(_any_of(count, rate), rule_of(inner).grouped(inner, count))
+
+
+class _WithoutReplacement(EventRule):
+    def is_possible(self, event: Any) -> bool:
+        return bool(0 <= event.sample_size <= event.source_dataset_size and event.source_dataset_size > 0)
+
+    def is_proven(self, event: Any, adjacency: dp.NeighboringRelation) -> bool:
+        return bool(adjacency is _REPLACE_ONE)
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        n, m, inner = (
+            event.source_dataset_size,
+            event.sample_size,
+            rule_of(event.event).replacing(event.event),
+        )
+        if isinstance(event.event, dp.GaussianDpEvent):
+            return dp.SampledWithoutReplacementDpEvent(n, m, inner)
+        return PureDpEvent(_of_sample(m / n, rule_of(inner).pure_epsilon(inner)))
+
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        return _rounded_up(_by_rdp(event, orders, adjacency), np.array(orders))
+
+    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+        return rule_of(event.event).unsampled(event.event, adjacency) if adjacency is _REPLACE_ONE else event
+
+
+class _SelfComposed(EventRule):
+    def is_possible(self, event: Any) -> bool:
+        return bool(event.count >= 0)
+
+    def pure_epsilon(self, event: Any) -> float:
+        return float(event.count * rule_of(event.event).pure_epsilon(event.event))
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        return dp.SelfComposedDpEvent(rule_of(event.event).replacing(event.event), event.count)
+
+    def amplified(self, event: Any) -> dp.DpEvent:
+        return dp.SelfComposedDpEvent(rule_of(event.event).amplified(event.event), event.count)
+
+    def pld(
+        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
+    ) -> PrivacyLossDistribution:
+        return rule_of(event.event).pld(event.event, count * event.count, grid, adjacency)
+
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        return int(event.count) * rule_of(event.event).rdp(event.event, orders, adjacency)
+
+    def rho(self, event: Any) -> float:
+        return float(event.count * rule_of(event.event).rho(event.event))
+
+    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+        return dp.SelfComposedDpEvent(rule_of(event.event).unsampled(event.event, adjacency), event.count)
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        return dp.SelfComposedDpEvent(rule_of(event.event).grouped(event.event, count), event.count)
+
+
+class _Composed(EventRule):
+    def pure_epsilon(self, event: Any) -> float:
+        return math.fsum(rule_of(inner).pure_epsilon(inner) for inner in event.events)
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        return dp.ComposedDpEvent([rule_of(inner).replacing(inner) for inner in event.events])
+
+    def amplified(self, event: Any) -> dp.DpEvent:
+        return dp.ComposedDpEvent([rule_of(inner).amplified(inner) for inner in event.events])
+
+    def pld(
+        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
+    ) -> PrivacyLossDistribution:
+        return loss_of(((inner, count) for inner in event.events), grid, adjacency)
+
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        return sum(
+            (rule_of(inner).rdp(inner, orders, adjacency) for inner in event.events), np.zeros(len(orders))
+        )
+
+    def rho(self, event: Any) -> float:
+        return math.fsum(rule_of(inner).rho(inner) for inner in event.events)
+
+    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+        return dp.ComposedDpEvent([rule_of(inner).unsampled(inner, adjacency) for inner in event.events])
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        return dp.ComposedDpEvent([rule_of(inner).grouped(inner, count) for inner in event.events])
+
+
+_RULES: dict[type[dp.DpEvent], EventRule] = {
+    dp.NoOpDpEvent: _Nothing(),
+    dp.NonPrivateDpEvent: _NotPrivate(),
+    dp.GaussianDpEvent: _Gaussian(),
+    dp.LaplaceDpEvent: _Laplace(),
+    dp.PoissonSampledDpEvent: _Poisson(),
+    dp.SampledWithoutReplacementDpEvent: _WithoutReplacement(),
+    dp.SelfComposedDpEvent: _SelfComposed(),
+    dp.ComposedDpEvent: _Composed(),
+    dp.dp_event.ZCDpEvent: _ZCDP(),
+    dp.dp_event.RepeatAndSelectDpEvent: EventRule(),
+    dp.dp_event.TruncatedSubsampledGaussianDpEvent: EventRule(),
+    PureDpEvent: _Pure(),
+    ObjectivePerturbationDpEvent: _Objective(),
+    RenyiDpEvent: _Renyi(),
+}
+
+
+def register(kind: type[dp.DpEvent], rule: EventRule) -> None:
+    """Makes a class of events known to every accountant, filter and document; raises RefusedError for a name that
+    is.
+    """
+    if kind.__name__ in {known.__name__ for known in _RULES}:
+        raise RefusedError(f"the event {kind.__name__} has a rule already; give the new event another name.")
+    _RULES[kind] = rule
+
+
+def rule_of(event: dp.DpEvent) -> EventRule:
+    """The rule of an event's class; of one that is not known, what dp_accounting says of it."""
+    return _RULES.get(type(event)) or EventRule()
+
+
+def parts(event: dp.DpEvent) -> list[dp.DpEvent]:
+    """The events that an event is made of."""
+    inner = getattr(event, "event", None)
+    return [*([] if inner is None else [inner]), *getattr(event, "events", ())]
+
+
+def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
+    """An event as a nested object: its class name under "type", its fields under their own names.
+
+    Raises RefusedError for an event type that the project does not use.
+    """
+    if type(event) not in _RULES:
+        raise RefusedError(f"the event {type(event).__name__} is not one of {_names()}; use one of these.")
+    return {"type": type(event).__name__} | rule_of(event).to_json(event)
+
+
+def event_from_json(document: Mapping[str, Any]) -> dp.DpEvent:
+    """The event that `event_to_json` wrote.
+
+    Raises RefusedError for an unknown type, for a missing field and for a field the type does not have.
+    """
+    name = document.get("type")
+    for kind, rule in _RULES.items():
+        if kind.__name__ == name:
+            return rule.from_json(kind, {key: value for key, value in document.items() if key != "type"})
+    raise RefusedError(f"the event type {name!r} is not one of {_names()}; check the document.")
+
+
+def _names() -> str:
+    return ", ".join(kind.__name__ for kind in _RULES)
+
+
+def _value_to_json(value: Any) -> Any:
+    if isinstance(value, dp.DpEvent):
+        return event_to_json(value)
+    if isinstance(value, list | tuple):
+        return [_value_to_json(item) for item in value]
+    return value
+
+
+def _value_from_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return event_from_json(value)
+    if isinstance(value, list):
+        return [_value_from_json(item) for item in value]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RefusedError(f"an event's field must be a number, an event or a list of these, not {value!r}.")
+    return value
+
+
+def loss_of(
+    schedule: Iterable[tuple[dp.DpEvent, int]], grid: float, adjacency: dp.NeighboringRelation
+) -> PrivacyLossDistribution:
+    """The distribution of the loss of events as `adjacency.under` gives them."""
+    total = distributions.identity(grid)
+    for event, count in schedule:
+        total = total.compose(rule_of(event).pld(event, count, grid, adjacency))
+    return total
+
+
+def _by_pld(
+    event: dp.DpEvent, count: int, grid: float, adjacency: dp.NeighboringRelation
+) -> PrivacyLossDistribution:
+    accountant = PLDAccountant(adjacency, grid)
+    if not accountant.supports(event):
+        raise RefusedError(f"the PLD accountant has no bound for {event}; use the other accountant.")
+    accountant.compose(event, count)
+    return accountant._pld  # it has no public reader
+
+
+def _by_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+    accountant = RdpAccountant(orders, adjacency)
+    if not accountant.supports(event):
+        raise RefusedError(f"the RDP accountant has no bound for {event}; use the other accountant.")
+    with _quiet_about_dropped_orders():
+        accountant.compose(event)
+    return np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader
+
+
+def _of_pure(epsilon: float, grid: float) -> PrivacyLossDistribution:
+    """Of randomised response, which every mechanism with this epsilon can be made from (Kairouz et al. 2015).
+
+    Its loss is epsilon or -epsilon. Each is shared between the grid's points around it so that neither distribution
+    loses mass: the result dominates the pair ("connect the dots", Doroshenko et al. 2022), and what one composition
+    adds is of the order of the grid's square. Rounding both losses up would add a whole step, each time.
+    """
+    masses: dict[int, float] = {}
+    for loss, mass in ((epsilon, float(expit(epsilon))), (-epsilon, float(expit(-epsilon)))):
+        below = math.floor(loss / grid)
+        share = min(1.0, max(0.0, math.expm1(below * grid - loss) / math.expm1(-grid)))
+        masses[below + 1] = masses.get(below + 1, 0.0) + mass * share
+        masses[below] = masses.get(below, 0.0) + mass * (1 - share)
+    return PrivacyLossDistribution(pld_pmf.create_pmf(masses, grid, 0.0, pessimistic_estimate=True))
+
+
+def _of_objective(event: ObjectivePerturbationDpEvent, grid: float) -> PrivacyLossDistribution:
+    """The loss is at most log(1 + ratio) + s^2 / 2 + |X| with X normal of standard deviation s = 1 / multiplier.
+
+    Between two minima the density changes by the Jacobian, a change of rank one, and by the density of the random
+    term, which is moved by a record's gradient: along that record's features and by at most its bound.
+    """
+    s = 1.0 / event.noise_multiplier
+    least = math.log1p(event.curvature_ratio) + s**2 / 2
+    first, last = math.ceil(least / grid), math.ceil((least + _TAIL * s) / grid)
+    places = np.arange(first, last + 1)
+    below = 2.0 * norm.cdf((places * grid - least) / s) - 1.0
+    masses = np.diff(np.maximum(below, 0.0), prepend=0.0)
+    tail = float(2.0 * norm.sf((last * grid - least) / s))
+    losses = {int(place): float(mass) for place, mass in zip(places, masses, strict=True)}
+    return PrivacyLossDistribution(pld_pmf.create_pmf(losses, grid, tail, pessimistic_estimate=True))
+
+
+def _rounded_up(divergences: np.ndarray, orders: np.ndarray) -> np.ndarray:
+    """Bounds of a sample, logarithms over (order - 1): infinite where they overflowed, and the least with room.
+
+    Rounding takes up to 1e-15 times the order from a logarithm, which counts where it is near 0: a large number of
+    such events must not cost nothing, nor one less than nothing.
+    """
+    least = np.nan_to_num(divergences, nan=math.inf, posinf=math.inf).clip(min=0.0)
+    is_near_zero = least * (orders - 1) < _NEAR_ZERO * orders
+    raised: np.ndarray = least + np.where(is_near_zero, _ROUNDING * orders / (orders - 1), 0.0)
+    return raised
+
+
+def _rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
+    """Of randomised response, which every mechanism with this epsilon can be made from (Mironov 2017, Prop. 5)."""
+    truth = -np.logaddexp(0.0, -epsilon)
+    lie = truth - epsilon
+    moments = np.logaddexp(orders * truth + (1 - orders) * lie, orders * lie + (1 - orders) * truth)
+    divergences: np.ndarray = np.clip(moments / (orders - 1), 0.0, epsilon)
+    return divergences
+
+
+def _rdp_of_objective(event: ObjectivePerturbationDpEvent, orders: np.ndarray) -> np.ndarray:
+    """Of the privacy loss that `losses` bounds: Redberg, Koskela and Wang 2023."""
+    s = 1.0 / event.noise_multiplier
+    divergences: np.ndarray = (
+        math.log1p(event.curvature_ratio)
+        + orders * s**2 / 2
+        + (math.log(2.0) + log_ndtr((orders - 1) * s)) / (orders - 1)
+    )
+    return divergences
+
+
+def _of_sample(rate: float, epsilon: float) -> float:
+    """ln(1 + rate (e^epsilon - 1)), without overflow (Balle, Barthe and Gaboardi 2018, Theorems 8 and 9)."""
+    if epsilon < 1.0:
+        return math.log1p(rate * math.expm1(epsilon))
+    with np.errstate(divide="ignore"):  # of a rate of 0 or 1
+        return float(np.logaddexp(np.log1p(-rate), np.log(rate) + epsilon))
+
+
+def _any_of(count: int, rate: float) -> float:
+    return 1.0 if rate == 1 else -math.expm1(count * math.log1p(-rate))
+
+
+@contextmanager
+def _quiet_about_dropped_orders() -> Iterator[None]:
+    """The RDP accountant warns when it drops an order whose series is slow; the bound stays valid."""
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        absl.setLevel(level)
