@@ -54,19 +54,19 @@ def test_blocks_that_were_prepared_while_a_run_began_are_not_read(
 ) -> None:
     file = place.root / "params.yaml"
     text = file.read_text()
-    enter = train.enter
+    register = train.register
 
     def of(block: str) -> None:
         file.write_text(text.replace("dataset: tiny", f"dataset: tiny, blocks: [{block}]"))
         place.run_stage("prepare", place.root)
 
     def swapped(*given: Any, **named: Any) -> None:
-        enter(*given, **named)
+        register(*given, **named)
         of("w2")
 
     of("w1")
     place.run_stage("calibrate", place.root)
-    monkeypatch.setattr(train, "enter", swapped)
+    monkeypatch.setattr(train, "register", swapped)
     with pytest.raises(DataRefusedError, match="made anew while this run began"):
         train.main()
     assert json.loads((place.root / "datasets/prepared/public.json").read_text())["blocks"] == ["w2"]
@@ -155,12 +155,12 @@ def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other run's reservation comes between this one's check and its own."""
-    enter = train.enter
+    register = train.register
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)
 
     def meanwhile(*given: Any, **named: Any) -> None:
-        enter(*given, **named)
+        register(*given, **named)
         held = {f"my-{name}": found for name, found in block_digests(named["prepared"]).items()}
         for name in held:
             place.ledger.declare_block("tiny", name)
@@ -168,7 +168,7 @@ def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(
             "theirs", "tiny", Budget(0.1, 1e-6), events=[], about={}, blocks=[*held], held=held
         )
 
-    monkeypatch.setattr(train, "enter", meanwhile)
+    monkeypatch.setattr(train, "register", meanwhile)
     with pytest.raises(BudgetRefusedError, match="'my-w1' and 'w1' of population 'tiny'"):
         train.main()
     assert not (place.root / "artifacts/model.safetensors").exists()
@@ -179,18 +179,18 @@ def test_records_that_were_prepared_anew_under_the_same_names_are_not_read(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their description is the same; the block has one record more."""
-    confirm = train.confirm
+    bind = train.bind
 
     def swapped(*given: Any, **named: Any) -> None:
         week = place.root / "weeks/w1.csv"
         lines = week.read_text().splitlines(keepends=True)
         week.write_text("".join([*lines, lines[-1]]))
         place.run_stage("prepare", place.root)
-        confirm(*given, **named)
+        bind(*given, **named)
 
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)
-    monkeypatch.setattr(train, "confirm", swapped)
+    monkeypatch.setattr(train, "bind", swapped)
     with pytest.raises(DataRefusedError, match="made anew while this run began"):
         train.main()
     assert not (place.root / "artifacts/model.safetensors").exists()

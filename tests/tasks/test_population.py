@@ -19,7 +19,6 @@ from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
 from tasks import calibrate, evaluate, prepare, train
 from tasks.config import params
-from tasks.runs import folder
 from tasks.runs.population import bind, declare, register
 from tasks.runs.rollback_guard import check_usual
 from tests.support.checkout import PROJECT
@@ -88,7 +87,7 @@ def test_a_run_that_is_refused_leaves_people_to_any_ledger_and_the_first_one_cha
     workspace.train()
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="charged in another ledger"):
         patch.setattr(Workspace, "ledger", other)
-        patch.setattr(train, "enter", lambda *_, **__: None)  # as it was before the first run was reserved
+        patch.setattr(train, "register", lambda *_, **__: None)  # as it was before the first run was reserved
         workspace.set("privacy", epsilon=0.6)
         workspace.train()
     assert [row.kind for row in other.history("people")] == ["population", "reserve"]
@@ -116,7 +115,7 @@ def test_a_population_under_renyi_is_charged_by_the_events_of_its_runs(workspace
     assert block.limit[0] - block.left[0] == pytest.approx(rdp(of_two, orders=(8.0,))[0])
     assert receipt["ledger"]["first"] == workspace.ledger.history()[0].hash
     workspace.declare(composition="zcdp", composition_order=None)
-    folder.discard(workspace.home, receipt["run_id"])
+    workspace.take_up()
     with pytest.raises(
         RefusedError, match=r"declared under Rényi at order 8\.0 with a person in at most 2 blocks, but the"
     ):
@@ -140,7 +139,7 @@ def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspa
     spent = [ledger.balance("digits", block).spent.epsilon for block in ("january", "february")]
     assert spent == [job.plan.cost.epsilon] * 2
     assert calibrate.plan_for(settings, workspace.public).cost == job.plan.cost
-    folder.discard(workspace.home, workspace.receipt["run_id"])
+    workspace.take_up()
     shutil.rmtree(workspace.home / "runs")
     with pytest.raises(BudgetRefusedError, match="block 'january' of population 'digits'"):
         run()
@@ -251,7 +250,7 @@ def test_a_run_that_its_cap_refused_binds_the_card_to_nothing(
     workspace.declare(holdout_rule="b")
     with monkeypatch.context() as patch, pytest.raises(RefusedError, match="holds out other records"):
         other = replace(workspace.public, holdout_rule="c")
-        patch.setattr(train, "enter", lambda ledger, *_, **__: declare(ledger, other))
+        patch.setattr(train, "register", lambda ledger, *_, **__: declare(ledger, other))
         workspace.train()
     assert not (workspace.root / "artifacts/model.safetensors").exists()
     workspace.declare(holdout_rule="c")
