@@ -500,7 +500,7 @@ def test_a_plan_edited_by_hand_is_refused(workspace: Workspace, change: dict[str
 
 @pytest.mark.parametrize("delta", [1e-3, 0.5])
 def test_a_delta_above_one_in_n_is_refused(workspace: Workspace, delta: float) -> None:
-    with pytest.raises(RefusedError, match=r"set delta to at most"):
+    with pytest.raises(RefusedError, match=r"set privacy\.delta to at most"):
         workspace.set("privacy", delta=delta)
 
 
