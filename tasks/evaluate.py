@@ -20,7 +20,7 @@ from algorithms.models import Model, ModelRefusedError
 from algorithms.models.feature_transforms import front, in_front, shape_after
 from data.prepare.prepared import HeldOut, load_held_out
 from tasks.config.environment import home
-from tasks.runs import folder as runs
+from tasks.runs import store
 from tasks.runs.provenance import check_described, evaluated, verdict
 from tasks.runs.stage import main_of
 
@@ -141,9 +141,9 @@ def main() -> None:
     path = artifacts / "model.safetensors"
     receipt = _receipt_beside(path)
     _check_model(path, receipt)
-    runs.discard(home(), receipt["run_id"])
     data = load_held_out(Path("datasets/prepared"))
     check_described(receipt, data.public)
+    store.take_up(home(), receipt["run_id"], keeps=not data.public.public)
     evaluation = evaluate(*load_model(path), data)
     document = metrics(evaluation, data.test_labels, receipt)
     # The metrics last: where they are of a run, so are the plots.

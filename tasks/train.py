@@ -2,11 +2,13 @@
 
 Order of events, each durable before the next: the run's folder with the secret key of its noise; the reservation;
 the records; checkpoints; settlement; the result. A process killed anywhere finds its folder when it is started
-again and goes on with the same noise, so it publishes the same model and spends nothing more.
+again and goes on with the same noise, so it publishes the same model and spends nothing more; one that asks for what
+is done is handed the result for nothing.
 """
 
 import hashlib
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
 from algorithms.core.training import Tell, by_name, device_of
 from algorithms.core.training import train as run_training
+from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
@@ -33,11 +36,10 @@ from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
 from tasks.config import params
-from tasks.config.environment import home, ledger_url, retraining
+from tasks.config.environment import SPEND_AGAIN, home, ledger_url, may_spend_again, retraining
 from tasks.config.params import Params
 from tasks.reporting.rehearsal import rehearse
-from tasks.runs import fingerprint, repeat_guard, sanity
-from tasks.runs import folder as runs
+from tasks.runs import sanity, store
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.progress import both, progress
 from tasks.runs.provenance import described
@@ -48,6 +50,7 @@ from tasks.tracking.live_curve import live_curve
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
 _ARTIFACTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,10 @@ class Job:
         """The plan that calibration wrote."""
         return Plan.from_json(self.document)
 
-    def digest(self, root: Path, home: Path) -> str:
-        """A digest of all that decides the result, and of the checkout; see `inputs.digest`."""
+    def digest(self, home: Path) -> str:
+        """All that decides the result; see `store.digest`."""
         decides = [self.document, self.settings.model.model_dump(), self.blocks]
-        return fingerprint.digest(root, decides, self.public, self.prepared, home=home)
+        return store.digest(decides, self.public, self.prepared, home=home)
 
 
 def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) -> None:
@@ -88,23 +91,57 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     The table of diagnostics is empty where none were asked for; after a crash it lacks what came before.
 
     home: where run folders are kept. root: the checkout. Raises BudgetRefusedError where the population cannot pay and
-    RefusedError or ModelRefusedError where the plan, the model or a checkpoint does not fit; nothing is spent then.
+    RefusedError or ModelRefusedError where the plan, the model or a checkpoint does not fit, or where nobody agrees to
+    spend again or on settings that look wrong; nothing is spent then.
     """
     device_of(job.settings.performance.device)
     model = model_for(job.settings, job.public)
     check_plan(job.document, job.settings, job.public)  # of the very files that the model was read from
-    register(ledger, job.public, home=home, prepared=job.prepared)
-    fresh, is_forfeited = _fresh_generator(job.settings), lambda run: ledger.status(run) == "forfeited"
-    digest, keeps = job.digest(root, home), not job.public.public
-    with runs.claimed(
-        home, inputs=digest, checkout=root, fresh=fresh, is_forfeited=is_forfeited, keeps=keeps
+
+    def anew(run_id: str, is_whole: bool) -> bool:
+        return not is_whole if job.public.public else _spends_again(job, run_id, is_whole, ledger)
+
+    with store.claimed(
+        home, job.digest(home), ledger.status, checkout=root, fresh=_fresh_generator(job.settings), anew=anew
     ) as run:
+        if run.result is not None:
+            _LOG.info("run %s did just this: its result is handed out, and nothing is spent.", run.run_id)
+        with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
+            if run.result is None and ledger.status(run.run_id) is None:
+                _question(job, root)
+            register(ledger, job.public, home=home, prepared=job.prepared)
         result = run.result or _trained(job, model, run, ledger, root, home)
         run.forget_secrets()
-        runs.hand_out(result, artifacts, _ARTIFACTS, said=described(job.public))
+        store.hand_out(result, artifacts, _ARTIFACTS, said=described(job.public))
 
 
-def _trained(job: Job, model: Model, run: runs.Run, ledger: Ledger, root: Path, home: Path) -> Path:
+def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool:
+    """Whether a person agrees that a run on private records, which is charged already, is done and charged again.
+
+    Raises RefusedError where nobody does and its result is not there, or is not of the retraining that is asked for.
+    """
+    cost = f"epsilon {job.settings.privacy.epsilon:g}"
+    question = f"run {run_id} did just this; training again spends {cost} again. Spend it? [y/N] "
+    if may_spend_again() or sanity.agrees(question):
+        return True
+    rows = ledger.history(job.public.population) if job.retraining else []
+    of_run = [json.loads(row.about) for row in rows if (row.kind, row.run_id) == ("reserve", run_id)]
+    is_for = job.retraining is None or any(of.get("retraining") == job.retraining for of in of_run)
+    if is_whole and is_for:
+        return False
+    raise RefusedError(
+        f"run {run_id} did just this, and training again would spend {cost} again; bring its result back by `dvc"
+        f" checkout`, or set {SPEND_AGAIN}=yes."
+    )
+
+
+def _question(job: Job, root: Path) -> None:
+    records = sanity.records_of(job.public, root / "data" / "cards")
+    found = sanity.doubts(job.settings, job.plan, records)
+    sanity.question(found, job.public, epsilon=job.settings.privacy.epsilon)
+
+
+def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path, home: Path) -> Path:
     """Reserves, trains, settles; returns the folder with the result."""
     plan = job.plan
     about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
@@ -139,7 +176,7 @@ def _trained(job: Job, model: Model, run: runs.Run, ledger: Ledger, root: Path, 
         return run.finish(written)
 
 
-def _identity(job: Job, run: runs.Run) -> dict[str, Any]:
+def _identity(job: Job, run: store.Run) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "algorithm": job.document["algorithm"],
@@ -157,7 +194,7 @@ def _checksums(written: Path, job: Job) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def _train_into(folder: Path, job: Job, run: runs.Run, model: Model, live: Tell) -> Trace:
+def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: Tell) -> Trace:
     """Trains and writes the released model and the trace into `folder`."""
     performance = job.settings.performance
     diagnostics = Diagnostics()
@@ -227,13 +264,6 @@ def main() -> None:
     )
     url = ledger_url(settings.ledger.url)
     ledger = open_newest(url, home=home(), root=Path())
-    epsilon, digest = settings.privacy.epsilon, job.digest(Path(), home())
-    asked = repeat_guard.Asked(digest, described(public), f"epsilon {epsilon:g}", job.retraining)
-    if not public.public and repeat_guard.brought_back(asked, Path("artifacts"), _ARTIFACTS, ledger, home()):
-        return
-    if not runs.unfinished(home(), digest):  # what was begun is paid for
-        records = sanity.records_of(public, Path("data/cards"))
-        sanity.question(sanity.doubts(settings, job.plan, records), public, epsilon=epsilon)
     train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))
     remember(ledger, url, home=home())
 

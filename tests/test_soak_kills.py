@@ -12,7 +12,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.ledger import Ledger
-from tests.soak.kills_check import fell, problems, rows_of
+from tests.soak.kills_check import ended_badly, fell, problems, rows_of
 from tests.soak.kills_place import POPULATION, Place, make
 
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 8.0}, "count": 5}]
@@ -25,7 +25,7 @@ def place(tmp_path: Path) -> Place:
     made = make(tmp_path, None)
     ledger = Ledger.open(made.url)
     ledger.declare(POPULATION, Budget(6.0, 1e-5), public=False)
-    reserve(made, "20260105T030000-a", 0)
+    reserve(made, "0123456789abcdef-1", 0)
     return made
 
 
@@ -60,9 +60,9 @@ def release(place: Place, run_id: str, count: int) -> None:
 @pytest.mark.parametrize(
     ("run_id", "count", "wrong"),
     [
-        ("20260105T030000-a", 5, []),
-        ("20260105T030000-a", 6, ["run 20260105T030000-a released more than it reserved"]),
-        ("20260105T030000-b", 1, ["run 20260105T030000-b released without a reservation"]),
+        ("0123456789abcdef-1", 5, []),
+        ("0123456789abcdef-1", 6, ["run 0123456789abcdef-1 released more than it reserved"]),
+        ("0123456789abcdef-2", 1, ["run 0123456789abcdef-2 released without a reservation"]),
     ],
 )
 def test_what_was_released_is_compared_with_what_is_reserved(
@@ -71,6 +71,19 @@ def test_what_was_released_is_compared_with_what_is_reserved(
     release(place, run_id, count)
     assert problems(place, [], rows_of(place)) == wrong
     assert fell(place, rows_of(place), 0) == "before it began"
+
+
+def test_what_is_left_of_a_run_that_has_ended_is_seen(place: Place) -> None:
+    place.states.mkdir(parents=True)
+    (place.states / f"{place.period(0)}.json").write_text('{"kind": "forfeited"}')
+    Ledger.open(place.url).forfeit("0123456789abcdef-1")
+    assert ended_badly(place, rows_of(place), 0) == []
+    folder = place.home / "runs/0123456789abcdef-1"
+    folder.mkdir(parents=True)
+    (folder / "lock").touch()
+    assert ended_badly(place, rows_of(place), 0) == ["a run that was forfeited is still there"]
+    (folder / "generator.key").touch()
+    assert "a run that has ended keeps secrets" in ended_badly(place, rows_of(place), 0)
 
 
 def test_rows_that_are_lost_changed_or_charged_twice_are_seen(place: Place) -> None:
@@ -87,5 +100,5 @@ def test_two_charges_of_a_period_are_seen(place: Place) -> None:
     rows = rows_of(place)
     twice = [*rows, rows[1] | {"run_id": "another"}]
     assert "a period was charged twice" in problems(place, rows, twice)
-    reserve(place, "20260112T030000-c", 1)
+    reserve(place, "fedcba9876543210-1", 1)
     assert problems(place, rows, rows_of(place)) == []

@@ -30,7 +30,7 @@ def write_whole(
 
 
 def taken(path: Path) -> int | None:
-    """A descriptor that holds a lock file until it is closed; None where another process holds it.
+    """A descriptor that holds a lock file until it is closed; None where another process holds it, or took it away.
 
     For a lock that is deleted with the folder that it is in: `filelock`, which the others are of, would make the folder
     anew. Raises FileNotFoundError where the folder is gone.
@@ -38,7 +38,10 @@ def taken(path: Path) -> int | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        is_there = os.path.samestat(os.fstat(descriptor), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        is_there = False
+    if not is_there:
         os.close(descriptor)
         return None
     return descriptor

@@ -199,10 +199,10 @@ def forfeit(run_id: Annotated[str, typer.Argument(help="A run that will not be r
     """Give up an open run: its whole reservation counts as spent for ever, and its folder is deleted."""
     with sentences():
         from tasks.config.environment import home
-        from tasks.runs import folder
+        from tasks.runs import store
 
         _ledger().forfeit(run_id)
-        folder.abandon(home(), run_id)
+        store.abandon(home(), run_id)
     say(f"The whole reservation of {run_id} counts as spent for ever.")
 
 

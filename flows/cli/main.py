@@ -262,7 +262,7 @@ def _end(number: int, root: Path, began: float) -> NoReturn:
 def _what_stays(root: Path, began: float) -> str:
     """What a command, which began at a moment, leaves of its run, in words."""
     from tasks.config.environment import home
-    from tasks.runs.folder import begun_since
+    from tasks.runs.store import begun_since
     from tasks.runs.summary import open_ledger
 
     run_id = begun_since(home(), began, root)

@@ -25,7 +25,7 @@ from tasks.evaluate import evaluate, load_model
 from tasks.retraining.choice import TooFewBlocksError, declared_blocks, next_of, retire
 from tasks.retraining.registry import Registry, State, States
 from tasks.retraining.settings import Retraining
-from tasks.runs import folder
+from tasks.runs import store
 from tasks.runs.reproduce import STAGES, Say, StageFailedError, StageRefusedError
 from tasks.runs.stage import refusals
 from tasks.runs.summary import open_ledger
@@ -158,7 +158,7 @@ def _refused(work: Work, state: State, reason: str) -> Outcome:
         _put_back(work, state)
         work.states.forget(state)
         return Outcome("refused", f"{reason} Nothing was spent; the model that serves stays.")
-    if work.ledger.status(run_id) == "settled" or folder.is_kept(home(), run_id):
+    if work.ledger.status(run_id) == "settled" or store.is_here(home(), run_id):
         return replace(_failed(work, state, reason), kind="refused")
     return Outcome("refused", give_up(work, state, reason))
 
@@ -186,10 +186,10 @@ def give_up(work: Work, state: State, reason: str) -> str:
     run_id = charged_run(ledger, work.population, _key(work, state.period))
     status = None if run_id is None else ledger.status(run_id)
     # Forfeited already where the process was killed right after that; a settled run has lost its model only.
-    is_lost = status == "forfeited" or (status == "open" and folder.is_kept(home(), str(run_id)))
+    is_lost = status == "forfeited" or (status == "open" and store.is_here(home(), str(run_id)))
     if run_id is not None and is_lost:
         ledger.forfeit(run_id)
-        folder.abandon(home(), run_id)
+        store.abandon(home(), run_id)
     if status != "settled":
         _put_back(work, state)
     words = f"{reason} The retraining of {state.period} is given up" + (

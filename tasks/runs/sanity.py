@@ -20,7 +20,6 @@ from data.schema import registry
 from tasks.calibrate import plan_for
 from tasks.config.environment import TRAIN_ANYWAY, may_train_anyway, train_anyway
 from tasks.config.params import Params
-from tasks.runs.repeat_guard import agrees
 
 LEAST_SIGNAL = 1.0
 """How large the sum of all records' clipped gradients, if all were alike, has to be over the noise on it, all told."""
@@ -110,6 +109,18 @@ def question(found: Sequence[str], public: PublicDescription, *, epsilon: float)
                 f"these settings look wrong, and would spend epsilon {epsilon:g}: {doubt}; or set {TRAIN_ANYWAY}=yes to"
                 " train all the same."
             )
+
+
+def agrees(question: str) -> bool:
+    """Whether a person at this terminal says yes; False where there is none."""
+    if not sys.stdin.isatty():
+        return False
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    try:
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except OSError:  # a terminal of another session
+        return False
 
 
 def ask_first(root: Path, settings: Params) -> None:

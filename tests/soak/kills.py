@@ -150,7 +150,7 @@ class Trial:
 
     def _damage(self) -> bool:
         """Cuts a checkpoint short; whether there is one."""
-        found = list((self.place.home / "runs").glob("2*/state.safetensors"))
+        found = list((self.place.home / "runs").glob("[!.]*/state.safetensors"))
         for path in found:
             os.truncate(path, 10)
         return bool(found)

@@ -49,6 +49,7 @@ _ENTRY = (
     "plan.json",
     "trace.parquet",
 )
+_KEPT = {"run.json", "lock", "taken", "result"}  # of a run's folder, for good
 
 
 def rows_of(place: Place) -> list[Row]:
@@ -117,7 +118,7 @@ def releases(place: Place) -> Iterator[tuple[str, str]]:
             yield facts["run_id"], _text([row["event"] for row in facts["trace"]])
     for path in (place.home / "runs").glob("*/*/trace.parquet"):
         yield from _of_trace(path.parents[1].name.removeprefix(".gone-"), path)  # killed while it was deleted
-    for folder in (place.root / "artifacts", *place.registry.glob("2*")):
+    for folder in (place.root / "artifacts", *place.registry.glob("*-[0-9]*")):
         receipt, trace = folder / "receipt.json", folder / "trace.parquet"
         if not trace.is_file() or not receipt.is_file() or not receipt.stat().st_size:
             continue
@@ -179,9 +180,10 @@ def ended_badly(place: Place, rows: Sequence[Row], week: int) -> list[str]:
     if state is None or run_id is None:
         return ["the period ended without a state or without a charge"]
     kinds = {row["kind"] for row in rows if row["run_id"] == run_id}
-    left = list((place.home / "runs").glob(f"*{run_id}"))
-    found = ["a run that has ended is still there"] if left else []
+    left = {path.name for path in (place.home / "runs").glob(f"*{run_id}/*")}
+    found = ["a run that has ended keeps secrets"] if left - _KEPT else []
     if state["kind"] == "forfeited":
+        found += ["a run that was forfeited is still there"] if left else []
         return found + ([] if kinds == {"reserve", "forfeit"} else ["forfeited, but not in the ledger"])
     if state["kind"] not in ("promoted", "kept"):
         return [*found, f"the period ended as {state['kind']}"]

@@ -1,13 +1,16 @@
-"""A private run that is done is not done again unless a person agrees; what it paid for is brought back for nothing."""
+"""A private run that is done is not done again unless a person agrees; what it paid for is handed out for nothing."""
 
 import hashlib
 import io
 import json
+import os
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,171 +18,242 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.mechanisms.noise import secure_generator
-from tasks.runs import folder as runs
-from tasks.runs import repeat_guard, result_store
+from tasks import train
+from tasks.runs import store
 
-INPUTS = "a" * 64
+DIGEST = "0123456789abcdef"
+EVENT = {"event": {"type": "GaussianDpEvent", "noise_multiplier": 5.0}, "count": 1}
+COST = Budget(1.0, 1e-6)
 NAMES = ("model.safetensors", "trace.parquet", "receipt.json")
 
 
 def ledger_of(home: Path) -> Ledger:
-    return Ledger.open(f"sqlite:///{home}/ledger.sqlite")
+    ledger = Ledger.open(f"sqlite:///{home}/ledger.sqlite")
+    ledger.declare("painters", Budget(10.0, 1e-3), public=False)
+    return ledger
 
 
-def claim(home: Path, *, keeps: bool = True) -> AbstractContextManager[runs.Run]:
-    return runs.claimed(
+def claim(
+    home: Path, digest: str = DIGEST, *, retraining: str | None = None
+) -> AbstractContextManager[store.Run]:
+    ledger = ledger_of(home)
+    asked = SimpleNamespace(
+        settings=SimpleNamespace(privacy=SimpleNamespace(epsilon=1.0)),
+        public=SimpleNamespace(population="painters"),
+        retraining=retraining,
+    )
+    return store.claimed(
         home,
-        inputs=INPUTS,
+        digest,
+        ledger.status,
         checkout=home,
         fresh=secure_generator(),
-        is_forfeited=lambda _: False,
-        keeps=keeps,
+        anew=lambda run_id, is_whole: train._spends_again(cast(train.Job, asked), run_id, is_whole, ledger),
     )
 
 
-def begun(home: Path) -> str:
-    with claim(home) as run:
+def reserved(home: Path, *, retraining: str | None = None) -> str:
+    """A run that was killed after it was charged."""
+    with claim(home, retraining=retraining) as run:
+        about = {"retraining": retraining} if retraining else {}
+        ledger_of(home).reserve(run.run_id, "painters", COST, events=[EVENT], about=about)
         return run.run_id
 
 
-def finished(home: Path, *, keeps: bool = True) -> str:
-    """A run whose result a later stage has taken."""
-    with claim(home, keeps=keeps) as run:
-        written = run.folder / "written"
-        written.mkdir()
-        contents = {name: f"{name} of {run.run_id}".encode() for name in NAMES[:2]} | {"plan.json": b"{}"}
+def finished(home: Path, *, retraining: str | None = None, keeps: bool = True) -> str:
+    """A run whose result a later stage has taken up."""
+    run_id = reserved(home, retraining=retraining)
+    with claim(home, retraining=retraining) as run:
+        assert run.run_id == run_id
+        written = run.emptied("written")
+        contents = {name: f"{name} of {run_id}".encode() for name in NAMES[:2]} | {"plan.json": b"{}"}
         for name in NAMES[:2]:
             (written / name).write_bytes(contents[name])
         sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-        (written / "receipt.json").write_text(json.dumps({"run_id": run.run_id, "sha256": sums}))
+        (written / "receipt.json").write_text(json.dumps({"run_id": run_id, "sha256": sums}))
+        ledger_of(home).settle(run_id, COST, events=[EVENT])
         run.finish(written)
-    runs.discard(home, run.run_id)
-    return run.run_id
+    store.take_up(home, run_id, keeps=keeps)
+    return run_id
 
 
-def ask(home: Path, inputs: str = INPUTS, *, retraining: str | None = None) -> bool:
-    artifacts = home / "artifacts"
-    artifacts.mkdir(exist_ok=True)
-    if not (artifacts / "plan.json").exists():
-        (artifacts / "plan.json").write_text("{}")
-    asked = repeat_guard.Asked(inputs, {"population": "painters"}, "epsilon 1", retraining)
-    return repeat_guard.brought_back(asked, artifacts, NAMES, ledger_of(home), home)
+def ask(home: Path, digest: str = DIGEST, *, retraining: str | None = None) -> tuple[str, bool]:
+    """Which run is had, and whether for nothing, since its result is there."""
+    with claim(home, digest, retraining=retraining) as run:
+        return run.run_id, run.result is not None
 
 
-def test_a_new_run_and_an_interrupted_one_are_not_asked_about(tmp_path: Path) -> None:
-    assert ask(tmp_path) is False
-    finished(tmp_path)
-    begun(tmp_path)
-    assert ask(tmp_path) is False
+def test_an_id_is_the_digest_and_the_number_of_the_attempt(tmp_path: Path) -> None:
+    assert reserved(tmp_path) == f"{DIGEST}-1"
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"{DIGEST}-1"]
+    ledger_of(tmp_path).forfeit(f"{DIGEST}-1")
+    assert reserved(tmp_path) == f"{DIGEST}-2"
 
 
-def test_a_finished_run_is_brought_back_for_nothing_again_and_again(
+def test_an_interrupted_run_goes_on_and_is_not_asked_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_id = finished(tmp_path)
-    for _ in range(2):
-        assert ask(tmp_path) is True
-        model = tmp_path / "artifacts/model.safetensors"
-        assert model.read_text() == f"model.safetensors of {run_id}"
-        assert json.loads((tmp_path / "artifacts/receipt.json").read_text())["run_id"] == run_id
-        model.unlink()
-    assert ask(tmp_path, "b" * 64) is False
+    run_id = reserved(tmp_path)
+    key = (tmp_path / "runs" / run_id / "generator.key").read_bytes()
     monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
-    assert ask(tmp_path) is False
-    assert not model.exists()
+    with claim(tmp_path) as run:
+        assert (run.run_id, run.result, run.generator().key) == (run_id, None, key)
 
 
-def test_a_kept_result_is_for_its_owner_alone(tmp_path: Path) -> None:
-    run_id = finished(tmp_path)
-    assert (tmp_path / result_store.RESULTS).stat().st_mode & 0o077 == 0
-    assert [path.name for path in (tmp_path / result_store.RESULTS).iterdir()] == [run_id]
-
-
-def damaged(home: Path, run_id: str) -> None:
-    (home / result_store.RESULTS / run_id / "trace.parquet").write_bytes(b"")
-
-
-def deleted(home: Path, run_id: str) -> None:
-    shutil.rmtree(home / result_store.RESULTS / run_id)
-
-
-def of_another_run(home: Path, run_id: str) -> None:
-    path = home / result_store.RESULTS / run_id / "receipt.json"
-    path.write_text(path.read_text().replace(run_id, "20250101T120000-ffffffff"))
-
-
-@pytest.mark.parametrize("change", [damaged, deleted, of_another_run])
-def test_what_is_not_kept_whole_is_refused_without_a_person(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path, str], None]
+def test_a_finished_run_is_handed_out_for_nothing_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_id, artifacts = finished(tmp_path), tmp_path / "artifacts"
+    artifacts.mkdir()
+    (artifacts / "plan.json").write_text("{}")
+    for _ in range(2):
+        with claim(tmp_path) as run:
+            assert run.result is not None
+            store.hand_out(run.result, artifacts, NAMES, said={})
+        assert (artifacts / NAMES[0]).read_text() == f"model.safetensors of {run_id}"
+        assert json.loads((artifacts / "receipt.json").read_text())["run_id"] == run_id
+        (artifacts / NAMES[0]).unlink()
+    assert ask(tmp_path, "f" * 16) == (f"{'f' * 16}-1", False)
+    monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
+    assert ask(tmp_path) == (f"{DIGEST}-2", False)
+
+
+def test_a_result_that_nobody_has_in_hand_yet_is_handed_out_to_who_would_spend_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed between the result and its copy is started again by the same command."""
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "take_up", lambda *_, **__: None)
+        run_id = finished(tmp_path)
+    monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
+    assert ask(tmp_path) == (run_id, True)
+
+
+def test_a_kept_result_is_for_its_owner_alone_and_no_secret_is_beside_it(tmp_path: Path) -> None:
     run_id = finished(tmp_path)
-    change(tmp_path, run_id)
+    assert (tmp_path / "runs").stat().st_mode & 0o077 == 0
+    folder = tmp_path / "runs" / run_id
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "result", "run.json", "taken"]
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_result_is_on_the_disk_before_the_secrets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = set[str](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    def forget(run: store.Run) -> None:
+        written = run.folder / "written"
+        assert synced >= {str(path) for path in (*(written / name for name in NAMES), written, run.folder)}
+        forgotten.append(run.run_id)
+
+    forgotten: list[str] = []
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(store.Run, "forget_secrets", forget)
+    assert finished(tmp_path) == forgotten[0]
+
+
+def damaged(folder: Path) -> None:
+    (folder / "result/trace.parquet").write_bytes(b"")
+
+
+def deleted(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def of_another_run(folder: Path) -> None:
+    path = folder / "result/receipt.json"
+    path.write_text(path.read_text().replace(folder.name, f"{DIGEST}-7"))
+
+
+def without_its_key(folder: Path) -> None:
+    (folder / "generator.key").unlink()
+
+
+@pytest.mark.parametrize(
+    ("begin", "change"),
+    [
+        (finished, damaged),
+        (finished, deleted),
+        (finished, of_another_run),
+        (reserved, deleted),
+        (reserved, without_its_key),
+    ],
+)
+def test_what_was_charged_and_is_lost_is_refused_without_a_person(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begin: Callable[[Path], str],
+    change: Callable[[Path], None],
+) -> None:
+    run_id = begin(tmp_path)
+    change(tmp_path / "runs" / run_id)
     with pytest.raises(RefusedError, match=f"{run_id} did just this.* epsilon 1 again"):
         ask(tmp_path)
-    assert not (tmp_path / "artifacts/model.safetensors").exists()
     monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
-    assert ask(tmp_path) is False
+    assert ask(tmp_path) == (f"{DIGEST}-2", False)
+
+
+def test_an_earlier_attempt_is_handed_out_where_the_last_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = finished(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
+        second = reserved(tmp_path)
+    assert (first, second) == (f"{DIGEST}-1", f"{DIGEST}-2")
+    deleted(tmp_path / "runs" / second)
+    assert ask(tmp_path) == (first, True)
 
 
 def test_the_result_of_a_run_on_public_records_is_not_kept(tmp_path: Path) -> None:
     finished(tmp_path, keeps=False)
-    assert not (tmp_path / result_store.RESULTS).exists()
-
-
-def test_killed_while_a_result_is_kept_it_is_kept_the_next_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = shutil.copytree
-
-    def half(source: Path, target: Path, **how: Any) -> None:
-        whole(source, target, **how)
-        (target / "model.safetensors").write_bytes(b"")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shutil, "copytree", half)
-        finished(tmp_path)
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert ask(tmp_path) is False
-    runs.discard(tmp_path, folder.name)
     assert list((tmp_path / "runs").iterdir()) == []
-    assert ask(tmp_path) is True
 
 
-def test_two_that_take_a_result_up_at_once_keep_it_whole(
+def test_who_asks_for_a_run_that_another_is_at_waits_and_has_its_result_for_nothing(tmp_path: Path) -> None:
+    finish, said, had = store.Run.finish, threading.Event(), list[tuple[str, bool]]()
+
+    class Told:
+        def info(self, *_: Any) -> None:
+            said.set()
+
+    other = threading.Thread(target=lambda: had.append(ask(tmp_path)))
+
+    def meanwhile(run: store.Run, written: Path) -> Path:
+        other.start()
+        assert said.wait(60)
+        return finish(run, written)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "_LOG", Told())
+        patch.setattr(store.Run, "finish", meanwhile)
+        run_id = finished(tmp_path)
+        other.join(60)
+    assert had == [(run_id, True)]
+
+
+def test_a_forfeited_run_that_is_there_still_makes_nobody_spend_again_and_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second comes while the first one copies."""
-    keep, copies = runs.keep, []
-
-    def kept_twice(home: Path, run_id: str, result: Path) -> None:
-        copies.append(run_id)
-        assert len(copies) == 1
-        runs.discard(home, run_id)
-        keep(home, run_id, result)
-
-    monkeypatch.setattr(runs, "keep", kept_twice)
-    run_id = finished(tmp_path)
-    runs.discard(tmp_path, run_id)
-    assert copies == [run_id] and ask(tmp_path) is True
-
-
-def test_a_forfeited_run_that_is_there_still_makes_nobody_spend_again(tmp_path: Path) -> None:
-    finished(tmp_path)
-    run_id, ledger, cost = begun(tmp_path), ledger_of(tmp_path), Budget(1.0, 1e-6)
-    ledger.declare("painters", Budget(10.0, 1e-3), public=False)
-    ledger.reserve(run_id, "painters", cost, events=[], about={})
-    assert ask(tmp_path) is False
-    ledger.forfeit(run_id)
-    assert ask(tmp_path) is True
+    first = finished(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
+        second = reserved(tmp_path)
+    assert ask(tmp_path) == (second, False)
+    ledger_of(tmp_path).forfeit(second)
+    assert ask(tmp_path) == (first, True)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [first]
 
 
 def test_a_retraining_takes_no_result_of_another(tmp_path: Path) -> None:
-    run_id, ledger, cost = finished(tmp_path), ledger_of(tmp_path), Budget(1.0, 1e-6)
-    ledger.declare("painters", Budget(10.0, 1e-3), public=False)
-    event = {"event": {"type": "GaussianDpEvent", "noise_multiplier": 5.0}, "count": 1}
-    ledger.reserve(run_id, "painters", cost, events=[event], about={"retraining": "visits 2026-W01"})
-    assert ask(tmp_path, retraining="visits 2026-W01") is True
+    run_id = finished(tmp_path, retraining="visits 2026-W01")
+    assert ask(tmp_path, retraining="visits 2026-W01") == (run_id, True)
+    assert ask(tmp_path) == (run_id, True)
     with pytest.raises(RefusedError, match="did just this"):
         ask(tmp_path, retraining="visits 2026-W02")
 
@@ -199,7 +273,7 @@ def test_a_person_at_a_terminal_is_asked(
     answer: str,
     agrees: bool,
 ) -> None:
-    finished(tmp_path)
+    run_id = finished(tmp_path)
     monkeypatch.setattr("sys.stdin", Terminal(answer))
-    assert ask(tmp_path) is not agrees
+    assert ask(tmp_path) == ((f"{DIGEST}-2", False) if agrees else (run_id, True))
     assert "spends epsilon 1 again. Spend it? [y/N]" in capsys.readouterr().err

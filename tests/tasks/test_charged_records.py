@@ -54,14 +54,14 @@ def test_blocks_that_were_prepared_while_a_run_began_are_not_read(
 ) -> None:
     file = place.root / "params.yaml"
     text = file.read_text()
-    enter = train.register
+    register = train.register
 
     def of(block: str) -> None:
         file.write_text(text.replace("dataset: tiny", f"dataset: tiny, blocks: [{block}]"))
         place.run_stage("prepare", place.root)
 
     def swapped(*given: Any, **named: Any) -> None:
-        enter(*given, **named)
+        register(*given, **named)
         of("w2")
 
     of("w1")
@@ -155,12 +155,12 @@ def test_of_two_checkouts_that_name_a_block_differently_one_alone_is_trained_on(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other run's reservation comes between this one's check and its own."""
-    enter = train.register
+    register = train.register
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)
 
     def meanwhile(*given: Any, **named: Any) -> None:
-        enter(*given, **named)
+        register(*given, **named)
         held = {f"my-{name}": found for name, found in block_digests(named["prepared"]).items()}
         for name in held:
             place.ledger.declare_block("tiny", name)
@@ -179,14 +179,14 @@ def test_records_that_were_prepared_anew_under_the_same_names_are_not_read(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their description is the same; the block has one record more."""
-    confirm = train.bind
+    bind = train.bind
 
     def swapped(*given: Any, **named: Any) -> None:
         week = place.root / "weeks/w1.csv"
         lines = week.read_text().splitlines(keepends=True)
         week.write_text("".join([*lines, lines[-1]]))
         place.run_stage("prepare", place.root)
-        confirm(*given, **named)
+        bind(*given, **named)
 
     for stage in ("prepare", "calibrate"):
         place.run_stage(stage, place.root)

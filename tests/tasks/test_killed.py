@@ -1,15 +1,16 @@
 """What a process that was killed leaves behind stops no other, and is not there for ever."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
+from data.prepare import files
 from tasks import train
-from tasks.runs import folder as runs
+from tasks.runs import store
 from tests.tasks.test_retraining import Place, place
 from tests.tasks.test_train import Workspace, _crash, prepared_digits, workspace
 
@@ -39,24 +40,34 @@ def test_a_run_that_was_half_deleted_is_not_taken_up(
     first = workspace.train()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(shutil, "rmtree", _crash)
-        runs.discard(workspace.home, first["run_id"])
-    runs.discard(workspace.home, first["run_id"])
-    assert workspace.run_folders == []
+        workspace.take_up()
+    (left,) = workspace.run_folders
+    assert left.name == f".gone-{first['run_id']}"
     second = workspace.train()
     assert second["run_id"] != first["run_id"]
-    runs.discard(workspace.home, second["run_id"])
-    assert list((workspace.home / "runs").iterdir()) == []
+    workspace.take_up()
+    assert workspace.run_folders == []
 
 
-def test_the_key_of_a_run_that_did_not_begin_goes(workspace: Workspace) -> None:
-    left, at_work = (workspace.home / "runs" / f".20260101T000000-{name}" for name in ("left", "at-work"))
-    for folder in (left, at_work):
-        folder.mkdir(parents=True)
-        (folder / "generator.key").touch()
-    (left / "lock").touch()
-    with FileLock(at_work / "lock"):
-        run_id = workspace.train()["run_id"]
-    assert [path.name for path in workspace.run_folders] == [at_work.name, run_id]
+def test_killed_while_its_key_is_written_a_run_begins_with_another_and_leaves_none(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = os.replace
+
+    def killed(fresh: Path, path: Path) -> None:
+        if path.name == "generator.key":
+            shutil.copyfile(fresh, path.with_name("half"))
+            raise KeyboardInterrupt
+        replace(fresh, path)
+
+    defaults: dict[str, Any] = files.write_whole.__kwdefaults__
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setitem(defaults, "put", killed)
+        workspace.train()
+    (folder,) = workspace.run_folders
+    assert (folder / "half").exists() and not (folder / "generator.key").exists()
+    assert workspace.train()["run_id"] == folder.name
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "result", "run.json"]
 
 
 def test_killed_between_the_forfeit_and_its_note_it_is_forfeited_all_the_same(
@@ -68,7 +79,7 @@ def test_killed_between_the_forfeit_and_its_note_it_is_forfeited_all_the_same(
     place.settings = place.settings.model_copy(update={"attempts": 1})
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(train, "run_training", fails)
-        patch.setattr(runs, "abandon", _crash)
+        patch.setattr(store, "abandon", _crash)
         place.deliver()
     (run_id,) = place.rows("forfeit")
     assert f"the whole reservation of run {run_id} counts as spent" in place.deliver().message

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
@@ -56,7 +57,7 @@ class Visits:
         settings = params.load(root / "params.yaml", reads=train.READS)
         plan = (root / "artifacts/plan.json").read_bytes()
         job = train.Job(settings, plan, root / "datasets/prepared", self.place.public)
-        return job.digest(root, self.place.home)
+        return job.digest(self.place.home)
 
     @property
     def runs(self) -> int:
@@ -154,9 +155,18 @@ def test_a_result_that_was_not_evaluated_yet_is_handed_out_under_the_corrected_w
     visits.finish()
 
 
-def test_another_unit_or_another_record_asks_for_another_run(visits: Visits) -> None:
-    digests = set()
-    for card in (CARD, CARD.replace("unit: ", "unit: a part of "), CARD.replace("salt: ", "salt: another ")):
-        visits.prepare(card)
-        digests.add(visits.digest())
-    assert len(digests) == 3
+def test_another_record_asks_for_another_run(visits: Visits) -> None:
+    first = visits.digest()
+    visits.prepare(CARD.replace("salt: ", "salt: another "))
+    assert visits.digest() != first
+
+
+def test_another_unit_asks_for_no_other_run_and_its_result_is_not_handed_out_under_it(visits: Visits) -> None:
+    first, digest = visits.train(), visits.digest()
+    visits.finish()
+    visits.prepare(CARD.replace("unit: ", "unit: a part of "))
+    assert first == f"{visits.digest()}-1" == f"{digest}-1"
+    with pytest.raises(RefusedError, match=r"counts .* as one record"):
+        visits.train()
+    visits.prepare()
+    assert (visits.train(), visits.runs) == (first, 1)

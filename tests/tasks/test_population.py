@@ -19,7 +19,6 @@ from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
 from tasks import calibrate, evaluate, prepare, train
 from tasks.config import params
-from tasks.runs import folder
 from tasks.runs.population import bind, declare, register
 from tasks.runs.rollback_guard import check_usual
 from tests.support.checkout import PROJECT
@@ -116,7 +115,7 @@ def test_a_population_under_renyi_is_charged_by_the_events_of_its_runs(workspace
     assert block.limit[0] - block.left[0] == pytest.approx(rdp(of_two, orders=(8.0,))[0])
     assert receipt["ledger"]["first"] == workspace.ledger.history()[0].hash
     workspace.declare(composition="zcdp", composition_order=None)
-    folder.discard(workspace.home, receipt["run_id"])
+    workspace.take_up()
     with pytest.raises(
         RefusedError, match=r"declared under Rényi at order 8\.0 with a person in at most 2 blocks, but the"
     ):
@@ -140,7 +139,7 @@ def test_a_run_on_blocks_charges_each_of_them_and_a_spent_one_refuses_it(workspa
     spent = [ledger.balance("digits", block).spent.epsilon for block in ("january", "february")]
     assert spent == [job.plan.cost.epsilon] * 2
     assert calibrate.plan_for(settings, workspace.public).cost == job.plan.cost
-    folder.discard(workspace.home, workspace.receipt["run_id"])
+    workspace.take_up()
     shutil.rmtree(workspace.home / "runs")
     with pytest.raises(BudgetRefusedError, match="block 'january' of population 'digits'"):
         run()

@@ -1,16 +1,19 @@
 """Run folders: whose they are, when they go, and what decides that two runs are one."""
 
+import fcntl
+import os
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.mechanisms.noise import secure_generator
+from data.prepare.files import taken
 from tasks import train
 from tasks.config import params
-from tasks.runs import folder as runs
+from tasks.runs import store
 from tests.tasks.test_train import Workspace, _crash, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]  # fixtures
@@ -23,32 +26,23 @@ def crash_before_settling(workspace: Workspace, monkeypatch: pytest.MonkeyPatch)
             workspace.train()
 
 
-def test_a_run_that_a_process_holds_is_not_taken_up(tmp_path: Path) -> None:
-    def claim() -> Any:
-        return runs.claimed(
-            tmp_path, inputs="same", checkout=tmp_path, fresh=secure_generator(), is_forfeited=lambda _: False
-        )
-
-    with claim() as held, claim() as other:
-        assert other.run_id != held.run_id
-    with claim() as again:
-        assert again.run_id in (held.run_id, other.run_id)
-
-
-def test_an_unfinished_run_is_not_discarded(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keeps", [True, False])
+def test_an_unfinished_run_is_not_taken_up_by_a_later_stage(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
     crash_before_settling(workspace, monkeypatch)
     (folder,) = workspace.run_folders
-    runs.discard(workspace.home, folder.name)
-    assert (folder / "generator.key").exists()
+    store.take_up(workspace.home, folder.name, keeps=keeps)
+    assert (folder / "generator.key").exists() and not (folder / "taken").exists()
 
 
 def test_a_run_taken_up_uses_the_noise_it_began_with(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace.set("privacy", noise="seeded")
-    first = workspace.train()
+    workspace.train()
     expected = workspace.model()
-    runs.discard(workspace.home, first["run_id"])
+    workspace.take_up()
     crash_before_settling(workspace, monkeypatch)
     shutil.rmtree(workspace.run_folders[0] / "written")
     (workspace.run_folders[0] / "state.safetensors").unlink()
@@ -56,15 +50,18 @@ def test_a_run_taken_up_uses_the_noise_it_began_with(
     assert workspace.model() == expected
 
 
-@pytest.mark.parametrize("what", ["steps", "seed", "noise", "dataset", "checkout"])
+@pytest.mark.parametrize(
+    "what", ["steps", "seed", "noise", "dataset", "population", "contents", "blocks", "owner"]
+)
 def test_whatever_decides_a_result_makes_another_run(workspace: Workspace, what: str) -> None:
-    def job() -> train.Job:
+    def digest(home: Path = workspace.home, blocks: tuple[str, ...] = ("all",)) -> str:
         settings = params.load(workspace.root / "params.yaml", reads=train.READS)
         plan = (workspace.root / "artifacts/plan.json").read_bytes()
-        return train.Job(settings, plan, workspace.root / "datasets/prepared", workspace.public)
+        return train.Job(settings, plan, root / "datasets/prepared", workspace.public, blocks).digest(home)
 
-    before, root = job().digest(workspace.root, workspace.home), workspace.root
-    assert job().digest(root, workspace.home) == before
+    root = workspace.root
+    before, after = digest(), digest
+    assert digest() == before
     match what:
         case "steps":
             workspace.set("algorithm", steps=7)
@@ -75,10 +72,50 @@ def test_whatever_decides_a_result_makes_another_run(workspace: Workspace, what:
         case "noise":
             workspace.set("privacy", noise="seeded")
         case "dataset":
-            workspace.declare(unit="a page")
-        case "checkout":
-            root = root / "other"
-    assert job().digest(root, workspace.home) != before
+            workspace.declare(dataset="others")
+        case "population":
+            workspace.declare(population="others")
+        case "contents":
+            (root / "datasets/prepared/contents").write_text("another record")
+        case "blocks":
+            after = partial(digest, blocks=("january",))
+        case "owner":  # so that whoever has no key of this home can test no guess
+            after = partial(digest, root)
+    assert after() != before
+
+
+def test_two_checkouts_that_ask_for_one_run_pay_for_it_once(workspace: Workspace) -> None:
+    other = Workspace(workspace.root.with_name("other"), workspace.home)
+    shutil.copytree(workspace.root, other.root)
+    workspace.declare(public=False, population="people")
+    other.declare(public=False, population="people")
+    assert other.train()["run_id"] == workspace.train()["run_id"]
+    assert other.model() == workspace.model()
+    assert [row.kind for row in workspace.ledger.history("people")] == ["population", "reserve", "settle"]
+
+
+def test_two_processes_that_ask_for_one_run_at_once_pay_for_it_once(workspace: Workspace) -> None:
+    assert [process.wait() for process in [workspace.start(), workspace.start()]] == [0, 0]
+    assert [row.kind for row in workspace.ledger.history("digits")] == ["population", "reserve", "settle"]
+    assert [folder.name for folder in workspace.run_folders] == [workspace.receipt["run_id"]]
+
+
+def test_a_lock_that_another_process_took_away_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was deleted with its folder between the opening and the lock; who makes it anew has another one."""
+    lock = fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        (tmp_path / "lock").unlink()
+        lock(descriptor, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", late)
+        assert taken(tmp_path / "lock") is None
+    held = taken(tmp_path / "lock")
+    assert held is not None and taken(tmp_path / "lock") is None
+    os.close(held)
 
 
 def test_training_sees_the_training_records_and_no_others(

@@ -28,7 +28,7 @@ from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
-from tasks.runs import folder as runs
+from tasks.runs import store
 from tasks.runs.provenance import check_evaluated
 from tasks.tracking import live_curve
 from tests.support.checkout import PROJECT
@@ -97,6 +97,10 @@ class Workspace:
         )
         train.train(job, ledger=self.ledger, home=self.home, root=self.root, artifacts=artifacts)
         return self.receipt
+
+    def take_up(self) -> None:
+        """As a later stage does that has the result in hand."""
+        store.take_up(self.home, self.receipt["run_id"], keeps=not self.public.public)
 
     @property
     def receipt(self) -> dict[str, Any]:
@@ -193,7 +197,7 @@ def test_a_result_that_no_stage_took_up_is_handed_out_again_for_nothing(workspac
 
 def test_once_its_result_is_taken_up_a_run_again_spends_again(workspace: Workspace) -> None:
     first = workspace.train()
-    runs.discard(workspace.home, first["run_id"])
+    workspace.take_up()
     assert workspace.run_folders == []
     second = workspace.train()
     assert second["run_id"] != first["run_id"]
@@ -205,7 +209,7 @@ def test_fresh_secret_noise_gives_another_model_and_seeded_noise_the_same(worksp
     for noise in ("secure", "secure", "seeded", "seeded"):
         workspace.set("privacy", noise=noise)
         receipt = workspace.train()
-        runs.discard(workspace.home, receipt["run_id"])
+        workspace.take_up()
         models.append(workspace.model())
         assert receipt["private_noise"] is (noise == "secure")
     assert models[0] != models[1]
@@ -220,7 +224,7 @@ def test_a_live_curve_changes_no_result_whether_wandb_hangs_or_answers(
     workspace.set("tracking", mode="online")
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     for hangs, patience in ((True, 1.0), (False, 60.0)):
-        runs.discard(workspace.home, first["run_id"])
+        workspace.take_up()
         monkeypatch.setattr(live_curve, "_PATIENCE", patience)
         caplog.clear()
         with (
@@ -261,7 +265,7 @@ def test_killed_at_random_instants_it_ends_with_the_same_model_and_one_charge(wo
     expected, cost = workspace.model(), workspace.receipt["epsilon"]["pld"]
     draw, fell = random.Random(KILLS), 0
     for kill in range(1, KILLS + 1):
-        runs.discard(workspace.home, workspace.receipt["run_id"])
+        workspace.take_up()
         (workspace.root / "artifacts/model.safetensors").unlink()
         fell += killed_after(workspace, draw.uniform(0.1, 0.6) * whole)
         assert workspace.start().wait() == 0
@@ -277,7 +281,7 @@ def test_killed_at_random_instants_it_ends_with_the_same_model_and_one_charge(wo
 def test_a_crash_around_each_durable_step_costs_one_charge(
     where: str, after: bool, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner: Any = runs.Run if where == "finish" else Ledger
+    owner: Any = store.Run if where == "finish" else Ledger
     whole = getattr(owner, where)
 
     def crashing(*arguments: Any, **named: Any) -> Any:
@@ -306,7 +310,7 @@ def test_a_killed_run_stays_charged_until_it_is_forfeited_and_then_for_ever(
     workspace.ledger.forfeit(killed)
     balance = workspace.ledger.balance("digits")
     assert (balance.reserved.epsilon, balance.spent.epsilon) == (0.0, pytest.approx(3.0, rel=1e-3))
-    runs.abandon(workspace.home, killed)
+    store.abandon(workspace.home, killed)
     assert not workspace.run_folders
     monkeypatch.undo()
     assert workspace.train()["run_id"] != killed
