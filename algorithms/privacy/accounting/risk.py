@@ -1,0 +1,179 @@
+"""What an attacker can achieve against a run, from its whole privacy profile and not from one (epsilon, delta) alone.
+
+The attacker knows all other records and tells from what was released whether one record was used. Any test of that has
+a rate of false alarms (records not used that are taken for used ones) and a rate of misses. A profile, delta as a
+function of epsilon, bounds both (Kairouz et al. 2015; Dong, Roth and Su 2022, Proposition 6): every number here is a
+limit that holds for the best attacker, never an estimate.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency
+from algorithms.privacy.accounting.epsilon import FINE, TRANSFORM_NOISE, discretisation_of
+from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.accounting.pld import composed, in_few_kinds
+from algorithms.privacy.accounting.rdp import ORDERS, epsilon_of_rdp, is_not_private, rdp
+
+Array = NDArray[np.float64]
+_POINTS, _LEAST_DELTA = 300, 1e-10
+_CUSTOMARY_DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Upper bounds of delta at some epsilons.
+
+    Attributes:
+        epsilon: Ascending from 0, shape [k].
+        delta: In [0, 1], shape [k].
+    """
+
+    epsilon: Array
+    delta: Array
+
+
+def profile(schedule: Schedule, *, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> Profile:
+    """The profile of releases that were fixed in advance: by PLD, or by Rényi divergences where that has no bound.
+
+    Args:
+        schedule: The events and how often each occurs.
+        adjacency: What the events are accounted under.
+
+    Raises:
+        RefusedError: Where an event has no bound at all.
+
+    Example:
+        >>> from dp_accounting import GaussianDpEvent
+        >>> bool(profile([(GaussianDpEvent(1.0), 1)]).delta[0] >= 0.3829)  # 2 Phi(1/2) - 1
+        True
+    """
+    if any(is_not_private(event) for event, _ in schedule):
+        return Profile(np.zeros(1), np.ones(1))
+    few = in_few_kinds(schedule)
+    grid = discretisation_of(few, _CUSTOMARY_DELTA, adjacency) or FINE
+    try:
+        found = composed(few, grid, adjacency)
+    except RefusedError:
+        return profile_of_rdp(np.array(ORDERS), rdp(few, adjacency=adjacency))
+    epsilons = _grid(float(found.get_epsilon_for_delta(_LEAST_DELTA)))
+    noise = TRANSFORM_NOISE * math.sqrt(sum(count for _, count in few))
+    return Profile(epsilons, np.clip(np.asarray(found.get_delta_for_epsilon(epsilons)) + noise, 0.0, 1.0))
+
+
+def profile_of_rdp(orders: Array, divergences: Array) -> Profile:
+    """The profile that Rényi bounds give, as for a run that is held by a filter.
+
+    Args:
+        orders: Above 1, shape [k].
+        divergences: The bound at each order, shape [k].
+
+    Example:
+        >>> rho, orders = 0.1, np.arange(2.0, 60.0)
+        >>> bool(profile_of_rdp(orders, rho * orders).delta[-1] < 1e-8)
+        True
+    """
+    epsilons = _grid(epsilon_of_rdp(divergences, _LEAST_DELTA, tuple(orders)))
+    deltas = [compute_delta(orders, divergences, epsilon)[0] for epsilon in epsilons]
+    return Profile(epsilons, np.clip(np.array(deltas), 0.0, 1.0))
+
+
+def profile_of_zcdp(rho: float) -> Profile:
+    """The profile of whatever a zCDP filter with this limit lets through."""
+    return profile_of_rdp(np.array(ORDERS), rho * np.array(ORDERS))
+
+
+def _grid(largest: float) -> Array:
+    return np.linspace(0.0, min(max(largest, 1e-6), 500.0), _POINTS)
+
+
+def misses(found: Profile, false_alarms: ArrayLike) -> Array:
+    """The least rate of misses of any test at a rate of false alarms: the trade-off curve.
+
+    Args:
+        found: The run's profile.
+        false_alarms: Rates in [0, 1], of any shape.
+
+    Returns:
+        Lower bounds in [0, 1], of the same shape.
+
+    Example:
+        >>> perfect = Profile(np.zeros(1), np.zeros(1))  # nothing was released
+        >>> misses(perfect, [0.1, 0.5]).tolist()
+        [0.9, 0.5]
+    """
+    alarms = np.asarray(false_alarms, dtype=np.float64)[..., None]
+    by_alarms = 1 - found.delta - np.exp(found.epsilon) * alarms
+    by_misses = np.exp(-found.epsilon) * (1 - found.delta - alarms)
+    best: Array = np.maximum(0.0, np.maximum(by_alarms, by_misses).max(axis=-1))
+    return best
+
+
+def caught(found: Profile, false_alarms: ArrayLike) -> Array:
+    """The largest share of used records that any test recognises, at a rate of false alarms.
+
+    Example:
+        >>> round(float(caught(Profile(np.zeros(1), np.zeros(1)), 0.05)), 6)
+        0.05
+    """
+    recognised: Array = 1 - misses(found, false_alarms)
+    return recognised
+
+
+def advantage(found: Profile) -> float:
+    """The most by which a share of recognised records exceeds its false alarms: delta at epsilon 0.
+
+    Half of it above one half is how often the best guess is right where half of the records were used.
+
+    Example:
+        >>> advantage(Profile(np.zeros(1), np.array([0.25])))
+        0.25
+    """
+    return float(found.delta[0])
+
+
+def gaussian_mu(found: Profile) -> float:
+    """The smallest mu of a Gaussian mechanism (sensitivity over standard deviation) that is at least as leaky.
+
+    Its delta is no smaller at any epsilon of the profile at which the profile's is above 1e-10; beyond, nothing is
+    compared. Infinite where none is.
+
+    Source: Balle and Wang 2018, Theorem 8; Dong, Roth and Su 2022 (Gaussian differential privacy).
+
+    Example:
+        >>> from dp_accounting import GaussianDpEvent
+        >>> round(gaussian_mu(profile([(GaussianDpEvent(2.0), 1)])), 2)
+        0.5
+    """
+    if found.delta[0] >= 1:
+        return math.inf
+    pairs = zip(found.epsilon, found.delta, strict=True)
+    return max((_mu_at(float(e), float(d)) for e, d in pairs if d > _LEAST_DELTA), default=0.0)
+
+
+def _mu_at(epsilon: float, delta: float) -> float:
+    """The mu whose delta at this epsilon is `delta`."""
+
+    def above(mu: float) -> float:
+        return _gaussian_delta(mu, epsilon) - delta
+
+    high = 1.0
+    while above(high) < 0:
+        high *= 2
+        if high > 1e6:
+            return math.inf
+    return float(brentq(above, 0.0, high, xtol=1e-9)) if above(0.0) < 0 else 0.0
+
+
+def _gaussian_delta(mu: float, epsilon: float) -> float:
+    if mu == 0:
+        return 0.0
+    first, second = -epsilon / mu + mu / 2, -epsilon / mu - mu / 2
+    return math.exp(log_ndtr(first)) - math.exp(epsilon + log_ndtr(second))
