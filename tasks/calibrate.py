@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from algorithms import models
-from algorithms.core.calibration import check_delta
+from algorithms.core.calibration import check_delta, risk_profile
 from algorithms.core.features import schedule
 from algorithms.core.method import Inputs, Plan, PublicInfo, Target
 from algorithms.errors import RefusedError
@@ -19,6 +19,7 @@ from algorithms.gradients import linear_layer
 from algorithms.models import Model
 from algorithms.models.feature_transforms import in_front, shape_after
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.risk import caught
 from data import PublicDescription
 from tasks.config import params
 from tasks.config import params as groups
@@ -26,6 +27,7 @@ from tasks.config.params import Params
 from tasks.runs.stage import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
+_LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 64.0
 
 
 def model_for(settings: Params, public: PublicDescription) -> Model:
@@ -77,15 +79,57 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     _check_secret(privacy, public)
     before = _before(settings, public)
     model = model_for(settings, public)
-    budget = Budget(privacy.epsilon, privacy.delta)
-    target = Target(budget, privacy.accountant, privacy.count_noise, before)
-    plan = settings.algorithm.plan(target, _known(model, public))
+
+    def at(epsilon: float) -> Plan:
+        target = Target(Budget(epsilon, privacy.delta), privacy.accountant, privacy.count_noise, before)
+        return settings.algorithm.plan(target, _known(model, public))
+
+    plan = at(privacy.epsilon) if privacy.epsilon is not None else _withstanding(privacy.target, at)
     if "not_private" in plan.own and privacy.noise != "seeded":
         raise RefusedError(
             f"secret noise would promise what does not hold: {plan.own['not_private']} To reproduce it all the same,"
             " on public records, set privacy.noise to seeded."
         )
     return plan
+
+
+def _withstanding(attack: groups.Attack | None, at: Callable[[float], Plan]) -> Plan:
+    """The plan of the largest epsilon, to half a percent, at which the attack recognises no more than it may."""
+    if attack is None:
+        raise RefusedError("the run has no target; set privacy.epsilon or privacy.target.")
+
+    def holds(plan: Plan) -> bool:
+        return withstands(plan, attack)
+
+    low = high = 1.0
+    plan = at(low)
+    while not holds(plan):
+        low, high = low / 2, low
+        if low < _LEAST_EPSILON:
+            raise RefusedError(
+                f"no noise keeps an attacker with {attack.false_alarms:g} false alarms below {attack.caught:g} here;"
+                " allow him more, or take fewer steps."
+            )
+        plan = at(low)
+    while low == high < _LARGEST_EPSILON:
+        if holds(more := at(2 * high)):
+            low, high, plan = 2 * high, 2 * high, more
+        else:
+            high = 2 * high
+    while high > low * 1.005:
+        middle = math.sqrt(low * high)
+        if holds(more := at(middle)):
+            low, plan = middle, more
+        else:
+            high = middle
+    return plan
+
+
+def withstands(plan: Plan, attack: groups.Attack) -> bool:
+    """Whether no attacker recognises more than the target allows."""
+    return bool(
+        caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms) <= attack.caught
+    )
 
 
 def _before(settings: Params, public: PublicDescription) -> tuple[tuple[DpEvent, int], ...]:
@@ -147,6 +191,10 @@ def check(document: Mapping[str, Any], settings: Params, public: PublicDescripti
         raise RefusedError(
             "artifacts/plan.json was made for other public facts; run the calibrate stage again."
         )
+    if settings.privacy.target is not None and not withstands(plan, settings.privacy.target):
+        raise RefusedError(
+            "artifacts/plan.json does not withstand the attack in privacy.target; run the calibrate stage again."
+        )
     plan.check()
 
 
@@ -170,15 +218,18 @@ def model_files(chosen: groups.Model) -> dict[str, str]:
 def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
     """What decides a plan, as its document says it."""
     own = {key: value for key, value in settings.algorithm_settings.items() if key != "name"}
-    target = {"epsilon": settings.privacy.epsilon, "delta": settings.privacy.delta}
+    privacy = settings.privacy
+    attack = None if privacy.target is None else privacy.target.model_dump()
+    target = {} if attack else {"target": {"epsilon": privacy.epsilon, "delta": privacy.delta}}
     return {
+        "attack": attack,
+        **target,
         "algorithm": settings.algorithm_settings["name"],
         "settings": own,
         "features": dict(settings.features_settings) or {"name": "none"},
         "code": _code(settings),
         "model": settings.model.model_dump() | {"files": model_files(settings.model)},
         "dataset": public.dataset,
-        "target": target,
         "accountant": settings.privacy.accountant,
         "count_noise": settings.privacy.count_noise,
         "noise": settings.privacy.noise,

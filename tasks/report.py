@@ -11,10 +11,13 @@ import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from matplotlib.figure import Figure
 
+from algorithms.core.calibration import risk_profile
 from algorithms.core.software import software
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.adjacency import named
 from algorithms.privacy.accounting.epsilon import COARSENING, FINE, epsilon
+from algorithms.privacy.accounting.events import schedule_from_json
+from algorithms.privacy.accounting.risk import Profile
 from algorithms.privacy.card import (
     PrivacyCard,
     RunRecord,
@@ -37,9 +40,10 @@ from tasks.reporting.figures import (
     epsilon_figure,
     noise_figure,
     png,
+    risk_figure,
 )
 from tasks.reporting.history import History, drawings, history, is_on_blocks, nothing, shown
-from tasks.reporting.page import Picture, page, score
+from tasks.reporting.page import Picture, page, risk_of, score
 from tasks.runs.provenance import check_described, check_evaluated
 from tasks.runs.signing import signing_key
 from tasks.runs.stage import main_of
@@ -147,11 +151,21 @@ def compose(
     verification = verify(card, folder, key=None if key is None else public_key_of(key), unsigned=key is None)
     _check(verification)
     curve = epsilon_curve(run, grid=COARSENING * (card.accounting.discretisation.pld_interval or FINE))
-    pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve).items()}
+    promised = None if card.setting.epsilon is None else _promised(run)
+    pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve, promised).items()}
     every = pictures | {name: draw(*drawing) for name, drawing in drawings(past).items()}
     result = score(run.metrics["test_accuracy"], run.classes)
     said = shown(past, read=len(run.receipt.get("blocks", ())))
-    text = page(card, verification, result, every, said, command=_COMMAND)
+    text = page(
+        card,
+        verification,
+        result,
+        every,
+        said,
+        command=_COMMAND,
+        risk=None if promised is None else risk_of(promised),
+        attack=run.plan.get("attack"),
+    )
     return Composed(card, curve, pictures, text)
 
 
@@ -212,6 +226,12 @@ def epsilon_curve(run: Run, *, grid: float) -> Curve:
     return Curve(steps, [*costs, run.receipt["epsilon"][run.receipt["accountant"]]])
 
 
+def _promised(run: Run) -> Profile:
+    """What the run tells at each epsilon."""
+    held_by = run.plan.get("filter", {"kind": "schedule"})
+    return risk_profile(held_by, schedule_from_json(run.receipt["events"]), run.plan["adjacency"])
+
+
 def _is_fixed(run: Run) -> bool:
     """Whether the releases were fixed in advance, and not chosen on the way under a filter."""
     return bool(run.plan.get("filter", {"kind": "schedule"}) == {"kind": "schedule"})
@@ -231,7 +251,7 @@ def _kept_while_training(trace: pd.DataFrame) -> Curve:
     return Curve([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
 
 
-def _drawings(run: Run, curve: Curve) -> dict[str, tuple[Drawing, str]]:
+def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tuple[Drawing, str]]:
     """The figures by name, each with its words for who cannot see it."""
     bound, target = _kept_while_training(run.trace), run.plan["target"]["epsilon"]
     overall, names, is_fixed = run.metrics["test_accuracy"], run.public.classes, _is_fixed(run)
@@ -244,6 +264,10 @@ def _drawings(run: Run, curve: Curve) -> dict[str, tuple[Drawing, str]]:
         "epsilon": (
             lambda theme: epsilon_figure(curve, bound, target=target, theme=theme, is_fixed=is_fixed),
             spent,
+        ),
+        "risk": (
+            lambda theme: risk_figure(promised, theme=theme),
+            "What the best attacker recognises, by false alarms.",
         ),
         "noise": (lambda theme: noise_figure(run.trace, theme=theme), "The noise on each release, by step."),
         "confusion": (

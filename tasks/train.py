@@ -138,7 +138,7 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
 def _question(job: Job, root: Path) -> None:
     records = sanity.records_of(job.public, root / "data" / "cards")
     found = sanity.doubts(job.settings, job.plan, records)
-    sanity.question(found, job.public, epsilon=job.settings.privacy.epsilon)
+    sanity.question(found, job.public, epsilon=job.plan.target.budget.epsilon)
 
 
 def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path, home: Path) -> Path:

@@ -10,9 +10,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -41,20 +49,40 @@ class Data(Group):
     blocks: list[Word] = Field(default_factory=list)
 
 
+class Attack(Group):
+    """A target in place of epsilon: at this rate of false alarms no attacker recognises more than `caught`."""
+
+    false_alarms: float = Field(gt=0, lt=1)
+    caught: float = Field(gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _is_above_guessing(self) -> Self:
+        if self.caught <= self.false_alarms:
+            raise ValueError("caught must be above false_alarms, which blind guessing reaches")
+        return self
+
+
 class Privacy(Group):
-    """The target of a run.
+    """The target of a run: an epsilon, or an attack that it withstands; one of both.
 
     count_noise: noise multiplier of the number of records, which is released when it is private.
     noise: "seeded" is for tests and comparisons, and its results are not private. diagnostics: records what clipping
     and noise did to each gradient, of public records alone; the run is then not private either.
     """
 
-    epsilon: float = Field(gt=0)
+    epsilon: float | None = Field(default=None, gt=0)
+    target: Attack | None = None
     delta: float = Field(ge=0, lt=1)
     accountant: Literal["pld", "rdp", "pure"] = "pld"
     noise: Literal["secure", "seeded"] = "secure"
     count_noise: float = Field(default=100.0, gt=0)
     diagnostics: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_target(self) -> Self:
+        if (self.epsilon is None) == (self.target is None):
+            raise ValueError("give privacy.epsilon or privacy.target, one of both, and null for the other")
+        return self
 
 
 class Model(Group):

@@ -11,6 +11,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
+from algorithms.privacy.accounting.risk import Profile, caught
+
 _WIDTH, _DOTS_PER_INCH = 5.0, 190
 _FAR_APART = 8.0
 """A logarithmic scale where the largest noise is this many times the smallest."""
@@ -65,6 +67,22 @@ def epsilon_figure(
         axes.plot(tight.steps, tight.epsilon, color=theme.accent, marker="o", markersize=3, label=label)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
+    legend(axes, theme)
+    return figure
+
+
+def risk_figure(found: Profile | None, *, theme: Theme) -> Figure:
+    """What the best attacker recognises at each rate of false alarms; None for a run that promises nothing."""
+    figure, axes = empty(theme)
+    axes.set(xlabel="false alarms", ylabel="recognised at most", xscale="log", yscale="log")
+    rates = np.geomspace(1e-4, 1.0, 200)
+    most = np.ones_like(rates) if found is None else caught(found, rates)
+    axes.plot(rates, rates, color=theme.muted, linestyle=":", label="blind guessing")
+    axes.plot(rates, most, color=theme.accent, label="best attacker")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator())
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axis.set_minor_formatter(NullFormatter())
     legend(axes, theme)
     return figure
 

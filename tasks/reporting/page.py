@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from algorithms.privacy.accounting.risk import Profile, advantage, caught, gaussian_mu
 from algorithms.privacy.card import PrivacyCard, Verification, text
 from algorithms.privacy.card.text import rounded_up
 from tasks.runs.provenance import interval, verdict
@@ -82,23 +83,25 @@ class Picture:
     words: str
 
 
-def attacks(epsilon: float, delta: float) -> tuple[Attack, ...]:
-    """The best share of used records caught at each rate of false alarms (Kairouz et al. 2015, Theorem 2.1)."""
-    return tuple(
-        Attack(rate, best_true_positive_rate(epsilon, delta, false_alarms=rate)) for rate in FALSE_ALARMS
-    )
+@dataclass(frozen=True)
+class Risk:
+    """What the best attacker can achieve. attacks: at some rates of false alarms. advantage: in [0, 1].
+
+    guess: how often the attacker is right where half of the records in question were used. mu: of the Gaussian
+    mechanism that tells at least as much.
+    """
+
+    attacks: tuple[Attack, ...]
+    advantage: float
+    guess: float
+    mu: float
 
 
-def best_true_positive_rate(epsilon: float, delta: float, *, false_alarms: float) -> float:
-    """The highest true positive rate of any test, under (epsilon, delta), at a false positive rate; all in [0, 1]."""
-    by_false_alarms = delta + _growth(epsilon) * false_alarms
-    by_misses = 1 - (1 - delta - false_alarms) / _growth(epsilon)
-    return max(false_alarms, min(1.0, by_false_alarms, by_misses))
-
-
-def best_guess(epsilon: float, delta: float) -> float:
-    """How often the best attacker is right when half of the records in question were used."""
-    return 1 - (1 - delta) / (1 + _growth(epsilon))
+def risk_of(found: Profile) -> Risk:
+    """From a run's privacy profile; see `algorithms.privacy.accounting.risk`."""
+    share = advantage(found)
+    attacks = tuple(Attack(rate, float(caught(found, rate))) for rate in FALSE_ALARMS)
+    return Risk(attacks, share, 0.5 + share / 2, gaussian_mu(found))
 
 
 def _growth(epsilon: float) -> float:
@@ -127,11 +130,14 @@ def page(
     past: Mapping[str, object],
     *,
     command: str,
+    risk: Risk | None,
+    attack: Mapping[str, float] | None = None,
 ) -> str:
     """The page.
 
-    pictures: epsilon, noise, confusion and per_class, and those of the history. past: what the page says of that.
-    command: what verifies the card.
+    pictures: epsilon, risk, noise, confusion and per_class, and those of the history. past: what the page says of that.
+    command: what verifies the card. risk: None for a run that promises nothing. attack: the one that the noise was
+    calibrated to, where it was.
     """
     epsilon, delta = card.setting.epsilon, card.setting.delta
     return (
@@ -144,8 +150,8 @@ def page(
             pictures=pictures,
             **past,
             command=command,
-            attacks=() if epsilon is None else attacks(epsilon, delta),
-            guess=None if epsilon is None else best_guess(epsilon, delta),
+            risk=risk,
+            attack=attack,
             factor=None if epsilon is None else rounded_up(_growth(epsilon), 3),
             strength=None if epsilon is None else strength(epsilon),
             one_in=f"{1 / delta:,.0f}" if delta else None,

@@ -132,7 +132,8 @@ def ask_first(root: Path, settings: Params) -> None:
         return
     cards = root / "data" / "cards"
     public = public_description(registry.card(settings.data.dataset, cards), settings.data.transform)
-    found = doubts(settings, plan_for(settings, public), records_of(public, cards))
+    plan = plan_for(settings, public)
+    found = doubts(settings, plan, records_of(public, cards))
     if found and not public.public:
-        question(found, public, epsilon=settings.privacy.epsilon)
+        question(found, public, epsilon=plan.target.budget.epsilon)
         train_anyway()

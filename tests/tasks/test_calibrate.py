@@ -1,13 +1,17 @@
 """Plans for a run: what is refused before anything is spent."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from algorithms.core.calibration import risk_profile
 from algorithms.core.method import Plan
 from algorithms.errors import RefusedError
-from data import PublicDescription
+from algorithms.privacy.accounting import risk
+from data import PublicDescription, public_description
+from data.schema import registry
 from tasks import calibrate
 from tasks.config import params
 from tests.tasks.test_train import PARAMS, Workspace, prepared_digits, workspace
@@ -58,3 +62,47 @@ def test_diagnostics_of_private_records_are_refused(workspace: Workspace) -> Non
         RefusedError, match=r"diagnostics are .* those of 'digits' are private; set .* to false\.$"
     ):
         plan_of(private, privacy=asked)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "privacy"),
+    [
+        ({"name": "dp_sgd", "batch_size": 64, "steps": 20}, {"delta": 1e-5}),
+        ({"name": "dp_agd"}, {"delta": 1e-5}),
+        ({"name": "heavy_ball", "noise": "laplace", "steps": 5}, {"delta": 0.0, "accountant": "pure"}),
+    ],
+)
+def test_noise_for_an_attack_withstands_it_and_is_no_larger_than_that_takes(
+    algorithm: dict[str, Any], privacy: dict[str, Any]
+) -> None:
+    attack = {"false_alarms": 0.01, "caught": 0.05}
+    public = public_description(registry.card("digits"), "none")
+
+    def planned(**target: Any) -> Plan:
+        document = {"privacy": privacy | target, "algorithm": algorithm, "model": {"name": "softmax"}}
+        settings = params.parse(document, reads=("privacy", "features", "algorithm", "model"))
+        if "target" in target:
+            calibrate.check(json.loads(json.dumps(calibrate.calibrate(settings, public))), settings, public)
+        return calibrate.plan_for(settings, public)
+
+    plan = planned(target=attack)
+    found = float(risk.caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), 0.01))
+    assert 0.045 < found <= 0.05
+    more = planned(epsilon=1.05 * plan.target.budget.epsilon)
+    assert float(risk.caught(risk_profile(more.filter, more.schedule, more.adjacency), 0.01)) > found
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ({}, "give privacy.epsilon or privacy.target"),
+        (
+            {"epsilon": 1.0, "target": {"false_alarms": 0.01, "caught": 0.05}},
+            "give privacy.epsilon or privacy.target",
+        ),
+        ({"target": {"false_alarms": 0.1, "caught": 0.05}}, "caught must be above false_alarms"),
+    ],
+)
+def test_a_run_has_one_target_that_can_be_met(target: dict[str, Any], words: str) -> None:
+    with pytest.raises(params.ParamsRefusedError, match=words):
+        params.parse({"privacy": {"delta": 1e-5, **target}}, reads=("privacy",))

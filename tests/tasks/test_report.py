@@ -1,32 +1,27 @@
 """The report stage: what it writes, what it refuses, and that its plain words are true."""
 
 import hashlib
-import json
 import math
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.stats import norm
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting import risk
 from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.card import load, trace_schedule, verify
 from algorithms.privacy.card.text import NOTHING_LEARNED, STARTED, TRANSFORMS, rounded_up
 from data import PublicDescription
 from tasks.config.environment import home
-from tasks.config.params import ParamsRefusedError
-from tasks.report import Report, epsilon_curve, main, report
-from tasks.reporting.page import best_guess, best_true_positive_rate, score
-from tasks.runs.provenance import verdict
+from tasks.report import Report, epsilon_curve, report
 from tasks.runs.signing import public_key
 from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, write_json, write_run
 
 WRITTEN = ("privacy_card.json", "report.html", "plots/epsilon.csv")
-PICTURES = ("epsilon", "noise", "confusion", "per_class")
+PICTURES = ("epsilon", "risk", "noise", "confusion", "per_class")
 
 
 def make(folders: Folders) -> Report:
@@ -100,9 +95,13 @@ def test_the_page_says_what_was_spent_and_what_it_means(page: str, finished: Rep
     text = " ".join(Links(page).text.split())
     spent = finished.card.setting.epsilon
     assert spent is not None
-    caught = best_true_positive_rate(spent, DELTA, false_alarms=0.01)
+    promised = risk.profile(schedule_from_json(finished.run.receipt["events"]))
+    caught = float(risk.caught(promised, 0.01))
+    assert caught < DELTA + 0.01 * math.exp(spent)  # what the single point would allow
     assert f"epsilon = {rounded_up(spent)}" in text
     assert f"{math.ceil(1000 * caught) / 10:.1f} % of those that were" in text
+    assert f"right in at most {math.ceil(1000 * (0.5 + risk.advantage(promised) / 2)) / 10:.1f} %" in text
+    assert f"{risk.gaussian_mu(promised):.3g} standard deviations" in text
     assert "80.0 %" in text
     assert "This run is not private" not in text
     assert finished.card.signature.public_key in text
@@ -276,105 +275,3 @@ def test_what_training_recorded_about_the_software_is_kept(tmp_path: Path) -> No
         folders.artifacts / "receipt.json", read_json(folders.artifacts / "receipt.json") | {"software": ran}
     )
     assert make(folders).card.implementation.python == "3.99.0"
-
-
-rates = st.floats(0.0, 1.0)
-
-
-@given(st.floats(0.0, 20.0), rates)
-def test_no_gaussian_mechanism_beats_the_stated_attacker(spent: float, false_alarms: float) -> None:
-    """A Gaussian with mean shift 1 is (epsilon, delta)-private for exactly this delta (Balle and Wang 2018)."""
-    delta = norm.cdf(0.5 - spent) - math.exp(spent) * norm.cdf(-0.5 - spent)
-    really = norm.cdf(norm.ppf(false_alarms) + 1.0)
-    assert really <= best_true_positive_rate(spent, max(delta, 0.0), false_alarms=false_alarms) + 1e-9
-
-
-@given(st.floats(0.0, 20.0))
-def test_randomised_response_reaches_the_stated_attacker(spent: float) -> None:
-    lying = 1 / (1 + math.exp(spent))
-    assert best_true_positive_rate(spent, 0.0, false_alarms=lying) == pytest.approx(1 - lying)
-    more = (1 + lying) / 2
-    assert best_true_positive_rate(spent, 0.0, false_alarms=more) == pytest.approx(1 - lying / 2)
-    assert best_guess(spent, 0.0) == pytest.approx(1 - lying)
-
-
-def test_an_enormous_epsilon_promises_nothing() -> None:
-    assert best_true_positive_rate(1e6, 1e-5, false_alarms=0.01) == 1.0
-    assert best_true_positive_rate(0.0, 0.0, false_alarms=0.01) == 0.01
-    assert best_guess(1e6, 0.0) == pytest.approx(1.0)
-
-
-@given(st.floats(1e-9, 1e9))
-def test_a_stated_epsilon_is_never_rounded_down(spent: float) -> None:
-    assert spent <= float(rounded_up(spent)) <= spent * 1.001 + 1e-12
-
-
-def test_the_interval_is_wilsons() -> None:
-    classes = pd.DataFrame({"class": ["a", "b"], "accuracy": [1.0, 0.6], "records": [5, 5]})
-    result = score(0.8, classes)
-    assert (result.low, result.high) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-    assert (result.records, result.commonest) == (10, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("right", "words"),
-    [
-        (480, "no better than"),
-        (440, "no better than"),
-        (485, "not clearly better than"),
-        (560, "better than"),
-    ],
-)
-def test_an_accuracy_is_compared_with_the_most_frequent_class(right: int, words: str) -> None:
-    assert verdict(right / 1000, 0.48, 1000) == f"{words} always naming the most frequent class"
-
-
-@pytest.mark.parametrize(("accuracy", "is_said"), [(0.8, False), (0.48, True), (0.3, True)])
-def test_the_page_says_in_words_when_the_model_is_no_better_than_its_most_frequent_class(
-    tmp_path: Path, accuracy: float, is_said: bool
-) -> None:
-    folders = write_run(tmp_path)
-    path = folders.artifacts / "metrics.json"
-    write_json(path, read_json(path) | {"test_accuracy": accuracy})
-    make(folders)
-    text = " ".join(Links((folders.artifacts / "report.html").read_text(encoding="utf-8")).text.split())
-    assert text.count("48.0 %") >= 2  # 48 of 100 held-out records are cats
-    assert ("The model is no better than always naming the most frequent class." in text) == is_said
-
-
-def test_class_names_that_look_like_numbers_or_nothing_are_read_as_they_are(tmp_path: Path) -> None:
-    folders = write_run(tmp_path)
-    classes = ("01", "NA", "owl")
-    public = json.loads((folders.prepared / "public.json").read_text(encoding="utf-8")) | {
-        "classes": list(classes)
-    }
-    write_json(folders.prepared / "public.json", public)
-    trained_under(folders, PublicDescription.read(folders.prepared).digest)
-    plots = folders.artifacts / "plots"
-    (plots / "confusion.csv").write_text("actual,predicted\n01,NA\nNA,NA\n")
-    (plots / "per_class.csv").write_text("class,accuracy,records\n01,0.0,1\nNA,1.0,1\nowl,,0\n")
-    run = make(folders).run
-    assert run.pairs["predicted"].tolist() == ["NA", "NA"]
-    assert run.classes["class"].tolist() == list(classes)
-
-
-def test_the_card_of_an_earlier_run_never_stays_beside_a_later_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folders = write_run(tmp_path)
-    made = [folders.artifacts / name for name in ("privacy_card.json", "report.html")]
-    make(folders)
-    (folders.artifacts / "metrics.json").rename(tmp_path / "metrics.json")
-    with pytest.raises(RefusedError, match="run the stages before it"):
-        make(folders)
-    assert not any(path.exists() for path in made)
-    (tmp_path / "metrics.json").rename(folders.artifacts / "metrics.json")
-    make(folders)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ParamsRefusedError, match=r"no file params\.yaml"):
-        main()
-    assert load(made[0]).evidence.run_id == read_json(folders.artifacts / "receipt.json")["run_id"]
-    (folders.artifacts / "receipt.json").unlink()
-    with pytest.raises(RefusedError, match="run the stages before it"):
-        main()
-    assert not any(path.exists() for path in made)
