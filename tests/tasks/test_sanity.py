@@ -11,7 +11,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.ledger import Ledger
 from data import public_description
 from data.schema import registry
-from flows.cli.main import cost_table
+from flows.cli.costs import cost_table
 from tasks import train
 from tasks.calibrate import plan_for
 from tasks.config import params
