@@ -81,7 +81,7 @@ def risk_figure(found: Profile | None, *, theme: Theme) -> Figure:
     axes.plot(rates, most, color=theme.accent, label="best attacker")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator())
-        axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
         axis.set_minor_formatter(NullFormatter())
     legend(axes, theme)
     return figure
