@@ -106,9 +106,8 @@ def read(
     `data.prepare.reading`.
 
     digests: gets those of each block. Raises DataRefusedError, while the records are taken and without a record's
-    value in
-    the message, for a block that is not there, for one that is not what the card declares, and for a test file that
-    holds exactly what a block holds.
+    value in the message, for a block that is not there, for one that is not what the card declares, and for a test
+    file that holds exactly what a block holds.
     """
     missing = [name for name in chosen if name not in names(card, root=root, url=url)]
     if missing:

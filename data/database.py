@@ -24,9 +24,8 @@ def names(source: Query, url: str) -> list[str]:
 def read(source: Query, declared: Table, name: str, url: str) -> Iterator[pa.Table]:
     """The rows of a block as text, some at a time and in an order that depends on them alone.
 
-    Raises DataRefusedError where the query lacks a column of the card, where the database takes another name for
-    this one,
-    as one that minds no case does, and where it does not answer.
+    Raises DataRefusedError where the query lacks a column of the card, where the database takes another name for this
+    one, as one that minds no case does, and where it does not answer.
     """
     wanted = declared.in_the_file
     query = sa.text(source.query).columns(*(sa.column(column) for column in {*wanted, source.column}))

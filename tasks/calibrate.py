@@ -70,9 +70,8 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     """The plan of the run that the parameters describe; nothing is spent and no record is read.
 
     Raises RefusedError where delta is above 1/n, where noise is seeded or diagnostics are asked for though the
-    records are
-    private, where it is not seeded though the plan says that the run is not private, and where the algorithm's settings
-    do not fit; ModelRefusedError for the model.
+    records are private, where it is not seeded though the plan says that the run is not private, and where the
+    algorithm's settings do not fit; ModelRefusedError for the model.
     """
     privacy = settings.privacy
     check_delta(privacy.delta, public.records)

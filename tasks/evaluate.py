@@ -40,8 +40,7 @@ def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
     """The architecture and the parameters by name of a model that the train stage wrote.
 
     No other file is read: what a start or an embedding was read from is among the parameters. Raises
-    ModelRefusedError where
-    some of them are missing.
+    ModelRefusedError where some of them are missing.
     """
     with safe_open(path, framework="pt") as file:
         facts = json.loads(file.metadata()["epsilonflow"])

@@ -106,11 +106,10 @@ class Composed:
 def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     """Writes privacy_card.json, report.html, plots/*.png and plots/epsilon.csv into `artifacts`.
 
-    Pictures of the history are on the page alone: what exists only sometimes DVC cannot keep.
-    prepared: folder with public.json. root: the checkout. Raises RefusedError where the card would be incomplete or
-    does
-    not hold against the files, where the data were described otherwise in training, where the metrics are of another
-    run, and where the ledger of a run on blocks cannot be read; no card and no page is there then.
+    Pictures of the history are on the page alone: what exists only sometimes DVC cannot keep. prepared: folder with
+    public.json. root: the checkout. Raises RefusedError where the card would be incomplete or does not hold against
+    the files, where the data were described otherwise in training, where the metrics are of another run, and where
+    the ledger of a run on blocks cannot be read; no card and no page is there then.
     """
     for name in (
         CARD,

@@ -24,8 +24,7 @@ class Features(Protocol):
     """A kind of learned features.
 
     releases: what it asks, for records of a shape; raises RefusedError for a shape that it does not fit. learn: asks
-    it,
-    and returns the module's buffers; records: their number, or a noisy count. module: the map, which learns them.
+    it, and returns the module's buffers; records: their number, or a noisy count. module: the map, which learns them.
     """
 
     def releases(self, shape: Shape) -> Sequence[Release]: ...

@@ -292,9 +292,8 @@ S = TypeVar("S", bound=State)
 class Algorithm(Protocol[S]):
     """A method of training, as settings with three functions.
 
-    plan: calibrates noise, steps and expected events to a target, from public values alone; raises RefusedError
-    where the
-    settings do not fit. init: the state before the first step, from the model's start. step: asks the barrier and
+    plan: calibrates noise, steps and expected events to a target, from public values alone; raises RefusedError where
+    the settings do not fit. init: the state before the first step, from the model's start. step: asks the barrier and
     post-processes; returns None when the run is to end before its last planned step. released: the parameters to
     publish, from the last state.
     """

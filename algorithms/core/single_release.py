@@ -26,8 +26,7 @@ def private_minimum(public: PublicInfo, *, clip_norm: float, regularisation: flo
     """The minimum of the clipped losses of a linear model with public bounds, ready for noise.
 
     regularisation: of the sum of losses. Raises RefusedError for more than two classes, for a loss with a kink and
-    where
-    no public bound exists, and for a clip norm that is lost in the rounding.
+    where no public bound exists, and for a clip norm that is lost in the rounding.
     """
     if public.classes != 2 or (public.inputs is not None and public.inputs.outputs != 1):
         raise RefusedError(

@@ -176,11 +176,10 @@ def train(
     """Trains to the plan's end, or from the checkpoint in `folder` on.
 
     generator: the run's own; a run that is taken up must be given the one it began with, and then repeats what it
-    drew, bit for bit. open_records: called once, after the plan and the checkpoint were accepted. observe: called after
-    each step, for curves. features: what is learned before the first step, for a model that they are in front of.
-    diagnostics: where what is not private is recorded of public records; a run that is taken up goes on without what
-    was recorded before.
-    Raises RefusedError where the checkpoint is of another run.
+    drew, bit for bit. open_records: called once, after the plan and the checkpoint were accepted. observe: called
+    after each step, for curves. features: what is learned before the first step, for a model that they are in front
+    of. diagnostics: where what is not private is recorded of public records; a run that is taken up goes on without
+    what was recorded before. Raises RefusedError where the checkpoint is of another run.
     """
     state = algorithm.init(model.initial_parameters().to(performance.device), plan)
     start, last_norms = _Progress(state, buffers(model)), LastNorms()

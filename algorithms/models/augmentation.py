@@ -63,8 +63,7 @@ def with_views(model: Model, count: int, given: ModelSpec) -> Model:
     """The model whose loss of a record is the mean over the first `count` views; its scores are those of the first.
 
     Raises ModelRefusedError for inputs that are no images of 1 to 4 channels and at least 3 x 3 pixels, for more
-    views than
-    there are, and for a model that is no plain sequence of layers.
+    views than there are, and for a model that is no plain sequence of layers.
     """
     _check(model, count, given)
     seen = Seen()

@@ -149,8 +149,7 @@ def adapted(
     """A model that was just built, with its start from a file, with layers that are not trained, on several views.
 
     start: safetensors. fresh: what keeps its random start. freeze: what is not trained. Raises ModelRefusedError
-    where one
-    of them does not fit the model.
+    where one of them does not fit the model.
     """
     if fresh and start is None:
         raise ModelRefusedError(

@@ -22,10 +22,9 @@ Tensors = Mapping[str, Tensor]
 def started(model: Model, path: Path, *, fresh: Sequence[str] = ()) -> Model:
     """The model with the parameters of a safetensors file as its start, in place.
 
-    Of a release with a learned map in front of its model the model's parameters are taken, and the map is not.
-    fresh: parameters, or layers by their names, that keep the start they have, whatever the file holds for them.
-    Raises ModelRefusedError for a file that cannot be read, for names that the model has not or the file lacks, for
-    another
+    Of a release with a learned map in front of its model the model's parameters are taken, and the map is not. fresh:
+    parameters, or layers by their names, that keep the start they have, whatever the file holds for them. Raises
+    ModelRefusedError for a file that cannot be read, for names that the model has not or the file lacks, for another
     shape and for what is not finite.
     """
     own = model.module.state_dict()

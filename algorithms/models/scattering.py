@@ -67,8 +67,7 @@ def scatter_cnn(given: ModelSpec, settings: GroupSettings) -> Model:
     """Two tanh convolutions on normalised coefficients, the published ones.
 
     33,066 parameters on 81 x 7 x 7, of grey images, and 187,210 on 243 x 8 x 8, of colour images. Raises
-    ModelRefusedError
-    for other numbers of channels and for maps of less than 2 x 2.
+    ModelRefusedError for other numbers of channels and for maps of less than 2 x 2.
     """
     normalised = _normalisation("scatter_cnn", given, settings.groups)
     layers = {_GREY: _grey, _COLOUR: _colour}.get(given.input_shape[0])

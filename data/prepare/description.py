@@ -79,21 +79,19 @@ Transform: TypeAlias = Literal["none", "scattering"]
 class PublicDescription:
     """The public facts of a prepared data set.
 
-    public: whether the records themselves are public. unit: what one record is, the unit of privacy.
-    population: whose budget is charged. cap_epsilon, cap_delta: the cap of that budget when it is first seen.
-    records, test_records: how many to train and to test on, or None when the number is private.
-    input_shape: of one record's features.
-    holdout: whom the test metrics protect; "public" means that the test records are declared public.
+    public: whether the records themselves are public. unit: what one record is, the unit of privacy. population:
+    whose budget is charged. cap_epsilon, cap_delta: the cap of that budget when it is first seen. records,
+    test_records: how many to train and to test on, or None when the number is private. input_shape: of one record's
+    features. holdout: whom the test metrics protect; "public" means that the test records are declared public.
     composition, composition_order: how the population's runs add up; see DataCard. blocks_per_person: in how many
     blocks a person may have records. blocks: those that the prepared records are of; none for a population that has
     none. holdout_rule: a digest of what decides which records are held out, for private records; see
-    `data.prepare.description`.
-    blocks_by: in words, what divides private records into blocks; None where nothing does.
-    feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds them.
-    tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them; None
-    for real features, float32. words_sha256: checksum of the words that the tokens stand for, in their order, where the
-    card declares it; left out where it does not, so that the digest of other descriptions stays.
-    transform: what the features were made of each record by, after it was read.
+    `data.prepare.description`. blocks_by: in words, what divides private records into blocks; None where nothing
+    does. feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds
+    them. tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them;
+    None for real features, float32. words_sha256: checksum of the words that the tokens stand for, in their order,
+    where the card declares it; left out where it does not, so that the digest of other descriptions stays. transform:
+    what the features were made of each record by, after it was read.
     """
 
     dataset: str

@@ -60,9 +60,8 @@ def _hashes(salted: "hashlib.blake2b", rows: NDArray[np.uint8]) -> NDArray[np.ui
 def read(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]:
     """The training and test records of `card` in blocks, checked against what it declares.
 
-    Tables and coloured images are read block by block; what other formats hold is small, and comes whole.
-    files: by role, as `data.prepare.fetch` gives them. Raises DataRefusedError, while the blocks are taken and
-    without a
+    Tables and coloured images are read block by block; what other formats hold is small, and comes whole. files: by
+    role, as `data.prepare.fetch` gives them. Raises DataRefusedError, while the blocks are taken and without a
     record's value in the message.
     """
     return checked(card, _read(card, files))

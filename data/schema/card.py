@@ -32,10 +32,9 @@ class File(Strict):
     """A file by its public homes (`urls`, tried in turn), by its `path` below the project root, or in a mirror only.
 
     saved_as: name of a file with urls on this machine, if not the name in which all its urls end; or, without urls,
-    the name of a file that only a mirror has.
-    sha256: checksum of the file. keyed_sha256: for a private file, whose plain checksum would let anyone who
-    sees the card test a guess of the whole file; only the holder of the owner key can compute this one.
-    md5: in place of sha256 for a file with urls whose publisher gives no other checksum.
+    the name of a file that only a mirror has. sha256: checksum of the file. keyed_sha256: for a private file, whose
+    plain checksum would let anyone who sees the card test a guess of the whole file; only the holder of the owner key
+    can compute this one. md5: in place of sha256 for a file with urls whose publisher gives no other checksum.
     """
 
     urls: tuple[Url, ...] = ()

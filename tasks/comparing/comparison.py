@@ -196,8 +196,7 @@ def load(path: Path) -> Comparison:
     """The comparison that the YAML file at `path` describes.
 
     Raises ParamsRefusedError for a file that is no YAML, unknown keys, wrong types and impossible values, and
-    RefusedError for
-    an unknown algorithm; nothing about data sets is looked up yet.
+    RefusedError for an unknown algorithm; nothing about data sets is looked up yet.
     """
     document = _document(path)
     try:

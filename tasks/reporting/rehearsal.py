@@ -25,9 +25,8 @@ def rehearse(plan: Mapping[str, Any], public: PublicDescription, receipt: Mappin
     """Makes the card and the page of a run that is not charged yet.
 
     plan: its document. receipt: what is known of it. Everything else is made up: the releases of a plan that chooses
-    them on the way, the population's account, the metrics; pictures are not drawn. Raises RefusedError where the
-    card or the
-    page cannot be made, or would not hold.
+    them on the way, the population's account, the metrics; pictures are not drawn. Raises RefusedError where the card
+    or the page cannot be made, or would not hold.
     """
     run = _made_up(plan, public, receipt)
     try:

@@ -143,8 +143,7 @@ def next_of(
     """What to do in a period that is due; nothing is charged.
 
     last: the blocks of the last retraining. Raises TooFewBlocksError where nothing is due, and what `revise`,
-    `declare` and
-    `plan_for` raise.
+    `declare` and `plan_for` raise.
     """
     card, standing = declared_blocks(settings, ledger, root)
     retire(settings, ledger, card, standing)

@@ -32,9 +32,8 @@ def digests_of(public: PublicDescription, prepared: Path) -> dict[str, list[str]
 def bind(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
     """For a run that is reserved: what it is held to is for good now, and is what it was entered with.
 
-    Raises RefusedError or DataRefusedError where another run with another card or ledger came between, or the
-    records were
-    prepared anew, before anything is trained.
+    Raises RefusedError or DataRefusedError where another run with another card or ledger came between, or the records
+    were prepared anew, before anything is trained.
     """
     if not public.public:
         keep_usual(ledger, public.population, home=home)

@@ -1,8 +1,8 @@
 """Running stages by DVC, one flow at a time in a checkout.
 
 DVC decides whether a stage has to run. It works in a process of its own, `python -m tasks.runs.reproduce STAGE`,
-which leads
-a process group with the stage and ends when the process that asked for the stage does: nobody is left to spend.
+which leads a process group with the stage and ends when the process that asked for the stage does: nobody is left to
+spend.
 """
 
 import logging

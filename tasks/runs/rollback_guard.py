@@ -24,9 +24,8 @@ from tasks.config.environment import LEDGER, sqlite_url
 def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
     """The ledger at a URL, compared with the heads that are known of it.
 
-    home: where heads are kept. root: the checkout. Raises LedgerBrokenError where the ledger lacks a row that it
-    once had,
-    and RefusedError where it cannot be opened.
+    home: where heads are kept. root: the checkout. Raises LedgerBrokenError where the ledger lacks a row that it once
+    had, and RefusedError where it cannot be opened.
     """
     ledger = Ledger.open(url)
     head = head_of(root / "artifacts" / "receipt.json", ledger)

@@ -121,8 +121,8 @@ class Barrier:
     model: the architecture whose losses are differentiated. spend: the run's filter. generator: the secret source of
     noise and coins. delta: at which the trace states the cost so far. trace: where releases are recorded. last_norms:
     what importance sampling knows of the records, empty at a run's start. diagnostics: on public records alone, what
-    is recorded of each gradient without noise.
-    Raises RefusedError, before anything is spent, when the model mixes records or the answers could not be private.
+    is recorded of each gradient without noise. Raises RefusedError, before anything is spent, when the model mixes
+    records or the answers could not be private.
     """
 
     def __init__(
@@ -157,8 +157,7 @@ class Barrier:
 
         parameters: flat, shape [d], where the gradients are taken. divisor: public, usually the expected batch size.
         Returns shape [d], float32. Raises RefusedError for a combination without a proven event and
-        BudgetRefusedError when
-        the event is not afforded; nothing is touched then.
+        BudgetRefusedError when the event is not afforded; nothing is touched then.
         """
         check_gradient(self.__model, parameters, sampling, clipping)
         release = releases.gradient_release(sampling, clipping, noise, divisor)

@@ -103,8 +103,7 @@ def recompute(
     PLD and the choice of the best order afterwards are proved only for releases fixed in advance. Releases chosen
     adaptively are added up as their filter did, and cost what the filter allowed even where they came to less: when
     they ended was chosen adaptively too; filters count under add-or-remove-one alone. Raises RefusedError for an
-    event that
-    no accountant takes.
+    event that no accountant takes.
     """
 
     def by(accountant: accounting.Accountant) -> float | None:

@@ -73,8 +73,7 @@ class Ledger:
     """An open ledger; threads may share it, and any number of processes may open the same one.
 
     Every method raises LedgerBrokenError when the hash chain does not hold from the last row that it knows on, and
-    RefusedError
-    when the database fails.
+    RefusedError when the database fails.
     """
 
     _store: Store = field(repr=False)
@@ -190,16 +189,15 @@ class Ledger:
     ) -> None:
         """Charges a run before it sees a record; does nothing when the same run is open already (it resumes).
 
-        cost: the most that the run can spend; infinite epsilon for a run without noise.
-        events: the planned releases. about: notes for people, "adjacency" where it is not add-or-remove-one, and
-        "retraining" where it is a scheduled one, which is charged only once.
-        blocks: those that the run reads, all charged or none; a mapping gives each block events of its own.
-        held: digests that only the owner's key makes of what each block holds; blocks with one in common hold the same.
-        Raises BudgetRefusedError when a cap does not allow it, and where a block holds exactly what a block of
-        another name
-        holds or held, unless the owner overruled that; RefusedError for what is unknown, for events without a bound
-        under the population's composition, for another adjacency than the one a private population was charged
-        under, and for a run_id that is taken: by another reservation, or by a run that has ended.
+        cost: the most that the run can spend; infinite epsilon for a run without noise. events: the planned releases.
+        about: notes for people, "adjacency" where it is not add-or-remove-one, and "retraining" where it is a
+        scheduled one, which is charged only once. blocks: those that the run reads, all charged or none; a mapping
+        gives each block events of its own. held: digests that only the owner's key makes of what each block holds;
+        blocks with one in common hold the same. Raises BudgetRefusedError when a cap does not allow it, and where a
+        block holds exactly what a block of another name holds or held, unless the owner overruled that; RefusedError
+        for what is unknown, for events without a bound under the population's composition, for another adjacency than
+        the one a private population was charged under, and for a run_id that is taken: by another reservation, or by
+        a run that has ended.
         """
         rules.check_name(run_id, "run_id")
         run = Draft("reserve", population, cost, run_id, events, about)
@@ -361,9 +359,8 @@ def export(ledger: Ledger, path: Path) -> int:
 def restore(path: Path, url: str) -> int:
     """Writes the rows of a copy into the ledger at a URL, which must be empty; returns their number.
 
-    Raises LedgerBrokenError where the copy's chain does not hold; RefusedError where the file is no copy of a
-    ledger, and where
-    the ledger holds rows.
+    Raises LedgerBrokenError where the copy's chain does not hold; RefusedError where the file is no copy of a ledger,
+    and where the ledger holds rows.
     """
     entries = _read(path)
     verify(entries, name=str(path))

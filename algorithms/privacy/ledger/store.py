@@ -1,12 +1,11 @@
 """Where the ledger's rows live: one append-only table in SQLite or PostgreSQL, and how a URL leads to it.
 
 A write is one transaction that reads the rows, verifies the chain, asks what to append and appends it. An open store
-keeps the rows that it has verified: as long as the last of them is still in its place, only those after it are read and
-verified. Opening reads and verifies all.
-SQLite runs these one after the other (BEGIN IMMEDIATE); PostgreSQL lets only those through that might have
-run so (SERIALIZABLE), and the others are tried again. Unique constraints (one row a place, one successor a
-row, one row a run, kind and block) stand behind that. Triggers refuse UPDATE and DELETE: they stop accidents, while
-the hash chain shows what was done around them. No message holds a password.
+keeps the rows that it has verified: as long as the last of them is still in its place, only those after it are read
+and verified. Opening reads and verifies all. SQLite runs these one after the other (BEGIN IMMEDIATE); PostgreSQL lets
+only those through that might have run so (SERIALIZABLE), and the others are tried again. Unique constraints (one row
+a place, one successor a row, one row a run, kind and block) stand behind that. Triggers refuse UPDATE and DELETE:
+they stop accidents, while the hash chain shows what was done around them. No message holds a password.
 """
 
 import os
@@ -196,9 +195,9 @@ class Store:
     def append(self, decide: Decision) -> None:
         """Appends what `decide` makes of the verified rows: all of its drafts, or nothing when there are none.
 
-        No other write comes between the reading and the appending. `decide` may be called again after a lost
-        race, and may raise: then nothing is written.
-        Raises LedgerBrokenError when the chain does not hold, RefusedError when the database cannot be written.
+        No other write comes between the reading and the appending. `decide` may be called again after a lost race,
+        and may raise: then nothing is written. Raises LedgerBrokenError when the chain does not hold, RefusedError
+        when the database cannot be written.
         """
 
         def work(connection: Connection) -> None:
