@@ -31,7 +31,7 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
-from data.prepare.prepared import load_as
+from data.prepare.prepared import load_as, made_anew
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
@@ -164,7 +164,7 @@ def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path,
     bind(ledger, job.public, home=home, prepared=job.prepared)
     written = run.emptied("written")
     with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
-        trace = _train_into(written, job, run, model, live)
+        trace = _train_into(written, job, run, model, live, home)
         events = schedule_to_json(run_lengths(trace.events()))
         # Settled in full even if it ended early: when to end was then chosen on the way.
         sums = _checksums(written, job)
@@ -194,7 +194,7 @@ def _checksums(written: Path, job: Job) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: Tell) -> Trace:
+def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: Tell, home: Path) -> Trace:
     """Trains and writes the released model and the trace into `folder`."""
     performance = job.settings.performance
     diagnostics = Diagnostics()
@@ -205,7 +205,7 @@ def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: Tell
             job.settings.algorithm,
             job.plan,
             model,
-            open_records=lambda: _open(job),
+            open_records=lambda: _open(job, run.run_id, home),
             generator=run.generator(),
             run_id=run.run_id,
             folder=run.folder,
@@ -234,9 +234,11 @@ def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: Tell
     return trace
 
 
-def _open(job: Job) -> Records:
-    """The private records, for the barrier alone."""
+def _open(job: Job, run_id: str, home: Path) -> Records:
+    """The private records, for the barrier alone; not others than the run's, whose noise is for these only."""
     data = load_as(job.prepared, job.public)
+    if run_id.rpartition("-")[0] != job.digest(home):
+        raise made_anew(job.prepared)
     return Records(data.train_features, data.train_labels)
 
 

@@ -26,6 +26,7 @@ from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
+from data.schema.errors import DataRefusedError
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tasks.runs import store
@@ -448,6 +449,20 @@ def test_other_data_is_another_run(workspace: Workspace, monkeypatch: pytest.Mon
     (workspace.root / "datasets/prepared/contents").write_bytes(b"x" * 32)
     workspace.train()
     assert len(workspace.run_folders) == 2  # the noise of the first was not used on the other data
+
+
+def test_the_noise_of_a_run_is_not_used_on_records_made_anew_meanwhile(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made_anew_first(*arguments: Any, **named: Any) -> None:
+        train_bind(*arguments, **named)
+        (workspace.root / "datasets/prepared/contents").write_text("others, described alike\n")
+
+    train_bind = train.bind
+    monkeypatch.setattr(train, "bind", made_anew_first)
+    with pytest.raises(DataRefusedError, match="made anew while this run began"):
+        workspace.train()
+    assert not list((workspace.home / "runs").glob("*/result"))
 
 
 @pytest.mark.parametrize("group", ["generator.key", "state.safetensors"])

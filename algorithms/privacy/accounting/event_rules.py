@@ -23,7 +23,7 @@ from algorithms.errors import RefusedError
 
 _ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
-_ROUNDING, _NEAR_ZERO = 2e-15, 1e-10
+_ROUNDING, _NEAR_ZERO, _NEAR_NOTHING = 2e-15, 1e-10, 1e-9
 _TAIL = 12.0
 
 
@@ -518,8 +518,9 @@ def _rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
     truth = -np.logaddexp(0.0, -epsilon)
     lie = truth - epsilon
     moments = np.logaddexp(orders * truth + (1 - orders) * lie, orders * lie + (1 - orders) * truth)
-    divergences: np.ndarray = np.clip(moments / (orders - 1), 0.0, epsilon)
-    return divergences
+    # Near 0 rounding takes all of the moments; this bound is as tight there (Bun and Steinke 2016, Proposition 3.3).
+    divergences = np.where(moments < _NEAR_NOTHING, orders * epsilon**2 / 2, moments / (orders - 1))
+    return np.clip(divergences, 0.0, epsilon)
 
 
 def _rdp_of_objective(event: ObjectivePerturbationDpEvent, orders: np.ndarray) -> np.ndarray:

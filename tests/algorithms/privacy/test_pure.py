@@ -283,3 +283,11 @@ def test_pld_below_the_noise_of_its_transform_is_the_bound_by_renyi(
     assert epsilon(schedule, delta) >= _exact(cost, count, delta)
     assert epsilon(schedule, delta) == epsilon(schedule, delta, accountant="rdp")
     assert discretisation_of(schedule, delta, ADD_OR_REMOVE_ONE) is None
+
+
+@pytest.mark.parametrize("cost", [1e-4, 1e-7, 1e-8, 1e-9, 1e-12])
+def test_a_tiny_pure_epsilon_has_a_renyi_divergence_that_rounding_does_not_take(cost: float) -> None:
+    # cosh expanded: the moments are those of randomised response to a relative 1e-9
+    orders = (1.5, 2.0, 8.0, 64.0)
+    found = rdp([(PureDpEvent(cost), 1)], orders=orders)
+    np.testing.assert_allclose(found, [order * cost**2 / 2 for order in orders], rtol=1e-4)
