@@ -10,7 +10,7 @@ from typing import Any
 from dp_accounting import DpEvent
 
 from algorithms import models
-from algorithms.core.calibration import check_delta, risk_profile
+from algorithms.core.calibration import check_delta
 from algorithms.core.features import schedule
 from algorithms.core.method import Inputs, Plan, PublicInfo, Target
 from algorithms.errors import RefusedError
@@ -19,7 +19,7 @@ from algorithms.gradients import linear_layer
 from algorithms.models import Model
 from algorithms.models.feature_transforms import in_front, shape_after
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.risk import caught
+from algorithms.privacy.accounting.risk import caught, risk_profile
 from data import PublicDescription
 from tasks.config import params
 from tasks.config import params as groups

@@ -11,13 +11,12 @@ import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from matplotlib.figure import Figure
 
-from algorithms.core.calibration import risk_profile
 from algorithms.core.software import software
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.adjacency import named
 from algorithms.privacy.accounting.epsilon import COARSENING, FINE, epsilon
 from algorithms.privacy.accounting.events import schedule_from_json
-from algorithms.privacy.accounting.risk import Profile
+from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.card import (
     PrivacyCard,
     RunRecord,

@@ -19,7 +19,6 @@ from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, named
 from algorithms.privacy.accounting.epsilon import calibrate
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiFilter, epsilon_of_zcdp
-from algorithms.privacy.accounting.risk import Profile, profile, profile_of_rdp, profile_of_zcdp
 from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release
 
 _LARGEST_DELTA_UNKNOWN_N = 1e-5
@@ -246,18 +245,3 @@ def in_levels(weights: Array, levels: int = LEVELS) -> tuple[Array, Array]:
 
 def _step(sampled: Batches, clip_norm: float, noise_multiplier: float) -> Release:
     return gradient_release(sampled.sampling, L2(clip_norm), Gaussian(noise_multiplier), 1.0)
-
-
-def risk_profile(held_by: Mapping[str, Any], schedule: Schedule, adjacency: str) -> Profile:
-    """What a run tells at each epsilon: of its events where these are fixed, else of the filter that holds it.
-
-    held_by: `Plan.filter`. schedule, adjacency: of the plan.
-
-    Raises RefusedError where an event has no bound.
-    """
-    match held_by:
-        case {"kind": "zcdp", "rho": rho}:
-            return profile_of_zcdp(rho)
-        case {"kind": "renyi", "order": order, "limit": limit}:
-            return profile_of_rdp(np.array([order]), np.array([limit]))
-    return profile(schedule, adjacency=named(adjacency))

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from algorithms.core.calibration import risk_profile
 from algorithms.core.method import Plan
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import risk
+from algorithms.privacy.accounting.risk import risk_profile
 from data import PublicDescription, public_description
 from data.schema import registry
 from tasks import calibrate

@@ -13,11 +13,18 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Literal
 
+import dp_accounting as dp
 from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, as_add_remove, pure_epsilon
+from algorithms.privacy.accounting.adjacency import (
+    ADD_OR_REMOVE_ONE,
+    Adjacency,
+    as_add_remove,
+    pure_epsilon,
+)
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.event_rules import parts
 from algorithms.privacy.accounting.events import Schedule, kept
 from algorithms.privacy.accounting.pld import composed, in_few_kinds
 from algorithms.privacy.accounting.rdp import epsilon_of_rdp, is_not_private, rdp
@@ -79,8 +86,16 @@ def _epsilon(
     if accountant == "rdp" or delta < LEAST_PLD_DELTA:
         return epsilon_of_rdp(rdp(few, adjacency=adjacency), delta)
     grid = discretisation or discretisation_of(few, delta, adjacency)
-    noise = TRANSFORM_NOISE * math.sqrt(sum(count for _, count in few))
-    return float(composed(few, grid or FINE, adjacency).get_epsilon_for_delta(max(delta - noise, delta / 2)))
+    noise = TRANSFORM_NOISE * math.sqrt(sum(count * _releases(event) for event, count in few))
+    if noise > delta / 2:
+        return epsilon_of_rdp(rdp(few, adjacency=adjacency), delta)
+    return float(composed(few, grid or FINE, adjacency).get_epsilon_for_delta(delta - noise))
+
+
+def _releases(event: dp.DpEvent) -> int:
+    """How many an event is made of."""
+    inner = sum(map(_releases, parts(event))) or 1
+    return int(event.count) * inner if isinstance(event, dp.SelfComposedDpEvent) else inner
 
 
 def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) -> float | None:

@@ -7,7 +7,10 @@ limit that holds for the best attacker, never an estimate.
 """
 
 import math
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
@@ -16,7 +19,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency
+from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
 from algorithms.privacy.accounting.epsilon import FINE, TRANSFORM_NOISE, discretisation_of
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.pld import composed, in_few_kinds
@@ -24,7 +27,7 @@ from algorithms.privacy.accounting.rdp import ORDERS, epsilon_of_rdp, is_not_pri
 
 Array = NDArray[np.float64]
 _POINTS, _LEAST_DELTA = 300, 1e-10
-_CUSTOMARY_DELTA = 1e-5
+_CUSTOMARY_DELTA, _LARGEST_EPSILON = 1e-5, 100.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,10 @@ def profile(schedule: Schedule, *, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> 
     if any(is_not_private(event) for event, _ in schedule):
         return Profile(np.zeros(1), np.ones(1))
     few = in_few_kinds(schedule)
+    with suppress(RefusedError):
+        divergences = rdp(few, adjacency=adjacency)
+        if epsilon_of_rdp(divergences, _LEAST_DELTA) > _LARGEST_EPSILON:  # losses too large for a fine grid
+            return profile_of_rdp(np.array(ORDERS), divergences)
     grid = discretisation_of(few, _CUSTOMARY_DELTA, adjacency) or FINE
     try:
         found = composed(few, grid, adjacency)
@@ -88,6 +95,21 @@ def profile_of_rdp(orders: Array, divergences: Array) -> Profile:
 def profile_of_zcdp(rho: float) -> Profile:
     """The profile of whatever a zCDP filter with this limit lets through."""
     return profile_of_rdp(np.array(ORDERS), rho * np.array(ORDERS))
+
+
+def risk_profile(held_by: Mapping[str, Any], schedule: Schedule, adjacency: str) -> Profile:
+    """What a run tells at each epsilon: of its events where these are fixed, else of the filter that holds it.
+
+    held_by: the plan's filter. schedule, adjacency: of the plan.
+
+    Raises RefusedError where an event has no bound.
+    """
+    match held_by:
+        case {"kind": "zcdp", "rho": rho}:
+            return profile_of_zcdp(rho)
+        case {"kind": "renyi", "order": order, "limit": limit}:
+            return profile_of_rdp(np.array([order]), np.array([limit]))
+    return profile(schedule, adjacency=named(adjacency))
 
 
 def _grid(largest: float) -> Array:

@@ -16,7 +16,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, pure_epsilon
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import calibrate, discretisation_of, epsilon
-from algorithms.privacy.accounting.events import PureDpEvent
+from algorithms.privacy.accounting.events import PureDpEvent, Schedule
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.accounting.pld import composed
 from algorithms.privacy.accounting.rdp import rdp
@@ -291,3 +291,12 @@ def test_a_tiny_pure_epsilon_has_a_renyi_divergence_that_rounding_does_not_take(
     orders = (1.5, 2.0, 8.0, 64.0)
     found = rdp([(PureDpEvent(cost), 1)], orders=orders)
     np.testing.assert_allclose(found, [order * cost**2 / 2 for order in orders], rtol=1e-4)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_more_releases_than_the_transform_carries_are_bounded_by_renyi(nested: bool) -> None:
+    """A hundred million of them at delta 2e-11, where its noise is most of delta."""
+    cost, count, delta = 1e-5, 10**8, 2e-11
+    one = PureDpEvent(cost)
+    schedule: Schedule = [(dp.SelfComposedDpEvent(one, count), 1)] if nested else [(one, count)]
+    assert epsilon(schedule, delta) == epsilon(schedule, delta, accountant="rdp")

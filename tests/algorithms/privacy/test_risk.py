@@ -80,3 +80,8 @@ def test_another_library_draws_the_same_curve() -> None:
 
 def test_the_examples_give_what_they_say() -> None:
     assert doctest.testmod(risk, extraglobs={"np": np, **vars(risk)}).failed == 0
+
+
+def test_releases_with_hardly_any_noise_have_a_curve_too() -> None:
+    found = risk.profile([(dp.GaussianDpEvent(1e-3), 1)])
+    assert (risk.caught(found, RATES) >= ndtr(ndtri(RATES) + 1000)).all()
