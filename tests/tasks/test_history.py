@@ -156,7 +156,7 @@ def test_the_page_shows_the_history_and_keeps_its_pictures_to_itself(retrained: 
     assert "This run read 2 of 3 blocks; 1 is retired for ever." in text
     assert "Until then that of 2026-W01 serves." in text
     assert "given up; all of it counts as spent" in text
-    assert text.count("<picture>") == 7
+    assert text.count("<picture>") == 8
     assert 'alt="Epsilon spent on each of 3 blocks' in text
     assert 'alt="Right answers of 3 models over 4 periods' in text
     plots = {path.name for path in (retrained.artifacts / "plots").glob("*.png")}
