@@ -160,7 +160,7 @@ def test_the_page_shows_the_history_and_keeps_its_pictures_to_itself(retrained: 
     assert 'alt="Epsilon spent on each of 3 blocks' in text
     assert 'alt="Right answers of 3 models over 4 periods' in text
     plots = {path.name for path in (retrained.artifacts / "plots").glob("*.png")}
-    assert plots == {"epsilon.png", "noise.png", "confusion.png", "per_class.png"}
+    assert plots == {"epsilon.png", "risk.png", "noise.png", "confusion.png", "per_class.png"}
 
 
 def some_blocks(count: int, cap: float = 6.0) -> pd.DataFrame:
