@@ -36,7 +36,7 @@ def test_a_pure_release_is_recognised_as_randomised_response_is(epsilon: float) 
     found = risk.profile([(PureDpEvent(epsilon), 1)])
     exact = np.minimum(np.exp(epsilon) * RATES, 1 - np.exp(-epsilon) * (1 - RATES))
     assert (risk.caught(found, RATES) >= exact - 1e-12).all()
-    np.testing.assert_allclose(risk.caught(found, RATES), exact, atol=2e-2)
+    np.testing.assert_allclose(risk.caught(found, RATES), exact, atol=1e-9)
 
 
 def test_renyi_bounds_give_a_profile_that_is_never_below_the_tight_one() -> None:
@@ -45,6 +45,14 @@ def test_renyi_bounds_give_a_profile_that_is_never_below_the_tight_one() -> None
     loose = risk.profile_of_rdp(np.array(ORDERS), rdp(schedule))
     assert (risk.caught(loose, RATES) >= risk.caught(tight, RATES)).all()
     assert risk.advantage(loose) >= risk.advantage(tight)
+
+
+def test_the_advantage_is_that_of_the_curve_where_delta_at_0_is_loose() -> None:
+    found = risk.profile_of_rdp(np.array([8.0]), np.array([1.0]))
+    alarms = np.linspace(0.0, 1.0, 100_001)
+    of_curve = float((risk.caught(found, alarms) - alarms).max())
+    assert of_curve - 1e-9 <= risk.advantage(found) == pytest.approx(of_curve, abs=1e-4)
+    assert risk.advantage(found) < 0.7 * found.delta[0]
 
 
 def test_a_curve_says_much_less_than_its_single_point() -> None:
