@@ -248,7 +248,13 @@ def _fresh_generator(settings: Params) -> Generator:
 
 def _limits(settings: Params) -> Performance:
     wanted = settings.performance
-    return Performance(device_of(wanted.device), wanted.memory_mb, wanted.physical_batch)
+    return Performance(
+        device_of(wanted.device),
+        wanted.memory_mb,
+        wanted.physical_batch,
+        workers=None if wanted.workers == "auto" else wanted.workers,
+        threads=wanted.threads,
+    )
 
 
 def main() -> None:

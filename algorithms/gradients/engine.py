@@ -122,6 +122,18 @@ class Engine:
             )
         return size
 
+    def copied(self) -> "Engine":
+        """The same engine with modules of its own that share their tensors, so that two threads can use one each."""
+        model, same = self._passes.model, copy.copy(self)
+        shared = {id(part): part for part in (*model.module.parameters(), *model.module.buffers())}
+        same._passes = Passes(replace(model, module=copy.deepcopy(model.module, shared)))
+        return same
+
+    @property
+    def pass_bytes(self) -> int:
+        """What a pass of the physical batch takes."""
+        return self.physical_batch * _record_bytes(self._examined)
+
     @property
     def is_random(self) -> bool:
         """Whether the model draws random numbers, as dropout does: its sums then differ from one call to the next."""
@@ -258,10 +270,18 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
 def _fitting(examined: ModelInspection, memory_mb: int, device: torch.device, fewest: int) -> int:
     """How many records to take at once: what fits the memory, on a CPU no more than is fast, or `fewest`."""
     is_cpu = device.type != "cuda"
-    kept = _PASSES * (examined.bytes_per_record + examined.written_bytes)
-    most = max(kept, examined.needed_bytes)  # what is frozen keeps nothing, and runs all the same
+    kept, most = _kept_bytes(examined), _record_bytes(examined)
     best = max(fewest, _CACHED_BYTES / kept) if is_cpu else math.inf
     return max(1, int(min(memory_mb * 1e6 / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
+
+
+def _kept_bytes(examined: ModelInspection) -> int:
+    return _PASSES * (examined.bytes_per_record + examined.written_bytes)
+
+
+def _record_bytes(examined: ModelInspection) -> int:
+    """What each record of a pass takes; what is frozen keeps nothing, and runs all the same."""
+    return max(_kept_bytes(examined), examined.needed_bytes)
 
 
 def _sizes(physical_batch: int) -> list[int]:

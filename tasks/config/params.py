@@ -119,9 +119,14 @@ class Memory(Group):
 
 
 class Performance(Memory):
-    """Further settings of the same kind. checkpoint_seconds: between two."""
+    """Further settings of the same kind.
+
+    workers: passes side by side on a CPU; auto: one for each core, or for every two where a pass may have two threads.
+    checkpoint_seconds: between two.
+    """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    workers: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=10.0, gt=0)
 

@@ -17,6 +17,7 @@ from algorithms.gradients import Engine, RecordsNotIndependentError
 from algorithms.gradients.arithmetic import in_full_precision
 from algorithms.gradients.padding import pass_size
 from algorithms.models import Model
+from algorithms.privacy.barrier.side_by_side import SideBySide, cores
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,15 +42,18 @@ class Records(Protocol):
 class Performance:
     """What changes a result by rounding at most: where the arithmetic runs and how much memory it may take.
 
-    number: of the records, where it is public. Ways that hold something of all records at once round otherwise than
-    those that do not, for every record: this number and not the true one decides whether they fit, and without it
-    they are not taken.
+    workers: passes that run side by side on a CPU; as many as the cores and the memory allow by default, with the same
+    bits for any number. threads: of each, see `Engine.threads`. number: of the records, where it is public. Ways that
+    hold something of all records at once round otherwise than those that do not, for every record: this number and not
+    the true one decides whether they fit, and without it they are not taken.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     memory_mb: int = 1024
     physical_batch: int | None = None
     number: int | None = None
+    workers: int | None = None
+    threads: int | None = None
 
     def holds(self, numbers: int) -> bool:
         """Whether so many 32-bit numbers of each record fit the memory for all of them."""
@@ -75,11 +79,24 @@ class Performance:
         self, records: Records, rows: NDArray[np.intp], physical_batch: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The records of some indices in their order, in physical batches, on the device."""
-        size = pass_size(len(rows), physical_batch)
-        for start in range(0, len(rows), size):
-            some = rows[start : start + size]
-            inputs = torch.from_numpy(self.read(records.features, some)).to(self.device)
-            yield inputs, torch.from_numpy(records.labels[some]).to(self.device)
+        return (self.load(records, some) for some in in_passes(rows, physical_batch))
+
+    def load(self, records: Records, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
+        """The records of some indices in their order, on the device."""
+        inputs = torch.from_numpy(self.read(records.features, rows)).to(self.device)
+        return inputs, torch.from_numpy(records.labels[rows]).to(self.device)
+
+    def side_by_side(self, engine: Engine, parameters: int) -> SideBySide:
+        """The workers for passes of an engine, whose results are `parameters` numbers each.
+
+        Fewer than there are cores where that takes more memory than is given: a pass stays as large as it is, since
+        sums would else round otherwise.
+        """
+        each = engine.pass_bytes + 8 * parameters
+        most = max(1, int(self.memory_mb * 1e6 / each))
+        wanted = self.workers or cores() // min(engine.threads, self.threads or engine.threads, cores())
+        workers = min(wanted, most) if self.device.type == "cpu" else 1
+        return SideBySide(engine, workers, lambda: self.computing(engine))
 
     def engine(self, model: Model, records: Records) -> Engine:
         """The gradient engine for a model of such records.
@@ -125,11 +142,17 @@ class Performance:
         torch.set_flush_denormal(False)
         try:
             if self.device.type == "cpu":
-                _limit_threads(engine.threads)
+                _limit_threads(min(engine.threads, self.threads or engine.threads))
             with in_full_precision(), torch.autocast(self.device.type, enabled=False):
                 yield
         finally:
             torch.set_flush_denormal(flushes)
+
+
+def in_passes(rows: NDArray[np.intp], physical_batch: int) -> Iterator[NDArray[np.intp]]:
+    """Indices in parts for one pass each, about equally large."""
+    size = pass_size(len(rows), physical_batch)
+    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def _limit_threads(most: int) -> None:

@@ -40,7 +40,7 @@ from algorithms.models.feature_transforms import front_of, shape_after
 from algorithms.models.scattering import UnitRecords
 from algorithms.privacy.barrier import minimum
 from algorithms.privacy.barrier.importance import LastNorms, Norms
-from algorithms.privacy.barrier.performance import Performance, Records
+from algorithms.privacy.barrier.performance import Performance, Records, in_passes
 from algorithms.privacy.barrier.statistics import Statistic, second_moment_sum, statistic_sum
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import FullBatch, Importance, Release, chosen
@@ -236,6 +236,7 @@ class UnnoisedQueries:
         # A copy, which nobody else can change or switch to training after it was examined.
         self.model = replace(model, module=copy.deepcopy(model.module))
         self.engine = performance.engine(self.model, records)
+        self._side_by_side = performance.side_by_side(self.engine, model.parameter_count)
         self._whole = WholeRecords(self.model, records, performance)
         self._norms = Norms(self.engine, self._batches, last_norms)
 
@@ -261,10 +262,15 @@ class UnnoisedQueries:
         answers = self._whole.at_step(step) if is_whole else None
         if answers is not None:
             return answers.clipped_sum(point, clipping).cpu()
-        total = torch.zeros(len(point), dtype=torch.float64)
-        for inputs, labels in self.drawn(release, stream):
-            total += self.engine.clipped_sum(point, inputs, labels, clipping).cpu()
-        return total
+
+        def summed(engine: Engine, rows: NDArray[np.intp]) -> Tensor:
+            return engine.clipped_sum(point, *self.performance.load(self.records, rows), clipping)
+
+        rows = chosen(release.sampling, self._count, stream)
+        total = torch.zeros(len(point), dtype=torch.float64, device=point.device)
+        for found in self._side_by_side.map(summed, in_passes(rows, self.engine.physical_batch)):
+            total += found
+        return total.cpu()
 
     @_computed
     def clipped_losses(

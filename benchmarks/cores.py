@@ -1,0 +1,78 @@
+"""python -m benchmarks.cores: what passes side by side gain.
+
+Workers and threads are compared in one process, in rounds of changing order, by wall time: on a machine that others use
+too only the ratios of one run say something.
+"""
+
+import os
+import random
+import statistics
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.gradients import L2, Engine
+from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.performance import in_passes
+from benchmarks.workloads import WORKLOADS
+
+_SETTINGS = [(1, 1), (2, 1), (1, 2)]
+"""Workers, and threads of each."""
+
+
+def main(
+    workloads: Annotated[str, typer.Option(help="Comma-separated.")] = "W3,W4cnn,W6",
+    rounds: Annotated[int, typer.Option(min=2)] = 9,
+) -> None:
+    """Print how many times as fast a clipped sum over four batches is with workers and threads as with one."""
+    settings = _SETTINGS + [(count, 1) for count in (4, 8) if count <= (os.cpu_count() or 1)]
+    typer.echo(f"{'workload':10}" + "".join(f"{w} x {t:<8}" for w, t in settings) + "passes")
+    for name in workloads.split(","):
+        times, passes = _times(name, settings, rounds)
+        typer.echo(f"{name:10}" + "".join(f"{times[0] / each:<12.2f}" for each in times) + str(passes))
+
+
+def _times(name: str, settings: list[tuple[int, int]], rounds: int) -> tuple[list[float], int]:
+    """Median seconds of a sum under each setting, and how many passes it takes."""
+    workload = WORKLOADS[name]
+    model = workload.build()
+    inputs, labels = workload.data(4 * workload.batch, torch.device("cpu"))
+    records = _Held(inputs.numpy(), labels.numpy())
+    engine = Performance().engine(model, records)
+    point, rows = model.initial_parameters(), np.arange(len(labels))
+    passes = list(in_passes(rows, engine.physical_batch))
+    found: dict[tuple[int, int], list[float]] = {each: [] for each in settings}
+    for number in range(rounds):
+        for workers, threads in random.Random(number).sample(settings, len(settings)):
+            torch.set_num_threads(threads)
+            performance = replace(Performance(memory_mb=8192), workers=workers, threads=threads)
+            side_by_side = performance.side_by_side(engine, model.parameter_count)
+
+            def run(own: Engine, some: NDArray[np.intp]) -> Tensor:
+                return own.clipped_sum(point, inputs[some], labels[some], L2(1.0))
+
+            with performance.computing(engine):
+                for _ in range(2):  # the first starts the threads
+                    begin = time.perf_counter()
+                    deque(side_by_side.map(run, passes), maxlen=0)
+                    seconds = time.perf_counter() - begin
+            found[workers, threads].append(seconds)
+    return [statistics.median(found[each]) for each in settings], len(passes)
+
+
+class _Held:
+    """Records for a barrier."""
+
+    def __init__(self, features: np.ndarray, labels: np.ndarray) -> None:
+        self.features, self.labels = features, labels
+
+
+if __name__ == "__main__":
+    typer.run(main)
