@@ -36,6 +36,21 @@ _VAGUE = 1e-2
 _ON_DEVICE = 2**27
 """The same for a GPU, where a few large products beat many small ones."""
 
+_LARGE = 2**19
+"""Numbers of a parameter above which, on a CPU, a few records' gradients of it leave the cache before they are used."""
+
+_SHORT = 64
+"""Outer products of a record up to which 64-bit products are quicker than gradients of that size written down."""
+
+
+def is_formed_singly(values: Tensor, numbers: int) -> bool:
+    """Whether gradients of so many numbers are written down for one record at a time, and not kept.
+
+    They are formed once for their norms and once for the sum, by the same product and so with the same bits, which
+    takes less time than to bring them back from memory.
+    """
+    return values.device.type == "cpu" and numbers > _LARGE
+
 
 def prefers_gram(length: int, inputs: int, outputs: int) -> bool:
     """Whether the norm is cheaper from the two length x length Gram matrices than from the gradient itself.
@@ -83,7 +98,46 @@ def product_in_64_bits(features: Tensor, errors: Tensor) -> Tensor:
 
 def sum_of_rows(rows: Tensor, weights: Tensor) -> Tensor:
     """sum_i weights_i rows_i, [n, d], [n] -> [d], float64, like `weighted_products`."""
-    return weighted_products(rows, weights.new_ones(len(weights), 1), weights)[0]
+    count, numbers = rows.shape
+    if count == 0 or not is_formed_singly(rows, numbers):
+        return weighted_products(rows, weights.new_ones(len(weights), 1), weights)[0]
+    total = weights.new_empty(
+        numbers
+    )  # some numbers of all records at a time, instead of all of some records
+    size = max(1, _IN_CACHE // (2 * count))
+    for some, into in zip(torch.split(rows, size, dim=1), torch.split(total, size), strict=True):
+        torch.mv(some.double().T, weights, out=into)
+    return total
+
+
+def norms_of_single(form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor) -> Tensor:
+    """Squared L2 norms [batch], float64, of the gradients that `form` makes of each record's part of both."""
+    return torch.cat([square_norms(form(*one).view(1, -1)) for one in _singly(inputs, errors)])
+
+
+def sum_of_single(
+    form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor, weights: Tensor, *, numbers: int
+) -> Tensor:
+    """The weighted sum [numbers], float64, of the same gradients."""
+    total = weights.new_zeros(numbers)
+    for one, weight in zip(_singly(inputs, errors), weights.tolist(), strict=True):
+        total.add_(form(*one).view(-1), alpha=weight)
+    return total
+
+
+def _singly(inputs: Tensor, errors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(torch.split(inputs, 1), torch.split(errors, 1), strict=True)
+
+
+def is_short(length: int) -> bool:
+    """Whether gradients of so many outer products are summed up by `sum_of_short` where they are formed singly."""
+    return length <= _SHORT
+
+
+def sum_of_short(inputs: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of gradients by products of 64 bits, so that none is written down; [batch, length, p], [batch, length, o], [batch] -> [o, p], float64."""
+    each = weights.repeat_interleave(inputs.shape[1])
+    return weighted_products(inputs.flatten(0, 1), errors.flatten(0, 1), each)
 
 
 def sum_of_written(
@@ -295,10 +349,20 @@ class LinearGrad:
         """How many outer products are summed."""
         return self.inputs.shape[1]
 
+    @property
+    def _prefers_gram(self) -> bool:
+        return prefers_gram(self.length, self.inputs.shape[2], self.errors.shape[2])
+
+    @property
+    def _numbers(self) -> int:
+        return self.inputs.shape[2] * self.errors.shape[2]
+
     def square_norms(self) -> Tensor:
         if self.length == 1:
             return square_norms(self.inputs) * self.error_squares
-        if not prefers_gram(self.length, self.inputs.shape[2], self.errors.shape[2]):
+        if not self._prefers_gram:
+            if is_formed_singly(self.inputs, self._numbers):
+                return norms_of_single(_written, self.inputs, self.errors)
             return square_norms(self.rows)
         squares = product_norms(self.inputs, self.errors)
         return raised(squares, product_sizes(self.inputs, self.errors), self.length, wide(self.errors).dtype)
@@ -316,8 +380,12 @@ class LinearGrad:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.length == 1:
             return weighted_products(self.inputs[:, 0], self.errors[:, 0], weights).reshape(-1)
-        numbers = self.inputs.shape[2] * self.errors.shape[2]
-        return sum_of_written(written, self.inputs, self.errors, weights, numbers=numbers)
+        parts, numbers = (self.inputs, self.errors, weights), self._numbers
+        if not is_formed_singly(self.inputs, numbers):
+            return sum_of_written(written, *parts, numbers=numbers)
+        if self._prefers_gram and is_short(self.length):
+            return sum_of_short(*parts).reshape(-1)
+        return sum_of_single(_written, *parts, numbers=numbers)
 
     def take(self, chosen: Tensor | slice) -> "LinearGrad":
         return LinearGrad(self.inputs[chosen], self.errors[chosen])

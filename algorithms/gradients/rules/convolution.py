@@ -24,11 +24,16 @@ from algorithms.gradients.arithmetic import (
 from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
 from algorithms.gradients.grads import (
     DenseGrad,
+    is_formed_singly,
+    is_short,
+    norms_of_single,
     prefers_gram,
     product_norms,
     product_sizes,
     slices,
     sum_of_rows,
+    sum_of_short,
+    sum_of_single,
     sum_of_written,
 )
 from algorithms.gradients.padding import Layout
@@ -120,7 +125,9 @@ class ConvGrad:
         return written
 
     def square_norms(self) -> Tensor:
-        if not prefers_gram(self.length, self._patch, self.errors.shape[1] // self.window.groups):
+        if not self._prefers_gram:
+            if self._is_formed_singly:
+                return norms_of_single(self._writer(), self.inputs, self.errors)
             return square_norms(self._written)
         # |sum_t e_t p_t^T|^2 = sum_st (e_s e_t)(p_s p_t): two Gram matrices [places, places] instead of the gradient.
         parts = slices(self._numbers, self.inputs, self.errors)
@@ -142,9 +149,20 @@ class ConvGrad:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if "_written" in self.__dict__:
             total = sum_of_rows(self._written.flatten(start_dim=1), weights)
-        else:
+        elif not self._is_formed_singly:
             total = sum_of_written(self._writer(), self.inputs, self.errors, weights, numbers=self._numbers)
+        elif self._prefers_gram and self.window.groups == 1 and is_short(self.length):
+            total = self._sum_of_short(weights)
+        else:
+            size = self.errors.shape[1] * self._patch
+            total = sum_of_single(self._writer(), self.inputs, self.errors, weights, numbers=size)
         return self._in_weight_order(total.view(self.errors.shape[1], -1)).reshape(-1)
+
+    def _sum_of_short(self, weights: Tensor) -> Tensor:
+        cut, total = self._cutter(), weights.new_zeros(self.errors.shape[1], self._patch)
+        for some, their, each in slices(self._patch * self.length, self.inputs, self.errors, weights):
+            total += sum_of_short(cut(wide(some)), their.flatten(start_dim=2).transpose(1, 2), each)
+        return total.view(-1)
 
     def take(self, chosen: Tensor | slice) -> "ConvGrad":
         return self._with(lambda part: part[chosen])
@@ -179,6 +197,14 @@ class ConvGrad:
     def _numbers(self) -> int:
         """What the products of one record need: its patches, or its gradient."""
         return self._patch * max(self.length * self.window.groups, self.errors.shape[1])
+
+    @property
+    def _prefers_gram(self) -> bool:
+        return prefers_gram(self.length, self._patch, self.errors.shape[1] // self.window.groups)
+
+    @property
+    def _is_formed_singly(self) -> bool:
+        return is_formed_singly(self.inputs, self.errors.shape[1] * self._patch)
 
     def _cutter(self) -> Cutter:
         return Cutter(self.window, (self.errors.shape[2], self.errors.shape[3]))

@@ -1,0 +1,40 @@
+"""Parameters so large that their gradients are formed for one record at a time, or never; here with tiny ones."""
+
+import pytest
+import torch
+
+from algorithms.gradients import L2, PerLayer, grads
+from algorithms.gradients.rules.convolution import ConvGrad
+from tests.algorithms.gradients.forms import FORMS, contributions, written
+from tests.algorithms.gradients.test_bound import NEAR, drawn, excess
+
+
+@pytest.fixture(autouse=True, params=[0, 64], ids=["singly", "in products of 64 bits"])
+def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every parameter was large, with records of many outer products, or of few."""
+    monkeypatch.setattr(grads, "_LARGE", 0)
+    monkeypatch.setattr(grads, "_SHORT", request.param)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_gradient_is_never_above_its_bound(name: str) -> None:
+    for gradient in drawn(name):
+        norm = float(written(gradient)[0].norm())
+        for near in NEAR:
+            assert excess(gradient, L2(near * norm)) <= 1.0
+            assert excess(gradient, PerLayer((near * norm,))) <= 1.0
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_sum_is_that_of_the_gradients_and_nothing_large_is_kept(name: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    gradient = FORMS[name](draw)
+    gradient = gradient.take(torch.zeros(7, dtype=torch.int64))
+    weights = torch.rand(7, generator=draw, dtype=torch.float64)
+    gradient.square_norms()
+    found, exact = gradient.weighted_sum(weights), written(gradient)
+    sizes = (weights[:, None] * exact.abs()).sum(dim=0)
+    room = 1e-4 * float(contributions(gradient).norms(L2(1.0))[0])
+    assert ((found - weights @ exact).abs() <= 1e-5 * sizes + room).all()
+    if isinstance(gradient, grads.LinearGrad | ConvGrad):
+        assert not {"rows", "_written"} & vars(gradient).keys()
