@@ -177,9 +177,9 @@ def fit(
             loss=trained.bounds,
         ),
     )
-    if "not_private" in plan.own and noise != "seeded":
+    if plan.not_private is not None and noise != "seeded":
         raise RefusedError(
-            f"secret noise would promise what does not hold: {plan.own['not_private']} To reproduce it all the same,"
+            f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
             ' on public records, give public=True and noise="seeded".'
         )
     plan_file = _plan_file(

@@ -84,9 +84,9 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
         return settings.algorithm.plan(target, _known(model, public))
 
     plan = at(privacy.epsilon) if privacy.epsilon is not None else _withstanding(privacy.target, at)
-    if "not_private" in plan.own and privacy.noise != "seeded":
+    if plan.not_private is not None and privacy.noise != "seeded":
         raise RefusedError(
-            f"secret noise would promise what does not hold: {plan.own['not_private']} To reproduce it all the same,"
+            f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
             " on public records, set privacy.noise to seeded."
         )
     return plan

@@ -26,12 +26,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import Array, multiplier_at, plan_noise_schedule
+from algorithms.core.calibration import multiplier_at, plan_noise_schedule
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Answer, State, batches, noisy_gradient, start
 from algorithms.core.optimizers import STRICT, OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
+from algorithms.privacy.accounting.calibration import Array
 from algorithms.privacy.barrier.barrier import Barrier
 
 Positive = Annotated[float, Field(gt=0, le=1e12)]

@@ -14,12 +14,13 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import Array, multiplier_at, plan_noise_schedule
+from algorithms.core.calibration import multiplier_at, plan_noise_schedule
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import State, batches, sgd_step, start
 from algorithms.core.optimizers import STRICT, OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
+from algorithms.privacy.accounting.calibration import Array
 from algorithms.privacy.barrier.barrier import Barrier
 
 LEAST_SHARE = 1e-3

@@ -29,7 +29,6 @@ import dp_accounting as dp
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.optimize import brentq
 from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed, plan_renyi
@@ -39,8 +38,9 @@ from algorithms.core.optimizers import STRICT, OptimizerConfig, OptimizerState
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.calibration import smallest
 from algorithms.privacy.accounting.events import Schedule
-from algorithms.privacy.accounting.filters import conversion
+from algorithms.privacy.accounting.filters import RenyiBudget, conversion
 from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
@@ -62,6 +62,22 @@ Event = Callable[[float, float], dp.DpEvent]
 """The event of a step at a fraction K / (N C) and a noise sigma_G."""
 Steps = tuple[float, int]
 """A fraction K / (N C), and how many steps are taken at it."""
+
+
+@dataclass(frozen=True)
+class EpochParams:
+    """What the plan keeps: steps of an epoch; expected batch b, 0 where it is released first.
+
+    Where norms are released also: the multiplier of their noise; at the plan's order the cost of one of their releases
+    and what is spent before the first epoch; sigma_G if K = N C throughout.
+    """
+
+    steps_per_epoch: int
+    expected_batch: float
+    norm_multiplier: float = 0.0
+    norm_cost: float = 0.0
+    spent: float = 0.0
+    most_noise: float | None = None
 
 
 @dataclass(frozen=True)
@@ -111,16 +127,12 @@ def least_noise(
     """
     orders, allowed = tuple(limits), np.array(list(limits.values())) * (1 - SLACK)
 
-    def excess(logarithm: float) -> np.ndarray:
-        costs = np.clip(cost(event, steps, math.exp(logarithm), orders), 1e-300, 1e300)
-        return np.asarray(np.log(costs / allowed))
+    def parts(noise: float) -> np.ndarray:
+        return cost(event, steps, noise, orders) / allowed
 
-    low, high = map(math.log, _NOISE_RANGE)
-    if excess(high).min() > 0:
-        return None
-    if excess(low).min() > 0:
-        low = brentq(lambda x: float(excess(x).min()), low, high, xtol=1e-10) + SLACK
-    return math.exp(low), orders[int(excess(low).argmin())]
+    low, high = _NOISE_RANGE
+    found = smallest(lambda noise: float(parts(noise).min()), 1.0, low=low, high=high, tolerance=1e-10)
+    return None if found is None else (found, orders[int(parts(found).argmin())])
 
 
 def precommitted(
@@ -157,7 +169,7 @@ def _limits(others: Schedule, target: Target, noise_setting: str) -> dict[float,
             f"{_asked(target.budget)} is not above {least:.4g}, what a Rényi filter costs at any noise; ask for a"
             " larger epsilon, or give algorithm.public_norms."
         )
-    if not _left(target.budget, target.before):
+    if not _left(target.budget, target.prior_events):
         raise RefusedError(
             f"{_asked(target.budget)} leaves nothing beside the learned features; raise their noise or epsilon."
         )
@@ -238,13 +250,14 @@ class DPIS:
         sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
         self._check(sampled.rate, public)
         steps = math.ceil(1 / sampled.rate - SLACK)
-        own = {"steps_per_epoch": steps, "expected_batch": sampled.divisor or 0.0}
+        own = EpochParams(steps, sampled.divisor or 0.0)
         make = self._plan_released if self.public_norms is None else self._plan_public
         return make(sampled.rate, own, target, public)
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start."""
-        numbers = (plan.own["expected_batch"], self.clip_norm, 1.0, 0.0, plan.own.get("spent", 0.0))
+        own = plan.params(EpochParams)
+        numbers = (own.expected_batch, self.clip_norm, 1.0, 0.0, own.spent)
         return State(self.update.start(parameters), Epoch.of(*numbers))
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State | None:
@@ -272,7 +285,10 @@ class DPIS:
 
     def _begun(self, state: State, plan: Plan, barrier: Barrier) -> Epoch | None:
         """The epoch of the next step: at its start with a new clip norm, K and noise, or None where none is left."""
-        epoch, (index, step) = state.epoch, divmod(int(state.moving.count), plan.own["steps_per_epoch"])
+        epoch, (index, step) = (
+            state.epoch,
+            divmod(int(state.moving.count), plan.params(EpochParams).steps_per_epoch),
+        )
         if step:
             return epoch
         if not epoch.expected_batch:
@@ -283,7 +299,7 @@ class DPIS:
 
     def _measured(self, at: Tensor, epoch: Epoch, index: int, plan: Plan, barrier: Barrier) -> Epoch:
         """The epoch with released norms: its clip norm, where it follows them, and K."""
-        noise = Gaussian(plan.own["norm_multiplier"])
+        noise = Gaussian(plan.params(EpochParams).norm_multiplier)
         records = float(epoch.expected_batch) / plan.sampling_rate
         clip_norm, adaptive = float(epoch.clip_norm), self.adaptive_clipping
         if adaptive is not None and index > 0:
@@ -296,10 +312,11 @@ class DPIS:
 
     def _budgeted(self, epoch: Epoch, index: int, plan: Plan) -> Epoch | None:
         """The epoch with the least noise that its steps and later ones can afford, or None where they afford none."""
-        order, limit = plan.filter["order"], plan.filter["limit"] * (1 - SLACK)
-        per_epoch, fraction = plan.own["steps_per_epoch"], float(epoch.fraction)
-        spent = float(epoch.spent) + plan.own["norm_cost"] * self._norm_releases(index)
-        reserved = plan.own["norm_cost"] * sum(map(self._norm_releases, range(index + 1, self.epochs)))
+        assert isinstance(plan.filter, RenyiBudget)
+        order, limit, own = plan.filter.order, plan.filter.limit * (1 - SLACK), plan.params(EpochParams)
+        per_epoch, fraction = own.steps_per_epoch, float(epoch.fraction)
+        spent = float(epoch.spent) + own.norm_cost * self._norm_releases(index)
+        reserved = own.norm_cost * sum(map(self._norm_releases, range(index + 1, self.epochs)))
         if limit <= spent + reserved:
             return None
         is_cautious = index < round(self.cautious_share * self.epochs)
@@ -312,27 +329,25 @@ class DPIS:
         noise, _ = found
         return epoch.changed(noise=noise, spent=spent + float(cost(event, [now], noise, (order,))[0]))
 
-    def _plan_released(
-        self, rate: float, own: Mapping[str, float], target: Target, public: PublicInfo
-    ) -> Plan:
+    def _plan_released(self, rate: float, own: EpochParams, target: Target, public: PublicInfo) -> Plan:
         """The plan at the order that leaves the steps the least noise if K = N C throughout."""
         multiplier = self.norm_noise_multiplier or (self.norm_noise or 0.0) * (public.records or 0)
         norm = norm_total_release(L2(self.clip_norm), Gaussian(multiplier)).event()
         count = [] if public.records else [(count_release(target.count_noise).event(), 1)]
-        before, norms = [*target.before, *count], sum(map(self._norm_releases, range(self.epochs)))
-        steps = int(own["steps_per_epoch"]) * self.epochs
+        before, norms = [*target.prior_events, *count], sum(map(self._norm_releases, range(self.epochs)))
+        steps = own.steps_per_epoch * self.epochs
         setting = "norm_noise" if self.norm_noise_multiplier is None else "norm_noise_multiplier"
         others = [*before, (norm, norms)]
         order, noise = precommitted(self._event_at(rate), steps, others, target, noise_setting=setting)
         spent, norm_cost = (float(rdp(some, orders=(order,))[0]) for some in (before, [(norm, 1)]))
-        more = {"norm_multiplier": multiplier, "norm_cost": norm_cost, "spent": spent, "most_noise": noise}
+        own = replace(own, norm_multiplier=multiplier, norm_cost=norm_cost, spent=spent, most_noise=noise)
         return plan_renyi(
-            order, target=target, public=public, steps=steps, sampling_rate=rate, own={**own, **more}
+            order, target=target, public=public, steps=steps, sampling_rate=rate, method_params=own
         )
 
-    def _plan_public(self, rate: float, own: Mapping[str, float], target: Target, public: PublicInfo) -> Plan:
+    def _plan_public(self, rate: float, own: EpochParams, target: Target, public: PublicInfo) -> Plan:
         """The plan of a schedule of K that is public, with the same sigma_G in all steps."""
-        per_epoch = int(own["steps_per_epoch"])
+        per_epoch = own.steps_per_epoch
         fractions = [self._scheduled(epoch) for epoch in range(self.epochs)]
         count = [] if public.records else [(count_release(target.count_noise), 1)]
 
@@ -341,7 +356,13 @@ class DPIS:
 
         steps = per_epoch * self.epochs
         return plan_fixed(
-            releases, target=target, public=public, steps=steps, sampling_rate=rate, divisor=None, own=own
+            releases,
+            target=target,
+            public=public,
+            steps=steps,
+            sampling_rate=rate,
+            divisor=None,
+            method_params=own,
         )
 
     def _scheduled(self, epoch: int) -> float:

@@ -33,7 +33,7 @@ class NonPrivate:
         """The schedule at infinite epsilon; raises RefusedError where the number of records is private."""
         public.known_records("a run without privacy")
         sampled = batches(public, batch_size=self.batch_size, sampling_rate=None)
-        schedule = [*target.before, (dp.NonPrivateDpEvent(), self.steps)]
+        schedule = [*target.prior_events, (dp.NonPrivateDpEvent(), self.steps)]
         return Plan(
             target=target,
             public=public,

@@ -45,6 +45,13 @@ class ClippedState(State):
 
 
 @dataclass(frozen=True)
+class Counts:
+    """What the plan keeps: the noise multiplier of the counts of norms."""
+
+    count_noise_multiplier: float
+
+
+@dataclass(frozen=True)
 class QuantileClipping:
     """Settings of DP-SGD with quantile clipping.
 
@@ -82,7 +89,7 @@ class QuantileClipping:
             steps=self.steps,
             sampling_rate=sampled.rate,
             divisor=sampled.divisor,
-            own={"count_noise_multiplier": counts},
+            method_params=Counts(counts),
         )
 
     def init(self, parameters: Tensor, plan: Plan) -> ClippedState:
@@ -97,7 +104,7 @@ class QuantileClipping:
         within = barrier.norm_count(
             state.parameters,
             bound=bound,
-            noise=Gaussian(plan.own["count_noise_multiplier"]),
+            noise=Gaussian(plan.params(Counts).count_noise_multiplier),
             sampling=Poisson(plan.sampling_rate),
         )
         return ClippedState(

@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import plan_given
+from algorithms.core.calibration import Claim, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import State, classic_batches, gradient_steps, sgd_step, start
 from algorithms.core.optimizers import STRICT, OptimizerConfig
@@ -58,7 +58,7 @@ class SGDAdv:
             noise_multiplier=multiplier,
             sampling_rate=sampled.rate,
             divisor=sampled.divisor,
-            own={"claimed_epsilon": target.budget.epsilon},
+            method_params=Claim(target.budget.epsilon),
         )
 
     def init(self, parameters: Tensor, plan: Plan) -> State:

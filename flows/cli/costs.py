@@ -50,7 +50,7 @@ def _noise(plan: Plan) -> str:
     """In words where it is chosen on the way, since a number would say that it is known."""
     if plan.fixed_noise is not None:
         return f"{plan.fixed_noise:.4g}"
-    most = plan.own.get("most_noise")
+    most = plan.method_params.get("most_noise")
     return "chosen on the way" if most is None else f"at most {most:.4g}, chosen by epoch"
 
 

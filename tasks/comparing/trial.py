@@ -36,6 +36,7 @@ from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
+from algorithms.privacy.accounting.filters import holding_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.diagnostics import Diagnostics
 from algorithms.privacy.barrier.trace import Trace
@@ -155,8 +156,8 @@ def card_of(
         "cost": {"epsilon": epsilon, "delta": plan.cost.delta},
         "adjacency": plan.adjacency,
         "accountant": plan.accountant,
-        "composition": composition_of({"filter": dict(plan.filter)}),
-        "settings_from_records": "not_private" in plan.own,
+        "composition": composition_of({"filter": holding_to_json(plan.filter)}),
+        "settings_from_records": plan.not_private is not None,
         "diagnostics": cell.is_diagnosed,
         "transform": public.transform,
         "features": features_of(cell.features or {"name": "none"}),

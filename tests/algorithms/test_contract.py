@@ -71,7 +71,7 @@ def most(case: str) -> int:
 
 
 def is_adaptive(plan: Plan) -> bool:
-    return plan.filter["kind"] != "schedule"
+    return not plan.is_fixed
 
 
 @every_algorithm

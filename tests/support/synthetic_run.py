@@ -148,7 +148,9 @@ def _plan(
         "divisor": BATCH,
         "schedule": events,
         "filter": {"kind": "schedule"},
-        "own": {},
+        "method_params": {},
+        "not_private": None,
+        "prior_events": [],
     }
 
 

@@ -51,7 +51,7 @@ def test_an_epsilon_that_would_not_hold_is_planned_only_with_seeded_noise(worksp
     privacy = {"epsilon": 1.0, "delta": 1e-5}
     with pytest.raises(RefusedError, match=r"privacy\.noise to seeded"):
         plan_of(public, privacy=privacy, **changes)
-    assert "not_private" in plan_of(public, privacy=privacy | {"noise": "seeded"}, **changes).own
+    assert plan_of(public, privacy=privacy | {"noise": "seeded"}, **changes).not_private
 
 
 def test_diagnostics_of_private_records_are_refused(workspace: Workspace) -> None:

@@ -193,7 +193,7 @@ def facts(model: Model) -> PublicInfo:
 
 
 def target(features: Features) -> Target:
-    return Target(Budget(3.0, 1e-4), before=tuple(schedule(features, SHAPE, COUNT, 100.0)))
+    return Target(Budget(3.0, 1e-4), prior_events=tuple(schedule(features, SHAPE, COUNT, 100.0)))
 
 
 def plan(features: Features) -> Plan:
@@ -212,7 +212,7 @@ def test_learning_is_paid_out_of_the_run_s_budget(name: str) -> None:
     alone = algorithm("dp_sgd", steps=4, batch_size=100).plan(Target(Budget(3.0, 1e-4)), public)
     assert whole.noise_multiplier > alone.noise_multiplier
     assert whole.epsilon["pld"] <= 3.0
-    assert whole.schedule[: len(whole.target.before)] == list(whole.target.before)
+    assert whole.schedule[: len(whole.target.prior_events)] == list(whole.target.prior_events)
     assert Plan.from_json(whole.to_json()) == whole
     assert model.parameter_count == public.parameters
     with pytest.raises(RefusedError):
@@ -303,7 +303,7 @@ def test_what_a_run_holds_of_its_records_follows_from_public_numbers(
     model, method = model_behind(features), algorithm("dp_gd", steps=2)
     before = tuple(schedule(features, SHAPE, public, 100.0))
     facts = PublicInfo(public, model.parameter_count, len(model.layers), 3)
-    plan = method.plan(Target(Budget(3.0, 1e-4), before=before), facts)
+    plan = method.plan(Target(Budget(3.0, 1e-4), prior_events=before), facts)
 
     def noted(owner: Any, way: str) -> None:
         real = getattr(owner, way)

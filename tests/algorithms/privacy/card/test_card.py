@@ -41,7 +41,7 @@ def holder(document: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 
 
 def without_privacy(run: RunRecord, *, diagnosed: bool, caveat: bool) -> RunRecord:
-    plan = {**run.plan, "own": {"not_private": "It was computed from the records."} if caveat else {}}
+    plan = {**run.plan, "not_private": "It was computed from the records." if caveat else None}
     return replace(run, plan=plan, receipt={**run.receipt, "diagnostics": diagnosed})
 
 
