@@ -60,9 +60,9 @@ def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
         model,
         input_shape=public.input_shape,
         start=None if chosen.start is None else Path(chosen.start),
-        fresh=chosen.fresh,
+        reinitialize=chosen.reinitialize,
         freeze=chosen.freeze,
-        views=chosen.views,
+        augmentations=chosen.augmentations,
     )
 
 

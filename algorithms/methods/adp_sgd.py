@@ -109,7 +109,7 @@ class ADPSGD:
     """
 
     steps: Annotated[int, Field(ge=1)]
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
     decay: Decay = field(default_factory=Decay)
@@ -127,7 +127,9 @@ class ADPSGD:
                 f"the learning rate of 'adp_sgd' follows algorithm.decay, and {self.update.schedule!r} was asked for"
                 " besides; set algorithm.update.schedule to constant."
             )
-        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        sampled = batches(
+            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
+        )
         return plan_noise_schedule(
             allocated(self.decay.factors(self.steps), self.allocation),
             sampled=sampled,

@@ -82,10 +82,12 @@ class EpochParams:
 
 @dataclass(frozen=True)
 class AdaptiveClipping:
-    """The clip norm of an epoch but the first: `factor` times the mean norm, norms cut off at `most`; within bounds."""
+    """The clip norm of an epoch but the first: `factor` times the mean of norms clipped to the largest, within
+    bounds.
+    """
 
-    least: ClipNorm
-    most: ClipNorm
+    min_clip_norm: ClipNorm
+    max_clip_norm: ClipNorm
     factor: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
 
     __pydantic_config__ = STRICT
@@ -214,8 +216,8 @@ class State:
 class DPIS:
     """Settings of DPIS.
 
-    epochs: each of records / batch_size steps, rounded up. batch_size: b, expected records that take part, where their
-    number is public. sampling_rate: instead, where it is not. clip_norm: the L2 bound C of a record's gradient, in the
+    epochs: each of records / b steps, rounded up. expected_batch_size: b, where the number of records is
+    public. sampling_rate: instead, where it is not. clip_norm: the L2 bound C of a record's gradient, in the
     first epoch. oversampling: how many times more candidates are drawn than are needed; floor: the least last norm,
     as part of C. norm_noise: sigma_K as part of the number of records, 0.02 if nothing is given;
     norm_noise_multiplier: instead, sigma_K itself, where that number is private. cautious_share: of the epochs, the
@@ -224,7 +226,7 @@ class DPIS:
     """
 
     epochs: Annotated[int, Field(ge=1)]
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: ClipNorm = 1.0
     oversampling: Annotated[float, Field(ge=1, le=1e6)] = 5.0
@@ -247,7 +249,9 @@ class DPIS:
 
         Raises RefusedError where the settings do not fit each other, the data or the budget.
         """
-        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        sampled = batches(
+            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
+        )
         self._check(sampled.rate, public)
         steps = math.ceil(1 / sampled.rate - SLACK)
         own = EpochParams(steps, sampled.divisor or 0.0)
@@ -303,8 +307,10 @@ class DPIS:
         records = float(epoch.expected_batch) / plan.sampling_rate
         clip_norm, adaptive = float(epoch.clip_norm), self.adaptive_clipping
         if adaptive is not None and index > 0:
-            largest = barrier.norm_total(at, bound=L2(adaptive.most), noise=noise)
-            clip_norm = min(max(adaptive.factor * largest / records, adaptive.least), adaptive.most)
+            largest = barrier.norm_total(at, bound=L2(adaptive.max_clip_norm), noise=noise)
+            clip_norm = min(
+                max(adaptive.factor * largest / records, adaptive.min_clip_norm), adaptive.max_clip_norm
+            )
         total = barrier.norm_total(at, bound=L2(clip_norm), noise=noise)
         least = self.oversampling * plan.sampling_rate * (1 + 1e-6)  # no probability may round above 1
         fraction = min(max(total / (records * clip_norm), least), 1.0)
@@ -395,7 +401,7 @@ class DPIS:
             raise RefusedError(
                 "adaptive_clipping follows released norms; leave algorithm.public_norms empty."
             )
-        if adaptive is not None and adaptive.least > adaptive.most:
+        if adaptive is not None and adaptive.min_clip_norm > adaptive.max_clip_norm:
             raise RefusedError("algorithm.adaptive_clipping has its least above its most; exchange them.")
         if self.norm_noise is not None and self.norm_noise_multiplier is not None:
             raise RefusedError(

@@ -40,12 +40,12 @@ LEAST_MULTIPLIER, MOST_MULTIPLIER, TOLERANCE = 0.3, 1e6, 1e-6
 class SGDMA:
     """Settings of SGD-MA; the number of records must be public.
 
-    batch_size: expected records in a batch; null for sqrt(n) + 10. clip_norm: the L2 bound C of a record's gradient.
+    expected_batch_size: null for sqrt(n) + 10. clip_norm: the L2 bound C of a record's gradient.
     noise_multiplier: standard deviation over C; null for the least that the moments accountant allows.
     """
 
     steps: Annotated[int, Field(ge=1)] = 10_000
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 4.0
     noise_multiplier: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.05))
@@ -54,7 +54,7 @@ class SGDMA:
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The noise by the moments accountant, at what it costs; raises RefusedError where that is above the target."""
-        sampled = classic_batches(target, public, name="sgd_ma", batch_size=self.batch_size)
+        sampled = classic_batches(target, public, name="sgd_ma", expected_batch_size=self.expected_batch_size)
         releases = gradient_steps(
             sampled, L2(self.clip_norm), steps=self.steps, count_noise=target.count_noise
         )

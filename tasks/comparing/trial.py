@@ -209,7 +209,7 @@ class Curve:
         self._keep(0, start)
         self.seconds = 0.0
 
-    def observe(self, step: int, state: Any) -> None:
+    def on_state(self, step: int, state: Any) -> None:
         """Called after each step."""
         began = time.perf_counter()
         self._last = (step, state)
@@ -378,7 +378,7 @@ def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performan
     curve = Curve(algorithm.released, plan.steps, start=start) if cell.record["curves"] else None
     diagnostics, taken = Diagnostics() if cell.is_diagnosed else None, 0
 
-    def tell(step: int, _epsilon: float, _noise_std: float) -> None:
+    def on_step(step: int, _epsilon: float, _noise_std: float) -> None:
         nonlocal taken
         taken = step
 
@@ -393,8 +393,8 @@ def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performan
         folder=Path(os.devnull),
         performance=performance,
         checkpoint_seconds=math.inf,
-        tell=tell,
-        observe=curve.observe if curve else None,
+        on_step=on_step,
+        on_state=curve.on_state if curve else None,
         features=prepared.settings.features,
         diagnostics=diagnostics,
     )

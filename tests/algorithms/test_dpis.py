@@ -40,7 +40,7 @@ FALLING = [1.0, 0.8, 0.6, 0.45, 0.3, 0.2, 0.15, 0.12, 0.11, 0.1]
 
 
 def method(**settings: Any) -> DPIS:
-    made = from_settings({"name": "dpis", "epochs": 10, "batch_size": 60, "clip_norm": C} | settings)
+    made = from_settings({"name": "dpis", "epochs": 10, "expected_batch_size": 60, "clip_norm": C} | settings)
     assert isinstance(made, DPIS)
     return made
 
@@ -113,7 +113,7 @@ def noises(made: DPIS, plan: Plan, fractions: Sequence[float]) -> list[float]:
         {},
         {"cautious_share": 0.0},
         {"cautious_share": 1.0},
-        {"adaptive_clipping": {"least": 0.1, "most": 2.0}},
+        {"adaptive_clipping": {"min_clip_norm": 0.1, "max_clip_norm": 2.0}},
     ],
 )
 @pytest.mark.parametrize("course", ["falling", "jumping"])
@@ -161,7 +161,7 @@ def test_a_step_is_that_of_dp_sgd_at_the_batch_that_the_norms_allow() -> None:
 
 
 def test_the_clip_norm_follows_the_mean_norm_within_its_bounds() -> None:
-    made = method(epochs=4, adaptive_clipping={"factor": 0.5, "least": 0.2, "most": 2.0})
+    made = method(epochs=4, adaptive_clipping={"factor": 0.5, "min_clip_norm": 0.2, "max_clip_norm": 2.0})
     asked, _ = run(made, planned(made), [0.5, 0.3, 0.5, 0.01, 0.5, 9.0, 0.5])
     assert asked.norms == [C, 2.0, 0.3, 2.0, 0.2, 2.0, 2.0]
     assert [step["clipping"].norm for step in asked.steps[::100]] == [C, 0.3, 0.2, 2.0]
@@ -194,7 +194,7 @@ def test_the_noise_at_a_fixed_sum_of_norms_has_its_reference_value(name: str) ->
 
 
 def test_a_private_number_of_records_is_counted_first_and_paid_for() -> None:
-    made = method(batch_size=None, sampling_rate=0.01, norm_noise_multiplier=100.0)
+    made = method(expected_batch_size=None, sampling_rate=0.01, norm_noise_multiplier=100.0)
     plan = planned(made, records=None)
     assert (plan.steps, plan.method_params["norm_multiplier"]) == (1000, 100.0)
     asked, states = run(made, plan, FALLING, records=5000.0)
@@ -205,7 +205,7 @@ def test_a_private_number_of_records_is_counted_first_and_paid_for() -> None:
 
 
 def test_public_norms_are_a_schedule_with_one_noise() -> None:
-    made = method(epochs=3, batch_size=600, oversampling=1.0, public_norms=[0.5, 0.2])
+    made = method(epochs=3, expected_batch_size=600, oversampling=1.0, public_norms=[0.5, 0.2])
     plan = planned(made, accountant="pld")
     assert plan.is_fixed
     assert plan.epsilon["pld"] == pytest.approx(2.0, rel=1e-3)
@@ -221,20 +221,20 @@ def test_public_norms_are_a_schedule_with_one_noise() -> None:
 @pytest.mark.parametrize(
     ("settings", "records", "message"),
     [
-        ({"batch_size": 1200}, MANY, "every record a candidate"),
+        ({"expected_batch_size": 1200}, MANY, "every record a candidate"),
         ({"public_norms": [1.0, 0.05]}, MANY, "every record a candidate"),
         (
-            {"public_norms": [1.0, 0.5], "adaptive_clipping": {"least": 1.0, "most": 2.0}},
+            {"public_norms": [1.0, 0.5], "adaptive_clipping": {"min_clip_norm": 1.0, "max_clip_norm": 2.0}},
             MANY,
             "public_norms empty",
         ),
-        ({"adaptive_clipping": {"least": 2.0, "most": 1.0}}, MANY, "least above its most"),
-        ({"batch_size": None, "sampling_rate": 0.01}, None, "norm_noise_multiplier"),
+        ({"adaptive_clipping": {"min_clip_norm": 2.0, "max_clip_norm": 1.0}}, MANY, "least above its most"),
+        ({"expected_batch_size": None, "sampling_rate": 0.01}, None, "norm_noise_multiplier"),
         ({"norm_noise": 1e-5}, MANY, r"releases of norms; raise algorithm\.norm_noise or"),
         ({"norm_noise_multiplier": 1e-2}, MANY, r"raise algorithm\.norm_noise_multiplier or"),
         ({"norm_noise": 1e-5, "norm_noise_multiplier": 100.0}, MANY, "norm_noise_multiplier were both given"),
         ({"sampling_rate": 0.01}, MANY, r"both given.*leave algorithm\.sampling_rate empty"),
-        ({"sampling_rate": 0.01}, None, r"both given.*leave algorithm\.batch_size empty"),
+        ({"sampling_rate": 0.01}, None, r"both given.*leave algorithm\.expected_batch_size empty"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: Any, records: int | None, message: str) -> None:
@@ -272,10 +272,17 @@ def trained(
 @pytest.mark.parametrize(
     ("settings", "records"),
     [
-        ({"batch_size": 4, "norm_noise": 0.5}, RECORDS),
-        ({"batch_size": 4, "norm_noise": 0.5, "adaptive_clipping": {"least": 1.0, "most": 9.0}}, RECORDS),
-        ({"batch_size": None, "sampling_rate": 0.1, "norm_noise_multiplier": 20.0}, None),
-        ({"batch_size": 4, "public_norms": [1.0, 0.6]}, RECORDS),
+        ({"expected_batch_size": 4, "norm_noise": 0.5}, RECORDS),
+        (
+            {
+                "expected_batch_size": 4,
+                "norm_noise": 0.5,
+                "adaptive_clipping": {"min_clip_norm": 1.0, "max_clip_norm": 9.0},
+            },
+            RECORDS,
+        ),
+        ({"expected_batch_size": None, "sampling_rate": 0.1, "norm_noise_multiplier": 20.0}, None),
+        ({"expected_batch_size": 4, "public_norms": [1.0, 0.6]}, RECORDS),
     ],
 )
 def test_taken_up_anywhere_in_an_epoch_it_ends_bit_for_bit_the_same(
@@ -301,7 +308,7 @@ def test_a_checkpoint_without_its_last_norms_would_not_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same crashes with the norms forgotten: the test above can fail."""
-    made = method(epochs=2, oversampling=2.0, clip_norm=6.0, batch_size=4, norm_noise=0.5)
+    made = method(epochs=2, oversampling=2.0, clip_norm=6.0, expected_batch_size=4, norm_noise=0.5)
     plan = made.plan(
         Target(Budget(8.0, 1e-3), "rdp"), PublicInfo(RECORDS, small_model().parameter_count, 1, 3)
     )

@@ -27,7 +27,7 @@ def test_sgd_adv_has_the_noise_of_its_formula_on_adult(
 
 
 def test_sgd_adv_s_noise_gives_back_the_target_by_advanced_composition() -> None:
-    plan = SGDAdv(steps=60, batch_size=300).plan(TARGET, public(40_000))
+    plan = SGDAdv(steps=60, expected_batch_size=300).plan(TARGET, public(40_000))
     step_epsilon = 2 * math.sqrt(2 * math.log(1.25 * 2 * 60 / 1e-8)) / plan.noise_multiplier
     sampled = 2 * (300 / 40_000) * step_epsilon
     assert sampled * 2 * math.sqrt(2 * 60 * math.log(2 / 1e-8)) == pytest.approx(1.0)

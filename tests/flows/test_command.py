@@ -130,7 +130,7 @@ def test_a_preset_is_planned_as_it_stands(here: Checkout, preset: Path) -> None:
     ("arguments", "words"),
     [
         (("--delta", "0.01"), "at most"),
-        (("--set", "algorithm.batch_size=100000"), "algorithm.batch_size"),
+        (("--set", "algorithm.expected_batch_size=100000"), "algorithm.expected_batch_size"),
         (("--set", "model.name=logistic"), "2 classes"),
     ],
 )

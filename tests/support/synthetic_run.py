@@ -128,7 +128,7 @@ def _plan(
         "algorithm": "non_private" if kind == "none" else "dp_sgd",
         "settings": {
             "steps": steps,
-            "batch_size": 40,
+            "expected_batch_size": 40,
             "update": {"learning_rate": 0.5, "schedule": "constant"},
         },
         "features": {"name": "none"},

@@ -104,9 +104,9 @@ def model_of(described: Mapping[str, Any]) -> dict[str, Any]:
         "settings": described.get("settings", {}),
         "start": files.pop("start", None),
         "files": files,
-        "fresh": described.get("fresh", []),
+        "reinitialize": described.get("reinitialize", []),
         "frozen": described.get("freeze", []),
-        "views": described.get("views", 1),
+        "augmentations": described.get("augmentations", 1),
     }
 
 

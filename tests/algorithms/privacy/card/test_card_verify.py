@@ -37,7 +37,7 @@ def full(folder: Path) -> PrivacyCard:
     model = run.plan["model"] | {
         "settings": {"units": 3},
         "files": {"start": "a" * 64, "words_file": "b" * 64},
-        "fresh": ["head"],
+        "reinitialize": ["head"],
         "freeze": ["body"],
     }
     run.plan.update(
