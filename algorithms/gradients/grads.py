@@ -135,7 +135,10 @@ def is_short(length: int) -> bool:
 
 
 def sum_of_short(inputs: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of gradients by products of 64 bits, so that none is written down; [batch, length, p], [batch, length, o], [batch] -> [o, p], float64."""
+    """The weighted sum of gradients by products of 64 bits, so that none is written down.
+
+    [batch, length, p], [batch, length, o], [batch] -> [o, p], float64.
+    """
     each = weights.repeat_interleave(inputs.shape[1])
     return weighted_products(inputs.flatten(0, 1), errors.flatten(0, 1), each)
 
