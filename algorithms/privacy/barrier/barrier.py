@@ -44,11 +44,13 @@ from algorithms.privacy.mechanisms.release import (
     Importance,
     Minimum,
     Noise,
+    NoiseAhead,
     Release,
     Sampling,
     add_noise,
     noise_std,
     noisy_argmin,
+    words_of_sample,
 )
 
 
@@ -162,12 +164,14 @@ class Barrier:
         check_gradient(self.__model, parameters, sampling, clipping)
         release = releases.gradient_release(sampling, clipping, noise, divisor)
         stream = self.__charge(release, dimension=len(parameters))
-        step = self.__trace.step
-        total = self.__exact.clipped_sum(parameters, clipping, release, stream, step=step).numpy()
-        noisy = add_noise(total, release, stream)
-        point = parameters.to(self.__exact.performance.device)
-        self.__measure(Answered(point, clipping, divisor, total, noisy), release)
-        return torch.from_numpy(noisy / divisor).to(torch.float32).to(parameters.device)
+        drawn = words_of_sample(sampling, len(self.__records.labels))
+        noise_ahead = NoiseAhead.of(release, stream, len(parameters), skip=drawn)
+        total = self.__exact.clipped_sum(parameters, clipping, release, stream, step=self.__trace.step)
+        if stream.position != noise_ahead.start:
+            raise RuntimeError("the sample's coins and the noise are not beside each other in the stream")
+        noisy = noise_ahead.added(total)
+        self.__measure(parameters, clipping, release, total, noisy)
+        return (noisy / divisor).to(torch.float32).to(parameters.device)
 
     def total(
         self, statistic: Statistic, *, bound: L1 | L2, noise: Noise, sampling: Sampling | None = None
@@ -296,10 +300,15 @@ class Barrier:
         )
         return self.__generator.stream(len(self.__trace.rows) - 1)
 
-    def __measure(self, answered: Answered, release: Release) -> None:
+    def __measure(
+        self, parameters: Tensor, clipping: Clipping, release: Release, total: Tensor, noisy: Tensor
+    ) -> None:
         """Hands a gradient's sample, drawn once more with the same coins, to the diagnostics if there are any."""
         if self.__diagnostics is None or isinstance(release.sampling, Importance):
             return
+        point = parameters.to(self.__exact.performance.device)
+        sums = total.cpu().numpy(), noisy.cpu().numpy()
         place = len(self.__trace.rows) - 1, self.__trace.step
         batches = self.__exact.drawn(release, self.__generator.stream(place[0]))
+        answered = Answered(point, clipping, release.divisor, *sums)
         self.__diagnostics.measure(answered, self.__exact.engine, batches, place=place)

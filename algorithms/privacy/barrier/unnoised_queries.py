@@ -261,7 +261,7 @@ class UnnoisedQueries:
         is_whole = isinstance(release.sampling, FullBatch) and FullBatchAnswers.clip(clipping)
         answers = self._whole.at_step(step) if is_whole else None
         if answers is not None:
-            return answers.clipped_sum(point, clipping).cpu()
+            return answers.clipped_sum(point, clipping)
 
         def summed(engine: Engine, rows: NDArray[np.intp]) -> Tensor:
             return engine.clipped_sum(point, *self.performance.load(self.records, rows), clipping)
@@ -270,7 +270,7 @@ class UnnoisedQueries:
         total = torch.zeros(len(point), dtype=torch.float64, device=point.device)
         for found in self._side_by_side.map(summed, in_passes(rows, self.engine.physical_batch)):
             total += found
-        return total.cpu()
+        return total
 
     @_computed
     def clipped_losses(

@@ -16,14 +16,22 @@ least 2^-25 scales wide, so that the probability of each is changed by less than
 
 import hashlib
 import math
+import os
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
+from torch import Tensor
 
 GRID_BITS = 24
+_PART = 2**16
+"""Draws of a part, as many as stay in a core's cache; a multiple of all vectors' lengths, so that no bit changes."""
+
 _MAX_STEPS = 2.0**52
 
 
@@ -55,12 +63,20 @@ def seeded_generator(seed: int) -> Generator:
 class Stream:
     """Uniform, normal, Laplace and Gumbel draws of one release, and independent coins."""
 
-    def __init__(self, key: bytes, release: int) -> None:
-        nonce = release.to_bytes(8, "big") + bytes(8)
+    def __init__(self, key: bytes, release: int, position: int = 0) -> None:
+        self._key, self._release, self.position = key, release, position
+        # A block of the cipher is two words; it is encrypted by its number, so that a stream can start at any.
+        nonce = release.to_bytes(8, "big") + (position // 2).to_bytes(8, "big")
         self._cipher = Cipher(algorithms.AES(key), modes.CTR(nonce)).encryptor()
+        self._cipher.update(bytes(8 * (position % 2)))
+
+    def later(self, words: int) -> "Stream":
+        """The same stream when so many more words have been drawn; both go on by themselves."""
+        return type(self)(self._key, self._release, self.position + words)
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """Uniform 64-bit words, shape [count]."""
+        self.position += count
         return np.frombuffer(self._cipher.update(bytes(8 * count)), dtype=np.uint64)
 
     def uniform(self, count: int) -> NDArray[np.float64]:
@@ -69,10 +85,9 @@ class Stream:
         The bits do not thin out towards 0, so that the tail of a logarithm has no holes wider than its rounding, and no
         end: of those below 2^-53 each is drawn again there.
         """
-        fraction = 0.5 + (self.words(count) >> np.uint64(12)).astype(np.float64) * 2.0**-53
-        _, bits = np.frexp((self.words(count) >> np.uint64(11)).astype(np.float64))
-        found = np.ldexp(fraction, bits.astype(np.int64) - 53)
-        below = np.flatnonzero(bits == 0)
+        fraction, exponent = self.words(count), self.words(count)
+        found = _joined(fraction, exponent)
+        below = np.flatnonzero(exponent >> np.uint64(11) == 0)
         if len(below):
             found[below] = 2.0**-53 * self.uniform(len(below))
         return found
@@ -93,11 +108,33 @@ class Stream:
         return np.sort(np.argpartition(words, size - 1)[:size])
 
     def normal(self, count: int) -> NDArray[np.float64]:
-        """Standard normal draws, shape [count], by Box and Muller 1958."""
+        """Standard normal draws, shape [count], by Box and Muller 1958; many of them on all cores."""
         half = (count + 1) // 2
-        radius = np.sqrt(-2.0 * np.log(self.uniform(half)))
-        angle = 2.0 * math.pi * self.uniform(half)
-        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+        found = self._normal_in_parts(half) if half > _PART else None
+        if found is None:
+            found = np.concatenate(_box_muller(self.uniform(half), self.uniform(half)))
+        return found[:count]
+
+    def _normal_in_parts(self, half: int) -> NDArray[np.float64] | None:
+        """The same draws, a part at a time, each from its places of this stream; the bits are the same, too.
+
+        None, with nothing drawn, where a uniform draw goes on with more words (once in 2^53): all later ones then move.
+        """
+        found = np.empty((2, half))
+
+        def draw(start: int) -> bool:
+            size = min(_PART, half - start)
+            words = [self.later(number * half + start).words(size) for number in range(4)]
+            if min(int(words[1].min()), int(words[3].min())) >> 11 == 0:
+                return False
+            found[:, start : start + size] = _box_muller(_joined(*words[:2]), _joined(*words[2:]))
+            return True
+
+        if not all(_drawers().map(draw, range(0, half, _PART))):
+            return None
+        after = self.later(4 * half)
+        self._cipher, self.position = after._cipher, after.position
+        return found.reshape(-1)
 
     def laplace(self, count: int) -> NDArray[np.float64]:
         """Laplace draws of scale 1, shape [count]: a random sign times a standard exponential."""
@@ -127,6 +164,28 @@ class Stream:
         return -np.log(np.where(near_one, -np.log1p(-distance), -np.log(distance)))
 
 
+def _joined(fraction: NDArray[np.uint64], exponent: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Uniform numbers of two words each."""
+    bits = np.frexp((exponent >> np.uint64(11)).astype(np.float64))[1]
+    found: NDArray[np.float64] = np.ldexp(
+        0.5 + (fraction >> np.uint64(12)).astype(np.float64) * 2.0**-53, bits.astype(np.int64) - 53
+    )
+    return found
+
+
+def _box_muller(
+    one: NDArray[np.float64], other: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    radius, angle = np.sqrt(-2.0 * np.log(one)), 2.0 * math.pi * other
+    return radius * np.cos(angle), radius * np.sin(angle)
+
+
+@cache
+def _drawers() -> ThreadPoolExecutor:
+    """Threads for parts of many draws: the cipher and numpy let the interpreter's lock go."""
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="noise")
+
+
 def is_below(words: NDArray[np.uint64], rates: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Coins with rates of their own, one for each word, each True with its rate rounded down to a multiple of 2^-64."""
     certain = rates >= 1
@@ -141,9 +200,19 @@ def add_on_grid(total: NDArray[np.float64], noise: NDArray[np.float64], *, std: 
     total, noise: shape [d]. std: scale of the noise, above 0; public. A coordinate of the sum beyond 2^28 times
     `std` is clamped there, which no neighbour can feel as more than its own contribution.
     """
+    return add_steps(torch.from_numpy(total), steps_of(noise, std=std), std=std).numpy()
+
+
+def steps_of(noise: NDArray[np.float64], *, std: float) -> NDArray[np.float64]:
+    """Noise in whole steps of the grid that belongs to `std`."""
+    return np.rint(noise / grid_step(std))
+
+
+def add_steps(total: Tensor, noise: NDArray[np.float64], *, std: float) -> Tensor:
+    """`add_on_grid` where the sum is, on any device, of noise in steps."""
     step = grid_step(std)
-    steps = np.clip(np.rint(total / step), -_MAX_STEPS, _MAX_STEPS)
-    return (steps + np.rint(noise / step)) * step
+    steps = torch.round(total / step).clamp_(-_MAX_STEPS, _MAX_STEPS)
+    return steps.add_(torch.from_numpy(noise).to(total.device)).mul_(step)
 
 
 def grid_step(std: float) -> float:

@@ -8,7 +8,9 @@ What a release draws: the records that take part, and the noise that is added; a
 """
 
 import math
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import dp_accounting as dp
@@ -35,7 +37,7 @@ from algorithms.privacy.mechanisms.mechanisms import (
     Sampling,
     WithoutReplacement,
 )
-from algorithms.privacy.mechanisms.noise import Stream, add_on_grid
+from algorithms.privacy.mechanisms.noise import Stream, add_on_grid, add_steps, steps_of
 
 __all__ = [
     "FullBatch",
@@ -60,6 +62,9 @@ __all__ = [
     "norm_total_release",
     "total_release",
 ]
+
+_MANY = 2**16
+"""Draws that take longer than to ask another thread for them."""
 
 Kind = Literal["gradient", "total", "argmin", "minimum", "norms", "norm count"]
 
@@ -181,6 +186,53 @@ def add_noise(total: NDArray[np.float64], release: Release, stream: Stream) -> N
     return add_on_grid(total, noise, std=release.noise_scale)
 
 
+@dataclass(frozen=True)
+class NoiseAhead:
+    """The noise of a release, drawn by a thread of its own while the sum is computed.
+
+    start: the place in the release's stream where its draws begin. steps: of the grid, None where there is no noise.
+    """
+
+    release: Release
+    start: int
+    steps: Future[NDArray[np.float64]] | None
+
+    @staticmethod
+    def of(release: Release, stream: Stream, dimension: int, *, skip: int = 0) -> "NoiseAhead":
+        """The draws that come in a stream after `skip` more words; few draws are made at once."""
+        if isinstance(release.noise, NoNoise):
+            return NoiseAhead(release, stream.position + skip, None)
+        later, start = stream.later(skip), stream.position + skip
+        if dimension >= _MANY:
+            return NoiseAhead(release, start, _drawer().submit(_noise_in_steps, release, later, dimension))
+        steps: Future[NDArray[np.float64]] = Future()
+        steps.set_result(_noise_in_steps(release, later, dimension))
+        return NoiseAhead(release, start, steps)
+
+    def added(self, total: Tensor) -> Tensor:
+        """The sum [d], on any device, with the noise, both on the grid; float64."""
+        if self.steps is None:
+            return total
+        return add_steps(total, self.steps.result(), std=self.release.noise_scale)
+
+
+@cache
+def _drawer() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="ahead")
+
+
+def words_of_sample(sampling: Sampling, count: int) -> int:
+    """How many words of a release's stream are drawn for the sample of `count` records, before its noise."""
+    match sampling:
+        case FullBatch():
+            return 0
+        case Importance():
+            return 2 * count
+        case Poisson(rate=rate) if rate >= 1:
+            return 0
+    return count
+
+
 def noisy_argmin(losses: Tensor, points: Tensor, release: Release, stream: Stream) -> int:
     """The index of the least of noised losses [k] at points [k, d], of those that are finite points where any is."""
     losses[~torch.isfinite(points).all(dim=1)] = torch.inf  # losses there are no numbers, and count as zero
@@ -192,6 +244,11 @@ def _noise_on_grid(release: Release, dimension: int) -> float:
     return release.noise.on_grid(
         release.noise_scale, sensitivity=release.clipping.sensitivity, dimension=dimension
     )
+
+
+def _noise_in_steps(release: Release, stream: Stream, dimension: int) -> NDArray[np.float64]:
+    noise = _noise_on_grid(release, dimension) * draws(release, stream, dimension)
+    return steps_of(noise, std=release.noise_scale)
 
 
 def noise_std(release: Release, dimension: int) -> float:

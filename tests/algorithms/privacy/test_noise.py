@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from algorithms.privacy.mechanisms import noise as noise_module
 from algorithms.privacy.mechanisms.noise import (
     Stream,
     add_on_grid,
@@ -169,3 +170,41 @@ def test_the_noise_is_raised_by_what_rounding_adds_to_the_sensitivity() -> None:
     std, dimension = 3.0, 10_000
     neighbours_differ_by = 1.0 + np.sqrt(dimension) * grid_step(std)
     assert std_on_grid(std, sensitivity=1.0, dimension=dimension) / neighbours_differ_by >= std
+
+
+class Exhausted(Stream):
+    """A stream in which one uniform number uses up its random bits and goes on with more."""
+
+    at = 0
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        place, found = self.at - self.position, super().words(count).copy()
+        if 0 <= place < count:
+            found[place] = 0
+        return found
+
+
+def drawn_in_parts(
+    drawn: Stream, count: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[NDArray[np.float64], NDArray[np.uint64]]:
+    """Normal draws after seven words, in parts of a size, and the words that come next."""
+    monkeypatch.setattr(noise_module, "_PART", size)
+    drawn.words(7)
+    return drawn.normal(count), drawn.words(5)
+
+
+@pytest.mark.parametrize("at", [-1, 7 + 500 + 100, 7 + 3 * 500 + 450])
+@pytest.mark.parametrize("count", [999, 1000])
+def test_draws_in_parts_are_those_of_the_stream(count: int, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Exhausted, "at", at)
+    key = seeded_generator(11).key
+    whole = drawn_in_parts(Exhausted(key, 4), count, 10**9, monkeypatch)
+    parts = drawn_in_parts(Exhausted(key, 4), count, 64, monkeypatch)
+    assert np.array_equal(parts[0], whole[0]) and np.array_equal(parts[1], whole[1])
+
+
+@pytest.mark.parametrize("skip", [0, 1, 6, 7])
+def test_a_later_place_of_a_stream_has_the_words_that_come_there(skip: int) -> None:
+    first = stream().words(3 + skip + 5)[-5:]
+    (begun := stream()).words(3)
+    assert np.array_equal(begun.later(skip).words(5), first)
