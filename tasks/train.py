@@ -9,6 +9,8 @@ is done is handed the result for nothing.
 import hashlib
 import json
 import logging
+import math
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from safetensors.torch import save_file
 from algorithms.core.method import Plan
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
-from algorithms.core.training import OnStep, by_name, device_of
+from algorithms.core.training import CHECKPOINT, OnStep, by_name, device_of
 from algorithms.core.training import train as run_training
 from algorithms.errors import RefusedError
 from algorithms.models import Model
@@ -27,6 +29,7 @@ from algorithms.models.feature_transforms import front_of
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.diagnostics import Diagnostics
+from algorithms.privacy.barrier.processes import ALONE, Group, ProcessLostError
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
@@ -41,6 +44,7 @@ from tasks.config.params import Params
 from tasks.reporting.rehearsal import rehearse
 from tasks.runs import sanity, store
 from tasks.runs.population import bind, digests_of, register
+from tasks.runs.processes import joined
 from tasks.runs.progress import both, progress
 from tasks.runs.provenance import described
 from tasks.runs.rollback_guard import open_newest, remember
@@ -58,7 +62,7 @@ class Job:
     """What the stage was asked to do: its parameters, the plan as written, the data's folder and description.
 
     blocks: those of the population that the prepared data are of. retraining: what the run is charged for, which the
-    ledger lets be charged only once; None for a run that a person asked for.
+    ledger lets be charged only once; None for a run that a person asked for. group: the processes that train together.
     """
 
     settings: Params
@@ -67,6 +71,7 @@ class Job:
     public: PublicDescription
     blocks: tuple[str, ...] = (WHOLE_POPULATION,)
     retraining: str | None = None
+    group: Group = ALONE
 
     @property
     def document(self) -> dict[str, Any]:
@@ -200,6 +205,11 @@ def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: OnSt
     diagnostics = Diagnostics()
     if performance.threads is not None:
         torch.set_num_threads(performance.threads)
+    if job.group.count > 1:
+        kept = run.folder / CHECKPOINT
+        job.group.told(
+            _Start(run.run_id, run.generator(), _asked(job), kept.read_bytes() if kept.exists() else None)
+        )
     with progress(job.plan.steps) as shown:
         state, trace, model = run_training(
             job.settings.algorithm,
@@ -209,7 +219,7 @@ def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: OnSt
             generator=run.generator(),
             run_id=run.run_id,
             folder=run.folder,
-            performance=_limits(job.settings),
+            performance=_limits(job),
             checkpoint_seconds=performance.checkpoint_seconds,
             on_step=both(shown, live),
             features=job.settings.features,
@@ -236,9 +246,14 @@ def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: OnSt
 
 def _open(job: Job, run_id: str, home: Path) -> Records:
     """The private records, for the barrier alone; not others than the run's, whose noise is for these only."""
-    data = load_as(job.prepared, job.public)
+    records = _records_of(job)
     if run_id.rpartition("-")[0] != job.digest(home):
         raise made_anew(job.prepared)
+    return records
+
+
+def _records_of(job: Job) -> Records:
+    data = load_as(job.prepared, job.public)
     return Records(data.train_features, data.train_labels)
 
 
@@ -246,35 +261,91 @@ def _fresh_generator(settings: Params) -> Generator:
     return secure_generator() if settings.privacy.noise == "secure" else seeded_generator(settings.model.seed)
 
 
-def _limits(settings: Params) -> Performance:
-    wanted = settings.performance
+@dataclass(frozen=True)
+class _Start:
+    """What the first process says to the others: the run, its noise, a digest of what is asked, its checkpoint."""
+
+    run_id: str
+    generator: Generator
+    asked: str
+    checkpoint: bytes | None
+
+
+def _asked(job: Job) -> str:
+    parts = (job.plan_file, job.public.to_json().encode(), job.settings.model.model_dump_json().encode())
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def help_train(job: Job, model: Model) -> None:
+    """Takes the steps of a run whose first process is another, from the checkpoint that it reads on; keeps nothing.
+
+    Raises RefusedError where this process was asked for something else, ProcessLostError where another one ends on the
+    way. One that ends before the first step had nothing to train, which it says itself.
+    """
+    try:
+        start: _Start = job.group.told(None)
+    except ProcessLostError:
+        return
+    if start.asked != _asked(job):
+        raise RefusedError(
+            "the processes of this run have other plans, models or data; give all of them the same checkout and data."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        if start.checkpoint is not None:
+            (Path(folder) / CHECKPOINT).write_bytes(start.checkpoint)
+        run_training(
+            job.settings.algorithm,
+            job.plan,
+            model,
+            open_records=lambda: _records_of(job),
+            generator=start.generator,
+            run_id=start.run_id,
+            folder=Path(folder),
+            performance=_limits(job),
+            checkpoint_seconds=math.inf,
+            on_step=lambda *_: None,
+            features=job.settings.features,
+        )
+
+
+def _limits(job: Job) -> Performance:
+    wanted = job.settings.performance
     return Performance(
         device_of(wanted.device),
         wanted.memory_mb,
         wanted.physical_batch,
         workers=None if wanted.workers == "auto" else wanted.workers,
         threads=wanted.threads,
+        group=job.group,
     )
 
 
 def main() -> None:
-    """`python -m tasks.train`, in a checkout."""
+    """`python -m tasks.train`, in a checkout; `torchrun -m tasks.train` for several processes."""
     settings = params.load(Path("params.yaml"), reads=READS)
     prepared = Path("datasets/prepared")
     public = PublicDescription.read(prepared)
-    job = Job(
-        settings,
-        plan_file=plan_in(Path("artifacts")),
-        prepared=prepared,
-        public=public,
-        blocks=public.blocks or (WHOLE_POPULATION,),
-        retraining=retraining(),
-    )
-    url = ledger_url(settings.ledger.url)
-    ledger = open_newest(url, home=home(), root=Path())
-    train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))
-    remember(ledger, url, home=home())
+    with joined(settings.performance.processes) as group:
+        job = Job(
+            settings,
+            plan_file=plan_in(Path("artifacts")),
+            prepared=prepared,
+            public=public,
+            blocks=public.blocks or (WHOLE_POPULATION,),
+            retraining=retraining(),
+            group=group,
+        )
+        if not group.is_first:
+            help_train(job, model_for(settings, public))
+            return
+        url = ledger_url(settings.ledger.url)
+        ledger = open_newest(url, home=home(), root=Path())
+        train(job, ledger=ledger, home=home(), root=Path(), artifacts=Path("artifacts"))
+        remember(ledger, url, home=home())
 
 
 if __name__ == "__main__":
-    main_of(main)
+    try:
+        main_of(main)
+    except ProcessLostError as error:
+        raise SystemExit(str(error)) from None

@@ -32,7 +32,7 @@ from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.mechanisms.noise import Generator
 
 S = TypeVar("S")
-_STATE, _FACTS = "state.safetensors", "checkpoint"
+CHECKPOINT, _FACTS = "state.safetensors", "checkpoint"
 _LAST_NORMS = "private/last_norms"
 
 
@@ -43,7 +43,7 @@ def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace, l
     kept = last_norms.to_tensor()
     if kept is not None:
         tensors[_LAST_NORMS] = kept
-    _write(folder / _STATE, lambda path: save_file(tensors, path, metadata={_FACTS: json.dumps(facts)}))
+    _write(folder / CHECKPOINT, lambda path: save_file(tensors, path, metadata={_FACTS: json.dumps(facts)}))
 
 
 def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple[S, int, Trace] | None:
@@ -52,11 +52,11 @@ def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple
     start: the state before the first step, which gives the structure and the devices. last_norms: takes back its own.
     Raises RefusedError where the checkpoint is damaged, of another run or of a state of other shapes.
     """
-    if not (folder / _STATE).exists():
+    if not (folder / CHECKPOINT).exists():
         return None
     expected = flatten(start)
     try:
-        with safe_open(folder / _STATE, framework="pt") as file:
+        with safe_open(folder / CHECKPOINT, framework="pt") as file:
             facts = json.loads(file.metadata()[_FACTS])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, KeyError, TypeError, ValueError):

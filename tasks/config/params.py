@@ -122,11 +122,13 @@ class Performance(Memory):
     """Further settings of the same kind.
 
     workers: passes side by side on a CPU; auto: one for each core, or for every two where a pass may have two threads.
+    processes: that train together on this machine, each on a shard of the records, one for each GPU.
     checkpoint_seconds: between two.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    processes: int = Field(default=1, ge=1)
     threads: int | None = Field(default=None, ge=1)
     checkpoint_seconds: float = Field(default=10.0, gt=0)
 

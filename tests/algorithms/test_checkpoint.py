@@ -60,7 +60,7 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
 def test_a_checkpoint_of_another_shape_is_refused_by_what_differs(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         trained(tmp_path, stop_after=2)
-    path = tmp_path / training._STATE
+    path = tmp_path / training.CHECKPOINT
     with safe_open(path, framework="pt") as file:
         facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     name = next(name for name, tensor in tensors.items() if tensor.dim() == 1)

@@ -150,6 +150,7 @@ class Barrier:
         self.__delta = delta
         self.__trace = trace
         self.__diagnostics = diagnostics
+        self.__group = self.__exact.performance.group
         self.__process = os.getpid()
 
     def gradient(
@@ -165,13 +166,16 @@ class Barrier:
         release = releases.gradient_release(sampling, clipping, noise, divisor)
         stream = self.__charge(release, dimension=len(parameters))
         drawn = words_of_sample(sampling, len(self.__records.labels))
-        noise_ahead = NoiseAhead.of(release, stream, len(parameters), skip=drawn)
+        is_first = self.__group.is_first
+        noise_ahead = NoiseAhead.of(release, stream, len(parameters), skip=drawn) if is_first else None
         total = self.__exact.clipped_sum(parameters, clipping, release, stream, step=self.__trace.step)
+        if noise_ahead is None:
+            return self.__group.first(torch.empty_like(parameters))
         if stream.position != noise_ahead.start:
             raise RuntimeError("the sample's coins and the noise are not beside each other in the stream")
         noisy = noise_ahead.added(total)
         self.__measure(parameters, clipping, release, total, noisy)
-        return (noisy / divisor).to(torch.float32).to(parameters.device)
+        return self.__group.first((noisy / divisor).to(torch.float32).to(parameters.device))
 
     def total(
         self, statistic: Statistic, *, bound: L1 | L2, noise: Noise, sampling: Sampling | None = None
@@ -185,7 +189,7 @@ class Barrier:
         dimension = shape_of(statistic, self.__records).numel()
         stream = self.__charge(release, dimension=dimension)
         total = self.__exact.statistic_sum(statistic, bound, dimension, release, stream)
-        return torch.from_numpy(add_noise(total.numpy(), release, stream))
+        return self.__group.first(torch.from_numpy(add_noise(total.numpy(), release, stream)))
 
     def moment(self, statistic: Statistic, *, bound: L2, noise: Noise) -> Tensor:
         """A noised sum over all records of A^T A for a matrix A of each, clipped to Frobenius norm `bound`.
@@ -196,7 +200,8 @@ class Barrier:
         dimension = statistics.dimension(columns)
         stream = self.__charge(release, dimension=dimension)
         total = self.__exact.second_moment_sum(statistic, bound, dimension, release, stream)
-        return statistics.as_matrix(torch.from_numpy(add_noise(total.numpy(), release, stream)), columns)
+        noisy = self.__group.first(torch.from_numpy(add_noise(total.numpy(), release, stream)))
+        return statistics.as_matrix(noisy, columns)
 
     def norm_total(self, parameters: Tensor, *, bound: L2, noise: Noise) -> float:
         """A noised sum of the norms of all records' gradients, each cut off at `bound`.
@@ -207,7 +212,7 @@ class Barrier:
         release = releases.norm_total_release(bound, noise)
         stream = self.__charge(release, dimension=1)
         total = self.__exact.norm_total(parameters, bound)
-        return float(add_noise(np.array([total]), release, stream)[0])
+        return float(self.__group.first(torch.from_numpy(add_noise(np.array([total]), release, stream))))
 
     def norm_count(
         self, parameters: Tensor, *, bound: L2, noise: Noise, sampling: Sampling | None = None
@@ -221,7 +226,7 @@ class Barrier:
         release = releases.norm_count_release(noise, sampling)
         stream = self.__charge(release, dimension=1)
         balance = self.__exact.norm_balance(parameters, bound, release, stream)
-        return float(add_noise(np.array([balance]), release, stream)[0])
+        return float(self.__group.first(torch.from_numpy(add_noise(np.array([balance]), release, stream))))
 
     def argmin(
         self,
@@ -241,7 +246,8 @@ class Barrier:
         check_points(self.__model, points)
         stream = self.__charge(release, dimension=len(points))
         losses = self.__exact.clipped_losses(candidates, release, stream, step=self.__trace.step)
-        return noisy_argmin(losses, points.cpu(), release, stream)
+        found = noisy_argmin(losses, points.cpu(), release, stream)
+        return int(self.__group.first(torch.tensor([found])))
 
     def minimum(self, problem: Minimum, *, noise: Noise) -> Tensor:
         """The minimum of a regularised sum of all records' losses, with noise in the objective or on the result.
@@ -252,7 +258,7 @@ class Barrier:
         minimum.check(self.__model, problem, noise)
         release = releases.minimum_release(problem, noise)
         stream = self.__charge(release, dimension=self.__model.parameter_count)
-        return self.__exact.minimum(release, stream).float()
+        return self.__group.first(self.__exact.minimum(release, stream).float())
 
     def about(self, model: Model) -> "Barrier":
         """The same records, budget, noise and trace, asked about another model of them."""

@@ -17,6 +17,7 @@ from algorithms.gradients import Engine, RecordsNotIndependentError
 from algorithms.gradients.arithmetic import in_full_precision
 from algorithms.gradients.padding import pass_size
 from algorithms.models import Model
+from algorithms.privacy.barrier.processes import ALONE, Group
 from algorithms.privacy.barrier.side_by_side import SideBySide, cores
 
 _LOG = logging.getLogger(__name__)
@@ -43,9 +44,9 @@ class Performance:
     """What changes a result by rounding at most: where the arithmetic runs and how much memory it may take.
 
     workers: passes that run side by side on a CPU; as many as the cores and the memory allow by default, with the same
-    bits for any number. threads: of each, see `Engine.threads`. number: of the records, where it is public. Ways that
-    hold something of all records at once round otherwise than those that do not, for every record: this number and not
-    the true one decides whether they fit, and without it they are not taken.
+    bits for any number. threads: of each, see `Engine.threads`. group: the processes of the run. number: of the
+    records, where it is public. Ways that hold something of all records at once round otherwise than those that do not,
+    for every record: this number and not the true one decides whether they fit, and without it they are not taken.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -54,6 +55,7 @@ class Performance:
     number: int | None = None
     workers: int | None = None
     threads: int | None = None
+    group: Group = ALONE
 
     def holds(self, numbers: int) -> bool:
         """Whether so many 32-bit numbers of each record fit the memory for all of them."""
@@ -94,7 +96,8 @@ class Performance:
         """
         each = engine.pass_bytes + 8 * parameters
         most = max(1, int(self.memory_mb * 1e6 / each))
-        wanted = self.workers or cores() // min(engine.threads, self.threads or engine.threads, cores())
+        here = max(1, cores() // self.group.local)
+        wanted = self.workers or here // min(engine.threads, self.threads or engine.threads, here)
         workers = min(wanted, most) if self.device.type == "cpu" else 1
         return SideBySide(engine, workers, lambda: self.computing(engine))
 

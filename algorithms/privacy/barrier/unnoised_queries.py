@@ -41,6 +41,7 @@ from algorithms.models.scattering import UnitRecords
 from algorithms.privacy.barrier import minimum
 from algorithms.privacy.barrier.importance import LastNorms, Norms
 from algorithms.privacy.barrier.performance import Performance, Records, in_passes
+from algorithms.privacy.barrier.processes import ProcessLostError
 from algorithms.privacy.barrier.statistics import Statistic, second_moment_sum, statistic_sum
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import FullBatch, Importance, Release, chosen
@@ -210,7 +211,7 @@ def _computed(
         try:
             with self.performance.computing(self.engine):
                 return answer(self, *args, **kwargs)
-        except OutOfReachError:
+        except (OutOfReachError, ProcessLostError):
             raise
         except (MemoryError, torch.OutOfMemoryError):
             told = _TOO_LITTLE
@@ -266,11 +267,12 @@ class UnnoisedQueries:
         def summed(engine: Engine, rows: NDArray[np.intp]) -> Tensor:
             return engine.clipped_sum(point, *self.performance.load(self.records, rows), clipping)
 
-        rows = chosen(release.sampling, self._count, stream)
+        group = self.performance.group
+        rows = group.shard(chosen(release.sampling, self._count, stream), self._count)
         total = torch.zeros(len(point), dtype=torch.float64, device=point.device)
         for found in self._side_by_side.map(summed, in_passes(rows, self.engine.physical_batch)):
             total += found
-        return total
+        return group.sum(total)
 
     @_computed
     def clipped_losses(

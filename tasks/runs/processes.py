@@ -1,0 +1,83 @@
+"""The processes of a run: those that torchrun started, or others on this machine that the first one starts.
+
+They talk by PyTorch's own collectives, over gloo, and over NCCL where the sums are on GPUs. Where one ends, the others
+do at their next question, so that nothing goes on alone.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import distributed
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]
+
+from algorithms.privacy.barrier.processes import ALONE, Group
+
+_PLACE = "EPSILONFLOW_PROCESS"
+"""Rank, number of processes and port, for a process that the first one started."""
+
+_HERE = "127.0.0.1"
+
+
+@contextmanager
+def joined(wanted: int) -> Iterator[Group]:
+    """The processes of this run, connected until the end of the block.
+
+    wanted: how many there are to be on this machine where torchrun started none. Where the first one leaves, it ends
+    those that it started.
+    """
+    given = os.environ.get(_PLACE)
+    if given is not None:
+        rank, count, port = map(int, given.split("/"))
+        with _connected(Group(rank, count, count), _store(port, count)) as group:
+            yield group
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        rank, count, here = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        with _connected(Group(rank, count, here), None) as group:
+            yield group
+    elif wanted == 1:
+        yield ALONE
+    else:
+        store = _store(0, wanted)
+        started = [_started(rank, wanted, store.port) for rank in range(1, wanted)]
+        try:
+            with _connected(Group(0, wanted, wanted), store) as group:
+                yield group
+        finally:
+            for process in started:
+                process.terminate()
+                process.wait()
+
+
+def _store(port: int, count: int) -> TCPStore:
+    """What the processes find each other by; port 0: a new one, for others to come to."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return TCPStore(_HERE, port, count, is_master=port == 0, wait_for_workers=False)
+
+
+def _started(rank: int, count: int, port: int) -> "subprocess.Popen[bytes]":
+    place = {_PLACE: f"{rank}/{count}/{port}", "LOCAL_RANK": str(rank)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tasks.train"], env=os.environ | place, stdin=subprocess.DEVNULL
+    )
+
+
+@contextmanager
+def _connected(group: Group, store: Store | None) -> Iterator[Group]:
+    """A group of processes that can talk; without a store as torchrun's variables say."""
+    kind = "gloo"
+    if torch.cuda.is_available():
+        kind = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    if store is None:
+        distributed.init_process_group(kind)
+    else:
+        distributed.init_process_group(kind, store=store, rank=group.rank, world_size=group.count)
+    try:
+        yield group
+    finally:
+        distributed.destroy_process_group()

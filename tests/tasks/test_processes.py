@@ -1,0 +1,84 @@
+"""Several processes at one run: one charge, one trace, the result of one process, whichever of them is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.checkout import PROJECT
+from tests.tasks.test_train import Workspace, prepared_digits, workspace
+
+__all__ = ["prepared_digits", "workspace"]  # fixtures
+
+SECONDS = 300
+"""After which a process that should have ended is taken to hang."""
+
+
+def released(place: Workspace) -> torch.Tensor:
+    tensors = load_file(place.root / "artifacts/model.safetensors")
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double()
+
+
+def reservations(place: Workspace) -> list[str]:
+    rows = place.ledger.history(place.public.population)
+    return [row.kind for row in rows if row.kind in ("reserve", "settle", "forfeit")]
+
+
+def until_it_has_a_checkpoint(place: Workspace, process: "subprocess.Popen[bytes]") -> None:
+    for _ in range(100 * SECONDS):
+        if any((folder / "state.safetensors").exists() for folder in place.run_folders):
+            return
+        assert process.poll() is None, "it ended before its first checkpoint"
+        time.sleep(0.01)
+    pytest.fail("it wrote no checkpoint")
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_whichever_process_is_killed_the_run_goes_on_for_nothing_more(
+    workspace: Workspace, killed: int
+) -> None:
+    """Then on one process; the noise is seeded, so that the same run without a kill can be compared."""
+    workspace.set("privacy", noise="seeded")
+    workspace.set("algorithm", steps=1000)
+    workspace.set("performance", processes=2, checkpoint_seconds=0.05)
+    started = workspace.start()
+    until_it_has_a_checkpoint(workspace, started)
+    (other,) = psutil.Process(started.pid).children()
+    (psutil.Process(started.pid), other)[killed].send_signal(signal.SIGKILL)
+    assert started.wait(timeout=SECONDS) != 0
+    psutil.wait_procs([other], timeout=SECONDS)
+    assert not other.is_running()
+    assert reservations(workspace) == ["reserve"]
+    first = workspace.train()["run_id"]
+    assert reservations(workspace) == ["reserve", "settle"]
+    found = released(workspace)
+    workspace.take_up()
+    assert workspace.train()["run_id"] != first
+    assert torch.allclose(found, released(workspace), rtol=0.0, atol=1e-5)
+
+
+def test_torchrun_releases_what_one_process_does(workspace: Workspace) -> None:
+    workspace.set("privacy", noise="seeded")
+    receipt, alone = workspace.train(), released(workspace)
+    workspace.take_up()
+    own = {"EPSILONFLOW_HOME": str(workspace.home), "PYTHONPATH": str(PROJECT), "GLOO_SOCKET_IFNAME": "lo"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launch, "-m", "tasks.train"],
+        cwd=workspace.root,
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert workspace.receipt["run_id"] != receipt["run_id"]  # it was trained, not handed out
+    assert workspace.receipt["events"] == receipt["events"]
+    assert torch.allclose(alone, released(workspace), rtol=0.0, atol=1e-6) and float(alone.norm()) > 0
+    assert reservations(workspace) == ["reserve", "settle"] * 2
