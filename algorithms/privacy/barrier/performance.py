@@ -1,8 +1,10 @@
 """The records that a barrier holds, and with how much memory and where it works on them."""
 
+import functools
 import logging
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -37,6 +39,26 @@ class Records(Protocol):
     def features(self) -> NDArray[np.float32]: ...
     @property
     def labels(self) -> NDArray[np.int64]: ...
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Records whose tensors lie on a device as a whole; what asks for arrays is given the original ones."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    tensors: tuple[Tensor, Tensor]
+
+    @classmethod
+    def of(cls, records: Records, device: torch.device) -> "OnDevice":
+        """The records, copied to a device."""
+        copies = [torch.from_numpy(np.array(part)).to(device) for part in (records.features, records.labels)]
+        return cls(records.features, records.labels, (copies[0], copies[1]))
+
+    def take(self, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
+        """The features and labels of some indices in their order."""
+        chosen = torch.from_numpy(rows).to(self.tensors[0].device, non_blocking=True)
+        return self.tensors[0].index_select(0, chosen), self.tensors[1].index_select(0, chosen)
 
 
 @dataclass(frozen=True)
@@ -85,8 +107,35 @@ class Performance:
 
     def load(self, records: Records, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
         """The records of some indices in their order, on the device."""
-        inputs = torch.from_numpy(self.read(records.features, rows)).to(self.device)
-        return inputs, torch.from_numpy(records.labels[rows]).to(self.device)
+        if isinstance(records, OnDevice):
+            return records.take(rows)
+        inputs = torch.from_numpy(self.read(records.features, rows))
+        labels = torch.from_numpy(records.labels[rows])
+        if self.device.type != "cuda":
+            return inputs.to(self.device), labels.to(self.device)
+        stream = _copying(self.device)
+        with torch.cuda.stream(stream):
+            moved = [part.pin_memory().to(self.device, non_blocking=True) for part in (inputs, labels)]
+        stream.synchronize()  # holds up the thread that reads, not the one that computes
+        for part in moved:
+            part.record_stream(torch.cuda.default_stream(self.device))
+        return moved[0], moved[1]
+
+    def placed(self, records: Records) -> Records:
+        """The records on a GPU where they fit its memory as given, else as they are."""
+        size = records.features.nbytes + records.labels.nbytes
+        if isinstance(records, OnDevice) or self.device.type != "cuda" or size > self.memory_mb * 1e6:
+            return records
+        return OnDevice.of(records, self.device)
+
+    def loaded(
+        self, records: Records, passes: Iterable[NDArray[np.intp]]
+    ) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
+        """For each pass what gives its records: on a GPU they are read while the pass before is computed."""
+        if self.device.type != "cuda" or isinstance(records, OnDevice):
+            yield from (functools.partial(self.load, records, rows) for rows in passes)
+            return
+        yield from one_ahead(lambda rows: self.load(records, rows), passes)
 
     def side_by_side(self, engine: Engine, parameters: int) -> SideBySide:
         """The workers for passes of an engine, whose results are `parameters` numbers each.
@@ -156,6 +205,26 @@ def in_passes(rows: NDArray[np.intp], physical_batch: int) -> Iterator[NDArray[n
     """Indices in parts for one pass each, about equally large."""
     size = pass_size(len(rows), physical_batch)
     return (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def one_ahead(
+    load: Callable[[NDArray[np.intp]], tuple[Tensor, Tensor]], passes: Iterable[NDArray[np.intp]]
+) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
+    """What gives the records of each pass, in their order; another thread reads them one pass before they are due."""
+    with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
+        before = None
+        for rows in passes:
+            following = reader.submit(load, rows)
+            if before is not None:
+                yield before.result
+            before = following
+        if before is not None:
+            yield before.result
+
+
+@functools.cache
+def _copying(device: torch.device) -> "torch.cuda.Stream":
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _limit_threads(most: int) -> None:

@@ -233,7 +233,7 @@ class UnnoisedQueries:
     def __init__(
         self, records: Records, model: Model, performance: Performance, last_norms: LastNorms
     ) -> None:
-        self.records, self.performance = records, performance
+        self.records, self.performance = performance.placed(records), performance
         # A copy, which nobody else can change or switch to training after it was examined.
         self.model = replace(model, module=copy.deepcopy(model.module))
         self.engine = performance.engine(self.model, records)
@@ -264,13 +264,14 @@ class UnnoisedQueries:
         if answers is not None:
             return answers.clipped_sum(point, clipping)
 
-        def summed(engine: Engine, rows: NDArray[np.intp]) -> Tensor:
-            return engine.clipped_sum(point, *self.performance.load(self.records, rows), clipping)
+        def summed(engine: Engine, records: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+            return engine.clipped_sum(point, *records(), clipping)
 
         group = self.performance.group
         rows = group.shard(chosen(release.sampling, self._count, stream), self._count)
         total = torch.zeros(len(point), dtype=torch.float64, device=point.device)
-        for found in self._side_by_side.map(summed, in_passes(rows, self.engine.physical_batch)):
+        passes = self.performance.loaded(self.records, in_passes(rows, self.engine.physical_batch))
+        for found in self._side_by_side.map(summed, passes):
             total += found
         return group.sum(total)
 

@@ -3,22 +3,25 @@
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Performance
+from algorithms.privacy.barrier.performance import OnDevice, Records, one_ahead
 from algorithms.privacy.barrier.side_by_side import SideBySide
 from algorithms.privacy.mechanisms.release import NoNoise, Poisson
-from tests.algorithms.bench import MadeUp, made_up, small_model
+from tests.algorithms.bench import made_up, small_model
 from tests.algorithms.privacy.test_barrier import barrier
 
 MANY = Performance(memory_mb=64, physical_batch=32)
 RECORDS = made_up(300)
 
 
-def summed(performance: Performance, records: MadeUp = RECORDS) -> Tensor:
+def summed(performance: Performance, records: Records = RECORDS) -> Tensor:
     model = small_model("mlp")
     asked = barrier(records, model=model, performance=performance)
     point = model.initial_parameters()
@@ -54,3 +57,25 @@ def test_there_are_no_more_workers_than_fit_the_memory() -> None:
         replace(MANY, memory_mb=mb, workers=4).side_by_side(engine, 10**6).workers
         for mb in (1, int(2.5 * each), 1000)
     ] == [1, 2, 4]
+
+
+def test_records_on_a_device_are_those_of_the_arrays() -> None:
+    """Here on the CPU; on a GPU they lie there as a whole where they fit."""
+    rows = np.array([5, 1, 299])
+    placed = OnDevice.of(RECORDS, torch.device("cpu"))
+    for found, expected in zip(MANY.load(placed, rows), MANY.load(RECORDS, rows), strict=True):
+        assert torch.equal(found, expected)
+    assert torch.equal(summed(MANY, placed), summed(MANY))
+
+
+def test_a_pass_is_read_while_the_one_before_is_computed() -> None:
+    read = [threading.Event() for _ in range(3)]
+
+    def load(rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
+        read[int(rows[0])].set()
+        return MANY.load(RECORDS, rows)
+
+    passes = one_ahead(load, [np.array([number]) for number in range(3)])
+    for number, records in enumerate(passes):
+        assert torch.equal(records()[0], torch.from_numpy(RECORDS.features[number : number + 1]))
+        assert number == 2 or read[number + 1].wait(timeout=60)
