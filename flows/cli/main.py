@@ -5,10 +5,11 @@ What a command needs is imported when it runs, so that `--help` is quick.
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 import typer
 
 from flows.cli import ledger
+from flows.cli.steps import Steps, has_prefect_api, quieten_prefect, run_here, stage_here
 from flows.cli.terminal import SETTINGS, say, sentences, show
 
 if TYPE_CHECKING:
@@ -24,12 +26,16 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
     from tasks.config.overrides import Request
+    from tasks.config.params import Params
     from tasks.runs.summary import RunSummary
 
 _SECONDS_TO_END = 3.0
 T = TypeVar("T")
 
-app = typer.Typer(**SETTINGS, help="Train models under differential privacy, and prove what it spent.")
+app = typer.Typer(
+    **{**SETTINGS, "add_completion": True},
+    help="Train models under differential privacy, and prove what it spent.",
+)
 card_app = typer.Typer(**SETTINGS, help="Privacy cards.")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(card_app, name="card")
@@ -48,6 +54,24 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any value of params.yaml, such as algorithm.steps=500."),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show all that DVC and Prefect say.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        say(f"epsilonflow {version('epsilonflow')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    """Train models under differential privacy, and prove what it spent."""
 
 
 @app.command()
@@ -58,22 +82,83 @@ def run(
     delta: Delta = None,
     seed: Seed = None,
     assignments: Assignments = None,
+    verbose: Verbose = False,
 ) -> None:
     """Run the pipeline: prepare, calibrate, train, evaluate, report. What is asked for is kept in params.yaml."""
     with sentences():
         from tasks.config.overrides import revise
-        from tasks.runs.sanity import ask_first
         from tasks.runs.stage import checkout
 
         root = checkout()
         request = _request(dataset, algorithm, epsilon, delta, seed, assignments)
+        revision = revise(root, request)
+        say(_what(revision.params), error=True)
         result = _already_there(root, request)
         if result:
             say("Nothing to do: this run is done, and its results are here. Nothing was spent.")
         else:
-            ask_first(root, revise(root, request).params)
-            result = _flow(request, root)
+            _look_ahead(root, revision.params)
+            result = _deliver(request, root, verbose=verbose)
         show(result.table())
+
+
+def _what(settings: "Params") -> str:
+    """What is trained, in a line."""
+    privacy = settings.privacy
+    target = f"epsilon {privacy.epsilon:g}" if privacy.epsilon is not None else "the attack in privacy.target"
+    return (
+        f"{settings.data.dataset}: {settings.algorithm_settings['name']} with the model {settings.model.name}, at"
+        f" {target} and delta {privacy.delta:g}, as params.yaml will say"
+    )
+
+
+def _look_ahead(root: Path, settings: "Params") -> None:
+    """Raises what refuses the run, and asks about settings that look wrong, before anything starts."""
+    from tasks.runs.preflight import outlook
+    from tasks.runs.sanity import ask_first
+
+    found = outlook(root, settings)
+    found.check()
+    if not found.is_begun or sys.stdin.isatty():
+        ask_first(found.doubts, found.public, epsilon=found.plan.target.budget.epsilon)
+
+
+def _deliver(request: "Request", root: Path, *, verbose: bool) -> "RunSummary":
+    """The run, by the Prefect flow where there is a server for it."""
+    steps = Steps(verbose)
+    if has_prefect_api():
+        with _listening(steps):
+            return _flow(request, root)
+    return _alone(lambda: run_here(request, root, steps), root)
+
+
+def _alone(work: Callable[[], T], root: Path) -> T:
+    """What work returns that runs stages here; a stage that failed ends the command with its last line."""
+    from tasks.runs.reproduce import StageFailedError
+
+    try:
+        return _stoppable(work, root)
+    except StageFailedError as failure:
+        say(str(failure), error=True)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def _listening(steps: Steps) -> Iterator[None]:
+    """Until the end of the block, what the stages of a flow write is shown here; Prefect's own lines are not."""
+    if not steps.verbose:
+        quieten_prefect()
+    from flows.pipeline import LISTENERS
+
+    def listen(stage: str, text: str | None) -> None:
+        steps.begin(stage) if text is None else steps.line(text)
+
+    LISTENERS.append(listen)
+    try:
+        yield
+    finally:
+        LISTENERS.remove(listen)
+        steps.end()
 
 
 def _request(
@@ -108,10 +193,14 @@ def _flow(request: "Request", root: Path) -> "RunSummary":
 
         return pipeline(**asdict(request), return_state=True)
 
-    state = _stoppable(flow, root)
+    return cast("RunSummary", _completed(_stoppable(flow, root)).result())
+
+
+def _completed(state: "State[Any]") -> "State[Any]":
+    """The state, where the flow completed; else why it did not is said, and the command ends."""
     if not state.is_completed():
         _say_why(state)
-    return cast("RunSummary", state.result())
+    return state
 
 
 def _say_why(state: "State[Any]") -> NoReturn:
@@ -199,17 +288,22 @@ def plan(
     seed: Seed = None,
     assignments: Assignments = None,
 ) -> None:
-    """Say what such a run would cost and what the ledger has left; nothing is spent and nothing changed."""
+    """Say what such a run would cost and what the ledger has left; nothing is spent and nothing changed.
+
+    Exit status 2 where the run would be refused, also for a file that is not there or not the declared one.
+    """
     with sentences():
-        pass
         from tasks.config.overrides import revise
         from tasks.runs.stage import checkout
 
         root = checkout()
         revision = revise(root, _request(dataset, algorithm, epsilon, delta, seed, assignments))
         from flows.cli.costs import cost_table
+        from tasks.runs.preflight import outlook
 
-        show(cost_table(root, revision.params))
+        found = outlook(root, revision.params)
+        show(cost_table(found, revision.params))
+        found.check()
 
 
 @app.command()
@@ -220,9 +314,12 @@ def compare(
     renew: Annotated[
         bool, typer.Option("--renew", help="Run cells again that other code of the algorithms made.")
     ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Compare algorithms on public data sets as a YAML file says; a finished cell is not run again."""
     with sentences():
+        if not verbose:
+            quieten_prefect()
         from flows.compare import compare as run_comparison
         from flows.compare import runner_named
 
@@ -235,20 +332,47 @@ def compare(
 @app.command()
 def retrain(
     file: Annotated[Path, typer.Argument(help="The settings of the retraining.")] = Path("retrain.yaml"),
+    verbose: Verbose = False,
 ) -> None:
     """Train again on new blocks if a retraining is due; a second time in the same period costs nothing."""
     with sentences():
         from tasks.runs.stage import checkout
 
-        def flow() -> "State[Any]":
-            from flows.retrain import retrain as retraining
+        root, steps = checkout(), Steps(verbose)
+        if not has_prefect_api():
+            message = _alone(lambda: _retrain_here(root, file, steps), root)
+        else:
+            with _listening(steps):
+                message = str(_completed(_stoppable(lambda: _retrain_flow(file), root)).message)
+        say(message)
 
-            return retraining(str(file), return_state=True)
 
-        state = _stoppable(flow, checkout())
-        if not state.is_completed():
-            _say_why(state)
-        say(str(state.message))
+def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
+    """What `flows.retrain` does, without Prefect; returns what became of it."""
+    from datetime import UTC, datetime
+
+    from tasks.retraining import settings
+    from tasks.retraining.delivery import Work
+    from tasks.retraining.delivery import retrain as deliver
+    from tasks.runs.reproduce import StageFailedError, StageRefusedError, checkout_lock
+
+    work = Work(settings.load(root / file), root, stage_here(steps), steps.line)
+    try:
+        with checkout_lock(root, say=steps.line):
+            outcome = deliver(work, now=datetime.now(UTC))
+    finally:
+        steps.end()
+    if outcome.kind == "refused":
+        raise StageRefusedError(outcome.message)
+    if outcome.kind == "failed":
+        raise StageFailedError(outcome.message)
+    return outcome.message
+
+
+def _retrain_flow(file: Path) -> "State[Any]":
+    from flows.retrain import retrain as retraining
+
+    return retraining(str(file), return_state=True)
 
 
 @card_app.command()

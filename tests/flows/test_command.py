@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.card import PrivacyCard, load
 from flows.cli.main import app
+from flows.cli.steps import has_prefect_api
 from tests.support.checkout import PROJECT, Checkout
 
 
@@ -130,12 +131,59 @@ def test_a_preset_is_planned_as_it_stands(here: Checkout, preset: Path) -> None:
     ("arguments", "words"),
     [
         (("--delta", "0.01"), "at most"),
+        (("--delta", "0"), "goes with 'pure'"),
         (("--set", "algorithm.batch_size=100000"), "algorithm.batch_size"),
         (("--set", "model.name=logistic"), "2 classes"),
+        (("--set", "model.name=magic"), "no model 'magic'"),
+        (("--epsilon", "5"), "left of its cap"),
     ],
 )
-def test_a_plan_that_does_not_fit_is_refused(here: Checkout, arguments: tuple[str, ...], words: str) -> None:
-    assert_refused(call("plan", *arguments), words)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_what_a_stage_would_refuse_is_refused_before_any_starts_and_once(
+    here: Checkout, monkeypatch: pytest.MonkeyPatch, command: str, arguments: tuple[str, ...], words: str
+) -> None:
+    here.ledger.set_cap("digits", Budget(4.0, 1e-3))
+    head, params = here.ledger.head(), (here.root / "params.yaml").read_text()
+    monkeypatch.setattr("tasks.runs.reproduce.reproduce", None)
+    result = call(command, *arguments)
+    assert result.exit_code == 2, result.output
+    assert [words in line for line in result.stderr.splitlines() if line.startswith("refused: ")] == [True]
+    assert here.ledger.head() == head
+    assert (here.root / "params.yaml").read_text() == params
+
+
+def test_a_plan_looks_at_the_file(here: Checkout) -> None:
+    card = (PROJECT / "examples/own_data/visits.yaml").read_text()
+    (here.root / "data/cards/visits.yaml").write_text(card)
+    asked = ("plan", "--dataset", "visits", "--epsilon", "1")
+    assert "There is no file" in call(*asked).stderr
+    shutil.copytree(PROJECT / "examples/own_data", here.root / "examples/own_data")
+    assert call(*asked).exit_code == 0
+    with (here.root / "examples/own_data/visits.csv").open("a") as file:
+        file.write("30,2,none,pain,no\n")
+    assert_refused(call(*asked), "is truncated or altered")
+
+
+def test_without_a_server_a_run_needs_no_prefect(here: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_prefect_api()
+    done = here.run("flows.cli.main", "run", "--set", "algorithm.steps=4")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[1:3] == ["preparing the data ...", "calibrating the noise ..."]
+    assert done.stderr.count("step 4 of 4") == 1
+    assert not [word for word in ("Running stage", "lock file", "Prefect", "prefect") if word in done.stderr]
+    assert done.stdout.count("test accuracy") == 1 and "│ artifacts/report.html" in done.stdout
+    monkeypatch.setenv("PREFECT_HOME", str(here.home))
+    (here.home / "profiles.toml").write_text(
+        'active = "own"\n[profiles.own]\nPREFECT_API_URL = "http://127.0.0.1:4200/api"\n'
+    )
+    assert has_prefect_api()
+
+
+def test_the_version_is_said_and_a_shell_completes() -> None:
+    assert re.fullmatch(r"epsilonflow \d+\.\d+\.\d+\n", call("--version").stdout)
+    typed = {"_EPSILONFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "epsilonflow le", "COMP_CWORD": "1"}
+    offered = CliRunner().invoke(app, [], env=typed, prog_name="epsilonflow").stdout
+    assert offered.split() == ["ledger"]
 
 
 def test_the_ledger_shows_what_was_spent(here: Checkout) -> None:
