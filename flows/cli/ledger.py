@@ -36,7 +36,8 @@ def forecast(
         Literal["equal", "front-loaded", "geometric"], typer.Option(help="How a block's budget is spread.")
     ] = "equal",
     planned: Annotated[
-        int | None, typer.Option(help="Retrainings a block's budget is to last for; 52 where nothing is said.")
+        int | None,
+        typer.Option(help="Retrainings a block's budget is to last for; 52 where nothing is said."),
     ] = None,
     fraction: Annotated[float | None, typer.Option(help="Of what is left, for --spread geometric.")] = None,
     epsilon: Annotated[
@@ -62,7 +63,9 @@ def forecast(
         if planned is None and fraction is None and epsilon is None and spread != "geometric":
             planned = _PLANNED
             if not as_json:
-                say(f"Each block's budget is spread over {planned} retrainings; --planned or --epsilon say otherwise.")
+                say(
+                    f"Each block's budget is spread over {planned} retrainings; --planned or --epsilon say otherwise."
+                )
         pricing = _pricing(ledger, population, (spread, planned, fraction), (epsilon, delta))
         limit = _limit(ledger, population)
         share = smallest if smallest is not None else _SMALLEST_SHARE if fraction else 0.0
@@ -164,7 +167,9 @@ def _ask(what: str, *, yes: bool) -> None:
     from tasks.config.params import ParamsRefusedError
 
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"{what} Do it?", err=True)):
-        raise ParamsRefusedError(f"{what.rstrip('.')}; nobody said yes: answer y at a terminal, or give --yes.")
+        raise ParamsRefusedError(
+            f"{what.rstrip('.')}; nobody said yes: answer y at a terminal, or give --yes."
+        )
 
 
 @app.command("show")
@@ -315,7 +320,9 @@ def verify(
             check_charged(shown, ledger)
     rows = len(ledger.history())
     prices = "one price is" if priced == 1 else f"{priced or 'no'} prices are"
-    say(f"The chain holds, {rows} rows; {prices} recomputed from the events of runs. Its head is {ledger.head()}")
+    say(
+        f"The chain holds, {rows} rows; {prices} recomputed from the events of runs. Its head is {ledger.head()}"
+    )
     if card is not None:
         say(
             "The card has the events, the cost and the model that its run was settled with, and the key for it."

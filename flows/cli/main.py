@@ -375,6 +375,77 @@ def _retrain_flow(file: Path) -> "State[Any]":
     return retraining(str(file), return_state=True)
 
 
+Model = Annotated[
+    Path, typer.Option("--model", help="A folder with model.safetensors, such as a release, or that file.")
+]
+ARTIFACTS = Path("artifacts")
+
+
+@app.command()
+def predict(
+    file: Annotated[
+        Path, typer.Argument(help="CSV, Parquet, an image or a folder of them, texts, or features as .npy.")
+    ],
+    model: Model = ARTIFACTS,
+    to: Annotated[
+        Path | None, typer.Option(help="Where to write, .csv or .parquet; the terminal without it.")
+    ] = None,
+) -> None:
+    """Predict the classes of records that the model has not seen, prepared by the data card that it carries."""
+    with sentences():
+        from algorithms.models.saved import load
+        from tasks.predict import predict as predictions
+        from tasks.predict import write
+
+        trained, count = load(model), 0
+        for count in write(predictions(trained, file), trained.classes, to or sys.stdout):
+            if to is not None and sys.stderr.isatty():
+                typer.echo(f"\r{count:,} records", nl=False, err=True)
+        if to is not None:
+            say(f"{count:,} predictions are in {to}.")
+
+
+@app.command()
+def export(
+    form: Annotated[str, typer.Option("--to", help="onnx, torchscript or huggingface.")],
+    output: Annotated[
+        Path | None, typer.Option(help="What to write; model.onnx, model.pt or the folder huggingface.")
+    ] = None,
+    model: Model = ARTIFACTS,
+) -> None:
+    """Write the model in another form, load it there and compare what both say of made-up records."""
+    with sentences():
+        from tasks.config.params import ParamsRefusedError
+        from tasks.export import FORMS
+        from tasks.export import export as write
+
+        usual = {"onnx": "model.onnx", "torchscript": "model.pt", "huggingface": "huggingface"}
+        for known in FORMS:
+            if known == form:
+                place = output or Path(usual[form])
+                far = write(model, known, place)
+                say(f"{place} is written; its scores differ from the model's by at most {far:.1g}.")
+                return
+        raise ParamsRefusedError(f"there is no form {form!r}; choose {', '.join(FORMS)}.")
+
+
+@app.command()
+def release(
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    model: Annotated[Path, typer.Option("--model", help="The folder of the run.")] = ARTIFACTS,
+) -> None:
+    """Make a folder for strangers: the model, its signed card, what verifies it, a model card; nothing else."""
+    with sentences():
+        from tasks.config.environment import home
+        from tasks.export import release as make
+        from tasks.runs.signing import public_key
+
+        names = make(model, folder, key=public_key(home()))
+    say(
+        f"{folder} holds {', '.join(names)}. Whoever has it verifies the card with `epsilonflow card verify`."
+    )
+
+
 @card_app.command()
 def verify(
     file: Annotated[Path, typer.Argument(help="A privacy_card.json, its files beside it.")] = CARD,

@@ -17,7 +17,9 @@ def test_it_is_that_of_dp_accounting(side: SIDES, rate: float, multiplier: float
     settings = {"sampling_prob": rate, "adjacency_type": side}
     edge = np.log1p(-rate) * (1 if side is SIDES.REMOVE else -1)
     points = np.append(EPSILONS, edge)
-    expected = privacy_loss_mechanism.GaussianPrivacyLoss(multiplier, **settings).get_delta_for_epsilon(points)
+    expected = privacy_loss_mechanism.GaussianPrivacyLoss(multiplier, **settings).get_delta_for_epsilon(
+        points
+    )
     found = _SampledGaussianLoss(multiplier, **settings).get_delta_for_epsilon(points)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
     assert _SampledGaussianLoss(multiplier, **settings).get_delta_for_epsilon(0.3) == pytest.approx(
