@@ -9,6 +9,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -34,7 +35,7 @@ RELEASE = ("model.safetensors", "privacy_card.json", "plan.json", "trace.parquet
 """What a stranger needs beside words: the model, its signed card, and what the card's checksums are of."""
 
 
-def export(artifacts: Path, form: Form, to: Path) -> Path:
+def export(artifacts: Path, form: Form, to: Path) -> float:
     """Writes the model of a run in another form, and compares what it says there.
 
     Args:
@@ -91,8 +92,7 @@ def _onnx(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor],
     import logging
     import warnings
 
-    import onnxruntime
-
+    onnxruntime: Any = import_module("onnxruntime")
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     batch = {0: torch.export.Dim("batch", min=1)}
     with warnings.catch_warnings():
@@ -117,10 +117,10 @@ def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
 
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # that torch.export is newer
-        traced = torch.jit.trace(model, inputs, check_trace=False)
-        torch.jit.save(traced, path)
-        again = torch.jit.load(path)
-    return lambda given: again(given)  # type: ignore[no-any-return]
+        jit: Any = torch.jit  # without types
+        jit.save(jit.trace(model, inputs, check_trace=False), path)
+        again: Callable[[Tensor], Tensor] = jit.load(path)
+    return again
 
 
 def _huggingface(
@@ -154,7 +154,7 @@ def _huggingface(
         text = model_card(load_card(place / "privacy_card.json"), model, _metrics(place))
         (folder / "README.md").write_text(text, encoding="utf-8")
     again = EpsilonflowModel.from_pretrained(folder)
-    return lambda given: again(given).logits  # type: ignore[no-any-return]
+    return lambda given: again(given).logits
 
 
 def _beside(artifacts: Path) -> Path:

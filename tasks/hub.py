@@ -9,12 +9,11 @@ from algorithms.models import for_evaluation
 from algorithms.models.libraries import imported_library
 from algorithms.models.saved import architecture
 
-imported_library("transformers")  # which makes do with a torchvision whose compiled part does not load
-from transformers import PretrainedConfig, PreTrainedModel  # noqa: E402
-from transformers.modeling_outputs import SequenceClassifierOutput  # noqa: E402
+_transformers: Any = imported_library("transformers")
+_outputs: Any = imported_library("transformers.modeling_outputs")
 
 
-class EpsilonflowConfig(PretrainedConfig):
+class EpsilonflowConfig(_transformers.PretrainedConfig):  # type: ignore[misc] # an extra
     """Holds what the model's file says of it, as JSON; see `algorithms.models.saved`."""
 
     model_type = "epsilonflow"
@@ -24,7 +23,7 @@ class EpsilonflowConfig(PretrainedConfig):
         super().__init__(**others)
 
 
-class EpsilonflowModel(PreTrainedModel):  # type: ignore[misc]
+class EpsilonflowModel(_transformers.PreTrainedModel):  # type: ignore[misc]
     """Prepared records [batch, *input_shape] to logits [batch, classes]."""
 
     config_class = EpsilonflowConfig
@@ -41,6 +40,6 @@ class EpsilonflowModel(PreTrainedModel):  # type: ignore[misc]
     def _init_weights(self, module: Any) -> None:
         """Every weight is in the file."""
 
-    def forward(self, records: Tensor, **_others: Any) -> SequenceClassifierOutput:
+    def forward(self, records: Tensor, **_others: Any) -> Any:
         """The scores as `logits`."""
-        return SequenceClassifierOutput(logits=self._scores(self.network(records)))
+        return _outputs.SequenceClassifierOutput(logits=self._scores(self.network(records)))

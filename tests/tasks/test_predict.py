@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 import algorithms
 from algorithms.errors import ModelRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel
+from algorithms.privacy.card import load
+from algorithms.privacy.card.text import statement
 from data import public_description
 from data.prepare.prepared import load_held_out
 from data.prepare.unseen import preparation_of, records_in
@@ -130,7 +132,7 @@ def test_an_export_is_loaded_by_its_library_and_agrees(
     assert refused.exit_code == 2 and "is there already" in refused.stderr
     if form == "huggingface":
         text = (to / "README.md").read_text()
-        assert "**Differential privacy with epsilon = 2.999 and delta = 1e-05, when one record" in text
+        assert f"**{statement(load(artifacts / 'privacy_card.json'))}**" in text
         assert text.startswith("---\nlibrary_name:")
 
 
