@@ -64,6 +64,15 @@ def check_local(card: DataCard, root: Path, *, key: bytes | None) -> None:
             raise _missing(root / file.path)
 
 
+def checksum_for(path: Path, file: File, *, key: bytes) -> str | None:
+    """What a card should declare of a file, `keyed_sha256: ...` or `sha256: ...`; None where it declares that."""
+    plain = _checksum(path, "sha256")
+    if file.sha256:
+        return None if plain == file.sha256 else f"sha256: {plain}"
+    found = keyed(key, [plain]).hex()
+    return None if found == file.keyed_sha256 else f"keyed_sha256: {found}"
+
+
 def _check_different(card: DataCard, key: bytes) -> None:
     """A card itself shows the same file twice, unless one of the checksums is keyed and the other is not."""
     plain = {keyed(key, [file.sha256]).hex() for file in card.files.values() if file.sha256}

@@ -39,6 +39,15 @@ app = typer.Typer(
 card_app = typer.Typer(**SETTINGS, help="Privacy cards.")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(card_app, name="card")
+data_app = typer.Typer(**SETTINGS, help="Data cards.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.callback()
+def data_main() -> None:
+    """Data cards."""
+
+
 CARD = Path("artifacts/privacy_card.json")
 
 Dataset = Annotated[
@@ -373,6 +382,55 @@ def _retrain_flow(file: Path) -> "State[Any]":
     from flows.retrain import retrain as retraining
 
     return retraining(str(file), return_state=True)
+
+
+@app.command()
+def doctor() -> None:
+    """Look at this machine and checkout, and say in a sentence each what is off; exit status 1 where something is."""
+    from flows.cli.doctor import findings
+
+    is_ill = False
+    for found in findings(Path.cwd()):
+        mark = {True: "well", False: "OFF ", None: "-   "}[found.is_well]
+        say(f"{mark}  {found.name}: {found.text}")
+        is_ill |= found.is_well is False
+    if is_ill:
+        raise typer.Exit(1)
+
+
+@data_app.command("check")
+def check_data(
+    card: Annotated[str, typer.Argument(help="Name of a data set, or the path of its card.")],
+    counts: Annotated[
+        bool, typer.Option("--counts", help="Count in private records, for the owner's eyes alone.")
+    ] = False,
+) -> None:
+    """Say whether a data set can be used: its card, the checksums of its files, whether every record can be read.
+
+    Nothing is spent. Counts of what would be clamped, replaced or refused are shown for public records, and for
+    private ones with --counts; they are exact and protect nobody, so keep them to yourself.
+    """
+    with sentences():
+        from data.schema.errors import DataRefusedError
+        from tasks.check_data import look
+
+        found = look(card, Path.cwd(), counted=counts)
+        for path, line in found.checksums.items():
+            say(f"{path}: if this file is right, its card should have  {line}")
+        if found.counts is not None:
+            for problem, count in found.counts.items():
+                say(f"{count:>12,}  {problem}")
+        if found.refused is not None:
+            raise DataRefusedError(found.refused)
+        kind = "public" if found.card.public else "private"
+        said = (
+            "is valid; its blocks are read by a run"
+            if found.card.blocks
+            else "can be read as its card declares"
+        )
+        say(f"the data set {found.card.name}, of {kind} records, {said}.")
+        if not found.card.public and not counts and found.card.blocks is None:
+            say("--counts shows the owner what would be clamped, replaced or refused.")
 
 
 Model = Annotated[

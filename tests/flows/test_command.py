@@ -300,3 +300,77 @@ def test_no_card_is_refused(tmp_path: Path) -> None:
 def _cells(table: str) -> list[list[str]]:
     rows = [line[1:-1].split("│") for line in table.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in row] for row in rows]
+
+
+def test_the_doctor_says_what_is_off(here: Checkout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown = call("doctor")
+    assert shown.exit_code == 0, shown.output
+    assert "well  ledger: the chain of 3 rows holds, 1 populations" in shown.stdout
+    here.set("mode: offline", "mode: online")
+    (here.home / "owner.key").chmod(0o644)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shown = call("doctor")
+    assert shown.exit_code == 1
+    assert "OFF   Weights & Biases: tracking.mode is online, and nobody is logged in" in shown.stdout
+    assert "OFF   owner key" in shown.stdout and "chmod 600" in shown.stdout
+    monkeypatch.chdir(tmp_path)
+    assert "OFF   checkout" in call("doctor").stdout
+
+
+CARD = """
+name: own
+title: own
+source: own
+licence: CC0
+citation: none
+public: false
+unit: one person
+population: own
+cap: {epsilon: 10.0, delta: 1.0e-4}
+holdout: public
+records: {at_most: 100}
+classes: ["no", "yes"]
+files: {train: {path: own.csv, keyed_sha256: "0000000000000000000000000000000000000000000000000000000000000000"}}
+split: {salt: own, test_fraction: 0.5}
+reader:
+  kind: csv
+  columns:
+    - {name: age, kind: numeric, bounds: [18, 100], missing: 40}
+    - {name: town, kind: categorical, categories: ["Ulm", "Bonn, am Rhein"]}
+    - {name: back, kind: label}
+"""
+
+
+def test_a_data_set_is_checked_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text(CARD)
+    rows = '17,"Bonn, am Rhein",no\n101,Ulm,yes\n,Trier,yes\n'
+    rows += "".join(f"{age},Ulm,no\n" for age in range(20, 40))
+    (tmp_path / "own.csv").write_text("age,town,back\n" + rows)
+    refused = call("data", "check", "own.yaml")
+    assert refused.exit_code == 2 and "another checksum" in refused.stderr
+    (line,) = refused.stdout.splitlines()
+    (tmp_path / "own.yaml").write_text(
+        re.sub("keyed_sha256.*0000", line.rpartition("have  ")[2].replace(" ", ' "'), CARD)
+    )
+    quiet = call("data", "check", "own.yaml")
+    assert quiet.exit_code == 0, quiet.output
+    assert (
+        "of private records, can be read as its card declares" in quiet.stdout
+        and "clamped to" not in quiet.stdout
+    )
+    counts = call("data", "check", "own.yaml", "--counts").stdout
+    found = {
+        line.strip().split("  ")[1]: int(line.split()[0]) for line in counts.splitlines() if line[:1] == " "
+    }
+    assert found == {
+        "train: records": 23,
+        "train, column age: missing, taken as 40.0": 1,
+        "train, column age: clamped to 18": 1,
+        "train, column age: clamped to 100": 1,
+        "train, column town: counted as other": 1,
+    }
+    assert not (tmp_path / "ledger.sqlite").exists()
+    text = (tmp_path / "own.csv").read_text()
+    (tmp_path / "own.csv").write_text(text + "old,Ulm,maybe\n")
+    assert "keyed_sha256: " in call("data", "check", "own.yaml").stdout
