@@ -1,6 +1,7 @@
 # make run     the pipeline on params.yaml; ARGS="--dataset adult --epsilon 1" changes it
 # make test    everything that is checked
 # make soak    what takes a night: kills at random instants, schedulers, a year of weekly retrainings
+# make docs    the site of documentation into site/: strict, links checked, reference made from the code
 # make benchmarks    clipped gradients against other libraries; ARGS="--workloads W2,W3" chooses
 # make server, make stop    a Prefect server and a worker in the background with what prefect.yaml deploys; their end
 # It needs git and Python 3.11; everything else goes into .venv.
@@ -24,10 +25,12 @@ export WANDB_CONFIG_DIR ?= $(CURDIR)/.wandb/config
 export WANDB_ARTIFACT_DIR ?= $(CURDIR)/.wandb/artifacts
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test soak lint format benchmarks server stop clean
+.PHONY: run test soak lint format docs benchmarks server stop clean
 .DEFAULT_GOAL := run
 
-run: $(VENV)/installed
+run:
+	@test -e $(VENV)/installed || echo "Installing into $(VENV) first: about 2 GB, some minutes. Then the pipeline runs, for digits about a minute."
+	@$(MAKE) --no-print-directory $(VENV)/installed
 	@epsilonflow run $(ARGS)
 
 test: lint
@@ -53,6 +56,9 @@ benchmarks: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[benchmarks]'
 	python -m benchmarks $(ARGS)
 
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict $(ARGS)
+
 server: $(VENV)/installed
 	@python -m flows.server start --port $(PORT)
 
@@ -67,7 +73,7 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e .
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/pip

@@ -14,6 +14,7 @@ os.environ.setdefault("MKL_CBWR", "AUTO")
 
 _ELSEWHERE = {
     "fit": "algorithms.fitting",
+    "load": "algorithms.models.saved",
     "Fitted": "algorithms.fitting",
     "OptimizerConfig": "algorithms.core.optimizers",
 }

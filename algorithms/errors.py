@@ -13,5 +13,9 @@ class LedgerBrokenError(RefusedError):
     """The ledger's hash chain does not hold: a row was changed, removed or inserted outside the ledger."""
 
 
+class ModelRefusedError(ValueError):
+    """A model that does not fit the data or that cannot be trained privately; the message says what to do."""
+
+
 class QueryFailedError(RuntimeError):
     """An answer that could not be computed after its charge; the message holds nothing of the records."""

@@ -123,13 +123,15 @@ def fit(
             become float32 otherwise. Or a map-style Dataset of pairs, without y.
         y: Targets [n]: classes as whole numbers, or real numbers for a regression.
         method: Settings of a method, such as `DPSGD(steps=300, expected_batch_size=256)`.
-        epsilon, delta: The target. delta is at most 1/n, and at most 1e-5 where n is private.
+        epsilon: The target.
+        delta: At most 1/n, and at most 1e-5 where n is private.
         accountant: "pld", "rdp" or, for delta 0, "pure".
         noise: "secure", or "seeded" with `seed` for public records: repeatable, so that it protects nobody.
         public: Whether the records are public, so that they need no protection.
         n_is_public: Whether the number of records may be known, THE DEFAULT. Where it may not, the method takes a
             sampling_rate, and n is released with noise (`count_noise`, a noise multiplier) and charged.
-        dataset, unit: What the card calls the records, and what one of them is.
+        dataset: What the card calls the records.
+        unit: What one of them is.
         population: Whose budget in a ledger is charged. None charges nobody, and the card says that no ledger kept the
             run: then the sum over several calls is yours to count. With a name the cost is reserved before training
             and settled after it; a call that fails in between stays charged.

@@ -7,14 +7,16 @@ DVC is the only cache, and no task is tried twice: what DVC has is free to use a
 """
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
+from pydantic import Field
 
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
@@ -38,12 +40,28 @@ def publish(root: Path) -> RunSummary:
 
 REFUSED = "Refused"
 
+LISTENERS: list[Callable[[str, str | None], object]] = []
+"""Who is told, beside Prefect, that a stage begins (its name and None) and what it writes: the command line."""
+
+
+def tell(stage: str, text: str | None = None) -> None:
+    """Tell those who listen."""
+    for listener in LISTENERS:
+        listener(stage, text)
+
 
 @task(retries=0, cache_policy=NO_CACHE)
 def run_stage(stage: str, root: Path) -> State[Any]:
     """Let DVC run one stage if something it depends on has changed."""
+    log = get_run_logger().info
+
+    def say(text: str) -> None:
+        log(text)
+        tell(stage, text)
+
+    tell(stage)
     try:
-        ran = reproduce(stage, root=root, say=get_run_logger().info)
+        ran = reproduce(stage, root=root, say=say)
     except StageRefusedError as refusal:
         return Failed(name=REFUSED, message=str(refusal))
     except StageFailedError as failure:
@@ -55,9 +73,9 @@ def run_stage(stage: str, root: Path) -> State[Any]:
 def pipeline(
     dataset: str | None = None,
     algorithm: str | None = None,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    seed: int | None = None,
+    epsilon: Annotated[float, Field(gt=0)] | None = None,
+    delta: Annotated[float, Field(ge=0, lt=1)] | None = None,
+    seed: Annotated[int, Field(ge=0)] | None = None,
     settings: dict[str, Any] | None = None,
 ) -> RunSummary | State[Any]:
     """Train a model under differential privacy in this checkout and report what it spent.

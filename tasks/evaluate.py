@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
 from torch import Tensor
 
 from algorithms import models
 from algorithms.errors import RefusedError
-from algorithms.models import Model, ModelRefusedError
-from algorithms.models.feature_transforms import front, in_front, shape_after
+from algorithms.models import Model
+from algorithms.models.saved import load_model as load_model
 from data.prepare.prepared import HeldOut, load_held_out
 from tasks.config.environment import home
 from tasks.runs import store
@@ -34,34 +33,6 @@ class Evaluation:
 
     predicted: NDArray[np.int64]
     loss: float
-
-
-def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
-    """The architecture and the parameters by name of a model that the train stage wrote.
-
-    No other file is read: what a start or an embedding was read from is among the parameters. Raises
-    ModelRefusedError where some of them are missing.
-    """
-    with safe_open(path, framework="pt") as file:
-        facts = json.loads(file.metadata()["epsilonflow"])
-        parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    shape, before = tuple(facts["input_shape"]), facts.get("front")
-    features = None if before is None else front(before, shape)
-    model = models.build(
-        facts["model"],
-        input_shape=shape if features is None else shape_after(features, shape),
-        classes=len(facts["classes"]),
-        seed=0,
-        tokens=facts.get("tokens"),
-        settings=facts.get("model_settings"),
-    )
-    model = model if features is None else in_front(features, model)
-    missing = model.published(model.initial_parameters()).keys() - parameters.keys()
-    if missing:
-        raise ModelRefusedError(
-            f"{path.name} lacks {min(missing)}; train again, or take the file that was published."
-        )
-    return model, parameters
 
 
 def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> Evaluation:

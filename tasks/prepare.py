@@ -11,6 +11,7 @@ from data.prepare.fetch import RAW, Places, fetch
 from data.prepare.reading import read, word_list
 from data.prepare.scattering import scattered
 from data.prepare.secret_key import PUBLIC_KEY, keyed, owner_key
+from data.prepare.unseen import preparation_of
 from data.readers.records import Block
 from data.schema import registry
 from data.schema.card import DataCard
@@ -64,7 +65,8 @@ def prepare(
         salt=lambda: keyed(key, words),
         at_most=card.records.at_most,
         digests=digests.by_block,
-        words=word_list(card, files),
+        words=(words_listed := word_list(card, files)),
+        preparation=preparation_of(card, transform, words_listed),
     )
     return public
 

@@ -34,7 +34,7 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
-from data.prepare.prepared import load_as, made_anew
+from data.prepare.prepared import load_as, made_anew, preparation_in
 from data.readers.records import Records
 from tasks.calibrate import check as check_plan
 from tasks.calibrate import model_for, plan_in
@@ -236,6 +236,7 @@ def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: OnSt
         "dataset": job.public.dataset,
         "algorithm": job.document["algorithm"],
         "front": None if front is None else front.settings,
+        "preparation": preparation_in(job.prepared),
     }
     described = {"epsilonflow": json.dumps(facts)}  # one key: the file must not depend on an order of keys
     save_file(by_name(model.published(released)), folder / "model.safetensors", metadata=described)

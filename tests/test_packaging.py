@@ -13,6 +13,7 @@ from packaging.version import Version
 from tests.support.checkout import PROJECT
 
 IMPORT_NAMES = {
+    "PIL": "pillow",
     "sklearn": "scikit-learn",
     "dp_accounting": "dp-accounting",
     "ruamel": "ruamel-yaml",

@@ -13,11 +13,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
+from algorithms.errors import ModelRefusedError as ModelRefusedError  # where whoever uses models looks for it
+
 T = TypeVar("T")
-
-
-class ModelRefusedError(ValueError):
-    """A model that does not fit the data or that cannot be trained privately; the message says what to do."""
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,27 @@ def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
     raise refusals[0]  # of the files that the card names first
 
 
+def check_local(card: DataCard, root: Path, *, key: bytes | None) -> None:
+    """Raises DataRefusedError where a file that the card names by its path is not there or not the declared one.
+
+    root: the project. key: the owner key; None where there is none yet, so that no keyed checksum can be right.
+    """
+    for file in card.files.values() if not card.alternatives else ():
+        if file.path and (key is not None or file.sha256):
+            _local(root / file.path, file, key=key or b"")
+        elif file.path and not (root / file.path).is_file():
+            raise _missing(root / file.path)
+
+
+def checksum_for(path: Path, file: File, *, key: bytes) -> str | None:
+    """What a card should declare of a file, `keyed_sha256: ...` or `sha256: ...`; None where it declares that."""
+    plain = _checksum(path, "sha256")
+    if file.sha256:
+        return None if plain == file.sha256 else f"sha256: {plain}"
+    found = keyed(key, [plain]).hex()
+    return None if found == file.keyed_sha256 else f"keyed_sha256: {found}"
+
+
 def _check_different(card: DataCard, key: bytes) -> None:
     """A card itself shows the same file twice, unless one of the checksums is keyed and the other is not."""
     plain = {keyed(key, [file.sha256]).hex() for file in card.files.values() if file.sha256}
@@ -80,7 +101,7 @@ def _fetch(folder: str, file: File, places: Places, *, key: bytes) -> Path:
 
 def _local(path: Path, file: File, *, key: bytes) -> Path:
     if not path.is_file():
-        raise DataRefusedError(f"There is no file {path}; put it there or correct its path in the data card.")
+        raise _missing(path)
     if file.sha256:
         return _verified(path, file, "restore the file, or update sha256 in its data card if it is right")
     found = keyed(key, [_checksum(path, "sha256")]).hex()
@@ -90,6 +111,10 @@ def _local(path: Path, file: File, *, key: bytes) -> Path:
             f"{found} there if the file is right."
         )
     return path
+
+
+def _missing(path: Path) -> DataRefusedError:
+    return DataRefusedError(f"There is no file {path}; put it there or correct its path in the data card.")
 
 
 def _verified(path: Path, file: File, advice: str) -> Path:

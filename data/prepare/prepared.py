@@ -24,6 +24,7 @@ from data.schema.errors import DataRefusedError
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
 _Arrays: TypeAlias = tuple[Features, NDArray[np.int64]]
+PREPARATION = "preparation.json"
 _LOCK, _CONTENTS, _DIGESTS = "lock", "contents", "digests.json"
 _REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
 
@@ -58,13 +59,15 @@ def write(
     at_most: int | None,
     digests: Mapping[str, Sequence[str]] | None = None,
     words: bytes | None = None,
+    preparation: Mapping[str, Any] | None = None,
 ) -> None:
     """Put the records into `folder` as their blocks come, whole or not at all.
 
     salt: secret bytes that keep a checksum of the folder from being guessed, or what gives them once the records are
     written. at_most: bound on the number of records when that is private; the file `salt` then grows so that the
     folder's size depends on it alone. digests: of the population's blocks, all there once the records are written.
-    words: the public words that tokens stand for, one a line in their order, for the file words.txt.
+    words: the public words that tokens stand for, one a line in their order, for the file words.txt. preparation: what
+    a model carries of how its records were prepared, for the file preparation.json.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
@@ -80,6 +83,8 @@ def write(
         (content / _DIGESTS).write_text(json.dumps(dict(digests or {})), encoding="utf-8")
         if words is not None:
             (content / "words.txt").write_bytes(words)
+        if preparation is not None:
+            (content / PREPARATION).write_text(json.dumps(preparation), encoding="utf-8")
         padding = 0 if at_most is None else (at_most - sum(written.values())) * _bytes_a_record(public)
         secret = salt if isinstance(salt, bytes) else salt()
         _write_salt(content / "salt", secret, padding=padding)
@@ -90,6 +95,15 @@ def write(
         shutil.rmtree(fresh)
         if held is not None:
             os.close(held)
+
+
+def preparation_in(folder: Path) -> dict[str, Any] | None:
+    """What a model carries of how the records in a prepared folder were made; None in one of an older version."""
+    path = folder / PREPARATION
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def _sweep(folder: Path) -> None:

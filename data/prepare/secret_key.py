@@ -10,6 +10,8 @@ from pathlib import Path
 from data.schema.errors import DataRefusedError
 
 KEY_BYTES = 32
+OWNER_KEY = "owner.key"
+"""Its file in the home."""
 PUBLIC_KEY = bytes(KEY_BYTES)
 """In place of the secret where the records are public: prepared data then have the same checksum on every machine."""
 
@@ -19,7 +21,7 @@ def owner_key(home: Path) -> bytes:
 
     Raises DataRefusedError when the file is not a key.
     """
-    path = home / "owner.key"
+    path = home / OWNER_KEY
     if not path.exists():
         _make(path)
     key = path.read_bytes()

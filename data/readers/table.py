@@ -15,12 +15,13 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyarrow import csv, parquet
 
 from data.readers import encoding
 from data.readers.records import PARTS, Block, Part, Records
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Csv, Parquet, Table
+from data.schema.formats import Csv, Label, Parquet, SkipLines, Table
 
 _BLOCK_BYTES = 4 * 2**20
 
@@ -137,21 +138,52 @@ def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
     return read_text(path, declared, skip_lines=skip_lines)
 
 
-def records(table: pa.Table, declared: Table, classes: tuple[str, ...], path: str) -> Records:
-    """The records of some rows; path: what messages call their source. Raises DataRefusedError as `read` does."""
-    _check_columns(table, declared, path)
-    features = np.zeros((table.num_rows, declared.width), np.float32)
+def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
+    """The rows of a file of unlabelled records: Parquet by its ending, else text as declared, else with a header line.
+
+    The label's column may be left out. Raises DataRefusedError as the readers do.
+    """
+    if path.suffix == ".parquet":
+        yield from read_parquet(
+            path, Parquet(kind="parquet", columns=declared.columns, missing=declared.missing)
+        )
+        return
+    text = (
+        declared
+        if isinstance(declared, Csv)
+        else Csv(kind="csv", columns=declared.columns, missing=declared.missing)
+    )
+    plain = text.model_copy(update={"member": None, "skip_lines": SkipLines()})
+    try:
+        yield from read_text(path, plain, skip_lines=0)
+    except DataRefusedError:
+        if plain.header:
+            raise
+        unlabelled = tuple(column for column in declared.columns if not isinstance(column, Label))
+        yield from read_text(path, plain.model_copy(update={"columns": unlabelled}), skip_lines=0)
+
+
+def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
+    """The features of some rows, [n, width]; the label is not looked at. Raises DataRefusedError as `records` does."""
+    _check_columns(table, declared.in_the_file, path, but=declared.label.name)
+    made = np.zeros((table.num_rows, declared.width), np.float32)
     start = 0
     for column in declared.columns:
-        place = features[:, start : start + column.width]
-        encoding.fill(place, column, table, declared.missing, path)
+        encoding.fill(made[:, start : start + column.width], column, table, declared.missing, path)
         start += column.width
+    return made
+
+
+def records(table: pa.Table, declared: Table, classes: tuple[str, ...], path: str) -> Records:
+    """The records of some rows; path: what messages call their source. Raises DataRefusedError as `read` does."""
+    _check_columns(table, declared.in_the_file, path)
     label = declared.label
     where = f"{path}, column {label.name!r}"
-    return Records(features, encoding.classes(table[label.name], label, classes, where))
+    made = features(table, declared, path)
+    return Records(made, encoding.classes(table[label.name], label, classes, where))
 
 
-def _check_columns(table: pa.Table, declared: Table, path: str) -> None:
-    for name in declared.in_the_file:
-        if table.column_names.count(name) != 1:
+def _check_columns(table: pa.Table, names: tuple[str, ...], path: str, *, but: str | None = None) -> None:
+    for name in names:
+        if name != but and table.column_names.count(name) != 1:
             raise DataRefusedError(f"{path} must have one column {name!r}; correct the file or its card.")

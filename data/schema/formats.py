@@ -240,15 +240,16 @@ class Table(Strict):
 class Csv(Table):
     """Text in UTF-8, one record a line; without a header line the columns are in the card's order.
 
-    quotes: whether fields may stand in double quotes. Off by default: a quote that one record opens would take the
-    records after it along, up to the next quote. With quotes on, a field that holds a line break is refused.
+    quotes: whether fields may stand in double quotes (RFC 4180). A quote that one record opens could take the
+    records after it along, up to the next one, so a field that holds a line break is refused; false reads quotes as
+    any other character.
     member: where the files are zip archives, the name of the text inside.
     """
 
     kind: Literal["csv"]
     separator: Annotated[str, StringConstraints(min_length=1, max_length=1, pattern=r"^[\x01-\x7f]$")] = ","
     header: bool = True
-    quotes: bool = False
+    quotes: bool = True
     member: Word | None = None
     skip_lines: SkipLines = SkipLines()
 

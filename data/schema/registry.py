@@ -1,6 +1,7 @@
 """The data sets there are: one card a set, a YAML file of the set's name in `cards`."""
 
 import json
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,11 @@ def _problem(error: YAMLError) -> str:
 
 
 def _sentence(path: Path, document: object, error: ValidationError) -> str:
-    first = error.errors()[0]
+    first, *others = error.errors()
+    unknown = [str(other["loc"][-1]) for other in others if other["type"] == "extra_forbidden"]
+    meant = get_close_matches(str(first["loc"][-1]), unknown, 1) if first["type"] == "missing" else []
+    if meant:
+        return f"Data card {path}, key {meant[0]}: unknown key; {first['loc'][-1]} is its name, correct the card."
     message = {"extra_forbidden": "unknown key", "missing": "is missing"}.get(first["type"], first["msg"])
     key = _key(document, first["loc"])
     where = f", key {key}" if key else ""

@@ -1,35 +1,21 @@
 """What a run would cost and whether its population can pay, as a table."""
 
 import math
-from pathlib import Path
 
 from rich.table import Table
 
 from algorithms.core.method import Plan
-from algorithms.core.receipt import reserved_events
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
-from data import PublicDescription, public_description
-from data.schema import registry
-from tasks.calibrate import plan_for
 from tasks.config.params import Params
-from tasks.runs.sanity import doubts, records_of
-from tasks.runs.summary import open_ledger
+from tasks.runs.preflight import Outlook
 
 
-def cost_table(root: Path, settings: Params) -> Table:
-    """The plan of the run that `settings` describe, and what the ledger says to it; nothing is spent.
-
-    Raises what `plan_for` raises, and DataRefusedError for an unknown data set.
-    """
-    card = registry.card(settings.data.dataset, root / "data" / "cards")
-    public = public_description(card, settings.data.transform)
-    plan = plan_for(settings, public)
+def cost_table(outlook: Outlook, settings: Params) -> Table:
+    """The plan of a run, and what the ledger says to it."""
     table = Table(show_header=False)
-    found = doubts(settings, plan, records_of(public, root / "data" / "cards"))
-    questioned = [("these settings look wrong", doubt) for doubt in found]
-    rows = [*_plan_rows(settings, plan), *questioned, *_ledger_rows(root, plan, public, settings)]
-    for name, text in rows:
+    questioned = [("these settings look wrong", doubt) for doubt in outlook.doubts]
+    for name, text in [*_plan_rows(settings, outlook.plan), *questioned, *_ledger_rows(outlook)]:
         table.add_row(name, text)
     return table
 
@@ -66,27 +52,19 @@ def _noise(plan: Plan) -> str:
     return "chosen on the way" if most is None else f"at most {most:.4g}, chosen by epoch"
 
 
-def _ledger_rows(
-    root: Path, plan: Plan, public: PublicDescription, settings: Params
-) -> list[tuple[str, str]]:
-    population, ledger = public.population, open_ledger(root)
-    if population not in ledger.populations():
-        cap = Budget(public.cap_epsilon, public.cap_delta)
-        return [(f"cap of population {population}, not charged so far", _pair(cap))]
-    balance = ledger.balance(population)
+def _ledger_rows(outlook: Outlook) -> list[tuple[str, str]]:
+    population, balance, public = outlook.public.population, outlook.balance, outlook.public
+    if balance is None:
+        return [(f"cap of population {population}, not charged so far", _pair(outlook.cap))]
     counts = _pair(balance.cap)
     if balance.cap != Budget(public.cap_epsilon, public.cap_delta):
         counts += "; that of the data card no longer counts, `epsilonflow ledger cap` changes it"
-    named = [block.name for block in ledger.blocks(population) if block.name in settings.data.blocks]
-    how_many = ledger.affordable(
-        population, plan.cost, events=reserved_events(plan), adjacency=plan.adjacency, blocks=named
-    )
     return [
         ("cap", counts),
         (f"spent by population {population}", _pair(balance.spent)),
         ("reserved by open runs", _pair(balance.reserved)),
         ("remaining", _pair(balance.remaining)),
-        ("runs like this that fit", "as many as you like" if how_many is None else f"{how_many:,}"),
+        ("runs like this that fit", "as many as you like" if outlook.fits is None else f"{outlook.fits:,}"),
     ]
 
 

@@ -1,11 +1,9 @@
-"""The command `epsilonflow ledger forecast`: how many more retrainings the caps allow, and when blocks retire.
-
-The command `epsilonflow ledger`: what each population may spend, has spent, and by which runs.
-"""
+"""The command `epsilonflow ledger`: what each population may spend, has spent, by which runs, and how long it lasts."""
 
 import getpass
 import json
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,9 +13,14 @@ from rich.table import Table
 from flows.cli.terminal import SETTINGS, say, sentences, show, show_json
 
 if TYPE_CHECKING:
-    from algorithms.privacy.ledger import Forecast, Ledger, Price, Spread
+    from algorithms.privacy.accounting.budget import Budget
+    from algorithms.privacy.ledger import Balance, Forecast, Ledger, Price, Spread
 
 _SMALLEST_SHARE = 0.01
+_PLANNED = 52
+"""Retrainings that budgets last for where nothing says how they are spread: a year of weeks."""
+_SHOWN = 6
+"""Rows at either end of a long forecast."""
 
 
 def forecast(
@@ -32,7 +35,10 @@ def forecast(
     spread: Annotated[
         Literal["equal", "front-loaded", "geometric"], typer.Option(help="How a block's budget is spread.")
     ] = "equal",
-    planned: Annotated[int | None, typer.Option(help="Retrainings a block's budget is to last for.")] = None,
+    planned: Annotated[
+        int | None,
+        typer.Option(help="Retrainings a block's budget is to last for; 52 where nothing is said."),
+    ] = None,
     fraction: Annotated[float | None, typer.Option(help="Of what is left, for --spread geometric.")] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="What each retraining costs, instead of a spread.")
@@ -54,6 +60,12 @@ def forecast(
         from tasks.runs.summary import open_ledger
 
         ledger = open_ledger(checkout())
+        if planned is None and fraction is None and epsilon is None and spread != "geometric":
+            planned = _PLANNED
+            if not as_json:
+                say(
+                    f"Each block's budget is spread over {planned} retrainings; --planned or --epsilon say otherwise."
+                )
         pricing = _pricing(ledger, population, (spread, planned, fraction), (epsilon, delta))
         limit = _limit(ledger, population)
         share = smallest if smallest is not None else _SMALLEST_SHARE if fraction else 0.0
@@ -121,9 +133,14 @@ def _document(ledger: "Ledger", population: str, found: "Forecast", every: float
 
 
 def _show(document: dict[str, Any]) -> None:
-    table = Table("retraining", "day", "blocks", "epsilon", "retires")
-    for row in document["retrainings"]:
-        names = (", ".join(row["blocks"]), f"{row['epsilon']:.4g}", ", ".join(row["retires"]))
+    table, rows = Table("retraining", "day", "blocks", "epsilon", "retires"), document["retrainings"]
+    left_out = max(0, len(rows) - 2 * _SHOWN)
+    for place, row in enumerate(rows):
+        if left_out and _SHOWN <= place < _SHOWN + left_out:
+            if place == _SHOWN:
+                table.add_row("...", "", f"{left_out:,} more; --json has all", "", "")
+            continue
+        names = (_few(row["blocks"]), f"{row['epsilon']:.4g}", _few(row["retires"]))
         table.add_row(str(row["retraining"]), f"{row['day']:g}", *names)
     show(table)
     more = "at least " if document["end"] is None else ""
@@ -132,15 +149,27 @@ def _show(document: dict[str, Any]) -> None:
         say(f"Then {document['end']}")
 
 
-if TYPE_CHECKING:
-    from algorithms.privacy.accounting.budget import Budget
-    from algorithms.privacy.ledger import Balance, Ledger
+def _few(names: list[str]) -> str:
+    """Names in one cell: all of few, else the first, the last and how many there are."""
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]} ({len(names)})"
+
 
 app = typer.Typer(**SETTINGS, help="The durable budget of each population.")
 
 app.command("forecast")(forecast)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
+
+
+def _ask(what: str, *, yes: bool) -> None:
+    """Raises ParamsRefusedError unless a person says yes to what cannot be undone, here or beforehand."""
+    from tasks.config.params import ParamsRefusedError
+
+    if not yes and not (sys.stdin.isatty() and typer.confirm(f"{what} Do it?", err=True)):
+        raise ParamsRefusedError(
+            f"{what.rstrip('.')}; nobody said yes: answer y at a terminal, or give --yes."
+        )
 
 
 @app.command("show")
@@ -185,23 +214,35 @@ def history(
     if as_json:
         show_json([row.to_json() for row in rows])
         return
-    table = Table("row", "when", "what", "population", "block", "run", "epsilon", "delta")
+    has_blocks = any(row.block != "all" for row in rows)
+    table = Table(box=None, pad_edge=False)
+    for name in ("row", "when", "what", "population", *(["block"] if has_blocks else []), "run"):
+        table.add_column(name, no_wrap=name in ("row", "run"), overflow="fold")
+    table.add_column("epsilon", justify="right", no_wrap=True)
+    table.add_column("delta", justify="right", no_wrap=True)
     for row in rows:
         budget, about = row.budget, json.loads(row.about)
         what = next((word for word in ("retired", "overruled") if about.get(word)), row.kind)
-        cells = (row.written_at, what, row.population, row.block, row.run_id or "", _text(budget.epsilon))
-        table.add_row(str(row.seq), *cells, _text(budget.delta))
+        cells = (row.written_at[:16].replace("T", " "), what, row.population)
+        block = (row.block,) if has_blocks else ()
+        numbers = (f"{budget.epsilon:.4g}", f"{budget.delta:.3g}")
+        table.add_row(str(row.seq), *cells, *block, row.run_id or "", *numbers)
     show(table)
 
 
 @app.command()
-def forfeit(run_id: Annotated[str, typer.Argument(help="A run that will not be resumed.")]) -> None:
+def forfeit(
+    run_id: Annotated[str, typer.Argument(help="A run that will not be resumed.")], yes: Yes = False
+) -> None:
     """Give up an open run: its whole reservation counts as spent for ever, and its folder is deleted."""
     with sentences():
         from tasks.config.environment import home
         from tasks.runs import store
 
-        _ledger().forfeit(run_id)
+        ledger = _ledger()
+        if ledger.status(run_id) == "open":
+            _ask(f"Run {run_id} is given up, and its whole reservation counts as spent for ever.", yes=yes)
+        ledger.forfeit(run_id)
         store.abandon(home(), run_id)
     say(f"The whole reservation of {run_id} counts as spent for ever.")
 
@@ -229,10 +270,14 @@ def block(
 def retire(
     population: Annotated[str, typer.Argument(help="Whose data.")],
     name: Annotated[str, typer.Argument(help="A block that no run may use again.")],
+    yes: Yes = False,
 ) -> None:
     """Retire a block for ever."""
     with sentences():
-        _ledger().retire_block(population, name)
+        ledger = _ledger()
+        ledger.balance(population, name)
+        _ask(f"Block {name} of population {population} retires for ever.", yes=yes)
+        ledger.retire_block(population, name)
     say(f"No run will use block {name} of population {population} again.")
 
 
@@ -274,8 +319,9 @@ def verify(
         if shown is not None:
             check_charged(shown, ledger)
     rows = len(ledger.history())
+    prices = "one price is" if priced == 1 else f"{priced or 'no'} prices are"
     say(
-        f"The chain holds, {rows} rows; {priced} prices are what their events cost. Its head is {ledger.head()}"
+        f"The chain holds, {rows} rows; {prices} recomputed from the events of runs. Its head is {ledger.head()}"
     )
     if card is not None:
         say(

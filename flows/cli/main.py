@@ -5,10 +5,11 @@ What a command needs is imported when it runs, so that `--help` is quick.
 
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 import typer
 
 from flows.cli import ledger
+from flows.cli.steps import Steps, has_prefect_api, quieten_prefect, run_here, stage_here
 from flows.cli.terminal import SETTINGS, say, sentences, show
 
 if TYPE_CHECKING:
@@ -24,15 +26,28 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
     from tasks.config.overrides import Request
+    from tasks.config.params import Params
     from tasks.runs.summary import RunSummary
 
 _SECONDS_TO_END = 3.0
 T = TypeVar("T")
 
-app = typer.Typer(**SETTINGS, help="Train models under differential privacy, and prove what it spent.")
+app = typer.Typer(
+    **{**SETTINGS, "add_completion": True},
+    help="Train models under differential privacy, and prove what it spent.",
+)
 card_app = typer.Typer(**SETTINGS, help="Privacy cards.")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(card_app, name="card")
+data_app = typer.Typer(**SETTINGS, help="Data cards.")
+app.add_typer(data_app, name="data")
+
+
+@data_app.callback()
+def data_main() -> None:
+    """Data cards."""
+
+
 CARD = Path("artifacts/privacy_card.json")
 
 Dataset = Annotated[
@@ -48,6 +63,24 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any value of params.yaml, such as algorithm.steps=500."),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show all that DVC and Prefect say.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        say(f"epsilonflow {version('epsilonflow')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    """Train models under differential privacy, and prove what it spent."""
 
 
 @app.command()
@@ -58,22 +91,83 @@ def run(
     delta: Delta = None,
     seed: Seed = None,
     assignments: Assignments = None,
+    verbose: Verbose = False,
 ) -> None:
     """Run the pipeline: prepare, calibrate, train, evaluate, report. What is asked for is kept in params.yaml."""
     with sentences():
         from tasks.config.overrides import revise
-        from tasks.runs.sanity import ask_first
         from tasks.runs.stage import checkout
 
         root = checkout()
         request = _request(dataset, algorithm, epsilon, delta, seed, assignments)
+        revision = revise(root, request)
+        say(_what(revision.params), error=True)
         result = _already_there(root, request)
         if result:
             say("Nothing to do: this run is done, and its results are here. Nothing was spent.")
         else:
-            ask_first(root, revise(root, request).params)
-            result = _flow(request, root)
+            _look_ahead(root, revision.params)
+            result = _deliver(request, root, verbose=verbose)
         show(result.table())
+
+
+def _what(settings: "Params") -> str:
+    """What is trained, in a line."""
+    privacy = settings.privacy
+    target = f"epsilon {privacy.epsilon:g}" if privacy.epsilon is not None else "the attack in privacy.target"
+    return (
+        f"{settings.data.dataset}: {settings.algorithm_settings['name']} with the model {settings.model.name}, at"
+        f" {target} and delta {privacy.delta:g}, as params.yaml will say"
+    )
+
+
+def _look_ahead(root: Path, settings: "Params") -> None:
+    """Raises what refuses the run, and asks about settings that look wrong, before anything starts."""
+    from tasks.runs.preflight import outlook
+    from tasks.runs.sanity import ask_first
+
+    found = outlook(root, settings)
+    found.check()
+    if not found.is_begun or sys.stdin.isatty():
+        ask_first(found.doubts, found.public, epsilon=found.plan.target.budget.epsilon)
+
+
+def _deliver(request: "Request", root: Path, *, verbose: bool) -> "RunSummary":
+    """The run, by the Prefect flow where there is a server for it."""
+    steps = Steps(verbose)
+    if has_prefect_api():
+        with _listening(steps):
+            return _flow(request, root)
+    return _alone(lambda: run_here(request, root, steps), root)
+
+
+def _alone(work: Callable[[], T], root: Path) -> T:
+    """What work returns that runs stages here; a stage that failed ends the command with its last line."""
+    from tasks.runs.reproduce import StageFailedError
+
+    try:
+        return _stoppable(work, root)
+    except StageFailedError as failure:
+        say(str(failure), error=True)
+        raise typer.Exit(1) from None
+
+
+@contextmanager
+def _listening(steps: Steps) -> Iterator[None]:
+    """Until the end of the block, what the stages of a flow write is shown here; Prefect's own lines are not."""
+    if not steps.verbose:
+        quieten_prefect()
+    from flows.pipeline import LISTENERS
+
+    def listen(stage: str, text: str | None) -> None:
+        steps.begin(stage) if text is None else steps.line(text)
+
+    LISTENERS.append(listen)
+    try:
+        yield
+    finally:
+        LISTENERS.remove(listen)
+        steps.end()
 
 
 def _request(
@@ -108,10 +202,14 @@ def _flow(request: "Request", root: Path) -> "RunSummary":
 
         return pipeline(**asdict(request), return_state=True)
 
-    state = _stoppable(flow, root)
+    return cast("RunSummary", _completed(_stoppable(flow, root)).result())
+
+
+def _completed(state: "State[Any]") -> "State[Any]":
+    """The state, where the flow completed; else why it did not is said, and the command ends."""
     if not state.is_completed():
         _say_why(state)
-    return cast("RunSummary", state.result())
+    return state
 
 
 def _say_why(state: "State[Any]") -> NoReturn:
@@ -199,17 +297,22 @@ def plan(
     seed: Seed = None,
     assignments: Assignments = None,
 ) -> None:
-    """Say what such a run would cost and what the ledger has left; nothing is spent and nothing changed."""
+    """Say what such a run would cost and what the ledger has left; nothing is spent and nothing changed.
+
+    Exit status 2 where the run would be refused, also for a file that is not there or not the declared one.
+    """
     with sentences():
-        pass
         from tasks.config.overrides import revise
         from tasks.runs.stage import checkout
 
         root = checkout()
         revision = revise(root, _request(dataset, algorithm, epsilon, delta, seed, assignments))
         from flows.cli.costs import cost_table
+        from tasks.runs.preflight import outlook
 
-        show(cost_table(root, revision.params))
+        found = outlook(root, revision.params)
+        show(cost_table(found, revision.params))
+        found.check()
 
 
 @app.command()
@@ -220,9 +323,12 @@ def compare(
     renew: Annotated[
         bool, typer.Option("--renew", help="Run cells again that other code of the algorithms made.")
     ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Compare algorithms on public data sets as a YAML file says; a finished cell is not run again."""
     with sentences():
+        if not verbose:
+            quieten_prefect()
         from flows.compare import compare as run_comparison
         from flows.compare import runner_named
 
@@ -235,20 +341,167 @@ def compare(
 @app.command()
 def retrain(
     file: Annotated[Path, typer.Argument(help="The settings of the retraining.")] = Path("retrain.yaml"),
+    verbose: Verbose = False,
 ) -> None:
     """Train again on new blocks if a retraining is due; a second time in the same period costs nothing."""
     with sentences():
         from tasks.runs.stage import checkout
 
-        def flow() -> "State[Any]":
-            from flows.retrain import retrain as retraining
+        root, steps = checkout(), Steps(verbose)
+        if not has_prefect_api():
+            message = _alone(lambda: _retrain_here(root, file, steps), root)
+        else:
+            with _listening(steps):
+                message = str(_completed(_stoppable(lambda: _retrain_flow(file), root)).message)
+        say(message)
 
-            return retraining(str(file), return_state=True)
 
-        state = _stoppable(flow, checkout())
-        if not state.is_completed():
-            _say_why(state)
-        say(str(state.message))
+def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
+    """What `flows.retrain` does, without Prefect; returns what became of it."""
+    from datetime import UTC, datetime
+
+    from tasks.retraining import settings
+    from tasks.retraining.delivery import Work
+    from tasks.retraining.delivery import retrain as deliver
+    from tasks.runs.reproduce import StageFailedError, StageRefusedError, checkout_lock
+
+    work = Work(settings.load(root / file), root, stage_here(steps), steps.line)
+    try:
+        with checkout_lock(root, say=steps.line):
+            outcome = deliver(work, now=datetime.now(UTC))
+    finally:
+        steps.end()
+    if outcome.kind == "refused":
+        raise StageRefusedError(outcome.message)
+    if outcome.kind == "failed":
+        raise StageFailedError(outcome.message)
+    return outcome.message
+
+
+def _retrain_flow(file: Path) -> "State[Any]":
+    from flows.retrain import retrain as retraining
+
+    return retraining(str(file), return_state=True)
+
+
+@app.command()
+def doctor() -> None:
+    """Look at this machine and checkout, and say in a sentence each what is off; exit status 1 where something is."""
+    from flows.cli.doctor import findings
+
+    is_ill = False
+    for found in findings(Path.cwd()):
+        mark = {True: "well", False: "OFF ", None: "-   "}[found.is_well]
+        say(f"{mark}  {found.name}: {found.text}")
+        is_ill |= found.is_well is False
+    if is_ill:
+        raise typer.Exit(1)
+
+
+@data_app.command("check")
+def check_data(
+    card: Annotated[str, typer.Argument(help="Name of a data set, or the path of its card.")],
+    counts: Annotated[
+        bool, typer.Option("--counts", help="Count in private records, for the owner's eyes alone.")
+    ] = False,
+) -> None:
+    """Say whether a data set can be used: its card, the checksums of its files, whether every record can be read.
+
+    Nothing is spent. Counts of what would be clamped, replaced or refused are shown for public records, and for
+    private ones with --counts; they are exact and protect nobody, so keep them to yourself.
+    """
+    with sentences():
+        from data.schema.errors import DataRefusedError
+        from tasks.check_data import look
+
+        found = look(card, Path.cwd(), counted=counts)
+        for path, line in found.checksums.items():
+            say(f"{path}: if this file is right, its card should have  {line}")
+        if found.counts is not None:
+            for problem, count in found.counts.items():
+                say(f"{count:>12,}  {problem}")
+        if found.refused is not None:
+            raise DataRefusedError(found.refused)
+        kind = "public" if found.card.public else "private"
+        said = (
+            "is valid; its blocks are read by a run"
+            if found.card.blocks
+            else "can be read as its card declares"
+        )
+        say(f"the data set {found.card.name}, of {kind} records, {said}.")
+        if not found.card.public and not counts and found.card.blocks is None:
+            say("--counts shows the owner what would be clamped, replaced or refused.")
+
+
+Model = Annotated[
+    Path, typer.Option("--model", help="A folder with model.safetensors, such as a release, or that file.")
+]
+ARTIFACTS = Path("artifacts")
+
+
+@app.command()
+def predict(
+    file: Annotated[
+        Path, typer.Argument(help="CSV, Parquet, an image or a folder of them, texts, or features as .npy.")
+    ],
+    model: Model = ARTIFACTS,
+    to: Annotated[
+        Path | None, typer.Option(help="Where to write, .csv or .parquet; the terminal without it.")
+    ] = None,
+) -> None:
+    """Predict the classes of records that the model has not seen, prepared by the data card that it carries."""
+    with sentences():
+        from algorithms.models.saved import load
+        from tasks.predict import predict as predictions
+        from tasks.predict import write
+
+        trained, count = load(model), 0
+        for count in write(predictions(trained, file), trained.classes, to or sys.stdout):
+            if to is not None and sys.stderr.isatty():
+                typer.echo(f"\r{count:,} records", nl=False, err=True)
+        if to is not None:
+            say(f"{count:,} predictions are in {to}.")
+
+
+@app.command()
+def export(
+    form: Annotated[str, typer.Option("--to", help="onnx, torchscript or huggingface.")],
+    output: Annotated[
+        Path | None, typer.Option(help="What to write; model.onnx, model.pt or the folder huggingface.")
+    ] = None,
+    model: Model = ARTIFACTS,
+) -> None:
+    """Write the model in another form, load it there and compare what both say of made-up records."""
+    with sentences():
+        from tasks.config.params import ParamsRefusedError
+        from tasks.export import FORMS
+        from tasks.export import export as write
+
+        usual = {"onnx": "model.onnx", "torchscript": "model.pt", "huggingface": "huggingface"}
+        for known in FORMS:
+            if known == form:
+                place = output or Path(usual[form])
+                far = write(model, known, place)
+                say(f"{place} is written; its scores differ from the model's by at most {far:.1g}.")
+                return
+        raise ParamsRefusedError(f"there is no form {form!r}; choose {', '.join(FORMS)}.")
+
+
+@app.command()
+def release(
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    model: Annotated[Path, typer.Option("--model", help="The folder of the run.")] = ARTIFACTS,
+) -> None:
+    """Make a folder for strangers: the model, its signed card, what verifies it, a model card; nothing else."""
+    with sentences():
+        from tasks.config.environment import home
+        from tasks.export import release as make
+        from tasks.runs.signing import public_key
+
+        names = make(model, folder, key=public_key(home()))
+    say(
+        f"{folder} holds {', '.join(names)}. Whoever has it verifies the card with `epsilonflow card verify`."
+    )
 
 
 @card_app.command()

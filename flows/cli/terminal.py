@@ -36,9 +36,10 @@ def sentences() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
+        from tasks.runs.reproduce import StageRefusedError
         from tasks.runs.stage import refusals
 
-        if not isinstance(error, refusals()):
+        if not isinstance(error, (*refusals(), StageRefusedError)):
             raise
         say(f"refused: {' '.join(str(error).split())}", error=True)
         raise typer.Exit(2) from None

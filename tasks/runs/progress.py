@@ -61,13 +61,8 @@ def _lines(steps: int) -> OnStep:
             return
         last = now
         rate = (step - first) / max(now - began, 1e-9)
-        _log.info(
-            "step %d of %d, %.1f steps/s, %.0f s left, epsilon so far %.3g",
-            step,
-            steps,
-            rate,
-            (steps - step) / rate,
-            epsilon,
-        )
+        # The first step of a process also looks at the model: it says nothing of those to come.
+        left = f", {(steps - step) / rate:.0f} s left" if step - first > 1 else ""
+        _log.info("step %d of %d, %.1f steps/s%s, epsilon so far %.3g", step, steps, rate, left, epsilon)
 
     return on_step

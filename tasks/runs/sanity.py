@@ -15,9 +15,8 @@ from pathlib import Path
 from algorithms.core.method import Plan
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
-from data import PublicDescription, public_description
+from data import PublicDescription
 from data.schema import registry
-from tasks.calibrate import plan_for
 from tasks.config.environment import TRAIN_ANYWAY, may_train_anyway, train_anyway
 from tasks.config.params import Params
 
@@ -123,17 +122,11 @@ def agrees(question: str) -> bool:
         return False
 
 
-def ask_first(root: Path, settings: Params) -> None:
-    """At a terminal, the question of a run in the checkout `root` before its stages start, which cannot ask there.
+def ask_first(found: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:
+    """The question of a run on private records before its stages start, which cannot ask.
 
-    Who agrees is not asked again by this process and those it starts. Raises what `plan_for` and `question` raise.
+    Who agrees is not asked again by this process and those it starts. Raises RefusedError where nobody does.
     """
-    if not sys.stdin.isatty() or may_train_anyway():
-        return
-    cards = root / "data" / "cards"
-    public = public_description(registry.card(settings.data.dataset, cards), settings.data.transform)
-    plan = plan_for(settings, public)
-    found = doubts(settings, plan, records_of(public, cards))
-    if found and not public.public:
-        question(found, public, epsilon=plan.target.budget.epsilon)
+    if found and not public.public and not may_train_anyway():
+        question(found, public, epsilon=epsilon)
         train_anyway()

@@ -1,6 +1,7 @@
 """What a person is told at the end of a run, from the files that the stages left and from the ledger."""
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class RunSummary:
             ("epsilon of this run", cost),
             (f"epsilon spent on population {self.population}", _number(self.spent)),
             (f"epsilon left to population {self.population}", _number(self.remaining)),
-            ("report", str(self.report)),
+            ("report", os.path.relpath(self.report)),
         ]
 
     def table(self) -> Table:

@@ -251,3 +251,10 @@ def test_a_test_file_is_no_block(table: Document, store: Callable[..., Path], fo
     table["files"] = {"test": {"path": f"{folder}/a.csv", "sha256": "1" * 64}}
     with pytest.raises(DataRefusedError, match="the test file is in the folder of the blocks"):
         registry.card("tiny", store(table))
+
+
+def test_a_key_in_another_spelling_is_named_with_the_right_one(tmp_path: Path) -> None:
+    text = (registry.CARDS / "digits.yaml").read_text().replace("licence:", "license:")
+    (tmp_path / "digits.yaml").write_text(text)
+    with pytest.raises(DataRefusedError, match="key license: unknown key; licence is its name"):
+        registry.card("digits", tmp_path)

@@ -121,7 +121,9 @@ def test_a_stray_quote_stays_within_its_record_or_is_refused_in_any_block(
     small_blocks(monkeypatch)
     lines = [*LINES[:3000], '1,"Rome,no,1\n', *LINES[3001:4000], '1,Rome",no,1\n', *LINES[4001:]]
     (tmp_path / "t.csv").write_text(HEADER + "".join(lines))
-    assert sum(len(block.records) for block in read(card(), {"train": tmp_path / "t.csv"})) == ROWS
+    assert (
+        sum(len(block.records) for block in read(card(quotes=False), {"train": tmp_path / "t.csv"})) == ROWS
+    )
     with pytest.raises(DataRefusedError, match=r"line break in quotes|same number of fields"):
         list(read(card(quotes=True), {"train": tmp_path / "t.csv"}))
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.card import PrivacyCard, load
 from flows.cli.main import app
+from flows.cli.steps import has_prefect_api
 from tests.support.checkout import PROJECT, Checkout
 
 
@@ -140,12 +141,59 @@ def test_a_preset_is_planned_as_it_stands(here: Checkout, preset: Path) -> None:
     ("arguments", "words"),
     [
         (("--delta", "0.01"), "at most"),
+        (("--delta", "0"), "goes with 'pure'"),
         (("--set", "algorithm.expected_batch_size=100000"), "algorithm.expected_batch_size"),
         (("--set", "model.name=logistic"), "2 classes"),
+        (("--set", "model.name=magic"), "no model 'magic'"),
+        (("--epsilon", "5"), "left of its cap"),
     ],
 )
-def test_a_plan_that_does_not_fit_is_refused(here: Checkout, arguments: tuple[str, ...], words: str) -> None:
-    assert_refused(call("plan", *arguments), words)
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_what_a_stage_would_refuse_is_refused_before_any_starts_and_once(
+    here: Checkout, monkeypatch: pytest.MonkeyPatch, command: str, arguments: tuple[str, ...], words: str
+) -> None:
+    here.ledger.set_cap("digits", Budget(4.0, 1e-3))
+    head, params = here.ledger.head(), (here.root / "params.yaml").read_text()
+    monkeypatch.setattr("tasks.runs.reproduce.reproduce", None)
+    result = call(command, *arguments)
+    assert result.exit_code == 2, result.output
+    assert [words in line for line in result.stderr.splitlines() if line.startswith("refused: ")] == [True]
+    assert here.ledger.head() == head
+    assert (here.root / "params.yaml").read_text() == params
+
+
+def test_a_plan_looks_at_the_file(here: Checkout) -> None:
+    card = (PROJECT / "examples/own_data/visits.yaml").read_text()
+    (here.root / "data/cards/visits.yaml").write_text(card)
+    asked = ("plan", "--dataset", "visits", "--epsilon", "1")
+    assert "There is no file" in call(*asked).stderr
+    shutil.copytree(PROJECT / "examples/own_data", here.root / "examples/own_data")
+    assert call(*asked).exit_code == 0
+    with (here.root / "examples/own_data/visits.csv").open("a") as file:
+        file.write("30,2,none,pain,no\n")
+    assert_refused(call(*asked), "is truncated or altered")
+
+
+def test_without_a_server_a_run_needs_no_prefect(here: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not has_prefect_api()
+    done = here.run("flows.cli.main", "run", "--set", "algorithm.steps=4")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[1:3] == ["preparing the data ...", "calibrating the noise ..."]
+    assert done.stderr.count("step 4 of 4") == 1
+    assert not [word for word in ("Running stage", "lock file", "Prefect", "prefect") if word in done.stderr]
+    assert done.stdout.count("test accuracy") == 1 and "│ artifacts/report.html" in done.stdout
+    monkeypatch.setenv("PREFECT_HOME", str(here.home))
+    (here.home / "profiles.toml").write_text(
+        'active = "own"\n[profiles.own]\nPREFECT_API_URL = "http://127.0.0.1:4200/api"\n'
+    )
+    assert has_prefect_api()
+
+
+def test_the_version_is_said_and_a_shell_completes() -> None:
+    assert re.fullmatch(r"epsilonflow \d+\.\d+\.\d+\n", call("--version").stdout)
+    typed = {"_EPSILONFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "epsilonflow le", "COMP_CWORD": "1"}
+    offered = CliRunner().invoke(app, [], env=typed, prog_name="epsilonflow").stdout
+    assert offered.split() == ["ledger"]
 
 
 def test_the_ledger_shows_what_was_spent(here: Checkout) -> None:
@@ -170,7 +218,7 @@ def test_a_cap_is_changed_and_the_change_is_in_the_history(here: Checkout) -> No
 
 def test_a_run_is_forfeited(here: Checkout) -> None:
     here.ledger.reserve("killed", "digits", Budget(1.0, 1e-6), events=[], about={})
-    assert call("ledger", "forfeit", "killed").exit_code == 0
+    assert call("ledger", "forfeit", "killed", "--yes").exit_code == 0
     assert here.ledger.status("killed") == "forfeited"
 
 
@@ -252,3 +300,77 @@ def test_no_card_is_refused(tmp_path: Path) -> None:
 def _cells(table: str) -> list[list[str]]:
     rows = [line[1:-1].split("│") for line in table.splitlines() if line.startswith("│")]
     return [[cell.strip() for cell in row] for row in rows]
+
+
+def test_the_doctor_says_what_is_off(here: Checkout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shown = call("doctor")
+    assert shown.exit_code == 0, shown.output
+    assert "well  ledger: the chain of 3 rows holds, 1 populations" in shown.stdout
+    here.set("mode: offline", "mode: online")
+    (here.home / "owner.key").chmod(0o644)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shown = call("doctor")
+    assert shown.exit_code == 1
+    assert "OFF   Weights & Biases: tracking.mode is online, and nobody is logged in" in shown.stdout
+    assert "OFF   owner key" in shown.stdout and "chmod 600" in shown.stdout
+    monkeypatch.chdir(tmp_path)
+    assert "OFF   checkout" in call("doctor").stdout
+
+
+CARD = """
+name: own
+title: own
+source: own
+licence: CC0
+citation: none
+public: false
+unit: one person
+population: own
+cap: {epsilon: 10.0, delta: 1.0e-4}
+holdout: public
+records: {at_most: 100}
+classes: ["no", "yes"]
+files: {train: {path: own.csv, keyed_sha256: "0000000000000000000000000000000000000000000000000000000000000000"}}
+split: {salt: own, test_fraction: 0.5}
+reader:
+  kind: csv
+  columns:
+    - {name: age, kind: numeric, bounds: [18, 100], missing: 40}
+    - {name: town, kind: categorical, categories: ["Ulm", "Bonn, am Rhein"]}
+    - {name: back, kind: label}
+"""
+
+
+def test_a_data_set_is_checked_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text(CARD)
+    rows = '17,"Bonn, am Rhein",no\n101,Ulm,yes\n,Trier,yes\n'
+    rows += "".join(f"{age},Ulm,no\n" for age in range(20, 40))
+    (tmp_path / "own.csv").write_text("age,town,back\n" + rows)
+    refused = call("data", "check", "own.yaml")
+    assert refused.exit_code == 2 and "another checksum" in refused.stderr
+    (line,) = refused.stdout.splitlines()
+    (tmp_path / "own.yaml").write_text(
+        re.sub("keyed_sha256.*0000", line.rpartition("have  ")[2].replace(" ", ' "'), CARD)
+    )
+    quiet = call("data", "check", "own.yaml")
+    assert quiet.exit_code == 0, quiet.output
+    assert (
+        "of private records, can be read as its card declares" in quiet.stdout
+        and "clamped to" not in quiet.stdout
+    )
+    counts = call("data", "check", "own.yaml", "--counts").stdout
+    found = {
+        line.strip().split("  ")[1]: int(line.split()[0]) for line in counts.splitlines() if line[:1] == " "
+    }
+    assert found == {
+        "train: records": 23,
+        "train, column age: missing, taken as 40.0": 1,
+        "train, column age: clamped to 18": 1,
+        "train, column age: clamped to 100": 1,
+        "train, column town: counted as other": 1,
+    }
+    assert not (tmp_path / "ledger.sqlite").exists()
+    text = (tmp_path / "own.csv").read_text()
+    (tmp_path / "own.csv").write_text(text + "old,Ulm,maybe\n")
+    assert "keyed_sha256: " in call("data", "check", "own.yaml").stdout

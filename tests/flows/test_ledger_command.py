@@ -56,7 +56,7 @@ def test_blocks_are_shown_one_by_one_with_their_unit(ledger: Ledger) -> None:
 def test_a_block_has_a_cap_of_its_own_and_retires(ledger: Ledger) -> None:
     assert call("cap", "patients", "--epsilon", "2", "--delta", "1e-6", "--block", "january").exit_code == 0
     assert call("block", "patients", "march", "--epsilon", "3").exit_code == 0
-    assert call("retire", "patients", "february").exit_code == 0
+    assert call("retire", "patients", "february", "--yes").exit_code == 0
     assert ledger.balance("patients", "january").cap == Budget(2.0, 1e-6)
     assert ledger.balance("patients", "march").cap == Budget(3.0, 1e-5)
     assert "february (retired)" in call("show").stdout
@@ -79,15 +79,40 @@ def test_a_forecast_says_how_many_more_fit_and_when_blocks_retire(ledger: Ledger
     assert each["fit"] == 0  # every charge counts twice
     assert "0 of 2 blocks can pay for this retraining" in each["end"]
     before = ledger.head()
-    assert call("forecast", "patients").exit_code == 2
     assert call("forecast", "nobody", "--planned", "3").exit_code == 2
     assert ledger.head() == before
+
+
+def test_a_forecast_has_a_default_and_is_short(ledger: Ledger) -> None:
+    shown = call("forecast", "patients")
+    assert shown.exit_code == 0, shown.output
+    assert "spread over 52 retrainings; --planned or --epsilon say otherwise" in shown.stdout
+    long = call("forecast", "patients", "--epsilon", "0.001", "--new-blocks")
+    assert "988 more; --json has all" in long.stdout and len(long.stdout.splitlines()) < 25
+
+
+def test_the_history_keeps_run_ids_whole_in_80_columns(ledger: Ledger) -> None:
+    run_id = "5f0c3a9be1d27746-1"
+    ledger.reserve(run_id, "patients", Budget(0.25, 1e-7), events=EVENTS, about={}, blocks=("january",))
+    shown = CliRunner().invoke(app, ["ledger", "history"], env={"COLUMNS": "80"})
+    assert run_id in shown.stdout
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+def test_what_cannot_be_undone_is_asked_first(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = ledger.head()
+    for arguments in (("retire", "patients", "february"), ("forfeit", "a")):
+        refused = call(*arguments)
+        assert refused.exit_code == 2 and "give --yes" in refused.stderr
+    assert ledger.head() == head
+    unknown = call("forfeit", "5f0c-1").stderr
+    assert "no reservation of run '5f0c-1'; `epsilonflow ledger history` lists those it has" in unknown
 
 
 def test_a_chain_is_verified_exported_and_restored(ledger: Ledger, tmp_path: Path, own_home: Path) -> None:
     result = call("verify", "--head", ledger.head())
     assert result.exit_code == 0
-    assert "The chain holds, 4 rows; 1 prices are what their events cost" in result.stdout
+    assert "The chain holds, 4 rows; one price is recomputed from the events of runs" in result.stdout
     assert call("export", "copy.jsonl").exit_code == 0
     assert call("restore", "copy.jsonl", "--to", f"sqlite:///{tmp_path}/new.sqlite").exit_code == 0
     assert Ledger.open(f"sqlite:///{tmp_path}/new.sqlite").head() == ledger.head()

@@ -32,7 +32,7 @@ def _run_until(stop: Callable[[int], None], checkout: Checkout, written: Path) -
             start_new_session=True,
         )
         try:
-            assert before_long(lambda: " - step " in written.read_text()), written.read_text()
+            assert before_long(lambda: " step " in written.read_text()), written.read_text()
             stop(command.pid)
             return command.wait(60), written.read_text()
         finally:
@@ -44,7 +44,7 @@ def _run_until(stop: Callable[[int], None], checkout: Checkout, written: Path) -
 def test_a_run_that_is_stopped_says_what_stays_and_goes_on(
     checkout: Checkout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)  # with a temporary server of its own
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)  # so without Prefect
     checkout.set("steps: 5", "steps: 100000")
     status, text = _run_until(_to_group(signal.SIGINT), checkout, tmp_path / "interrupted")
     assert before_long(lambda: not processes_in(checkout.root))

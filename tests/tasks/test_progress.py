@@ -37,11 +37,15 @@ def test_elsewhere_there_is_a_line_every_few_seconds_and_one_at_the_end(
     ]
 
 
-def test_a_run_that_was_taken_up_counts_its_rate_from_there(
+def test_a_run_that_was_resumed_counts_its_rate_from_there_and_its_first_step_promises_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = iter([0.0, 10.0])
+    now = iter([0.0, 10.0, 20.0])
     monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
     with caplog.at_level(logging.INFO), progress(1000, console=Console(file=io.StringIO())) as tell:
         tell(901, 1.0, 1.0)
-    assert caplog.messages == ["step 901 of 1000, 0.1 steps/s, 990 s left, epsilon so far 1"]
+        tell(905, 1.1, 1.0)
+    assert caplog.messages == [
+        "step 901 of 1000, 0.1 steps/s, epsilon so far 1",
+        "step 905 of 1000, 0.2 steps/s, 380 s left, epsilon so far 1.1",
+    ]

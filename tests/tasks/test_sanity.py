@@ -18,6 +18,7 @@ from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.config.params import GROUPS, Params
 from tasks.runs import sanity
+from tasks.runs.preflight import outlook
 from tests.support.checkout import PROJECT
 from tests.tasks.test_again import Terminal
 from tests.tasks.test_paid_for import CARD, Visits
@@ -145,13 +146,19 @@ def test_a_command_asks_at_its_terminal_before_the_stages_start(
 ) -> None:
     """Its stages are processes that cannot ask; they are told by the environment."""
     settings = params.load(spoiled.place.root / "params.yaml", reads=GROUPS)
-    sanity.ask_first(spoiled.place.root, settings)
+    found = outlook(spoiled.place.root, settings)
+
+    def ask() -> None:
+        sanity.ask_first(found.doubts, found.public, epsilon=1.0)
+
+    with pytest.raises(RefusedError, match="one step moves"):
+        ask()
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
     with pytest.raises(RefusedError, match="one step moves"):
-        sanity.ask_first(spoiled.place.root, settings)
+        ask()
     monkeypatch.setenv("EPSILONFLOW_TRAIN_ANYWAY", "")
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    sanity.ask_first(spoiled.place.root, settings)
+    ask()
     spoiled.train()
     assert spoiled.runs == 1
 
@@ -159,6 +166,6 @@ def test_a_command_asks_at_its_terminal_before_the_stages_start(
 def test_the_plan_says_it(spoiled: Visits) -> None:
     settings = params.load(spoiled.place.root / "params.yaml", reads=GROUPS)
     out = io.StringIO()
-    Console(file=out, width=300).print(cost_table(spoiled.place.root, settings))
+    Console(file=out, width=300).print(cost_table(outlook(spoiled.place.root, settings), settings))
     assert "these settings look wrong" in out.getvalue()
     assert "one step moves the parameters" in out.getvalue()

@@ -102,11 +102,14 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
     if delta < LEAST_PLD_DELTA:
         return None
     count = sum(count for _, count in schedule)
+    losses = list(_largest_losses(schedule, adjacency))
+    if count < 10_000 and all(loss >= _STEPS_A_LOSS * FINE for loss in losses):
+        return FINE  # as below, without the Renyi bound, which takes longer than the rest of a calibration
     try:
         upper = epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta)
     except RefusedError:
         return FINE
-    smallest = min(_largest_losses(schedule, adjacency), default=math.inf)
+    smallest = min(losses, default=math.inf)
     if smallest < _STEPS_A_LOSS * FINE:
         return max(smallest / _STEPS_A_LOSS, min(upper / _STEPS_IN_ALL, FINEST))
     tails = (rdp([(event, 1)], orders=(_TAIL_ORDER,), adjacency=adjacency)[0] for event, _ in schedule)

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import dp_accounting as dp
 import numpy as np
-from dp_accounting.pld import PLDAccountant, pld_pmf
+from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_mechanism
 from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
@@ -341,6 +341,10 @@ class _Poisson(EventRule):
     def pld(
         self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
     ) -> PrivacyLossDistribution:
+        rate, inner = event.sampling_probability, event.event
+        is_gaussian = isinstance(inner, dp.GaussianDpEvent) and inner.noise_multiplier > 0
+        if is_gaussian and 0 < rate < 1 and adjacency is _ADD_OR_REMOVE_ONE:
+            return _of_sampled_gaussian(inner.noise_multiplier, rate, grid).self_compose(count)
         return _by_pld(event, count, grid, adjacency)
 
     def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
@@ -546,6 +550,43 @@ def _by_pld(
         raise RefusedError(f"the PLD accountant has no bound for {event}; use the other accountant.")
     accountant.compose(event, count)
     return accountant._pld  # it has no public reader
+
+
+class _SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):  # type: ignore[misc]
+    """The privacy loss of dp_accounting, with its inverse at all points of a grid at once instead of one by one.
+
+    That is nine tenths of the time of an epsilon: a fine grid has 100,000 points.
+    """
+
+    def get_delta_for_epsilon(self, epsilon: Any) -> Any:
+        """As the class above has it: the divergence at an epsilon, or at each of many."""
+        epsilons = np.atleast_1d(np.asarray(epsilon, dtype=float))
+        sign = 1.0 if self.adjacency_type is privacy_loss_mechanism.AdjacencyType.REMOVE else -1.0
+        least = math.log1p(-self.sampling_prob)
+        losses = sign * epsilons  # adding is removing with the sign of loss and output turned round
+        deltas = -np.expm1(epsilons) if sign > 0 else np.zeros_like(epsilons)
+        inside = (losses > least) & ~np.isclose(losses, least, rtol=1e-9, atol=0.0)
+        # log(1 + (e^loss - 1) / q), without overflow; operation by operation as dp_accounting rounds them
+        high, low = losses[inside] + np.log(1 / self.sampling_prob), np.log(-(1 - 1 / self.sampling_prob))
+        unsampled = sign * (high + np.log1p(-np.exp(low - high)))
+        cutoffs = -0.5 * self.sensitivity - unsampled * self._standard_deviation**2 / self.sensitivity
+        cutoffs += 0.0 if sign > 0 else self.sensitivity
+        lower = np.exp(epsilons[inside] + self.mu_lower_log_cdf(cutoffs))
+        deltas[inside] = self.mu_upper_cdf(cutoffs) - lower
+        deltas = np.clip(deltas, 0, 1)
+        return float(deltas[0]) if np.ndim(epsilon) == 0 else deltas
+
+
+def _of_sampled_gaussian(multiplier: float, rate: float, grid: float) -> PrivacyLossDistribution:
+    """`from_gaussian_mechanism` of dp_accounting with the loss above."""
+
+    def one(adjacency: privacy_loss_mechanism.AdjacencyType) -> pld_pmf.PLDPmf:
+        loss = _SampledGaussianLoss(multiplier, sampling_prob=rate, adjacency_type=adjacency)
+        return distributions._create_pld_pmf_from_monotone_privacy_loss(
+            loss, value_discretization_interval=grid, use_connect_dots=True
+        )
+
+    return distributions._pld_for_subsampled_mechanism(one, rate)
 
 
 def _by_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:

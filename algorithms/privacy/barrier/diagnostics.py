@@ -8,14 +8,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.gradients import Affine, Clipping, Engine, PerLayer
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,10 @@ class Diagnostics:
         """Writes the rows as parquet; none where nothing was measured."""
         self.frame().to_parquet(path, index=False)
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """The rows as a table."""
+        import pandas as pd  # here, since a plan has no use for it
+
         rows = [asdict(row) for row in self.rows]
         return pd.DataFrame(rows, columns=list(Measured.__dataclass_fields__))
 

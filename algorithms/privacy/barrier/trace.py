@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import dp_accounting as dp
-import pandas as pd
 
 from algorithms.privacy.accounting.events import event_from_json, event_to_json
 from algorithms.privacy.mechanisms.release import Release
@@ -67,12 +66,16 @@ class Trace:
 
     def write(self, path: Path) -> None:
         """Writes the rows as parquet."""
+        import pandas as pd  # here and below, since a plan has no use for it
+
         frame = pd.DataFrame([asdict(row) for row in self.rows], columns=list(Row.__dataclass_fields__))
         frame.to_parquet(path, index=False)
 
 
 def read_trace(path: Path) -> Trace:
     """The trace that `Trace.write` wrote."""
+    import pandas as pd
+
     frame = pd.read_parquet(path)
     return Trace([Row(**{str(key): value for key, value in row.items()}) for row in frame.to_dict("records")])
 

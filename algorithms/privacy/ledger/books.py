@@ -89,7 +89,7 @@ class Books:
         if population not in self.terms:
             known = ", ".join(map(repr, self.terms)) or "none yet"
             raise RefusedError(
-                f"the ledger has no population {population!r} (it has {known}); declare it first."
+                f"the ledger has no population {population!r} (it has {known}); the first run on one declares it."
             )
         return self.terms[population]
 
@@ -104,7 +104,8 @@ class Books:
         if (population, block) not in self.caps:
             known = ", ".join(map(repr, self.blocks(population))) or "none yet"
             raise RefusedError(
-                f"population {population!r} has no block {block!r} (it has {known}); declare it first."
+                f"population {population!r} has no block {block!r} (it has {known}); `epsilonflow ledger block"
+                f" {population} {block}` declares it, and so does the first run on it."
             )
         return self.caps[population, block]
 

@@ -19,7 +19,9 @@ ADJACENCY = "ADD_OR_REMOVE_ONE"
 def find(books: Books, run_id: str) -> Run:
     """A reserved run; raises RefusedError for an unknown one."""
     if run_id not in books.runs:
-        raise RefusedError(f"the ledger has no reservation of run {run_id!r}; reserve its budget first.")
+        raise RefusedError(
+            f"the ledger has no reservation of run {run_id!r}; `epsilonflow ledger history` lists those it has."
+        )
     return books.runs[run_id]
 
 

@@ -1,0 +1,114 @@
+"""Models in the file that training publishes, `model.safetensors`: read again without any other file."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from algorithms.errors import ModelRefusedError
+from algorithms.models.augmentation import for_evaluation
+from algorithms.models.feature_transforms import front, in_front, shape_after
+from algorithms.models.model import Model
+from algorithms.models.registry import build
+
+FACTS = "epsilonflow"
+"""The one key of the file's metadata: all that is not a parameter, as JSON."""
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """What a model's file says of it; raises ModelRefusedError for a file that no training here wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts: dict[str, Any] = json.loads((file.metadata() or {})[FACTS])
+    except (OSError, SafetensorError, KeyError, ValueError):
+        raise ModelRefusedError(
+            f"{path} is no model that was trained here; give the model.safetensors of a run."
+        ) from None
+    return facts
+
+
+def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
+    """The architecture and the parameters by name of a model that the train stage wrote.
+
+    No other file is read: what a start or an embedding was read from is among the parameters. Raises
+    ModelRefusedError where some of them are missing.
+    """
+    model = architecture(facts_of(path))
+    with safe_open(path, framework="pt") as file:
+        parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    missing = model.published(model.initial_parameters()).keys() - parameters.keys()
+    if missing:
+        raise ModelRefusedError(
+            f"{path.name} lacks {min(missing)}; train again, or take the file that was published."
+        )
+    return model, parameters
+
+
+def architecture(facts: Mapping[str, Any]) -> Model:
+    """The model that a file tells of, with parameters of no meaning."""
+    shape, before = tuple(facts["input_shape"]), facts.get("front")
+    features = None if before is None else front(before, shape)
+    model = build(
+        facts["model"],
+        input_shape=shape if features is None else shape_after(features, shape),
+        classes=len(facts["classes"]),
+        seed=0,
+        tokens=facts.get("tokens"),
+        settings=facts.get("model_settings"),
+    )
+    return model if features is None else in_front(features, model)
+
+
+class TrainedModel(nn.Module):
+    """A trained model as a module of its own: prepared inputs [batch, *input_shape] to scores [batch, classes].
+
+    The softmax of the scores are the probabilities of the classes, for models that were trained by cross-entropy.
+
+    Attributes:
+        classes: names of the classes, in the order of the scores.
+        input_shape: of one record's features.
+        preparation: how records became features, as the data card declares it and JSON holds it; `tasks.predict` reads
+            files by it. None for a model of an older version.
+        facts: all that the file says of the model.
+    """
+
+    def __init__(self, model: Model, parameters: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        super().__init__()
+        model = for_evaluation(model)
+        model.module.load_state_dict(dict(parameters), strict=False)
+        self.network = model.module.eval().requires_grad_(False)
+        self._scores = model.scores
+        self.classes: tuple[str, ...] = tuple(facts["classes"])
+        self.input_shape: tuple[int, ...] = tuple(facts["input_shape"])
+        self.preparation: Mapping[str, Any] | None = facts.get("preparation")
+        self.facts = facts
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Scores, one for each class."""
+        return self._scores(self.network(inputs))
+
+
+def load(path: str | Path) -> TrainedModel:
+    """The trained model in a file or in a folder with `model.safetensors`, such as `artifacts` or a release.
+
+    Args:
+        path: of the file or the folder.
+
+    Returns:
+        A module in evaluation mode, which carries how its records were prepared.
+
+    Raises:
+        ModelRefusedError: for a file that no training here wrote, and one that lacks parameters.
+
+    Example:
+        >>> import algorithms, torch
+        >>> model = algorithms.load("artifacts")                    # doctest: +SKIP
+        >>> model(torch.zeros(1, *model.input_shape)).softmax(-1)   # doctest: +SKIP
+    """
+    file = Path(path)
+    file = file / "model.safetensors" if file.is_dir() else file
+    model, parameters = load_model(file)
+    return TrainedModel(model, parameters, facts_of(file))

@@ -1,0 +1,212 @@
+"""Records to predict on, prepared as those that a model was trained on: by the data card, which the model carries.
+
+A file of such records has no labels, or labels that are not looked at. What each record becomes depends on the record
+and the card alone.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from data.prepare.description import Transform
+from data.prepare.scattering import scattered
+from data.readers.records import Block, Features, Records
+from data.readers.reviews import split, tokens
+from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Digits, Format, Reviews, Table
+
+_FORMAT: TypeAdapter[Format] = TypeAdapter(Format)
+_IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+_AT_ONCE = 1024
+_INK = 16.0
+"""Of the digits that come with scikit-learn, whose pixels are 0..16."""
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Some records: a name for each (a row's number from 1, a file's name), and their features [n, *shape]."""
+
+    names: tuple[str, ...]
+    features: Features
+
+
+def preparation_of(card: DataCard, transform: Transform, words: bytes | None) -> dict[str, Any]:
+    """What a model carries of the card that its records were prepared by: nothing but what this module needs.
+
+    It has no file, checksum or cap. words: the list that tokens stand for, one a line.
+    """
+    listed = None if words is None else words.decode().splitlines()
+    return {
+        "name": card.name,
+        "unit": card.unit,
+        "classes": list(card.classes),
+        "shape": None if card.shape is None else list(card.shape),
+        "reader": json.loads(card.reader.model_dump_json()),
+        "transform": transform,
+        "words": listed,
+    }
+
+
+def records_in(path: Path, preparation: Mapping[str, Any] | None, shape: tuple[int, ...]) -> Iterator[Unseen]:
+    """The records of a file or folder, some at a time, as features of `shape`.
+
+    path: CSV or Parquet for a table; an image, or a folder of images; a text file with a text a line, or a folder of
+    text files; or, whatever the data, an .npy array of prepared features [n, *shape].
+    Raises DataRefusedError for a path that is not there, one of another kind, and records that the card does not allow.
+    """
+    if not path.exists():
+        raise DataRefusedError(f"There is no {path}; give a file or folder of records to predict on.")
+    if path.suffix == ".npy":
+        yield from _arrays(path, shape)
+        return
+    if preparation is None:
+        raise DataRefusedError(
+            "The model does not say how its records were prepared; give prepared features in an .npy file,"
+            " or train again."
+        )
+    card = _card(preparation)
+    reader = card.reader
+    if isinstance(reader, Table):
+        found = _rows(path, reader)
+    elif isinstance(reader, Reviews):
+        found = _texts(path, reader, preparation.get("words"))
+    elif len(card.input_shape) == 3:
+        found = _images(path, card)
+    else:
+        raise DataRefusedError(
+            f"The records of {card.name!r} come from no file of their own; give prepared features in an .npy file."
+        )
+    yield from _transformed(card, found, preparation["transform"])
+
+
+def _card(preparation: Mapping[str, Any]) -> DataCard:
+    """As much of the card as the model carries."""
+    try:
+        reader = _FORMAT.validate_json(json.dumps(preparation["reader"]))
+    except (ValidationError, KeyError):
+        raise DataRefusedError(
+            "The model was prepared by a reader that this version does not know; use the version that trained it."
+        ) from None
+    shape = preparation["shape"]
+    return DataCard.model_construct(
+        name=preparation["name"],
+        classes=tuple(preparation["classes"]),
+        shape=None if shape is None else tuple(shape),
+        reader=reader,
+        files={},
+    )
+
+
+def _transformed(card: DataCard, found: Iterator[Unseen], transform: Transform) -> Iterator[Unseen]:
+    for some in found:
+        if transform == "none":
+            yield some
+            continue
+        labels = np.zeros(len(some.names), np.int64)
+        made = list(scattered(card, [Block("test", Records(some.features, labels))]))
+        yield Unseen(some.names, np.concatenate([block.records.features for block in made]))
+
+
+def _arrays(path: Path, shape: tuple[int, ...]) -> Iterator[Unseen]:
+    try:
+        features = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        raise DataRefusedError(f"{path} is not an .npy array; write it by numpy.save.") from None
+    if features.shape[1:] != shape:
+        raise DataRefusedError(
+            f"{path} holds records of the shape {list(features.shape[1:])}, and the model takes {list(shape)}."
+        )
+    for start in range(0, len(features), _AT_ONCE):
+        some = np.array(features[start : start + _AT_ONCE])
+        some = some if np.issubdtype(some.dtype, np.integer) else some.astype(np.float32)
+        yield Unseen(_numbers(start, len(some)), some)
+
+
+def _numbers(start: int, count: int) -> tuple[str, ...]:
+    return tuple(str(start + place + 1) for place in range(count))
+
+
+def _rows(path: Path, reader: Table) -> Iterator[Unseen]:
+    from data.readers import table
+
+    start = 0
+    for rows in table.tables_in(path, reader):
+        features = table.features(rows, reader, str(path))
+        for first in range(0, len(features), _AT_ONCE):
+            some = features[first : first + _AT_ONCE]
+            yield Unseen(_numbers(start, len(some)), some)
+            start += len(some)
+
+
+def _texts(path: Path, reader: Reviews, listed: list[str] | None) -> Iterator[Unseen]:
+    words = {word: place + 2 for place, word in enumerate(listed or ())}
+    for names, texts in _batches(_each_text(path)):
+        rows = [tokens(text, words, length=reader.length) for text in texts]
+        yield Unseen(names, np.array(rows, np.int32).reshape(-1, reader.length))
+
+
+def _each_text(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        if path.is_dir():
+            for file in sorted(path.rglob("*.txt")):
+                yield file.relative_to(path).as_posix(), file.read_text(encoding="utf-8")
+            return
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if split(line):
+                    yield str(number), line
+    except UnicodeDecodeError:
+        raise DataRefusedError(f"{path} holds a text that is not UTF-8; correct it.") from None
+
+
+def _images(path: Path, card: DataCard) -> Iterator[Unseen]:
+    files = (
+        sorted(file for file in path.rglob("*") if file.suffix.lower() in _IMAGES)
+        if path.is_dir()
+        else [path]
+    )
+    if not files:
+        raise DataRefusedError(f"{path} holds no images; give a folder of {', '.join(_IMAGES)} files.")
+    most = _INK if isinstance(card.reader, Digits) else 255.0
+    for _, chosen in _batches((file.name, file) for file in files):
+        names = tuple(file.relative_to(path).as_posix() if path.is_dir() else file.name for file in chosen)
+        pixels = np.stack([_pixels(file, card.input_shape) for file in chosen])
+        yield Unseen(names, (pixels / np.float32(most)).clip(0.0, 1.0))
+
+
+def _pixels(file: Path, shape: tuple[int, ...]) -> Features:
+    """The pixels of an image file, float32 [channels, height, width]; raises DataRefusedError for another size."""
+    from PIL import Image, UnidentifiedImageError
+
+    channels, height, width = shape
+    try:
+        with Image.open(file) as opened:
+            image = opened.convert("L" if channels == 1 else "RGB")
+    except (UnidentifiedImageError, OSError):
+        raise DataRefusedError(f"{file} is not an image; take it out of the folder.") from None
+    if image.size != (width, height) or channels not in (1, 3):
+        raise DataRefusedError(
+            f"{file} has {image.size[0]} x {image.size[1]} pixels, and the model was trained on {width} x {height};"
+            " resize it as the training images were."
+        )
+    found = np.asarray(image, np.float32)
+    return found[None] if channels == 1 else found.transpose(2, 0, 1)
+
+
+def _batches(each: Iterator[tuple[str, Any]]) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
+    names: list[str] = []
+    values: list[Any] = []
+    for name, value in each:
+        names.append(name)
+        values.append(value)
+        if len(names) == _AT_ONCE:
+            yield tuple(names), values
+            names, values = [], []
+    if names:
+        yield tuple(names), values

@@ -1,0 +1,298 @@
+"""The pages of reference that are made from the code when the site is built, as a hook of MkDocs.
+
+So they cannot disagree with it: keys, types, defaults and ranges come from the models that check them, commands from
+the command line itself, data sets from their cards.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from pydantic import TypeAdapter
+
+_RANGE = {
+    "exclusiveMinimum": "> {}",
+    "minimum": ">= {}",
+    "exclusiveMaximum": "< {}",
+    "maximum": "<= {}",
+    "minLength": "at least {} characters",
+    "minItems": "at least {} of them",
+    "pattern": "`{}`",
+}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages to those that lie in the folder."""
+    for name, make in PAGES.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=make()))
+    return files
+
+
+def params() -> str:
+    """Every key of params.yaml."""
+    from algorithms.features.registry import FEATURES
+    from algorithms.methods.registry import CATALOGUE
+    from algorithms.models.registry import CATALOGUE as NETWORKS
+    from tasks.config.params import MODELS, OPTIONAL, Attack
+
+    text = [
+        "# params.yaml",
+        "What a run is stands in `params.yaml`. Unknown keys and impossible values are refused with their path. Those"
+        " of `performance`, `tracking` and `ledger` change no result. `epsilonflow run --set KEY=VALUE` sets a key.",
+    ]
+    for group, model in MODELS.items():
+        optional = " (may be left out)" if group in OPTIONAL else ""
+        text += [f"## {group}{optional}", _doc(model), _table(TypeAdapter(model).json_schema(), group)]
+    text += ["### privacy.target", _doc(Attack), _table(TypeAdapter(Attack).json_schema(), "privacy.target")]
+    text += ["## algorithm", "`algorithm.name` is one of these, or `package.module:factory` of your own."]
+    for name, method in CATALOGUE.items():
+        text += [f"### {name}", _doc(inspect.getmodule(method)), _doc(method)]
+        text += [_table(TypeAdapter(method).json_schema(), "algorithm")]
+    text += [
+        "## features (may be left out)",
+        "`features.name` is `none`, one of these, or `package.module:factory`.",
+    ]
+    for name, kind in FEATURES.items():
+        text += [f"### {name}", _doc(kind), _table(TypeAdapter(kind).json_schema(), "features")]
+    text += ["## model.settings", "Those of each model that has some; `model.name` is its heading."]
+    for name, architecture in NETWORKS.items():
+        schema = TypeAdapter(architecture.settings).json_schema()
+        if schema.get("properties"):
+            text += [f"### {name}", _doc(architecture.settings), _table(schema, "model.settings")]
+    plain = [
+        name
+        for name, one in NETWORKS.items()
+        if not TypeAdapter(one.settings).json_schema().get("properties")
+    ]
+    text += [f"Models without settings: {', '.join(f'`{name}`' for name in plain)}."]
+    return "\n\n".join(text)
+
+
+def data_card() -> str:
+    """Every key of a data card."""
+    from data.schema.card import Cap, Composition, DataCard, File, Records, Split
+    from data.schema.formats import (
+        Binned,
+        Categorical,
+        Cifar,
+        Csv,
+        Date,
+        Digits,
+        Folder,
+        Idx,
+        Ignored,
+        Label,
+        Numeric,
+        Parquet,
+        Query,
+        Reviews,
+        Synthetic,
+    )
+
+    text = [
+        "# The data card",
+        "A YAML file in `data/cards`, of the data set's name. It declares all that is public about a data set; nothing"
+        " is ever read off the rows. See [your own table](../tutorials/own-table.md).",
+        _doc(DataCard),
+        _table(TypeAdapter(DataCard).json_schema(), ""),
+    ]
+    parts: Mapping[str, Iterable[Any]] = {
+        "Parts": (File, Records, Cap, Split, Composition),
+        "Readers (`reader.kind`)": (Csv, Parquet, Idx, Cifar, Reviews, Digits, Synthetic),
+        "Columns of a table (`kind`)": (Numeric, Binned, Categorical, Date, Label, Ignored),
+        "Blocks (`blocks.kind`)": (Folder, Query),
+    }
+    for title, models in parts.items():
+        text.append(f"## {title}")
+        for model in models:
+            text += [f"### {model.__name__}", _doc(model), _table(TypeAdapter(model).json_schema(), "")]
+    return "\n\n".join(text)
+
+
+def privacy_card() -> str:
+    """Every field of a privacy card."""
+    from algorithms.privacy.card.schema import PrivacyCard
+
+    schema = TypeAdapter(PrivacyCard).json_schema()
+    text = [
+        "# The privacy card",
+        "`artifacts/privacy_card.json`: typed facts and no sentences, signed. `epsilonflow card show` says it in words"
+        " and `epsilonflow card verify` checks it. See [the guarantee](../explanation/guarantee.md).",
+        _doc(PrivacyCard),
+        _table(schema, ""),
+    ]
+    for name, part in sorted(schema.get("$defs", {}).items()):
+        if part.get("properties"):
+            text += [
+                f"## {name}",
+                _clean(part.get("description", "")),
+                _table({**part, "$defs": schema["$defs"]}, ""),
+            ]
+    return "\n\n".join(text)
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    from flows.cli.main import app
+
+    root = typer.main.get_command(app)
+    text = ["# The command line", "`epsilonflow --install-completion` completes commands in your shell."]
+    text += [part for path, command in _commands(root, ("epsilonflow",)) for part in _command(path, command)]
+    return "\n\n".join(text)
+
+
+def _commands(command: Any, path: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], Any]]:
+    inner = getattr(command, "commands", None)
+    if not inner:
+        yield path, command
+        return
+    for name, each in inner.items():
+        yield from _commands(each, (*path, name))
+
+
+def _command(path: tuple[str, ...], command: Any) -> list[str]:
+    rows = []
+    for parameter in command.params:
+        names = " ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+        is_argument = parameter.param_type_name == "argument"
+        names = f"`{parameter.name.upper()}`" if is_argument else names
+        default = parameter.default if isinstance(parameter.default, str | int | float | Path) else None
+        shown = "required" if parameter.required else "" if default in (None, False) else f"`{default}`"
+        rows.append((names, shown, getattr(parameter, "help", "") or ""))
+    return [f"## {' '.join(path)}", _clean(command.help or ""), _rows(("name", "default", "meaning"), rows)]
+
+
+def datasets() -> str:
+    """The data sets that are shipped, from their cards."""
+    from data.schema import registry
+
+    rows = []
+    for name in registry.names():
+        card = registry.card(name)
+        records = card.records
+        count = "private" if records.train is None else f"{records.train:,} + {records.test:,}"
+        shape = " x ".join(map(str, card.input_shape))
+        rows.append((f"`{name}`", card.title, count, shape, str(len(card.classes)), card.licence))
+    heads = ("name", "what", "records to train and to test on", "features", "classes", "licence")
+    return "\n\n".join(
+        [
+            "# Data sets",
+            "Each has a card in `data/cards`. Files are downloaded and checked by their checksum;"
+            " `EPSILONFLOW_DATA_MIRROR` names a folder that is tried before the network.",
+            _rows(heads, rows),
+        ]
+    )
+
+
+def api() -> str:
+    """The Python interface, which mkdocstrings fills in."""
+    parts = {
+        "Training": ("algorithms.fitting.fit", "algorithms.fitting.Fitted"),
+        "Using a model": ("algorithms.models.saved.load", "algorithms.models.saved.TrainedModel"),
+        "Predicting on files": ("tasks.predict.predict", "tasks.predict.Predictions"),
+        "Exports": ("tasks.export.export", "tasks.export.release"),
+        "Privacy cards": ("algorithms.privacy.card.load", "algorithms.privacy.card.verify"),
+        "The ledger": ("algorithms.privacy.ledger.Ledger",),
+    }
+    text = ["# Python", "`from algorithms import fit, load` and every method by the name of its class."]
+    for title, names in parts.items():
+        text.append(f"## {title}")
+        text += [f"::: {name}\n    options:\n      heading_level: 3" for name in names]
+    return "\n\n".join(text)
+
+
+def environment() -> str:
+    """The environment variables, each with where it is read."""
+    rows = [
+        (
+            "EPSILONFLOW_HOME",
+            "folder of the ledger, the owner's key and the runs; else the user's data folder",
+        ),
+        ("EPSILONFLOW_LEDGER_URL", "URL of the ledger, PostgreSQL for several machines"),
+        ("EPSILONFLOW_DATA_MIRROR", "folder that is tried for data files before the network"),
+        (
+            "EPSILONFLOW_SPEND_AGAIN",
+            "`yes`: a finished run on private records is done and charged again unasked",
+        ),
+        ("EPSILONFLOW_TRAIN_ANYWAY", "`yes`: settings that look wrong are trained with unasked"),
+        ("EPSILONFLOW_RETRAINING", "set by a scheduled retraining: which one a run is for"),
+        ("PREFECT_API_URL", "a Prefect server, on which runs are then shown"),
+    ]
+    return "# Environment\n\n" + _rows(("variable", "meaning"), [(f"`{name}`", text) for name, text in rows])
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "params": params,
+    "data-card": data_card,
+    "privacy-card": privacy_card,
+    "command-line": commands,
+    "datasets": datasets,
+    "environment": environment,
+    "api": api,
+}
+
+
+def _table(schema: Mapping[str, Any], prefix: str) -> str:
+    """A row a key: its type, default and range."""
+    known, required = schema.get("$defs", {}), schema.get("required", ())
+    rows = []
+    for name, part in schema.get("properties", {}).items():
+        default = part.get("default", "")
+        shown = (
+            "required"
+            if name in required
+            else f"`{'null' if default is None else default}`"
+            if default != ""
+            else ""
+        )
+        key = f"{prefix}.{name}" if prefix else name
+        rows.append((f"`{key}`", _type(part, known), shown, _limits(part, known)))
+    return _rows(("key", "type", "default", "range"), rows) if rows else "It has no keys."
+
+
+def _type(part: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    if "$ref" in part:
+        name = part["$ref"].rsplit("/", 1)[-1]
+        return " or ".join(f"`{one}`" for one in known[name]["enum"]) if "enum" in known[name] else name
+    for many in ("anyOf", "oneOf"):
+        if many in part:
+            return " or ".join(dict.fromkeys(_type(one, known) for one in part[many]))
+    if "const" in part:
+        return f"`{part['const']}`"
+    if "enum" in part:
+        return " or ".join(f"`{one}`" for one in part["enum"])
+    if part.get("type") == "array" and isinstance(part.get("items"), Mapping):
+        return f"list of {_type(part['items'], known)}"
+    return str(part.get("type", "any"))
+
+
+def _limits(part: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    found = [text.format(part[key]) for key, text in _RANGE.items() if key in part]
+    for many in ("anyOf", "oneOf"):
+        found += [limits for one in part.get(many, ()) if (limits := _limits(one, known))]
+    return ", ".join(dict.fromkeys(found))
+
+
+def _rows(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    heads = tuple(heads)
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    lines += [
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def _doc(thing: Any) -> str:
+    return _clean(inspect.getdoc(thing) or "")
+
+
+def _clean(text: str) -> str:
+    """Docstrings are plain text: what Markdown would read as tags and links is not meant so."""
+    return text.replace("<", "&lt;").replace("[", "\\[").replace("*", "\\*").replace("_", "\\_")
+
+
+__all__ = ["PAGES", "on_files"]

@@ -1,0 +1,169 @@
+"""The command `epsilonflow doctor`: what of this machine and checkout is well, and a sentence on what is not."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+_FREE_GB = 5.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. is_well: None for what is optional and not there."""
+
+    name: str
+    is_well: bool | None
+    text: str
+
+
+def findings(root: Path) -> Iterator[Finding]:
+    """Everything that was looked at, in the checkout at `root` where it is one; nothing is changed or spent."""
+    looks: tuple[tuple[str, Callable[[Path], tuple[bool | None, str]]], ...] = (
+        ("Python", _python),
+        ("torch", _torch),
+        ("checkout", _checkout),
+        ("data folder", _home),
+        ("ledger", _ledger),
+        ("owner key", _owner_key),
+        ("DVC", _dvc),
+        ("Prefect", _prefect),
+        ("Weights & Biases", _wandb),
+        ("mirror", _mirror),
+        ("disk", _disk),
+        ("extras", _extras),
+    )
+    for name, look in looks:
+        try:
+            is_well, text = look(root)
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            is_well, text = False, " ".join(str(error).split())
+        yield Finding(name, is_well, text)
+
+
+def _python(_root: Path) -> tuple[bool, str]:
+    ours = ".".join(map(str, sys.version_info[:3]))
+    where = "Windows is supported by WSL alone" if sys.platform == "win32" else sys.platform
+    return sys.version_info >= (
+        3,
+        11,
+    ) and sys.platform != "win32", f"{ours} on {where}; 3.11 or newer is needed"
+
+
+def _torch(_root: Path) -> tuple[bool, str]:
+    import torch
+
+    found = torch.cuda.is_available()
+    device = torch.cuda.get_device_name(0) if found else "no GPU that it can use, so runs are on the CPU"
+    return True, f"{torch.__version__}: {device}"
+
+
+def _checkout(root: Path) -> tuple[bool, str]:
+    missing = [name for name in ("params.yaml", "dvc.yaml", ".dvc", ".git") if not (root / name).exists()]
+    if missing:
+        return (
+            False,
+            f"{root} has no {', '.join(missing)}; change to a checkout, or make one by `epsilonflow init DIR`",
+        )
+    from tasks.config import params
+
+    params.load(root / "params.yaml", reads=params.GROUPS)
+    return True, "params.yaml is valid"
+
+
+def _home(_root: Path) -> tuple[bool, str]:
+    from tasks.config.environment import home
+
+    folder = home()
+    return True, f"{folder}{'' if folder.exists() else ', which the first run makes'}"
+
+
+def _ledger(root: Path) -> tuple[bool | None, str]:
+    from tasks.config.environment import ledger_url
+
+    if not (root / "params.yaml").exists():
+        return None, f"{_without_password(ledger_url(None))}, not opened outside of a checkout"
+    from tasks.runs.summary import open_ledger
+
+    ledger = open_ledger(root)
+    ledger.verify()
+    rows, populations = len(ledger.history()), len(ledger.populations())
+    return True, f"the chain of {rows} rows holds, {populations} populations"
+
+
+def _without_password(url: str) -> str:
+    import sqlalchemy as sa
+
+    return sa.make_url(url).render_as_string(hide_password=True)
+
+
+def _owner_key(_root: Path) -> tuple[bool | None, str]:
+    from data.prepare.secret_key import OWNER_KEY
+    from tasks.config.environment import home
+
+    path = home() / OWNER_KEY
+    if not path.exists():
+        return None, "none yet; the first private run makes it, and then a copy belongs in a safe place"
+    others = path.stat().st_mode & 0o077
+    return not others, f"{path}{', which others than its owner can read: chmod 600' if others else ''}"
+
+
+def _dvc(root: Path) -> tuple[bool, str]:
+    inside = (root / ".dvc").is_dir()
+    return inside, f"{version('dvc')}{'' if inside else '; this folder has no .dvc'}"
+
+
+def _prefect(_root: Path) -> tuple[bool | None, str]:
+    from flows.cli.steps import has_prefect_api
+
+    if not has_prefect_api():
+        return (
+            None,
+            f"{version('prefect')}, without a server: runs go step by step here; `make server` starts one",
+        )
+    return True, f"{version('prefect')}, runs are shown on its server"
+
+
+def _wandb(root: Path) -> tuple[bool | None, str]:
+    from tasks.config import params
+
+    if not (root / "params.yaml").exists():
+        return None, version("wandb")
+    mode = params.load(root / "params.yaml", reads=("tracking",)).tracking.mode
+    netrc = Path.home() / ".netrc"
+    known = "WANDB_API_KEY" in os.environ or (
+        netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8")
+    )
+    if mode == "online" and not known:
+        return False, "tracking.mode is online, and nobody is logged in: `wandb login`"
+    return True, f"{version('wandb')}, tracking.mode {mode}"
+
+
+def _mirror(_root: Path) -> tuple[bool | None, str]:
+    from tasks.config.environment import data_mirror
+
+    mirror = data_mirror()
+    if mirror is None:
+        return None, "none; data sets are downloaded"
+    return mirror.is_dir(), f"{mirror}{'' if mirror.is_dir() else ', which is no folder'}"
+
+
+def _disk(root: Path) -> tuple[bool, str]:
+    free = shutil.disk_usage(root).free / 1e9
+    return free > _FREE_GB, f"{free:.0f} GB are free here; {_FREE_GB:.0f} are a good beginning"
+
+
+def _extras(_root: Path) -> tuple[bool | None, str]:
+    packages = {"postgres": "psycopg", "dask": "prefect_dask", "ray": "prefect_ray", "models": "timm"}
+    packages |= {"encoders": "wordllama", "export": "onnxruntime", "docs": "mkdocs"}
+    there = [extra for extra, package in packages.items() if find_spec(package)]
+    try:
+        version("epsilonflow")
+    except PackageNotFoundError:
+        return False, "epsilonflow itself is not installed: `make run`, or pip install -e ."
+    absent = ", ".join(sorted(packages.keys() - there)) or "none"
+    return None if not there else True, f"{', '.join(there) or 'none'}; not installed: {absent}"

@@ -1,0 +1,117 @@
+"""A data card and its files, looked at by the owner before anything is spent: checksums, and what would be changed.
+
+What is counted here is counted without noise, so it is for the owner's eyes alone: nothing of it is written, logged or
+kept, and of private records it is only counted where that is asked for.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data.prepare.fetch import RAW, Places, checksum_for, fetch
+from data.prepare.reading import read
+from data.prepare.secret_key import PUBLIC_KEY, owner_key
+from data.schema import registry
+from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Binned, Categorical, Column, Date, Ignored, Label, Numeric, Table
+from tasks.config.environment import data_mirror, home
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found. checksums: of files whose own the card does not have, by path, with the key that is meant.
+
+    counts: of each column, how many of its values would be changed or refused, and why; None where nobody asked.
+    refused: why the data cannot be used, or None.
+    """
+
+    card: DataCard
+    checksums: Mapping[str, str]
+    counts: Mapping[str, int] | None
+    refused: str | None
+
+
+def look(name: str, root: Path, *, counted: bool) -> Look:
+    """Looks at the data set of a card in the checkout at `root`.
+
+    name: of the data set, or the path of a card. counted: whether to count in private records.
+    Raises DataRefusedError for a card that is not there or not valid.
+    """
+    path = Path(name)
+    is_path = path.suffix == ".yaml"
+    folder = path.parent if is_path else root / "data" / "cards"
+    card = registry.card(path.stem if is_path else name, folder)
+    key = PUBLIC_KEY if card.public else owner_key(home())
+    if card.blocks is not None:
+        return Look(card, {}, None, None)
+    right = {
+        file.path: found
+        for file in card.files.values()
+        if file.path
+        and (root / file.path).is_file()
+        and (found := checksum_for(root / file.path, file, key=key))
+    }
+    if right:
+        first = next(iter(right))
+        return Look(card, right, None, f"{first} has another checksum than its card declares")
+    counts: dict[str, int] = {}
+    try:
+        files = fetch(card, Places(root=root, mirror=data_mirror(), cache=root / RAW), key=key)
+        if isinstance(card.reader, Table) and (counted or card.public):
+            for part, file in files.items():
+                for problem, count in _problems(part, file, card, card.reader):
+                    counts[problem] = counts.get(problem, 0) + count
+        for _ in read(card, files):
+            pass
+    except DataRefusedError as refusal:
+        return Look(card, {}, counts if counted or card.public else None, str(refusal))
+    return Look(card, {}, counts if counted or card.public else None, None)
+
+
+def _problems(part: str, file: Path, card: DataCard, reader: Table) -> Iterator[tuple[str, int]]:
+    from data.readers import table
+
+    for rows in table.tables("test" if part == "test" else "train", file, reader):
+        yield f"{part}: records", rows.num_rows
+        for column in reader.columns:
+            if column.name in rows.column_names:
+                for problem, found in _of_column(column, rows[column.name], card, reader):
+                    count = int(pc.sum(found).as_py() or 0)
+                    if count:
+                        yield f"{part}, column {column.name}: {problem}", count
+
+
+def _of_column(
+    column: Column, values: pa.ChunkedArray, card: DataCard, reader: Table
+) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    """What would become of values otherwise than they stand, each with which ones, as booleans."""
+    if isinstance(column, Ignored | Date):
+        return
+    text = pc.utf8_trim_whitespace(pc.cast(values, pa.string()))
+    absent = pc.fill_null(pc.is_in(text, value_set=pa.array(reader.missing, pa.string())), True)
+    if isinstance(column, Label):
+        known = [one for name in card.classes for one in column.spellings.get(name, (name,))]
+        yield (
+            "refused, of none of the classes",
+            pc.invert(pc.is_in(text, value_set=pa.array(known, pa.string()))),
+        )
+    elif isinstance(column, Categorical):
+        known = list(column.categories)
+        into = "counted as other" if column.unknown == "other" else "without a category, zeros"
+        yield into, pc.invert(pc.is_in(text, value_set=pa.array(known, pa.string())))
+    elif isinstance(column, Numeric | Binned):
+        words = "refused, missing" if column.missing == "refuse" else f"missing, taken as {column.missing}"
+        yield words, absent
+        is_number = pc.match_substring_regex(
+            pc.fill_null(text, ""), r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+        )
+        yield "refused, no number", pc.and_(pc.invert(absent), pc.invert(is_number))
+        if isinstance(column, Numeric):
+            numbers = pc.cast(pc.if_else(is_number, text, None), pa.float64())
+            low, high = column.bounds
+            yield f"clamped to {low:g}", pc.fill_null(pc.less(numbers, low), False)
+            yield f"clamped to {high:g}", pc.fill_null(pc.greater(numbers, high), False)

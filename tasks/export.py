@@ -1,0 +1,269 @@
+"""A trained model in the forms of others, and a folder for strangers: ONNX, TorchScript, Hugging Face, release.
+
+Each form is loaded again by the library that it is for, and what it says of made-up records is compared with the model.
+What a model card says of privacy comes from the privacy card.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.errors import RefusedError
+from algorithms.models.saved import TrainedModel, load
+from algorithms.privacy.card import PrivacyCard
+from algorithms.privacy.card import load as load_card
+from algorithms.privacy.card.text import markdown, not_protected, protected, statement
+
+Form = Literal["onnx", "torchscript", "huggingface"]
+FORMS: tuple[Form, ...] = get_args(Form)
+_NEEDS: Mapping[Form, tuple[str, ...]] = {
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "torchscript": (),
+    "huggingface": ("transformers",),
+}
+_RECORDS, _CLOSE = 5, 1e-4
+RELEASE = ("model.safetensors", "privacy_card.json", "plan.json", "trace.parquet")
+"""What a stranger needs beside words: the model, its signed card, and what the card's checksums are of."""
+
+
+def export(artifacts: Path, form: Form, to: Path) -> float:
+    """Writes the model of a run in another form, and compares what it says there.
+
+    Args:
+        artifacts: folder of the run, or of a release.
+        form: onnx or torchscript, a file; huggingface, a folder with weights, configuration and model card.
+        to: the file or folder to write; it must not be there yet.
+
+    Returns:
+        How far a score of the written form is from the model's at most, on made-up records.
+
+    Raises:
+        RefusedError: where a library is missing, `to` is there, or the written form says something else.
+    """
+    missing = [name for name in _NEEDS[form] if find_spec(name) is None]
+    if missing:
+        extra = "models" if form == "huggingface" else "export"
+        raise RefusedError(f"{form} needs {', '.join(missing)}: pip install 'epsilonflow[{extra}]'.")
+    if to.exists():
+        raise RefusedError(f"{to} is there already; name another place, or move it away.")
+    model = load(artifacts)
+    inputs = made_up(model)
+    writers: Mapping[Form, Callable[[TrainedModel, Tensor, Path], Callable[[Tensor], Tensor]]] = {
+        "onnx": _onnx,
+        "torchscript": _torchscript,
+        "huggingface": lambda found, given, path: _huggingface(found, given, path, artifacts),
+    }
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as folder:
+        fresh = Path(folder) / to.name
+        said = writers[form](model, inputs, fresh)
+        # More records than it was traced with: the batch must be free.
+        more = torch.cat([inputs, inputs.flip(0)])
+        with torch.no_grad():
+            far = float((said(more) - model(more)).abs().max())
+        if not far <= _CLOSE:
+            raise RefusedError(
+                f"the {form} form gives other scores than the model, by up to {far:.2g}; use the model as it is."
+            )
+        fresh.rename(to)
+    return far
+
+
+def made_up(model: TrainedModel) -> Tensor:
+    """Records of no one: numbers in [0, 1], or tokens, [5, *input_shape]."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (_RECORDS, *model.input_shape)
+    tokens = model.facts.get("tokens")
+    if tokens is not None:
+        return torch.randint(0, tokens, shape, generator=generator, dtype=torch.int32)
+    return torch.rand(shape, generator=generator)
+
+
+def _onnx(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+    import logging
+    import warnings
+
+    onnxruntime: Any = import_module("onnxruntime")
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)
+    batch = {0: torch.export.Dim("batch", min=1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            (inputs,),
+            str(path),
+            input_names=["records"],
+            output_names=["scores"],
+            dynamic_shapes=(batch,),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda given: torch.from_numpy(session.run(["scores"], {"records": given.numpy()})[0])
+
+
+def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[Tensor], Tensor]:
+    import warnings
+
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # that torch.export is newer
+        jit: Any = torch.jit  # without types
+        jit.save(jit.trace(model, inputs, check_trace=False), path)
+        again: Callable[[Tensor], Tensor] = jit.load(path)
+    return again
+
+
+def _huggingface(
+    model: TrainedModel, inputs: Tensor, folder: Path, artifacts: Path
+) -> Callable[[Tensor], Tensor]:
+    """A folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads, with epsilonflow installed."""
+    from tasks.hub import EpsilonflowConfig, EpsilonflowModel
+
+    folder.mkdir()
+    # its own facts, so that the network is made again by name and settings
+    config = EpsilonflowConfig(facts=json.dumps(dict(model.facts)))
+    config.id2label = dict(enumerate(model.classes))
+    config.label2id = {name: place for place, name in enumerate(model.classes)}
+    config.auto_map = {
+        "AutoConfig": "modeling_epsilonflow.EpsilonflowConfig",
+        "AutoModelForSequenceClassification": "modeling_epsilonflow.EpsilonflowModel",
+        "AutoModel": "modeling_epsilonflow.EpsilonflowModel",
+    }
+    found = EpsilonflowModel(config)
+    found.network.load_state_dict(model.network.state_dict())
+    found.save_pretrained(folder)
+    (folder / "modeling_epsilonflow.py").write_text(
+        '"""The classes of epsilonflow, which must be installed."""\n\n'
+        "from tasks.hub import EpsilonflowConfig, EpsilonflowModel\n\n"
+        '__all__ = ["EpsilonflowConfig", "EpsilonflowModel"]\n',
+        encoding="utf-8",
+    )
+    place = _beside(artifacts)
+    if (place / "privacy_card.json").is_file():
+        shutil.copyfile(place / "privacy_card.json", folder / "privacy_card.json")
+        text = model_card(load_card(place / "privacy_card.json"), model, _metrics(place))
+        (folder / "README.md").write_text(text, encoding="utf-8")
+    again = EpsilonflowModel.from_pretrained(folder)
+    return lambda given: again(given).logits
+
+
+def _beside(artifacts: Path) -> Path:
+    return artifacts if artifacts.is_dir() else artifacts.parent
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    path = folder / "metrics.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found
+
+
+def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) -> str:
+    """A model card in Hugging Face's form: a head in YAML, then sections; what it says of privacy is the card's."""
+    setting, mechanism = card.setting, card.mechanism
+    parameters = sum(value.numel() for value in model.state_dict().values())
+    accuracy = metrics.get("test_accuracy")
+    head = {
+        "library_name": "epsilonflow",
+        "tags": ["differential-privacy", mechanism.algorithm],
+        "datasets": [setting.dataset],
+    }
+    if accuracy is not None:
+        head["metrics"] = ["accuracy"]
+    lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", ""]
+    lines += [f"# {setting.title}: {mechanism.model.name} by {mechanism.algorithm}", "", "## Model", ""]
+    lines += [f"- Numbers that the model has: {parameters:,}"]
+    classes = getattr(model, "classes", ())
+    lines += [f"- Classes: {', '.join(map(str, classes))}", f"- Data set: {setting.dataset}", ""]
+    lines += ["## Evaluation", ""]
+    if accuracy is None:
+        lines += ["None was recorded with the model.", ""]
+    else:
+        lines += [
+            f"- Accuracy on held-out records, which are public: {accuracy:.2%}",
+            f"- Always naming the most frequent class: {metrics['majority_accuracy']:.2%}",
+            "",
+        ]
+    lines += [
+        "## Privacy",
+        "",
+        f"**{statement(card)}**",
+        "",
+        protected(card),
+        "",
+        "What is not protected:",
+        "",
+    ]
+    lines += [*(f"- {line}" for line in not_protected(card)), ""]
+    lines += [
+        "`privacy_card.json` is the signed card. `epsilonflow card verify privacy_card.json --key KEY` recomputes"
+        " epsilon from its events, where KEY is the owner's public key.",
+        "",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
+    """A folder for strangers: model, signed card, what its checksums are of, model card, and how to verify; no more.
+
+    Args:
+        artifacts: folder of the run.
+        to: the folder to make; it must not be there yet.
+        key: the owner's public key, for the sentence that says it; whoever verifies should have it from the owner.
+
+    Returns:
+        The names of its files.
+
+    Raises:
+        RefusedError: where a file is missing, `to` is there, or the card does not hold.
+    """
+    from algorithms.privacy.card import verify
+
+    if to.exists():
+        raise RefusedError(f"{to} is there already; name another place, or move it away.")
+    missing = [name for name in RELEASE if not (artifacts / name).is_file()]
+    if missing:
+        raise RefusedError(f"{artifacts / missing[0]} is not there; train first by `epsilonflow run`.")
+    card = load_card(artifacts / "privacy_card.json")
+    held = verify(card, artifacts, key=key)
+    if not held.passed:
+        failed = held.failures[0]
+        raise RefusedError(
+            f"the card of this run does not hold ({failed.name}: {failed.detail}); run it again."
+        )
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as folder:
+        fresh = Path(folder) / to.name
+        fresh.mkdir()
+        for name in RELEASE:
+            shutil.copyfile(artifacts / name, fresh / name)
+        text = model_card(card, load(artifacts), _metrics(artifacts))
+        (fresh / "README.md").write_text(text + _how_to_use(key), encoding="utf-8")
+        (fresh / "PRIVACY.md").write_text(markdown(card), encoding="utf-8")
+        sums = [f"{_sha256(path)}  {path.name}\n" for path in sorted(fresh.iterdir())]
+        (fresh / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
+        fresh.rename(to)
+    return sorted(path.name for path in to.iterdir())
+
+
+def _how_to_use(key: str | None) -> str:
+    owner = f" The owner's public key is said to be `{key}`; have that confirmed by the owner." if key else ""
+    return (
+        "## Use\n\n    pip install epsilonflow\n    epsilonflow card verify privacy_card.json --key KEY\n"
+        f"    epsilonflow predict RECORDS --model .\n\n`PRIVACY.md` is the card in sentences.{owner}\n"
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,45 @@
+"""A trained model as transformers has models: for folders that `export --to huggingface` writes."""
+
+import json
+from typing import Any
+
+from torch import Tensor
+
+from algorithms.models import for_evaluation
+from algorithms.models.libraries import imported_library
+from algorithms.models.saved import architecture
+
+_transformers: Any = imported_library("transformers")
+_outputs: Any = imported_library("transformers.modeling_outputs")
+
+
+class EpsilonflowConfig(_transformers.PretrainedConfig):  # type: ignore[misc] # an extra
+    """Holds what the model's file says of it, as JSON; see `algorithms.models.saved`."""
+
+    model_type = "epsilonflow"
+
+    def __init__(self, facts: str = "{}", **others: Any) -> None:
+        self.facts = facts
+        super().__init__(**others)
+
+
+class EpsilonflowModel(_transformers.PreTrainedModel):  # type: ignore[misc]
+    """Prepared records [batch, *input_shape] to logits [batch, classes]."""
+
+    config_class = EpsilonflowConfig
+    main_input_name = "records"
+    _tied_weights_keys: Any = None
+
+    def __init__(self, config: EpsilonflowConfig) -> None:
+        super().__init__(config)
+        model = for_evaluation(architecture(json.loads(config.facts)))
+        self.network = model.module
+        self._scores = model.scores
+        self.post_init()
+
+    def _init_weights(self, module: Any) -> None:
+        """Every weight is in the file."""
+
+    def forward(self, records: Tensor, **_others: Any) -> Any:
+        """The scores as `logits`."""
+        return _outputs.SequenceClassifierOutput(logits=self._scores(self.network(records)))

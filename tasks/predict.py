@@ -1,0 +1,111 @@
+"""What a trained model says of records that it has not seen, prepared by the data card that it carries.
+
+    >>> from tasks.predict import predict
+    >>> for some in predict("artifacts", "new_visits.csv"):     # doctest: +SKIP
+    ...     print(some.names, some.predicted, some.scores)
+
+It is post-processing of the released model and costs no privacy of those it was trained on. Nothing here protects the
+records that are predicted on.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from algorithms.models.saved import TrainedModel, load
+from data.prepare.unseen import records_in
+from data.schema.errors import DataRefusedError
+
+_MARGINS = ("svm", "huber_svm")
+"""Models whose scores are margins, no logarithms of odds."""
+_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Of some records: their names, the classes that are predicted, and a number for each class, [n, classes].
+
+    is_probability: whether these numbers are probabilities by the model; else they are its scores.
+    """
+
+    names: tuple[str, ...]
+    predicted: tuple[str, ...]
+    scores: NDArray[np.float64]
+    is_probability: bool
+
+
+def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Predictions]:
+    """Predictions for the records in a file or folder, some at a time.
+
+    Args:
+        model: as `algorithms.load` gives it, or the path of its file or folder.
+        path: see `data.prepare.unseen.records_in`.
+
+    Raises:
+        DataRefusedError: for a path that cannot be read, and records that the data card does not allow.
+        ModelRefusedError: for a file that is no trained model.
+    """
+    model = model if isinstance(model, TrainedModel) else load(model)
+    is_probability = model.facts.get("model") not in _MARGINS
+    for some in records_in(Path(path), model.preparation, model.input_shape):
+        for start in range(0, len(some.names), _BATCH):
+            features = torch.from_numpy(np.ascontiguousarray(some.features[start : start + _BATCH]))
+            with torch.no_grad():
+                scores = model(features)
+            shown = scores.double().softmax(-1) if is_probability else scores.double()
+            predicted = tuple(model.classes[place] for place in scores.argmax(-1).tolist())
+            yield Predictions(some.names[start : start + _BATCH], predicted, shown.numpy(), is_probability)
+
+
+def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str]) -> Iterator[int]:
+    """Writes predictions to CSV, or to Parquet where `to` ends so; yields how many records there are so far.
+
+    A row has the record's name, the predicted class, and for each class its probability or score. Raises
+    DataRefusedError for another ending.
+    """
+    if isinstance(to, Path) and to.suffix == ".parquet":
+        yield from _parquet(predictions, classes, to)
+        return
+    if isinstance(to, Path) and to.suffix != ".csv":
+        raise DataRefusedError(f"{to} must end in .csv or .parquet, which say how predictions are written.")
+    with ExitStack() as stack:
+        file = stack.enter_context(to.open("w", newline="", encoding="utf-8")) if isinstance(to, Path) else to
+        writer, count = csv.writer(file, lineterminator="\n"), 0
+        for some in predictions:
+            if not count:
+                writer.writerow(_header(some, classes))
+            for name, predicted, scores in zip(some.names, some.predicted, some.scores, strict=True):
+                writer.writerow([name, predicted, *(f"{score:.6g}" for score in scores)])
+            count += len(some.names)
+            yield count
+
+
+def _header(some: Predictions, classes: tuple[str, ...]) -> list[str]:
+    what = "probability" if some.is_probability else "score"
+    return ["record", "predicted", *(f"{what} of {name}" for name in classes)]
+
+
+def _parquet(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path) -> Iterator[int]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    writer: Any = None
+    count = 0
+    try:
+        for some in predictions:
+            columns = [list(some.names), list(some.predicted), *some.scores.T]
+            table = pa.table(dict(zip(_header(some, classes), columns, strict=True)))
+            writer = writer or parquet.ParquetWriter(to, table.schema)
+            writer.write_table(table)
+            count += len(some.names)
+            yield count
+    finally:
+        if writer is not None:
+            writer.close()

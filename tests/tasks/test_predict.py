@@ -1,0 +1,175 @@
+"""A trained model is used: on files, from Python, in the forms of others, and by a stranger who has a release."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+import algorithms
+from algorithms.errors import ModelRefusedError, RefusedError
+from algorithms.models.saved import TrainedModel
+from algorithms.privacy.card import load
+from algorithms.privacy.card.text import statement
+from data import public_description
+from data.prepare.prepared import load_held_out
+from data.prepare.unseen import preparation_of, records_in
+from data.schema import registry
+from data.schema.errors import DataRefusedError
+from flows.cli.main import app
+from tasks.export import export, release
+from tasks.predict import predict
+from tests.support.checkout import PROJECT, Checkout
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+@pytest.fixture(scope="module")
+def artifacts(finished_once: Checkout) -> Path:
+    return finished_once.root / "artifacts"
+
+
+@pytest.fixture(scope="module")
+def trained(artifacts: Path) -> TrainedModel:
+    return algorithms.load(artifacts)
+
+
+def test_a_model_predicts_images_as_it_was_evaluated_on_them(
+    finished_once: Checkout, trained: TrainedModel, tmp_path: Path
+) -> None:
+    held_out = load_held_out(finished_once.root / "datasets/prepared")
+    features = np.array(held_out.test_features[:40])
+    for place, image in enumerate(features):
+        Image.fromarray((image[0] * 16).astype(np.uint8)).save(tmp_path / f"{place:02}.png")
+    (found,) = predict(trained, tmp_path)
+    with torch.no_grad():
+        scores = trained(torch.from_numpy(features))
+    assert found.names[:2] == ("00.png", "01.png") and found.is_probability
+    np.testing.assert_allclose(found.scores, scores.double().softmax(-1).numpy(), rtol=1e-9)
+    np.save(tmp_path / "features.npy", features)
+    (again,) = predict(trained, tmp_path / "features.npy")
+    assert again.predicted == found.predicted and again.names[0] == "1"
+
+
+def test_the_command_writes_csv_and_parquet(artifacts: Path, tmp_path: Path) -> None:
+    Image.new("L", (8, 8)).save(tmp_path / "blank.png")
+    shown = call("predict", str(tmp_path / "blank.png"), "--model", str(artifacts))
+    (row,) = csv.DictReader(io.StringIO(shown.stdout))
+    assert row["record"] == "blank.png" and row["predicted"] in map(str, range(10))
+    assert (
+        call(
+            "predict", str(tmp_path), "--model", str(artifacts), "--to", str(tmp_path / "p.parquet")
+        ).exit_code
+        == 0
+    )
+    table = pd.read_parquet(tmp_path / "p.parquet")
+    assert list(table["predicted"]) == [row["predicted"]]
+    assert table.filter(like="probability").sum(axis=1).tolist() == pytest.approx([1.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("none.png", "There is no"), ("large.png", "has 9 x 8 pixels"), ("other.png", "is not an image")],
+)
+def test_what_cannot_be_predicted_on_is_refused(
+    artifacts: Path, tmp_path: Path, name: str, words: str
+) -> None:
+    Image.new("L", (9, 8)).save(tmp_path / "large.png")
+    (tmp_path / "other.png").write_text("no image")
+    refused = call("predict", str(tmp_path / name), "--model", str(artifacts))
+    assert refused.exit_code == 2 and words in refused.stderr
+
+
+def test_a_table_without_labels_becomes_the_features_of_training(tmp_path: Path) -> None:
+    (tmp_path / "visits.yaml").write_text((PROJECT / "examples/own_data/visits.yaml").read_text())
+    card = registry.card("visits", tmp_path)
+    carried = json.loads(json.dumps(preparation_of(card, "none", None)))
+    assert not [word for word in ("sha256", "cap", "population") if word in json.dumps(carried)]
+    shape = public_description(card).input_shape
+    rows = "age,distance_km,insurance,reason\n50,100,none,pain\n18,,unheard of,injury\n"
+    (tmp_path / "new.csv").write_text(rows)
+    (found,) = records_in(tmp_path / "new.csv", carried, shape)
+    assert found.names == ("1", "2")
+    expected = [[32 / 82, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0], [0, 0.2, 0, 0, 0, 1, 0, 0, 1, 0, 0]]
+    np.testing.assert_allclose(found.features, expected, rtol=1e-6)
+    frame = pd.DataFrame({"age": [50], "distance_km": [100.0], "insurance": ["none"], "reason": ["pain"]})
+    frame.to_parquet(tmp_path / "new.parquet")
+    (again,) = records_in(tmp_path / "new.parquet", carried, shape)
+    np.testing.assert_array_equal(again.features, found.features[:1])
+    (tmp_path / "new.csv").write_text("age,reason\n50,pain\n")
+    with pytest.raises(DataRefusedError, match="must have one column 'distance_km'"):
+        list(records_in(tmp_path / "new.csv", carried, shape))
+
+
+def test_texts_become_the_tokens_of_training(tmp_path: Path) -> None:
+    card = registry.card("imdb")
+    carried = preparation_of(card, "none", b"good\nbad\n")
+    (tmp_path / "texts.txt").write_text("Good, bad!\n\nunheard good\n")
+    (found,) = records_in(tmp_path / "texts.txt", carried, (80,))
+    assert found.names == ("1", "3")
+    assert found.features[:, -3:].tolist() == [[0, 2, 3], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("form", ["onnx", "torchscript", "huggingface"])
+def test_an_export_is_loaded_by_its_library_and_agrees(
+    artifacts: Path, trained: TrainedModel, tmp_path: Path, form: str
+) -> None:
+    needs = {"onnx": "onnxruntime", "torchscript": "torch", "huggingface": "transformers"}
+    pytest.importorskip(needs[form], exc_type=ImportError)
+    pytest.importorskip("onnxscript") if form == "onnx" else None
+    to = tmp_path / form
+    done = call("export", "--to", form, "--output", str(to), "--model", str(artifacts))
+    assert done.exit_code == 0, done.output
+    refused = call("export", "--to", form, "--output", str(to), "--model", str(artifacts))
+    assert refused.exit_code == 2 and "is there already" in refused.stderr
+    if form == "huggingface":
+        text = (to / "README.md").read_text()
+        assert f"**{statement(load(artifacts / 'privacy_card.json'))}**" in text
+        assert text.startswith("---\nlibrary_name:")
+
+
+def test_an_export_that_says_something_else_is_refused(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tasks.export._torchscript", lambda model, _inputs, path: lambda given: model(given) + 1e-3
+    )
+    with pytest.raises(RefusedError, match="gives other scores than the model"):
+        export(artifacts, "torchscript", tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_release_holds_what_a_stranger_needs_and_nothing_else(artifacts: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "release"
+    key = json.loads((artifacts / "privacy_card.json").read_text())["signature"]["public_key"]
+    names = release(artifacts, folder, key=key)
+    assert names == [
+        "PRIVACY.md",
+        "README.md",
+        "SHA256SUMS",
+        "model.safetensors",
+        "plan.json",
+        "privacy_card.json",
+        "trace.parquet",
+    ]
+    verified = call("card", "verify", str(folder / "privacy_card.json"), "--key", key)
+    assert verified.exit_code == 0 and "not checked" not in verified.stdout
+    assert algorithms.load(folder).classes == tuple(map(str, range(10)))
+    with pytest.raises(RefusedError, match="is there already"):
+        release(artifacts, folder, key=key)
+    with pytest.raises(RefusedError, match="is not there; train first"):
+        release(tmp_path, tmp_path / "other", key=key)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ModelRefusedError, match="no model that was trained here"):
+        algorithms.load(tmp_path)

@@ -1,0 +1,119 @@
+"""README and documentation say what the code does: commands exist, examples run, links lead somewhere."""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+from flows.cli.main import app
+from tests.support.checkout import PROJECT
+
+PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "examples/own_data/README.md")]
+PAGES += sorted((PROJECT / "docs").rglob("*.md"))
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every command of ours in a block of code, or in backquotes where it has arguments, with its page."""
+    for page in PAGES:
+        text = page.read_text()
+        lines = [line.strip() for line in text.splitlines() if line.startswith("    epsilonflow ")]
+        lines += re.findall(r"`(epsilonflow [^`\n]+)`", text)
+        lines += re.findall(r"&& (epsilonflow [^\n]+)", text)
+        for line in dict.fromkeys(lines):
+            yield page.relative_to(PROJECT).as_posix(), line
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
+def test_a_command_that_is_written_down_exists(page: str, line: str) -> None:
+    """With its options; nothing is run."""
+    words = shlex.split(line.split("#")[0].split("&&")[0])[1:]
+    command: Any = typer.main.get_command(app)
+    while words and getattr(command, "commands", None):
+        assert words[0] in command.commands or words[0].startswith("--"), line
+        if words[0].startswith("--"):
+            break
+        command = command.commands[words.pop(0)]
+    options = {name: parameter for parameter in command.params for name in parameter.opts}
+    for word in words:
+        if word.startswith("--"):
+            assert word in options or word in ("--help", "--install-completion"), line
+    if not getattr(command, "commands", None) and "..." not in line:
+        required = [one for one in command.params if one.param_type_name == "argument" and one.required]
+        values = [word for word in words if not word.startswith("--")]
+        is_mentioned = page != "README.md" and not values
+        assert is_mentioned or len(values) >= len(required), line
+
+
+def test_the_links_of_pages_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target, _ in LINK.findall(page.read_text()):
+            is_made = "reference/" in target and (PROJECT / "docs") in page.parents
+            if (
+                not target.startswith(("http", "mailto"))
+                and not is_made
+                and not (page.parent / target).exists()
+            ):
+                broken.append(f"{page.relative_to(PROJECT)}: {target}")
+    assert broken == []
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((PROJECT / "README.md").read_text().split()) <= 900
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/notebook.md"])
+def test_the_example_of_fit_runs(page: str) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (PROJECT / page).read_text(), flags=re.DOTALL)
+    X = torch.rand(400, 5, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = {"model": torch.nn.Linear(5, 2), "X": X, "y": (X[:, 0] > 0.5).long()}
+    exec(code, given)
+    assert 2.9 < given["result"].epsilon["pld"] <= 3.0
+    assert len(given["result"].trace) == 30 and given["result"].card is not None
+
+
+def test_reference_is_made_from_the_code() -> None:
+    pytest.importorskip("mkdocs")
+    made = {name: make() for name, make in reference().PAGES.items()}
+    assert "| `privacy.epsilon` | number or null | `null` | > 0 |" in made["params"]
+    assert "| `algorithm.clip_norm` |" in made["params"] and "### dp_sgd" in made["params"]
+    assert "## epsilonflow ledger forecast" in made["command-line"]
+    assert "| `digits` |" in made["datasets"] and "### Categorical" in made["data-card"]
+    names = set(re.findall(r"EPSILONFLOW_[A-Z_]+", made["environment"]))
+    read = {
+        name
+        for folder in ("flows", "tasks", "algorithms", "data")
+        for path in (PROJECT / folder).rglob("*.py")
+        for name in re.findall(r'"(EPSILONFLOW_[A-Z_]+)"', path.read_text())
+    }
+    assert names == read
+
+
+def test_the_site_is_built_strictly(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocstrings")
+    pytest.importorskip("material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=PROJECT, env=quiet, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    api = (tmp_path / "site/reference/api/index.html").read_text()
+    assert "population" in api and "TrainedModel" in api
+
+
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reference", PROJECT / "docs/reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
