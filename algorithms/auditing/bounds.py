@@ -41,9 +41,7 @@ class Rates:
     misses: float
 
 
-def rates(
-    without: Array, with_record: Array, threshold: float, *, confidence: float
-) -> Rates:
+def rates(without: Array, with_record: Array, threshold: float, *, confidence: float) -> Rates:
     """The errors of the test `score >= threshold`, both bounds together at `confidence`.
 
     Args:
@@ -66,7 +64,7 @@ def epsilon_of(found: Rates, delta: float) -> float:
         2.0794
     """
     pairs = ((found.alarms, found.misses), (found.misses, found.alarms))
-    return max([0.0, *(math.log((1 - delta - b) / a) for a, b in pairs if 0 < a and 1 - delta - b > a)])
+    return max([0.0, *(math.log((1 - delta - b) / a) for a, b in pairs if a > 0 and 1 - delta - b > a)])
 
 
 def mu_of(found: Rates) -> float:
