@@ -21,7 +21,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 def quick(method: str = "dp_sgd", seed: int = 0, **settings: Any) -> Audit:
     """A fast audit: the parts of the claim are looked at as always, the attacks are weak."""
-    return audit(Game(method, settings, 2.0, 1e-5, 1, accountant="rdp"), runs=8, canaries=100, seed=seed)
+    return audit(Game(method, settings, 2.0, 1e-5, 1, accountant="rdp"), runs=8, canaries=240, seed=seed)
 
 
 def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_the_bound_comes_close_to_the_claim_where_runs_are_many() -> None:
     """One Gaussian release, whose worst case is exactly the claim; the seed is fixed."""
     game = Game("dp_gd", {"steps": 1, "clip_norm": 1.0}, 4.0, 1e-5, 1)
     found = audit(game, runs=400, canaries=50)
-    assert 0.6 * found.claimed < found.found <= found.claimed
+    assert 0.45 * found.claimed < found.found <= found.claimed
 
 
 def test_half_of_the_noise_would_have_been_seen() -> None:
