@@ -37,8 +37,8 @@ from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
-from algorithms.privacy.accounting.adjacency import REPLACE_ONE, Adjacency, named
-from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, Adjacency, named
+from algorithms.privacy.accounting.epsilon import Accountant, epsilon
 from algorithms.privacy.accounting.event_rules import (
     ObjectivePerturbationDpEvent,
     PureDpEvent,
@@ -401,26 +401,39 @@ def _leaking(event: dp.DpEvent, leak: float) -> dp.DpEvent:
     raise RefusedError(f"the noise of {event} cannot be divided; audit another method.")
 
 
-def family(plan: Plan) -> tuple[Callable[[float], Profile], Callable[[float], float]]:
-    """The profile and the epsilon of a plan if its noise were divided by a number."""
+Family = tuple[Callable[[float], Profile], Callable[[float], float]]
+"""The profile and the epsilon of a claim if its noise were divided by a number."""
+
+
+def family(plan: Plan) -> Family:
+    """Of a plan; at 1 it is the claim as the plan states it."""
     schedule, relation = schedule_from_json(reserved_events(plan)), named(plan.adjacency)
     delta = plan.target.budget.delta
-    kept: dict[float, Profile] = {}
+    return family_of(schedule, delta, accountant=plan.accountant, relation=relation, claimed=claim_of(plan))
 
-    def claimed(leak: float) -> Profile:
-        if leak not in kept:
-            if leak == 1.0:
-                kept[leak] = claim_of(plan)
-            else:
-                kept[leak] = _coarse_profile(leaking(schedule, leak), relation)
-        return kept[leak]
+
+def family_of(
+    schedule: Schedule,
+    delta: float,
+    *,
+    accountant: Accountant,
+    relation: Adjacency = ADD_OR_REMOVE_ONE,
+    claimed: Profile | None = None,
+) -> Family:
+    """Of a schedule. claimed: its profile, where it is known."""
+    known = {1.0: claimed or profile(schedule, adjacency=relation)}
+
+    def at(leak: float) -> Profile:
+        if leak not in known:
+            known[leak] = _coarse_profile(leaking(schedule, leak), relation)
+        return known[leak]
 
     def cost(leak: float) -> float:
-        coarse = _GRID if plan.accountant == "pld" else None
+        coarse = _GRID if accountant == "pld" else None
         of = in_few_kinds(leaking(schedule, leak))
-        return epsilon(of, delta, accountant=plan.accountant, adjacency=relation, discretisation=coarse)
+        return epsilon(of, delta, accountant=accountant, adjacency=relation, discretisation=coarse)
 
-    return claimed, cost
+    return at, cost
 
 
 def _coarse_profile(schedule: Schedule, relation: Adjacency) -> Profile:

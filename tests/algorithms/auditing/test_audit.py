@@ -10,6 +10,7 @@ from torch import Tensor
 
 from algorithms.auditing.audit import Audit, audit
 from algorithms.auditing.game import Game
+from algorithms.auditing.mechanisms import tested
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine
 from algorithms.gradients.clipping import Unclipped
@@ -103,3 +104,12 @@ def test_what_claims_nothing_is_refused() -> None:
 def test_a_records_reach_is_seen_in_both_layers() -> None:
     features = torch.from_numpy(Game("dp_sgd", {}, 1.0, 1e-5, 1).canary(0))
     assert int((features != 0).sum()) == 2
+
+
+def test_every_mechanism_is_tested_at_its_two_worst_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = {found.name: found for found in tested(draws=1000)}
+    assert not any(found.attack.is_violated for found in honest.values())
+    assert honest["Gaussian"].attack.found > 0.8 * honest["Gaussian"].claimed
+    half_the_noise(monkeypatch)
+    accused = {found.name for found in tested(draws=1000) if found.attack.is_violated}
+    assert {"Gaussian", "Laplace", "K-norm of the box"} <= accused
