@@ -78,7 +78,7 @@ class Game:
 
     def method(self) -> Algorithm[Any]:
         """The method with its settings."""
-        return from_settings({"name": self.algorithm, **self._settings()})
+        return from_settings({"name": self.algorithm, **self.all_settings()})
 
     def model(self) -> Model:
         """A linear loss, so that a record's gradient is its features wherever it is taken."""
@@ -121,7 +121,8 @@ class Game:
         """The coordinates that no record moves."""
         return np.concatenate([part + np.arange(self.canaries, self.records) for part in (0, self.records)])
 
-    def _settings(self) -> dict[str, Any]:
+    def all_settings(self) -> dict[str, Any]:
+        """Those that are given, and small ones for what is not named."""
         known = _names(self.algorithm)
         usual = {name: value for name, value in _USUAL.items() if name in known}
         is_sampled = "batch_size" in known and "relative_step" not in known
