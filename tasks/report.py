@@ -43,7 +43,7 @@ from tasks.reporting.figures import (
     risk_figure,
 )
 from tasks.reporting.history import History, drawings, history, is_on_blocks, nothing, shown
-from tasks.reporting.page import Picture, page, risk_of, score
+from tasks.reporting.page import Picture, newest_audit, page, risk_of, score
 from tasks.runs.provenance import check_described, check_evaluated
 from tasks.runs.signing import signing_key
 from tasks.runs.stage import main_of
@@ -121,7 +121,8 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     check_evaluated(run.metrics, run.receipt)
     ran = run.receipt.get("software") or software(root, recorded="report")
     past = _history(run, root)
-    made = compose(run, ran, past, folder=artifacts, draw=_picture, key=signing_key(home()))
+    audit = newest_audit(run.plan["algorithm"], root)
+    made = compose(run, ran, past, folder=artifacts, draw=_picture, key=signing_key(home()), audit=audit)
     (artifacts / CARD).write_bytes(made.card.to_bytes())
     frame = pd.DataFrame({"step": made.curve.steps, "epsilon": made.curve.epsilon})
     frame.to_csv(artifacts / "plots" / "epsilon.csv", index=False)
@@ -139,11 +140,13 @@ def compose(
     folder: Path | None,
     draw: Callable[[Drawing, str], Picture],
     key: Ed25519PrivateKey | None,
+    audit: Mapping[str, Any] | None = None,
 ) -> Composed:
     """The card and the page of a run, of which nothing is written yet.
 
     ran: the software. folder: of the run's files, to check the card against; None leaves that out. key: the
-    owner's, or None for a card that nobody gets. Raises RefusedError where the card would be incomplete or does not
+    owner's, or None for a card that nobody gets.
+    audit: the newest one of the method. Raises RefusedError where the card would be incomplete or does not
     hold.
     """
     card = build(RunRecord(run.plan, run.receipt, json.loads(run.public.to_json()), run.trace, ran), key)
@@ -164,6 +167,7 @@ def compose(
         command=_COMMAND,
         risk=None if promised is None else risk_of(promised),
         attack=run.plan.get("attack"),
+        audit=audit,
     )
     return Composed(card, curve, pictures, text)
 

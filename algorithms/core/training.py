@@ -172,6 +172,7 @@ def train(
     on_state: OnState | None = None,
     features: Features | None = None,
     diagnostics: Diagnostics | None = None,
+    barrier_of: Callable[..., Barrier] = Barrier,
 ) -> Trained:
     """Trains to the plan's end, or from the checkpoint in `folder` on.
 
@@ -179,7 +180,8 @@ def train(
     drew, bit for bit. open_records: called once, after the plan and the checkpoint were accepted. on_state: called
     after each step, for curves. features: what is learned before the first step, for a model that they are in front
     of. diagnostics: where what is not private is recorded of public records; a run that is taken up goes on without
-    what was recorded before. Raises RefusedError where the checkpoint is of another run.
+    what was recorded before. barrier_of: makes the barrier; audits give one that keeps what it answered.
+    Raises RefusedError where the checkpoint is of another run.
     """
     state = algorithm.init(model.initial_parameters().to(performance.device), plan)
     start, last_norms = _Progress(state, buffers(model)), LastNorms()
@@ -189,7 +191,7 @@ def train(
         Trace(),
     )
     spend = recharged(plan.open_filter(), trace)
-    barrier = Barrier(
+    barrier = barrier_of(
         open_records(),
         model,
         spend=spend,

@@ -504,6 +504,47 @@ def release(
     )
 
 
+@app.command()
+def audit(
+    method: Annotated[
+        str | None, typer.Option(help="A registered method, or package.module:factory; all by default.")
+    ] = None,
+    epsilon: Annotated[float, typer.Option(help="The claim.")] = 4.0,
+    delta: Annotated[float, typer.Option(help="The claim.")] = 1e-5,
+    runs: Annotated[int, typer.Option(min=1, help="Pairs of runs with and without the worst record.")] = 1000,
+    canaries: Annotated[int, typer.Option(min=8, help="Records that the run with many asks about.")] = 400,
+    seed: Annotated[int, typer.Option(min=0, help="Of the audit.")] = 0,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side; all cores.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as steps=8.")
+    ] = None,
+) -> None:
+    """Look for more leakage than a method claims, in the code that is installed; spends nothing.
+
+    Exit status 1 if a claim is violated.
+    """
+    with sentences():
+        from tasks.config.overrides import settings_of
+        from tasks.runs.stage import checkout
+
+        root = checkout()
+        settings = {
+            key.removeprefix("algorithm."): value for key, value in settings_of(assignments or ()).items()
+        }
+
+        def flow() -> "State[Any]":
+            from flows.audit import audit as auditing
+
+            return auditing(
+                method, epsilon, delta, settings, runs, canaries, seed, workers, return_state=True
+            )
+
+        state = _stoppable(flow, root)
+        if not state.is_completed():
+            _say_why(state)
+        say(str(state.message))
+
+
 @card_app.command()
 def verify(
     file: Annotated[Path, typer.Argument(help="A privacy_card.json, its files beside it.")] = CARD,

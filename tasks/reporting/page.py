@@ -6,10 +6,12 @@ The report as one HTML page that needs nothing else: plain words first, details 
 import base64
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -43,6 +45,24 @@ FALSE_ALARMS = (0.001, 0.01, 0.05)
 _STRONG, _REASONABLE = 1.0, 10.0
 _MOST_EVENTS = 40
 _TEMPLATE = "report.html.j2"
+
+
+AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
+
+
+def audit_folder(method: str) -> Path:
+    """Where the newest audit of a method is kept, below the checkout."""
+    return Path("audits", re.sub(r"\W+", "_", method))
+
+
+def newest_audit(method: str, root: Path) -> dict[str, Any] | None:
+    """The newest audit of a method in a checkout, and where its page is as seen from `artifacts`; None without one."""
+    folder = audit_folder(method)
+    try:
+        document: dict[str, Any] = json.loads((root / folder / AUDIT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document | {"page": str(Path("..") / folder / AUDIT_PAGE)}
 
 
 @dataclass(frozen=True)
@@ -132,12 +152,13 @@ def page(
     command: str,
     risk: Risk | None,
     attack: Mapping[str, float] | None = None,
+    audit: Mapping[str, Any] | None = None,
 ) -> str:
     """The page.
 
     pictures: epsilon, risk, noise, confusion and per_class, and those of the history. past: what the page says of that.
     command: what verifies the card. risk: None for a run that promises nothing. attack: the one that the noise was
-    calibrated to, where it was.
+    calibrated to, where it was. audit: the newest one of the method, where there is one.
     """
     epsilon, delta = card.setting.epsilon, card.setting.delta
     return (
@@ -152,6 +173,7 @@ def page(
             command=command,
             risk=risk,
             attack=attack,
+            audit=audit,
             factor=None if epsilon is None else rounded_up(_growth(epsilon), 3),
             strength=None if epsilon is None else strength(epsilon),
             one_in=f"{1 / delta:,.0f}" if delta else None,

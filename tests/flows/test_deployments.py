@@ -23,7 +23,7 @@ DEPLOYMENTS = {deployment["name"]: deployment for deployment in FILE["deployment
 
 
 def test_there_is_a_deployment_for_each_flow() -> None:
-    assert set(DEPLOYMENTS) == {"train", "retrain", "compare", "report"}
+    assert set(DEPLOYMENTS) == {"train", "retrain", "compare", "report", "audit", "tune"}
     for deployment in DEPLOYMENTS.values():
         path, _, name = deployment["entrypoint"].partition(":")
         flow = getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
@@ -38,7 +38,7 @@ def test_none_piles_up_and_no_parameter_goes_unchecked(name: str) -> None:
     assert deployment["enforce_parameter_schema"] is True
     assert deployment["work_pool"] == {"name": "local-pool"}
     assert [schedule["active"] for schedule in deployment.get("schedules", [])] == [False] * (
-        name == "retrain"
+        name in ("retrain", "audit")
     )
 
 

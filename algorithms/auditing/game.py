@@ -1,0 +1,426 @@
+"""The attacker's game against a registered method: made-up records, what the barrier answered, and scores.
+
+The records are the worst ones. All but the canaries are zeros, which add nothing to any sum, and a canary's gradient is
+as long as it gets, in a direction that no other record has, in every layer. So the attacker knows all but who takes
+part. It sees each answer of the barrier (white box) or the released parameters alone (black box). What is run is the
+method's own plan and steps, in the training loop of a real run, at the real barrier.
+"""
+
+import hashlib
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dp
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
+from algorithms.core.training import train
+from algorithms.errors import RefusedError
+from algorithms.gradients import L1, L2, Affine, Box, Engine, LineCandidates, PerLayer
+from algorithms.methods.registry import CATALOGUE, from_settings
+from algorithms.models import LossBounds, Model
+from algorithms.privacy.accounting.adjacency import REPLACE_ONE
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import Accountant
+from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.mechanisms.mechanisms import FullBatch, KNorm, Laplace, Minimum, NoNoise
+from algorithms.privacy.mechanisms.noise import Generator
+
+Array = NDArray[np.float64]
+LENGTH = 1e3
+"""Of a canary's gradient in each layer, before it is clipped."""
+_USUAL: Mapping[str, Any] = {"steps": 4, "epochs": 2, "rounds": 4, "iterations": 4, "clip_norm": 1.0}
+_SPECIAL: Mapping[str, Mapping[str, Any]] = {
+    "dp_agd": {"loss_bound": 1.0},
+    "dpis": {"norm_noise_multiplier": 4.0, "oversampling": 1.5},
+    "nesterov": {"variant": "nag_opt", "noise": "gaussian"},
+    "priv_gene": {"loss_bound": 1.0},
+    "quantile_clipping": {"count_noise_multiplier": 4.0},
+}
+
+
+_ONE_LAYER = ("objective_perturbation", "output_perturbation", "majority")
+"""Methods that take a linear model with one layer alone."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """What is played.
+
+    Attributes:
+        algorithm: Name of a registered method, or "package.module:factory".
+        settings: Of the method; what is not named is small (four steps, half of the records in a batch).
+        epsilon, delta: The claim, which the method's plan is calibrated to.
+        canaries: How many records the attacker asks about.
+        zeros: Further records, and coordinates that no record moves, in which nothing but noise is seen.
+        accountant: Of the claim; at delta 0 it is "pure".
+    """
+
+    algorithm: str
+    settings: Mapping[str, Any]
+    epsilon: float
+    delta: float
+    canaries: int
+    zeros: int = 8
+    accountant: Accountant = "pld"
+
+    @property
+    def records(self) -> int:
+        """Their public number."""
+        return self.canaries + self.zeros
+
+    def method(self) -> Algorithm[Any]:
+        """The method with its settings."""
+        return from_settings({"name": self.algorithm, **self.all_settings()})
+
+    def model(self) -> Model:
+        """A linear loss, so that a record's gradient is its features wherever it is taken."""
+        single = nn.Sequential(nn.Flatten(), _one_layer(self.width))
+        module = single if self.algorithm in _ONE_LAYER else _Layers(self.width)
+        bounds = LossBounds(slope=1.0, curvature=0.25, least=0.0)
+        return Model("made-up", module, _linear_loss, _scores, bounds=bounds)
+
+    @property
+    def width(self) -> int:
+        """Numbers of a record: in each of two layers one for each canary and those of the noise."""
+        return 2 * self.records
+
+    def plan(self) -> Plan:
+        """The method's plan of the claim; raises RefusedError for a method that claims nothing."""
+        public = PublicInfo(
+            records=self.records,
+            parameters=self.width,
+            layers=len(self.model().layers),
+            classes=2,
+            inputs=Inputs(l1=1.0, l2=1.0, width=1.0),
+            loss=LossBounds(slope=1.0, curvature=0.25, least=0.0),
+        )
+        accountant = "pure" if self.delta == 0 else self.accountant
+        plan = self.method().plan(Target(Budget(self.epsilon, self.delta), accountant), public)
+        if not math.isfinite(plan.epsilon.get(plan.accountant, math.inf)) or "not_private" in plan.own:
+            raise RefusedError(
+                f"the method {self.algorithm!r} claims no privacy here, so there is nothing to audit; choose another."
+            )
+        return plan
+
+    def canary(self, index: int) -> Array:
+        """A canary's features, shape [width]: in each layer one coordinate of its own."""
+        features = np.zeros(self.width)
+        features[[index, self.records + index]] = LENGTH
+        return features
+
+    @property
+    def silent(self) -> NDArray[np.intp]:
+        """The coordinates that no record moves."""
+        return np.concatenate([part + np.arange(self.canaries, self.records) for part in (0, self.records)])
+
+    def all_settings(self) -> dict[str, Any]:
+        """Those that are given, and small ones for what is not named."""
+        known = _names(self.algorithm)
+        usual = {name: value for name, value in _USUAL.items() if name in known}
+        is_sampled = "batch_size" in known and "relative_step" not in known
+        usual |= {"batch_size": self.records // 2} if is_sampled else {}
+        usual |= {"update": {"learning_rate": 0.01}} if "update" in known else {}
+        return usual | dict(_SPECIAL.get(self.algorithm, {})) | dict(self.settings)
+
+
+def _names(algorithm: str) -> set[str]:
+    """The settings that a registered method has; none of one that is not shipped, which gets what is given."""
+    kind = CATALOGUE.get(algorithm)
+    return set() if kind is None else {field.name for field in fields(kind)}  # type: ignore[arg-type]
+
+
+class _Layers(nn.Module):
+    """Two layers beside each other, each of half of the features: an error in one layer is seen in its half."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.half = width // 2
+        self.first, self.second = _one_layer(self.half), _one_layer(width - self.half)
+
+    def forward(self, features: Tensor) -> Tensor:
+        found: Tensor = self.first(features[:, : self.half]) + self.second(features[:, self.half :])
+        return found
+
+
+def _one_layer(width: int) -> nn.Linear:
+    layer = nn.Linear(width, 1, bias=False)
+    nn.init.zeros_(layer.weight)
+    return layer
+
+
+def _linear_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    return outputs[:, 0]
+
+
+def _scores(outputs: Tensor) -> Tensor:
+    return torch.cat([-outputs, outputs], dim=1)
+
+
+@dataclass(frozen=True)
+class Records:
+    """features [n, width], labels [n]: 1 of a canary."""
+
+    features: NDArray[np.float32]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the barrier answered to one question.
+
+    value: the noised sum, before it was divided; of a selection the index that was chosen. asked: what else was said:
+    the statistic of a total, the candidates of a selection.
+    """
+
+    kind: str
+    sampling: Any
+    bound: Any
+    noise: Any
+    value: Array
+    asked: Any = None
+
+    @property
+    def scale(self) -> float:
+        """The scale of the noise on the sum that is claimed for it."""
+        if isinstance(self.bound, Minimum):  # as a sum of gradients: see `Watched.minimum`
+            return float(self.noise.scale(self.bound)) * (
+                1.0 if self.noise.is_inside else self.bound.regularisation
+            )
+        return float(self.noise.scale(self.bound))
+
+
+class Watched(Barrier):
+    """The real barrier, of which all answers are kept."""
+
+    def __init__(self, *args: Any, seen: list[Answer], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._seen = seen
+
+    def gradient(self, parameters: Tensor, **asked: Any) -> Tensor:
+        answer = super().gradient(parameters, **asked)
+        self._keep(
+            "gradient", asked["sampling"], asked["clipping"], asked["noise"], answer * asked["divisor"]
+        )
+        return answer
+
+    def total(self, statistic: Any, *, bound: L1 | L2, noise: Any, sampling: Any = None) -> Tensor:
+        answer = super().total(statistic, bound=bound, noise=noise, sampling=sampling)
+        self._keep("total", sampling or FullBatch(), bound, noise, answer, statistic)
+        return answer
+
+    def norm_total(self, parameters: Tensor, *, bound: L2, noise: Any) -> float:
+        answer = super().norm_total(parameters, bound=bound, noise=noise)
+        self._keep("norms", FullBatch(), bound, noise, torch.tensor([answer]))
+        return answer
+
+    def norm_count(self, parameters: Tensor, *, bound: L2, noise: Any, sampling: Any = None) -> float:
+        answer = super().norm_count(parameters, bound=bound, noise=noise, sampling=sampling)
+        self._keep("norm count", sampling or FullBatch(), L2(0.5), noise, torch.tensor([answer]))
+        return answer
+
+    def argmin(self, candidates: Any, *, bound: float, noise: Any, sampling: Any = None) -> int:
+        answer = super().argmin(candidates, bound=bound, noise=noise, sampling=sampling)
+        points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
+        self._keep(
+            "argmin", sampling or FullBatch(), L1(bound), noise, torch.tensor([answer]), points.double()
+        )
+        return answer
+
+    def minimum(self, problem: Minimum, *, noise: Any) -> Tensor:
+        """Of linear losses it is -(sum of gradients + noise) / regularisation."""
+        answer = super().minimum(problem, noise=noise)
+        self._keep("minimum", FullBatch(), problem, noise, -problem.regularisation * answer)
+        return answer
+
+    def _keep(
+        self, kind: str, sampling: Any, bound: Any, noise: Any, value: Tensor, asked: Any = None
+    ) -> None:
+        found = value.detach().double().cpu().numpy()
+        self._seen.append(Answer(kind, sampling, bound, noise, found, asked))
+
+
+@dataclass(frozen=True)
+class Played:
+    """answers: all of the barrier's, in order. events: what each was charged. released: the parameters, [width]."""
+
+    answers: Sequence[Answer]
+    events: Sequence[dp.DpEvent]
+    released: Array
+
+
+class _Examined(Performance):
+    """Takes one engine for all runs of a game: examining the same model again would take most of the time."""
+
+    def engine(self, model: Model, records: Any) -> Engine:
+        key = (repr(model.module), records.features.shape[1:])
+        if key not in _ENGINES:
+            _ENGINES[key] = super().engine(model, records)
+        return _ENGINES[key]
+
+
+_ENGINES: dict[object, Engine] = {}
+
+
+def key_of(*parts: object) -> Generator:
+    """A generator that anyone can make again: audits are of made-up records, and are to be repeatable."""
+    return Generator(hashlib.sha256(repr(parts).encode()).digest(), private=False)
+
+
+def play(
+    game: Game, plan: Plan, coins: NDArray[np.bool_], generator: Generator, *, blank: bool = False
+) -> Played:
+    """One run of the method on made-up records.
+
+    coins: shape [canaries]: who is in, or under replace-one who is there with its features and not their negative.
+    blank: puts a record of zeros where a canary is not in, so that later coins and the noise stay the same.
+    """
+    canaries = np.stack([game.canary(index) for index in range(game.canaries)])
+    if plan.adjacency == REPLACE_ONE.name:
+        canaries *= np.where(coins, 1.0, -1.0)[:, None]
+        labels = coins.astype(np.int64)
+    elif blank:
+        canaries, labels = canaries * coins[:, None], coins.astype(np.int64)
+    else:
+        canaries, labels = canaries[coins], np.ones(int(coins.sum()), np.int64)
+    zeros = np.zeros((game.zeros, game.width))
+    records = Records(
+        np.concatenate([zeros, canaries]).astype(np.float32),
+        np.concatenate([np.zeros(game.zeros, np.int64), labels]),
+    )
+    seen: list[Answer] = []
+    method = game.method()
+    with tempfile.TemporaryDirectory(prefix="epsilonflow-audit-") as folder:
+        state, trace, _model = train(
+            method,
+            plan,
+            game.model(),
+            open_records=lambda: records,
+            generator=generator,
+            run_id="audit",
+            folder=Path(folder),
+            performance=_Examined(physical_batch=64),
+            checkpoint_seconds=math.inf,
+            tell=lambda *_: None,
+            barrier_of=lambda *args, **kwargs: Watched(*args, seen=seen, **kwargs),
+        )
+    return Played(seen, trace.events(), method.released(state).detach().double().numpy())
+
+
+def contribution(game: Game, answer: Answer, features: Array) -> Array | None:
+    """What a canary adds to a sum, as the bound allows it; None for a question of which no sum is known."""
+    bound = answer.bound
+    match answer.kind:
+        case "norms":
+            return np.array([bound.norm])
+        case "norm count":
+            return np.array([-0.5])
+        case "total":
+            label = torch.tensor(int(features.any()))
+            found = answer.asked(torch.from_numpy(features.astype(np.float32)), label)
+            vector = found.double().numpy().reshape(-1)
+            norm = float(np.linalg.norm(vector, 1 if isinstance(bound, L1) else 2))
+            shrunk: Array = vector * min(1.0, bound.norm / max(norm, 1e-300))
+            return shrunk
+        case "gradient" | "minimum":
+            return _clipped(game, bound, features)
+    return None
+
+
+def _clipped(game: Game, bound: Any, gradient: Array) -> Array:
+    if isinstance(bound, PerLayer):
+        layers = np.split(gradient, len(bound.norms))
+        parts = [
+            layer * norm / np.linalg.norm(layer) for layer, norm in zip(layers, bound.norms, strict=True)
+        ]
+        return np.concatenate(parts)
+    if isinstance(bound, Affine):
+        gradient = (gradient - bound.shift.double().numpy()) / bound.scale.double().numpy()
+    norm = bound.clip_norm if isinstance(bound, Minimum) else bound.norm
+    norm = min(norm, bound.input_norm) if isinstance(bound, Minimum) else norm
+    clipped: Array = gradient * norm / length_of(gradient, bound)
+    return clipped
+
+
+def length_of(vector: Array, bound: Any) -> float:
+    """A vector's length in the norm of a bound."""
+    if isinstance(bound, Box):
+        return float(max(vector.max(), 0.0) - min(vector.min(), 0.0))
+    return float(np.linalg.norm(vector, 1 if isinstance(bound, L1) else 2))
+
+
+def log_likelihood(game: Game, plan: Plan, answers: Sequence[Answer], canary: int, *, alone: bool) -> float:
+    """How much more likely the answers are with a canary than without it, as a logarithm: the best test there is.
+
+    alone: whether no other canary may be there; else questions about all records at once are left out, and noise is
+    looked at where this canary alone can be seen.
+    """
+    return math.fsum(_log_ratio(game, plan, answer, canary, alone=alone) for answer in answers)
+
+
+def _log_ratio(game: Game, plan: Plan, answer: Answer, canary: int, *, alone: bool) -> float:
+    if isinstance(answer.noise, NoNoise):
+        return 0.0
+    features = game.canary(canary)
+    replaced = -features if plan.adjacency == REPLACE_ONE.name else np.zeros_like(features)
+    if answer.kind == "argmin":
+        return _of_selection(answer, features, replaced) if alone else 0.0
+    with_it = contribution(game, answer, features)
+    if with_it is None or (not alone and answer.kind not in ("gradient", "minimum")):
+        return 0.0
+    without = contribution(game, answer, replaced) if replaced.any() else np.zeros_like(with_it)
+    assert without is not None
+    others = np.zeros_like(with_it)
+    if answer.kind == "total":
+        nobody = contribution(game, answer, np.zeros_like(features))
+        others = game.zeros * answer.sampling.rate * (0.0 if nobody is None else nobody)
+    if answer.kind == "norm count":
+        others = np.array([0.5 * game.zeros * answer.sampling.rate])
+    seen = answer.value - others
+    if not alone:
+        support = with_it != 0
+        seen, with_it, without = seen[support], with_it[support], without[support]
+    rate, rest = answer.sampling.rate, _log_density(answer, seen)
+    mixed = [
+        np.logaddexp(_log(1 - rate) + rest, math.log(rate) + _log_density(answer, seen - there))
+        for there in (with_it, without)
+    ]
+    return float(mixed[0] - mixed[1])
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _log_density(answer: Answer, residual: Array) -> float:
+    """Of the noise that is claimed, up to a constant."""
+    noise = answer.noise
+    if isinstance(noise, Laplace):
+        return -float(np.abs(residual).sum()) / answer.scale
+    if isinstance(noise, KNorm) or noise.name == "pureobjectivenoise":
+        return -length_of(residual, answer.bound) / answer.scale
+    return -float((residual**2).sum()) / (2 * answer.scale**2)
+
+
+def _of_selection(answer: Answer, features: Array, replaced: Array) -> float:
+    """Of an argmin by Gumbel noise, whose choice has softmax probabilities; by Laplace noise about the same."""
+    points, bound = answer.asked.numpy(), answer.bound.norm
+    place, rate = int(answer.value[0]), answer.sampling.rate
+
+    def log_probability(losses: Array) -> float:
+        scores = -losses / answer.scale
+        return float(scores[place] - np.logaddexp.reduce(scores))
+
+    def mixed(of: Array) -> float:
+        there = log_probability(np.clip(points @ of, 0.0, bound))
+        none = log_probability(np.zeros(len(points)))
+        return float(np.logaddexp(_log(1 - rate) + none, math.log(rate) + there))
+
+    return mixed(features) - mixed(replaced)

@@ -1,0 +1,133 @@
+"""Each mechanism alone, by a direct test of its two worst neighbours: many draws, no training, no records.
+
+The sum is zero on one side and as far away as one record can move it on the other; a selection has candidates that tie
+or of which one loses by the whole bound. The score is the likelihood ratio, so that the test is the best there is, and
+what it reaches is held against the mechanism's own event.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import dp_accounting as dp
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from algorithms.auditing.audit import Attack, family_of, many_runs
+from algorithms.auditing.game import key_of
+from algorithms.gradients import L1, L2, Box
+from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.mechanisms.mechanisms import FullBatch, Gaussian, Gumbel, KNorm, Laplace, Poisson
+from algorithms.privacy.mechanisms.noise import Stream
+from algorithms.privacy.mechanisms.release import (
+    Release,
+    add_noise,
+    argmin_release,
+    chosen,
+    gradient_release,
+    noisy_argmin,
+)
+
+Array = NDArray[np.float64]
+DELTA = 1e-5
+_DIMENSION, _CANDIDATES = 3, 2
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A mechanism's audit. claimed: epsilon of its event at delta 1e-5."""
+
+    name: str
+    claimed: float
+    attack: Attack
+
+
+@dataclass(frozen=True)
+class _Neighbours:
+    """scores: (release, stream, whether the record is in, draws) -> log likelihood ratios, shape [draws]."""
+
+    release: Release
+    scores: Callable[[Release, Stream, bool, int], Array]
+
+
+def tested(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> list[Tested]:
+    """The audit of every mechanism at a noise multiplier of 1.
+
+    Args:
+        draws: On either side; those in several dimensions are drawn one after the other.
+        seed: Of the draws.
+        only: Names of mechanisms; empty for all.
+
+    Example:
+        >>> any(found.attack.is_violated for found in tested(draws=200))
+        False
+    """
+    found = []
+    for name, pair in ((name, _NEIGHBOURS[name]) for name in only or _NEIGHBOURS):
+        sides = [
+            pair.scores(pair.release, key_of("mechanism", name, seed).stream(side), bool(side), draws)
+            for side in (0, 1)
+        ]
+        schedule = [(pair.release.event(), 1)]
+        accountant = "rdp" if isinstance(schedule[0][0], dp.dp_event.ZCDpEvent) else "pld"
+        claimed, cost = family_of(schedule, DELTA, accountant=accountant)
+        attack = many_runs(np.stack(sides, axis=1), claimed, cost, DELTA)
+        found.append(Tested(name, epsilon(schedule, DELTA, accountant=accountant), attack))
+    return found
+
+
+def _on_a_line(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
+    """One coordinate, many times: each draw of the noise of a vector is one of these."""
+    rate, scale = release.sampling.rate, release.noise_scale
+    reached = is_in * np.ones(draws)
+    if not isinstance(release.sampling, FullBatch):
+        reached = np.zeros(draws)
+        reached[chosen(release.sampling, draws, stream)] = float(is_in)
+    seen = add_noise(reached * release.clipping.sensitivity, release, stream) / scale
+    shift = release.clipping.sensitivity / scale
+    is_laplace = isinstance(release.noise, Laplace)
+    ratio = np.abs(seen) - np.abs(seen - shift) if is_laplace else seen * shift - shift**2 / 2
+    if rate == 1:
+        return np.asarray(ratio)
+    return np.asarray(np.logaddexp(np.log1p(-rate), np.log(rate) + ratio))
+
+
+def _in_space(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
+    far = np.zeros(_DIMENSION)
+    far[0] = release.clipping.sensitivity
+    found = []
+    for _ in range(draws):
+        seen = add_noise(is_in * far, release, stream)
+        found.append((_norm(seen, release) - _norm(seen - far, release)) / release.noise_scale)
+    return np.array(found)
+
+
+def _norm(vector: Array, release: Release) -> float:
+    if isinstance(release.clipping, Box):
+        return float(max(vector.max(), 0.0) - min(vector.min(), 0.0))
+    return float(np.linalg.norm(vector))
+
+
+def _selected(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
+    """Two candidates; the record makes the first lose by the bound. Chosen, the first speaks against the record."""
+    bound, points = release.clipping.sensitivity, torch.zeros(_CANDIDATES, 1)
+    picks = np.array(
+        [
+            noisy_argmin(torch.tensor([is_in * bound, 0.0], dtype=torch.float64), points, release, stream)
+            for _ in range(draws)
+        ]
+    )
+    loses = 1 / (1 + np.exp(bound / release.noise_scale))
+    return np.where(picks == 0, np.log(2 * loses), np.log(2 * (1 - loses)))
+
+
+_NEIGHBOURS = {
+    "Gaussian": _Neighbours(gradient_release(FullBatch(), L2(1.0), Gaussian(1.0), 1.0), _on_a_line),
+    "Gaussian on a Poisson sample": _Neighbours(
+        gradient_release(Poisson(0.5), L2(1.0), Gaussian(1.0), 1.0), _on_a_line
+    ),
+    "Laplace": _Neighbours(gradient_release(FullBatch(), L1(1.0), Laplace(1.0), 1.0), _on_a_line),
+    "K-norm of the box": _Neighbours(gradient_release(FullBatch(), Box(1.0), KNorm(1.0), 1.0), _in_space),
+    "Gumbel selection": _Neighbours(argmin_release(1.0, Gumbel(1.0)), _selected),
+    "Laplace selection": _Neighbours(argmin_release(1.0, Laplace(1.0)), _selected),
+}

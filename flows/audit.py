@@ -1,0 +1,59 @@
+"""The audit of methods as a Prefect flow: lower bounds on epsilon from what really runs, on made-up records."""
+
+import os
+from typing import Any
+
+from prefect import flow, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from flows.pipeline import REFUSED
+from tasks.auditing import Asked, auditable, run_audit
+from tasks.runs.stage import checkout, refusals
+
+
+@task(name="audit", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def audit_one(asked: Asked, workers: int) -> tuple[bool, str]:
+    """Audit one method; whether its claim is violated, and what was found in a sentence."""
+    found, page = run_audit(asked, checkout(), workers=workers)
+    verdict = "the claim is VIOLATED" if found["is_violated"] else "nothing speaks against the claim"
+    numbers = f"claimed {found['claimed']:.4g}, found {found['found']:.4g}"
+    return found["is_violated"], f"{asked.method}: {numbers}; {verdict} ({page})"
+
+
+@flow(name="audit", retries=0, persist_result=False)
+def audit(
+    method: str | None = None,
+    epsilon: float = 4.0,
+    delta: float = 1e-5,
+    settings: dict[str, Any] | None = None,
+    runs: int = 1000,
+    canaries: int = 400,
+    seed: int = 0,
+    workers: int | None = None,
+) -> State[Any]:
+    """Look for more leakage than is claimed, in the code as it is installed here; spends nothing.
+
+    Args:
+        method: a registered method, or package.module:factory; all that claim privacy where it is empty.
+        epsilon: the claim.
+        delta: the claim.
+        settings: of the method; what is not named is small.
+        runs: pairs of runs with and without the worst record.
+        canaries: of the run with many of them.
+        seed: of the audit; the same one finds the same.
+        workers: processes side by side; all cores where it is empty.
+    """
+    cores, violated, said = workers or os.cpu_count() or 1, [], ""
+    for name in [method] if method else auditable():
+        asked = Asked(name, settings or {}, epsilon, delta, runs, canaries, seed)
+        try:
+            is_violated, said = audit_one(asked, cores)
+        except refusals() as refusal:
+            return Failed(name=REFUSED, message=str(refusal))
+        get_run_logger().info("%s", said)
+        violated += [said] if is_violated else []
+    if violated:
+        return Failed(message="; ".join(violated))
+    return Completed(message="no claim is violated" if method is None else said)

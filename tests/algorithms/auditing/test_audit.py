@@ -1,0 +1,115 @@
+"""The audit of a method finds faults that are planted in the barrier and the mechanisms, and accuses nobody else."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.auditing.audit import Audit, audit
+from algorithms.auditing.game import Game
+from algorithms.auditing.mechanisms import tested
+from algorithms.errors import RefusedError
+from algorithms.gradients import Engine
+from algorithms.gradients.clipping import Unclipped
+from algorithms.privacy.barrier import unnoised_queries
+from algorithms.privacy.mechanisms import release
+
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+def quick(method: str = "dp_sgd", seed: int = 0, **settings: Any) -> Audit:
+    """A fast audit: the parts of the claim are looked at as always, the attacks are weak."""
+    return audit(Game(method, settings, 2.0, 1e-5, 1, accountant="rdp"), runs=8, canaries=240, seed=seed)
+
+
+def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = release.draws
+    monkeypatch.setattr(release, "draws", lambda *args: 0.5 * drawn(*args))
+
+
+def one_layer_unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    clipped = Engine.clipped_sum
+
+    def skipping(self: Engine, point: Tensor, inputs: Tensor, labels: Tensor, clipping: Any) -> Tensor:
+        total = clipped(self, point, inputs, labels, clipping).clone()
+        layer = slice(len(total) // 2, None)
+        total[layer] = clipped(self, point, inputs, labels, Unclipped())[layer]
+        return total
+
+    monkeypatch.setattr(Engine, "clipped_sum", skipping)
+
+
+def coins_shared_by_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn, last = unnoised_queries.chosen, []
+
+    def shared(*args: Any) -> Any:
+        last.append(drawn(*args) if len(last) % 4 != 1 else last[-1])
+        return last[-1]
+
+    monkeypatch.setattr(unnoised_queries, "chosen", shared)
+
+
+def a_record_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = unnoised_queries.chosen
+
+    def twice(*args: Any) -> Any:
+        rows = drawn(*args)
+        return np.append(rows, rows[-1:])
+
+    monkeypatch.setattr(unnoised_queries, "chosen", twice)
+
+
+@pytest.mark.parametrize(
+    ("fault", "part"),
+    [
+        (half_the_noise, "noise"),
+        (one_layer_unclipped, "reach of a record"),
+        (coins_shared_by_two_steps, "coins of two releases"),
+        (a_record_counted_twice, "reach of a record"),
+    ],
+)
+def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, fault: Fault, part: str) -> None:
+    fault(monkeypatch)
+    found = quick()
+    assert part in [check.name for check in found.checks if check.is_violated]
+    assert found.is_violated
+
+
+def test_honest_methods_are_not_accused() -> None:
+    for method in ("dp_sgd", "dp_gd", "objective_perturbation"):
+        found = quick(method)
+        assert not found.is_violated, found.to_json()
+        assert found.found <= found.claimed
+
+
+def test_the_bound_comes_close_to_the_claim_where_runs_are_many() -> None:
+    """One Gaussian release, whose worst case is exactly the claim; the seed is fixed."""
+    game = Game("dp_gd", {"steps": 1, "clip_norm": 1.0}, 4.0, 1e-5, 1)
+    found = audit(game, runs=400, canaries=50)
+    assert 0.45 * found.claimed < found.found <= found.claimed
+
+
+def test_half_of_the_noise_would_have_been_seen() -> None:
+    assert quick().power.caught > 0.99
+
+
+def test_what_claims_nothing_is_refused() -> None:
+    with pytest.raises(RefusedError, match="claims no privacy"):
+        quick("lbfgs")
+
+
+def test_a_records_reach_is_seen_in_both_layers() -> None:
+    features = torch.from_numpy(Game("dp_sgd", {}, 1.0, 1e-5, 1).canary(0))
+    assert int((features != 0).sum()) == 2
+
+
+def test_every_mechanism_is_tested_at_its_two_worst_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(found.attack.is_violated for found in tested(draws=200))
+    exact = ("Gaussian", "Laplace")
+    honest = tested(draws=2000, only=exact)
+    assert all(0.75 * found.claimed < found.attack.found <= found.claimed for found in honest)
+    half_the_noise(monkeypatch)
+    assert all(found.attack.is_violated for found in tested(draws=2000, only=exact))

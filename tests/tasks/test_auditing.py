@@ -1,0 +1,37 @@
+"""What an audit leaves: the file, the page, and the link from the report of a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from algorithms.errors import RefusedError
+from tasks.auditing import Asked, auditable, run_audit
+from tasks.config.params import ParamsRefusedError
+from tasks.reporting.page import newest_audit
+
+
+def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path) -> None:
+    assert newest_audit("majority", tmp_path) is None
+    found, page = run_audit(Asked("majority", {}, runs=12, canaries=8), tmp_path, workers=2)
+    kept = json.loads((tmp_path / "audits" / "majority" / "audit.json").read_text())
+    assert kept == found
+    assert not found["is_violated"]
+    assert [row["name"] for row in found["mechanisms"]][0] == "Gaussian"
+    assert page == tmp_path / "audits" / "majority" / "audit.html"
+    assert "nothing speaks against the claim" in page.read_text()
+    newest = newest_audit("majority", tmp_path)
+    assert newest is not None
+    assert (tmp_path / "artifacts" / newest["page"]).resolve() == page.resolve()
+
+
+def test_what_cannot_be_audited_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ParamsRefusedError, match=r"unknown key algorithm\.nothing"):
+        run_audit(Asked("majority", {"nothing": 1}), tmp_path)
+    with pytest.raises(RefusedError, match="no algorithm"):
+        run_audit(Asked("unknown", {}), tmp_path)
+
+
+def test_all_methods_with_a_claim_are_audited() -> None:
+    assert {"dp_sgd", "dpis", "majority"} <= set(auditable())
+    assert not {"lbfgs", "non_private"} & set(auditable())
