@@ -81,7 +81,7 @@ def load(
         accounts = connection.execute(_SOME_ACCOUNTS, {"population": population, "blocks": sorted(named)})
     for account in accounts:
         _open_account(books, account)
-    conditions = [RUN.c.run_id.in_(sorted(runs))] if runs else []
+    conditions: list[sa.ColumnElement[bool]] = [RUN.c.run_id.in_(sorted(runs))] if runs else []
     of_population = RUN.c.population == population
     if retraining is not None:
         conditions.append(of_population & (RUN.c.retraining == retraining))

@@ -7,10 +7,10 @@ counts k times, and a run on several blocks is priced for all of a person's reco
 settled run really spent, and the whole reservation of each forfeited and each open run. A killed run's reservation
 stays charged until the run is resumed and settled; forfeited, it is charged for ever.
 
-A row changed, removed or inserted outside the ledger breaks its hash chain, and it cannot be opened any more by whoever
-has not verified that row before; `verify` reads all of them. Balances are kept in rows of their own and `verify` derives
-them again. An old copy put back and a deleted file leave a chain that holds: only a `head()` kept elsewhere shows these,
-through `verify(containing=...)`. No clock decides anything: `written_at` is for people.
+A row changed, removed or inserted outside the ledger breaks its hash chain, and it cannot be opened any more by
+whoever has not verified that row before; `verify` reads all of them. Balances are kept in rows of their own, and
+`verify` derives them again. An old copy put back and a deleted file leave a chain that holds: only a `head()` kept elsewhere shows
+these, through `verify(containing=...)`. No clock decides anything: `written_at` is for people.
 
 Below the class is what the rows prove by themselves: copies, which restore the same chain hash for hash; whose copy a
 ledger is; that prices are what events cost; and a population as it stood when a run had settled, however late one asks.
@@ -198,7 +198,11 @@ class Ledger:
         def decide(connection: Connection) -> tuple[Books, list[Draft]]:
             # What decides is loaded; what a refusal says more, all blocks and all open runs, where there is one.
             few = None if WHOLE_POPULATION in named else named
-            ask = {"runs": (run_id,), "retraining": about.get("retraining"), "held": bool(held)}
+            ask: dict[str, Any] = {
+                "runs": (run_id,),
+                "retraining": about.get("retraining"),
+                "held": bool(held),
+            }
             books = balances.load(connection, population, blocks=few, **ask)
             try:
                 return books, admitted(books)
@@ -419,14 +423,15 @@ def export(ledger: Ledger, path: Path) -> int:
     """
 
     def write(rows: Iterator[Entry]) -> int:
-        count = 0
+        written = 0
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            for count, row in enumerate(rows, start=1):
+            for row in rows:
                 file.write(json.dumps(vars(row)) + "\n")
+                written += 1
             file.flush()
             os.fsync(file.fileno())
-        return count
+        return written
 
     try:
         return ledger.rows(write)

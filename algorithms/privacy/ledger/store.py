@@ -2,8 +2,8 @@
 
 A write is one transaction that verifies the chain from the last head that this store verified, asks what to append,
 appends it and brings the balances up to it, so that it takes as long at any age of the ledger. SQLite runs these one
-after the other (BEGIN IMMEDIATE); on PostgreSQL they take turns at a lock, and SERIALIZABLE stands behind it for whoever
-takes none. Unique constraints (one row a place, one successor a row, one row a run, kind and block) stand behind that.
+after the other (BEGIN IMMEDIATE); on PostgreSQL they take turns at a lock, and SERIALIZABLE stands behind it for
+whoever takes none. Unique constraints (one row a place, one successor a row, one row a run, kind and block) stand behind that.
 A transaction that lost a race or its connection is tried again. Triggers refuse UPDATE and DELETE: they stop accidents,
 while the hash chain shows what was done around them. No message holds a password.
 """
