@@ -68,17 +68,16 @@ def load(
     whether all open runs are, and all of retrainings.
     """
     books = Books()
-    row = connection.execute(_POPULATION, {"population": population}).one_or_none()
-    if row is None:  # the message names some that there are
-        for name in names(connection, limit=_NAMES_IN_A_MESSAGE):
-            _enter(books, connection.execute(_POPULATION, {"population": name}).one())
-        return books
-    _enter(books, row)
     if blocks is None:
-        accounts = connection.execute(_ACCOUNTS, {"population": population})
+        accounts = connection.execute(_ACCOUNTS, {"population": population}).all()
     else:
-        named = {*blocks, WHOLE_POPULATION}
-        accounts = connection.execute(_SOME_ACCOUNTS, {"population": population, "blocks": sorted(named)})
+        named = sorted({*blocks, WHOLE_POPULATION})
+        accounts = connection.execute(_SOME_ACCOUNTS, {"population": population, "blocks": named}).all()
+    if not accounts:  # the message names some that there are
+        for row in connection.execute(_SOME_POPULATIONS):
+            _enter(books, row)
+        return books
+    _enter(books, accounts[0])
     for account in accounts:
         _open_account(books, account)
     conditions: list[sa.ColumnElement[bool]] = [RUN.c.run_id.in_(sorted(runs))] if runs else []
@@ -114,6 +113,7 @@ def enter(connection: Connection, books: Books, entries: Sequence[Entry]) -> Non
 
     Raises RefusedError for a row that another version wrote.
     """
+    known = set(books.adjacencies)
     replay(entries, books=books)
     declared = [entry for entry in entries if entry.run_id is None]
     charged = [entry for entry in entries if entry.run_id is not None]
@@ -130,8 +130,8 @@ def enter(connection: Connection, books: Books, entries: Sequence[Entry]) -> Non
     ]
     accounts = dict.fromkeys((entry.population, entry.block) for entry in charged)
     runs = dict.fromkeys(entry.run_id for entry in charged if entry.run_id is not None)
-    used = dict.fromkeys(entry.population for entry in reserved)
-    for statement, rows in (
+    used = {entry.population for entry in reserved} - known
+    changes = (
         (_ENTER_POPULATION, [_population_row(books, name, place) for name, place in first.items()]),
         (_ENTER_ACCOUNT, [_account_row(books, account) | {"place": seq} for account, seq in places.items()]),
         (_CHARGE, [_account_row(books, account) for account in accounts]),
@@ -139,7 +139,8 @@ def enter(connection: Connection, books: Books, entries: Sequence[Entry]) -> Non
         (_FIRST_ADJACENCY, [{"population": name, "adjacency": books.adjacencies[name]} for name in used]),
         (_ENTER_HELD, held),
         (_SET_HEAD, [entries[-1].head._asdict()]),
-    ):
+    )
+    for statement, rows in changes:
         _execute(connection, statement, rows)
 
 
@@ -292,11 +293,17 @@ def _canonical(value: object) -> str:
 
 _HEAD = sa.text("SELECT seq, hash FROM epsilonflow_head")
 _SET_HEAD = sa.text("UPDATE epsilonflow_head SET seq = :seq, hash = :hash")
-_POPULATION = sa.text("SELECT * FROM epsilonflow_population WHERE population = :population")
-_ACCOUNTS = sa.text("SELECT * FROM epsilonflow_account WHERE population = :population ORDER BY place, block")
-_SOME_ACCOUNTS = sa.text(
-    "SELECT * FROM epsilonflow_account WHERE population = :population AND block IN :blocks ORDER BY place, block"
-).bindparams(sa.bindparam("blocks", expanding=True))
+_JOINED = (
+    "SELECT terms, allowed, adjacency, a.* FROM epsilonflow_population p JOIN epsilonflow_account a"
+    " ON a.population = p.population WHERE p.population = :population"
+)
+_ACCOUNTS = sa.text(f"{_JOINED} ORDER BY a.place, block")
+_SOME_ACCOUNTS = sa.text(f"{_JOINED} AND block IN :blocks ORDER BY a.place, block").bindparams(
+    sa.bindparam("blocks", expanding=True)
+)
+_SOME_POPULATIONS = sa.text(
+    f"SELECT * FROM epsilonflow_population ORDER BY place LIMIT {_NAMES_IN_A_MESSAGE}"
+)
 _RUN = sa.text("SELECT run FROM epsilonflow_run WHERE run_id = :run_id")
 _ENTER_POPULATION = sa.text(
     "INSERT INTO epsilonflow_population (population, place, terms, allowed)"

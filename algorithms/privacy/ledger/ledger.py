@@ -9,8 +9,8 @@ stays charged until the run is resumed and settled; forfeited, it is charged for
 
 A row changed, removed or inserted outside the ledger breaks its hash chain, and it cannot be opened any more by
 whoever has not verified that row before; `verify` reads all of them. Balances are kept in rows of their own, and
-`verify` derives them again. An old copy put back and a deleted file leave a chain that holds: only a `head()` kept elsewhere shows
-these, through `verify(containing=...)`. No clock decides anything: `written_at` is for people.
+`verify` derives them again. An old copy put back and a deleted file leave a chain that holds: only a `head()` kept
+elsewhere shows these, through `verify(containing=...)`. No clock decides anything: `written_at` is for people.
 
 Below the class is what the rows prove by themselves: copies, which restore the same chain hash for hash; whose copy a
 ledger is; that prices are what events cost; and a population as it stood when a run had settled, however late one asks.
@@ -60,6 +60,8 @@ class Ledger:
     """
 
     _store: Store = field(repr=False)
+    _priced_by: dict[str, Terms] = field(default_factory=dict, repr=False, compare=False)
+    """The terms of populations as they were first seen here; what prices follow from never changes."""
 
     @classmethod
     def open(cls, url: str, *, verified: Head = NOTHING) -> "Ledger":
@@ -191,7 +193,8 @@ class Ledger:
         rules.check_name(run_id, "run_id")
         run = Draft("reserve", population, cost, run_id, events, about)
         # Priced before the database is locked: accountants take their time.
-        terms = self._books(population, blocks=()).term(population)
+        terms = self._priced_by.get(population) or self.terms(population)
+        self._priced_by[population] = terms
         drafts = rules.reservation(terms, run, blocks, held or {})
         named = {draft.block for draft in drafts}
 

@@ -2,10 +2,11 @@
 
 A write is one transaction that verifies the chain from the last head that this store verified, asks what to append,
 appends it and brings the balances up to it, so that it takes as long at any age of the ledger. SQLite runs these one
-after the other (BEGIN IMMEDIATE); on PostgreSQL they take turns at a lock, and SERIALIZABLE stands behind it for
-whoever takes none. Unique constraints (one row a place, one successor a row, one row a run, kind and block) stand behind that.
-A transaction that lost a race or its connection is tried again. Triggers refuse UPDATE and DELETE: they stop accidents,
-while the hash chain shows what was done around them. No message holds a password.
+after the other (BEGIN IMMEDIATE). On PostgreSQL they take turns at a lock, and SERIALIZABLE stands behind it for
+whoever takes none; a turn ends before the disk has the rows, and `append` returns after it, so that one wait for the
+disk serves all who wait. Unique constraints (one row a place, one successor a row, one row a run, kind and block) stand
+behind that. A transaction that lost a race or its connection is tried again. Triggers refuse UPDATE and DELETE: they
+stop accidents, while the hash chain shows what was done around them. No message holds a password.
 """
 
 import getpass
@@ -16,6 +17,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import islice
@@ -246,8 +248,9 @@ class Store:
                 entries.append(seal(draft, after=head, written_at=now, written_by=_user(connection)))
                 head = entries[-1].head
             if entries:
-                insert(connection, entries)
-                balances.enter(connection, books, entries)
+                with _together(connection):
+                    insert(connection, entries)
+                    balances.enter(connection, books, entries)
             return head
 
         self.verified = self._transaction(work, writes=True)
@@ -313,8 +316,8 @@ class Store:
             fresh = []
         if not fresh:
             raise LedgerBrokenError(
-                f"the ledger {self.place.name} has no row {kept.seq} with the hash {kept.hash[:16]}..., of which it keeps"
-                " balances: rows were cut off or an older copy was put back; restore the newest copy."
+                f"the ledger {self.place.name} has no row {kept.seq} with the hash {kept.hash[:16]}..., of which it"
+                " keeps balances: rows were cut off or an older copy was put back; restore the newest copy."
             )
         if not writes:
             raise _BehindError
@@ -359,10 +362,14 @@ class Store:
         engine = self.place.engine if writes else self.place.reader
         while True:
             try:
-                with engine.connect() as connection, connection.begin():
+                with engine.connect() as connection:
                     self._was_connected = True
-                    _begin(connection, writes=writes, locks=locks)
-                    return work(connection)
+                    with connection.begin():
+                        _begin(connection, writes=writes, locks=locks)
+                        found = work(connection)
+                    if writes and connection.dialect.name == "postgresql":
+                        _make_durable(connection)
+                    return found
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) == _NOT_ALLOWED:
                     raise NotAllowedError(self.place.not_allowed()) from None
@@ -455,7 +462,30 @@ def _begin(connection: Connection, *, writes: bool, locks: bool) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
     elif writes and locks:
         # Writers take turns. The first statement, so that the snapshot is taken when the turn has come.
-        connection.exec_driver_sql("LOCK TABLE epsilonflow_head IN EXCLUSIVE MODE")
+        connection.exec_driver_sql(
+            "LOCK TABLE epsilonflow_head IN EXCLUSIVE MODE; SET LOCAL synchronous_commit = off"
+        )
+
+
+@contextmanager
+def _together(connection: Connection) -> Iterator[None]:
+    """Sends what is written without waiting for the answer to each statement: others wait for this turn to end."""
+    if connection.dialect.name != "postgresql":
+        yield
+        return
+    from psycopg import Error
+
+    try:
+        with connection.connection.driver_connection.pipeline():  # type: ignore[union-attr]
+            yield
+    except Error as error:
+        raise DBAPIError(None, None, error) from None
+
+
+def _make_durable(connection: Connection) -> None:
+    """Waits until the disk has every commit so far: a commit that waits for its own mark waits for those before it."""
+    with connection.begin():
+        connection.exec_driver_sql("SELECT pg_logical_emit_message(true, 'epsilonflow', '')")
 
 
 def _user(connection: Connection) -> str:
