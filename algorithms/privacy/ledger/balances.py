@@ -113,7 +113,8 @@ def enter(connection: Connection, books: Books, entries: Sequence[Entry]) -> Non
 
     Raises RefusedError for a row that another version wrote.
     """
-    known = set(books.adjacencies)
+    known, open_already = set(books.adjacencies), set(books.caps)
+    before = {name: _population_row(books, name) for name in books.terms}
     replay(entries, books=books)
     declared = [entry for entry in entries if entry.run_id is None]
     charged = [entry for entry in entries if entry.run_id is not None]
@@ -128,20 +129,23 @@ def enter(connection: Connection, books: Books, entries: Sequence[Entry]) -> Non
         for entry in reserved
         for digest in json.loads(entry.about).get("held", ())
     ]
+    terms = [row for name in first if (row := _population_row(books, name)) != before.get(name)]
+    rows = {account: _account_row(books, account) | {"place": seq} for account, seq in places.items()}
     accounts = dict.fromkeys((entry.population, entry.block) for entry in charged)
     runs = dict.fromkeys(entry.run_id for entry in charged if entry.run_id is not None)
     used = {entry.population for entry in reserved} - known
     changes = (
-        (_ENTER_POPULATION, [_population_row(books, name, place) for name, place in first.items()]),
-        (_ENTER_ACCOUNT, [_account_row(books, account) | {"place": seq} for account, seq in places.items()]),
+        (_ENTER_POPULATION, [row | {"place": first[row["population"]]} for row in terms]),
+        (_OPEN_ACCOUNT, [row for account, row in rows.items() if account not in open_already]),
+        (_SET_CAP, [row for account, row in rows.items() if account in open_already]),
         (_CHARGE, [_account_row(books, account) for account in accounts]),
         (_ENTER_RUN, [_run_row(run_id, books.runs[run_id]) for run_id in runs]),
         (_FIRST_ADJACENCY, [{"population": name, "adjacency": books.adjacencies[name]} for name in used]),
         (_ENTER_HELD, held),
         (_SET_HEAD, [entries[-1].head._asdict()]),
     )
-    for statement, rows in changes:
-        _execute(connection, statement, rows)
+    for statement, given in changes:
+        _execute(connection, statement, given)
 
 
 def catch_up(connection: Connection, pages: Iterable[Sequence[Entry]]) -> None:
@@ -200,8 +204,7 @@ def to_document(books: Books) -> dict[str, Any]:
     """Books as JSON values; what blocks held, which no balance follows from, is left out."""
     return {
         "populations": [
-            _population_row(books, name, place) | {"adjacency": books.adjacencies.get(name)}
-            for place, name in enumerate(books.terms)
+            _population_row(books, name) | {"adjacency": books.adjacencies.get(name)} for name in books.terms
         ],
         "accounts": [_account_row(books, account) for account in books.caps],
         "runs": [_run_row(run_id, run) for run_id, run in books.runs.items()],
@@ -235,10 +238,10 @@ def _open_account(books: Books, row: Any) -> None:
     books.set_account(account, {status: amount for status, amount in sums.items() if amount}, row.charges)
 
 
-def _population_row(books: Books, population: str, place: int) -> dict[str, Any]:
+def _population_row(books: Books, population: str) -> dict[str, Any]:
     pairs = sorted(sorted(pair) for name, pair in books.allowed if name == population)
     terms = _canonical(books.terms[population].to_json())
-    return {"population": population, "place": place, "terms": terms, "allowed": _canonical(pairs)}
+    return {"population": population, "terms": terms, "allowed": _canonical(pairs)}
 
 
 def _account_row(books: Books, account: Account) -> dict[str, Any]:
@@ -310,12 +313,14 @@ _ENTER_POPULATION = sa.text(
     " VALUES (:population, :place, :terms, :allowed)"
     " ON CONFLICT (population) DO UPDATE SET terms = excluded.terms, allowed = excluded.allowed"
 )
-_ENTER_ACCOUNT = sa.text(
+_OPEN_ACCOUNT = sa.text(
     "INSERT INTO epsilonflow_account"
     " (population, block, place, epsilon, delta, retired, charges, open, settled, forfeited)"
     " VALUES (:population, :block, :place, :epsilon, :delta, :retired, :charges, :open, :settled, :forfeited)"
-    " ON CONFLICT (population, block)"
-    " DO UPDATE SET epsilon = excluded.epsilon, delta = excluded.delta, retired = excluded.retired"
+)
+_SET_CAP = sa.text(
+    "UPDATE epsilonflow_account SET epsilon = :epsilon, delta = :delta, retired = :retired"
+    " WHERE population = :population AND block = :block"
 )
 _CHARGE = sa.text(
     "UPDATE epsilonflow_account SET charges = :charges, open = :open, settled = :settled, forfeited = :forfeited"

@@ -286,6 +286,10 @@ class Store:
         if self._transaction(_version) != LATEST:
             self._transaction(self._upgrade, writes=True, locks=False)
 
+    def administrate(self, work: Callable[[Connection], T]) -> T:
+        """What the owner of the tables does to them, in one transaction."""
+        return self._transaction(work, writes=True)
+
     def rows(self, connection: Connection, *, after: Head = NOTHING) -> Iterator[Entry]:
         """The rows after a head, verified one by one."""
         return follow(_rows(connection, _FROM, after.seq + 1), name=self.place.name, after=after)
