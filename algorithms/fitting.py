@@ -483,7 +483,7 @@ class _Account:
         ledger = Ledger.open(ledger_url(url))
         if cap is not None:
             ledger.declare(population, Budget(*cap), public=public, bound={UNIT: unit})
-        elif population not in {row.population for row in ledger.history()}:
+        elif population not in ledger.populations():
             raise RefusedError(
                 f"the ledger does not know the population {population!r}; give cap=(epsilon, delta), the most that all"
                 " runs on these people may cost together."

@@ -6,7 +6,6 @@ settled run, in a forfeited one, or in one that is still open and will be taken 
 forfeited. Forfeited are runs of this home alone: one of another home may be at work.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -202,10 +201,7 @@ def give_up(work: Work, state: State, reason: str) -> str:
 
 def charged_run(ledger: Ledger, population: str, retraining: str) -> str | None:
     """The run that a retraining, by its name and its period, was charged for; None where it was not."""
-    if population not in ledger.populations():
-        return None
-    rows = (row for row in ledger.history(population) if row.kind == "reserve")
-    return next((row.run_id for row in rows if json.loads(row.about).get("retraining") == retraining), None)
+    return ledger.run_of(population, retraining)
 
 
 def _finished(work: Work, state: State) -> Outcome:

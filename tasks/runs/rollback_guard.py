@@ -13,10 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import sqlalchemy as sa
+from sqlalchemy.engine import make_url
 
 from algorithms.errors import LedgerBrokenError, RefusedError
-from algorithms.privacy.ledger import Ledger, identity
+from algorithms.privacy.ledger import NOTHING, Head, Ledger, identity
 from data.prepare.files import write_whole
 from tasks.config.environment import LEDGER, sqlite_url
 
@@ -27,13 +27,14 @@ def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
     home: where heads are kept. root: the checkout. Raises LedgerBrokenError where the ledger lacks a row that it once
     had, and RefusedError where it cannot be opened.
     """
-    ledger = Ledger.open(url)
+    at_url = _at_url(url, home)
+    ledger = Ledger.open(url, verified=_kept(at_url))
     head = head_of(root / "artifacts" / "receipt.json", ledger)
     if head is not None:
-        ledger.verify(containing=head)
+        ledger.check_contains(head)
     for seen in _files(ledger, url, home):
         try:
-            ledger.verify(containing=seen.read_text(encoding="utf-8").strip() if seen.exists() else None)
+            ledger.check_contains(_kept(seen).hash)
         except LedgerBrokenError as error:
             raise LedgerBrokenError(
                 f"{str(error).rstrip('.')}, or remove {seen} where its owner began a new one."
@@ -42,10 +43,13 @@ def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
 
 
 def remember(ledger: Ledger, url: str, *, home: Path) -> None:
-    """Keeps the ledger's head in `home`; a head of a moment ago does no harm, so processes need not take turns."""
-    head = ledger.head()
+    """Keeps the ledger's head in `home`; a head of a moment ago does no harm, so processes need not take turns.
+
+    Whoever opens the ledger next in this home verifies the rows after it.
+    """
+    head = ledger.verified()
     for file in _files(ledger, url, home):
-        _write(file, head)
+        _write(file, f"{head.seq} {head.hash}")
 
 
 def head_of(path: Path, ledger: Ledger) -> str | None:
@@ -96,9 +100,7 @@ def keep_usual(ledger: Ledger, population: str, *, home: Path) -> None:
 
 def _charges(own: Ledger, population: str, *, other_than: Ledger) -> bool:
     """Whether a ledger that is another one has ever reserved a run of the population."""
-    if identity(own) == identity(other_than) or population not in own.populations():
-        return False
-    return any(row.kind == "reserve" for row in own.history(population))
+    return identity(own) != identity(other_than) and own.is_charged(population)
 
 
 def _usual(population: str, home: Path) -> Path:
@@ -107,9 +109,22 @@ def _usual(population: str, home: Path) -> Path:
 
 def _files(ledger: Ledger, url: str, home: Path) -> list[Path]:
     """Where the head of what is at the URL is kept, and that of the ledger itself once it has a row."""
-    place = sa.make_url(url).set(password=None).render_as_string()
-    names = [hashlib.sha256(place.encode()).hexdigest(), identity(ledger) or ""]
-    return [home / "ledger_heads" / name[:16] for name in names if name]
+    first = identity(ledger)
+    return [_at_url(url, home), *([home / "ledger_heads" / first[:16]] if first else [])]
+
+
+def _at_url(url: str, home: Path) -> Path:
+    place = make_url(url).set(password=None).render_as_string()
+    return home / "ledger_heads" / hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
+def _kept(file: Path) -> Head:
+    """The head in a file, as of version 0.2 without its place, from which nothing can be gone on; none without one."""
+    try:
+        words = file.read_text(encoding="utf-8").split()
+        return Head(int(words[0]) if words[1:] else 0, words[-1])
+    except (OSError, ValueError, IndexError):
+        return NOTHING
 
 
 def _write(file: Path, line: str, *, put: Callable[[Path, Path], object] = os.replace) -> None:

@@ -145,8 +145,7 @@ def check_charged(card: PrivacyCard, ledger: Ledger) -> None:
     """
     run_id = card.evidence.run_id
     past = settlement(ledger, card.setting.population, run_id)
-    history = ledger.history()
-    rows = [row for row in history if (row.population, row.run_id) == (past.population, run_id)]
+    rows = [row for row in ledger.history(past.population) if row.run_id == run_id]
     settled = [row for row in rows if row.kind == "settle"][-1]
     reserved = json.loads(next(row.about for row in rows if row.kind == "reserve"))
     accounts, declared = card.accounting, past.balance
@@ -169,7 +168,7 @@ def check_charged(card: PrivacyCard, ledger: Ledger) -> None:
         "public_records": card.setting.public_records == declared.public,
         "population": _stands(accounts.population, declared),
         "blocks": _has_blocks(card, past),
-        "ledger_head": card.evidence.ledger_head in {row.hash for row in history[settled.seq - 1 :]},
+        "ledger_head": (ledger.place_of(card.evidence.ledger_head or "") or 0) >= settled.seq,
     }
     differing = [name for name, is_same in agreed.items() if not is_same]
     if differing:

@@ -1,15 +1,16 @@
 """The durable privacy budget of each population; this is its public face.
 
-chain: rows, and the hashes that bind them. store: the table in SQLite or PostgreSQL. composition: how runs add up, and
-what one counts for. policy: which blocks a retraining uses, and how many more there can be. books: what the rows add up
-to. rules: the rows of a run, and what is refused. ledger: the class, and what its rows prove.
+chain: rows, and the hashes that bind them. composition: how runs add up, and what one counts for. policy: which blocks
+a retraining uses, and how many more there can be. books: what the rows add up to. rules: the rows of a run, and what is
+refused. balances: the books as tables beside the rows. store: the tables in SQLite or PostgreSQL, made by migrations.
+verification: all rows, read one by one. ledger: the class, and what its rows prove.
 
 Each imports only those before it, and of the rest of privacy budgets and errors; the accountants are imported where a
 price by zCDP or Rényi is asked for. Cards import `composition` by itself, which decides what they say.
 """
 
 from algorithms.privacy.ledger.books import Balance, Run, Status
-from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Entry
+from algorithms.privacy.ledger.chain import NOTHING, WHOLE_POPULATION, Entry, Head
 from algorithms.privacy.ledger.composition import BASIC, Composition, Events, Terms
 from algorithms.privacy.ledger.ledger import (
     Ledger,
@@ -32,19 +33,25 @@ from algorithms.privacy.ledger.policy import (
     forecast,
     next_retraining,
 )
+from algorithms.privacy.ledger.store import NotAllowedError
+from algorithms.privacy.ledger.verification import Checkpoint, Verification
 
 __all__ = [
     "BASIC",
+    "NOTHING",
     "WHOLE_POPULATION",
     "Balance",
     "Block",
+    "Checkpoint",
     "Choice",
     "Choosing",
     "Composition",
     "Entry",
     "Events",
     "Forecast",
+    "Head",
     "Ledger",
+    "NotAllowedError",
     "Price",
     "Run",
     "Settlement",
@@ -52,6 +59,7 @@ __all__ = [
     "Spreading",
     "Status",
     "Terms",
+    "Verification",
     "check_prices",
     "exhausted",
     "export",

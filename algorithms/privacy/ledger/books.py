@@ -184,6 +184,26 @@ class Books:
         }
         return {block: others for block, others in found.items() if others}
 
+    def account(self, account: Account) -> tuple[Mapping[Status, Amount], int]:
+        """What the runs of an account count for, by what became of them, and how many there were ever."""
+        return self._sums.get(account, {}), self._charges.get(account, 0)
+
+    def set_account(self, account: Account, sums: Mapping[Status, Amount], charges: int) -> None:
+        """Takes over what `account` says elsewhere."""
+        self._sums[account], self._charges[account] = dict(sums), charges
+
+    def copy(self) -> "Books":
+        """The same books, which can be changed by themselves."""
+        fresh = Books()
+        fresh.join(self)
+        fresh._sums = {account: dict(sums) for account, sums in self._sums.items()}
+        return fresh
+
+    def join(self, other: "Books") -> None:
+        """Takes over the books of another population."""
+        for name, value in vars(other).items():
+            getattr(self, name).update(value)
+
     def _reserve(self, entry: Entry) -> None:
         about, run_id = json.loads(entry.about), entry.run_id or ""
         adjacency = about.get("adjacency", "ADD_OR_REMOVE_ONE")

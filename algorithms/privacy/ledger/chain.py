@@ -8,9 +8,9 @@ missing at the end leave a shorter chain that still holds: only a head kept else
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
@@ -19,6 +19,17 @@ Kind = Literal["population", "cap", "reserve", "settle", "forfeit"]
 KINDS: tuple[str, ...] = get_args(Kind)
 GENESIS = "0" * 64
 WHOLE_POPULATION = "all"
+
+
+class Head(NamedTuple):
+    """The last row of a chain, by its place and its hash, which stand for all rows before it."""
+
+    seq: int
+    hash: str
+
+
+NOTHING = Head(0, GENESIS)
+"""Of a chain without rows."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,7 @@ class Entry:
 
     seq: 1, 2, 3 without gaps. epsilon: None when it is not finite. events, about: canonical JSON text.
     written_at: UTC, ISO 8601. previous_hash: the hash of row seq - 1, GENESIS for the first row.
+    written_by: the database's user, or the system's for a file; None in rows of version 0.2, whose hash has no name.
     """
 
     seq: int
@@ -54,6 +66,12 @@ class Entry:
     written_at: str
     previous_hash: str
     hash: str
+    written_by: str | None = None
+
+    @property
+    def head(self) -> Head:
+        """The head of a chain that ends here."""
+        return Head(self.seq, self.hash)
 
     @property
     def budget(self) -> Budget:
@@ -65,11 +83,11 @@ class Entry:
         return vars(self) | {"events": json.loads(self.events), "about": json.loads(self.about)}
 
 
-def seal(draft: Draft, *, entries: Sequence[Entry], written_at: str) -> Entry:
-    """The row that appends `draft` to a chain of entries; raises RefusedError when its JSON cannot be written."""
+def seal(draft: Draft, *, after: Head, written_at: str, written_by: str) -> Entry:
+    """The row that appends `draft` to a chain that ends at `after`; raises RefusedError when it has no JSON."""
     epsilon = float(draft.budget.epsilon)
     row: dict[str, Any] = {
-        "seq": len(entries) + 1,
+        "seq": after.seq + 1,
         "kind": draft.kind,
         "population": draft.population,
         "block": draft.block,
@@ -79,33 +97,41 @@ def seal(draft: Draft, *, entries: Sequence[Entry], written_at: str) -> Entry:
         "events": _json_text(list(draft.events)),
         "about": _json_text(dict(draft.about)),
         "written_at": written_at,
-        "previous_hash": head(entries),
+        "previous_hash": after.hash,
+        "written_by": written_by,
     }
     return Entry(**row, hash=_digest(row))
 
 
-def head(entries: Sequence[Entry]) -> str:
-    """The hash of the last row, which stands for the whole chain; GENESIS when there is none."""
-    return entries[-1].hash if entries else GENESIS
+def is_intact(entry: Entry) -> bool:
+    """Whether a row has the content that its hash is of."""
+    return entry.hash == _digest(vars(entry))
 
 
-def verify(entries: Sequence[Entry], *, name: str, known: int = 0) -> None:
-    """Recomputes the chain, but for the first `known` rows; `name` is how the message calls the ledger.
+def follow(entries: Iterable[Entry], *, name: str, after: Head = NOTHING) -> Iterator[Entry]:
+    """The same rows, each after it was found to continue the chain; `name` is how the message calls the ledger.
 
-    Raises LedgerBrokenError at the first row whose place, content or predecessor is not what its hash says.
+    after: where the chain ends that they continue. Raises LedgerBrokenError at the first row whose place, content or
+    predecessor is not what its hash says.
     """
-    previous = entries[known - 1].hash if known else GENESIS
-    for place, entry in enumerate(entries[known:], start=known + 1):
-        row = {key: value for key, value in vars(entry).items() if key != "hash"}
-        if entry.seq != place or entry.previous_hash != previous or entry.hash != _digest(row):
+    seq, previous = after
+    for entry in entries:
+        seq += 1
+        if entry.seq != seq or entry.previous_hash != previous or not is_intact(entry):
             raise LedgerBrokenError(
-                f"the hash chain of the ledger {name} breaks at row {place}: that row was changed, removed or"
+                f"the hash chain of the ledger {name} breaks at row {seq}: that row was changed, removed or"
                 " inserted outside the ledger; restore the ledger from a copy whose chain holds."
             )
         previous = entry.hash
+        yield entry
 
 
 def _digest(row: Mapping[str, Any]) -> str:
+    row = {
+        key: value
+        for key, value in row.items()
+        if key != "hash" and (key != "written_by" or value is not None)
+    }
     text = json.dumps(row, sort_keys=True, separators=(",", ":"), default=repr)
     return hashlib.sha256(text.encode()).hexdigest()
 

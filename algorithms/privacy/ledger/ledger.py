@@ -7,9 +7,10 @@ counts k times, and a run on several blocks is priced for all of a person's reco
 settled run really spent, and the whole reservation of each forfeited and each open run. A killed run's reservation
 stays charged until the run is resumed and settled; forfeited, it is charged for ever.
 
-A row changed, removed or inserted outside the ledger breaks its hash chain, and it cannot be opened any more.
-Rows cut off at the end, an old copy put back and a deleted file leave a chain that holds: only a `head()`
-kept elsewhere shows these, through `verify(containing=...)`. No clock decides anything: `written_at` is for people.
+A row changed, removed or inserted outside the ledger breaks its hash chain, and it cannot be opened any more by
+whoever has not verified that row before; `verify` reads all of them. Balances are kept in rows of their own, and
+`verify` derives them again. An old copy put back and a deleted file leave a chain that holds: only a `head()` kept
+elsewhere shows these, through `verify(containing=...)`. No clock decides anything: `written_at` is for people.
 
 Below the class is what the rows prove by themselves: copies, which restore the same chain hash for hash; whose copy a
 ledger is; that prices are what events cost; and a population as it stood when a run had settled, however late one asks.
@@ -17,14 +18,17 @@ ledger is; that prices are what events cost; and a population as it stood when a
 
 import json
 import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy.engine import Connection
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.ledger import rules
+from algorithms.privacy.ledger import balances, rules
 from algorithms.privacy.ledger.books import (
     Balance,
     Books,
@@ -37,35 +41,14 @@ from algorithms.privacy.ledger.books import (
     replay,
     standing,
 )
-from algorithms.privacy.ledger.chain import GENESIS, WHOLE_POPULATION, Draft, Entry, head, verify
+from algorithms.privacy.ledger.chain import GENESIS, NOTHING, WHOLE_POPULATION, Draft, Entry, Head, follow
 from algorithms.privacy.ledger.composition import BASIC, Composition, Events, Terms
 from algorithms.privacy.ledger.policy import Block
-from algorithms.privacy.ledger.rules import Blocks, adjacency_of
-from algorithms.privacy.ledger.store import Store, open_store
+from algorithms.privacy.ledger.rules import Blocks
+from algorithms.privacy.ledger.store import Store, first_hash, last_of, open_store, place_of_hash, settled_at
+from algorithms.privacy.ledger.verification import Checkpoint, Verification, verified
 
-_Decision = Callable[[Books], Sequence[Draft]]
-
-
-class _Memory(threading.local):
-    """The books of the rows that this thread replayed last, so that only new rows are replayed; they trust nothing."""
-
-    def __init__(self) -> None:
-        self._books, self._rows, self._head = Books(), 0, GENESIS
-
-    def books(self, entries: Sequence[Entry]) -> Books:
-        """The books of verified rows; they change with the next call of the same thread."""
-        is_longer = self._rows == 0 or (
-            len(entries) >= self._rows and entries[self._rows - 1].hash == self._head
-        )
-        known = self._rows if is_longer else 0
-        books, self._books, self._rows = (
-            self._books if known else Books(),
-            Books(),
-            0,
-        )  # in case replaying fails
-        self._books = replay(entries[known:], books=books)
-        self._rows, self._head = len(entries), head(entries)
-        return self._books
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,18 +60,22 @@ class Ledger:
     """
 
     _store: Store = field(repr=False)
-    _memory: _Memory = field(default_factory=_Memory, repr=False, compare=False)
+    _priced_by: dict[str, Terms] = field(default_factory=dict, repr=False, compare=False)
+    """The terms of populations as they were first seen here; what prices follow from never changes."""
 
     @classmethod
-    def open(cls, url: str) -> "Ledger":
+    def open(cls, url: str, *, verified: Head = NOTHING) -> "Ledger":
         """The ledger at sqlite:///PATH or postgresql+psycopg://..., created when missing, its chain verified.
 
-        A new SQLite file, and its folder when that is new too, can be read and written by the owner only.
+        verified: a head up to which the caller has verified it before; the rows after it are verified now, or all of
+        them where it is not the head of any. A new SQLite file, and its folder when that is new too, can be read and
+        written by the owner only. An older version's tables are brought up to date.
         Raises RefusedError when it cannot be opened; no message holds a password of the URL.
         """
-        ledger = cls(open_store(url))
-        ledger.verify()
-        return ledger
+        store = open_store(url)
+        store.verified = verified
+        store.read(lambda _: None)
+        return cls(store)
 
     def declare(
         self,
@@ -111,7 +98,10 @@ class Ledger:
         rules.check_name(population, "population")
         rules.check_new(composition, cap, blocks_per_person)
         terms = Terms(bool(public), composition, blocks_per_person, dict(bound or {}))
-        self._append(lambda books: rules.declaration(books, population, cap, terms))
+        if rules.declaration(self._books(population, blocks=()), population, cap, terms):
+            self._append(
+                lambda books: rules.declaration(books, population, cap, terms), population, blocks=()
+            )
 
     def declare_block(self, population: str, block: str, cap: Budget | None = None) -> None:
         """Enters a block at first sight; does nothing when the ledger has it already.
@@ -127,7 +117,8 @@ class Ledger:
             draft = Draft("cap", population, limit, about={"declared": True}, block=block)
             return [] if block in books.blocks(population) else [draft]
 
-        self._append(decide)
+        if decide(self._books(population, blocks=(block,))):
+            self._append(decide, population)
 
     def retire_block(self, population: str, block: str) -> None:
         """Lets no run use a block ever again; does nothing the second time. Raises RefusedError for an unknown
@@ -140,7 +131,7 @@ class Ledger:
             draft = Draft("cap", population, cap, about={"retired": True}, block=block)
             return [] if (population, block) in books.retired else [draft]
 
-        self._append(decide)
+        self._append(decide, population)
 
     def overrule(self, population: str, block: str, other: str, *, by: str) -> None:
         """The owner of the data lets two blocks hold exactly the same; does nothing the second time.
@@ -160,7 +151,7 @@ class Ledger:
             is_known = (population, frozenset((block, other))) in books.allowed
             return [] if is_known else [Draft("cap", population, cap, about=about)]
 
-        self._append(decide)
+        self._append(decide, population, blocks=())
 
     def set_cap(self, population: str, cap: Budget, *, block: str = WHOLE_POPULATION) -> None:
         """The owner of the data changes a cap; below what is charged it is allowed, and nothing more fits.
@@ -174,7 +165,7 @@ class Ledger:
             rules.check_cap(books.term(population).composition, cap)
             return [Draft("cap", population, cap, block=block)]
 
-        self._append(decide)
+        self._append(decide, population)
 
     def reserve(
         self,
@@ -202,9 +193,27 @@ class Ledger:
         rules.check_name(run_id, "run_id")
         run = Draft("reserve", population, cost, run_id, events, about)
         # Priced before the database is locked: accountants take their time.
-        drafts = rules.reservation(self._books().term(population), run, blocks, held or {})
+        terms = self._priced_by.get(population) or self.terms(population)
+        self._priced_by[population] = terms
+        drafts = rules.reservation(terms, run, blocks, held or {})
+        named = {draft.block for draft in drafts}
 
-        def decide(books: Books) -> list[Draft]:
+        def decide(connection: Connection) -> tuple[Books, list[Draft]]:
+            # What decides is loaded; what a refusal says more, all blocks and all open runs, where there is one.
+            few = None if WHOLE_POPULATION in named else named
+            ask: dict[str, Any] = {
+                "runs": (run_id,),
+                "retraining": about.get("retraining"),
+                "held": bool(held),
+            }
+            books = balances.load(connection, population, blocks=few, **ask)
+            try:
+                return books, admitted(books)
+            except RefusedError:
+                admitted(balances.load(connection, population, opened=True, **ask))
+                raise
+
+        def admitted(books: Books) -> list[Draft]:
             rules.check_blocks(books, population, [draft.block for draft in drafts])
             if run_id in books.runs:
                 rules.check_resumes(books.runs[run_id], drafts)
@@ -214,7 +223,7 @@ class Ledger:
             rules.check_fits(books, drafts)
             return drafts
 
-        self._append(decide)
+        self._store.append(decide)
 
     def settle(
         self,
@@ -231,7 +240,8 @@ class Ledger:
         Raises BudgetRefusedError when it spent more than it reserved, RefusedError for a run that is unknown or
         ended otherwise.
         """
-        drafts = rules.settlement(self._books(), run_id, spent, events, blocks or {}, model)
+        found = self._store.read(lambda connection: _books_of_run(connection, run_id))
+        drafts = rules.settlement(found, run_id, spent, events, blocks or {}, model)
 
         def decide(books: Books) -> list[Draft]:
             run = rules.find(books, run_id)
@@ -241,7 +251,7 @@ class Ledger:
             rules.check_settles(run_id, run, spent)
             return drafts
 
-        self._append(decide)
+        self._end(run_id, decide)
 
     def forfeit(self, run_id: str) -> None:
         """Gives a run up: its whole reservation counts as spent for ever; does nothing the second time.
@@ -256,26 +266,41 @@ class Ledger:
             blocks = run.amounts if run.status == "open" else ()
             return [Draft("forfeit", run.population, run.reserved, run_id, block=block) for block in blocks]
 
-        self._append(decide)
+        self._end(run_id, decide)
 
     def terms(self, population: str) -> Terms:
         """What a population was declared with; raises RefusedError for an unknown one."""
-        return self._books().term(population)
+        return self._books(population, blocks=()).term(population)
 
     def balance(self, population: str, block: str | None = None) -> Balance:
         """Where a block stands; when None, the whole population, or of its blocks the one that is charged most.
 
         Raises RefusedError for an unknown population or block.
         """
-        books = self._books()
+        books = self._books(population)
         name = most_charged(books, population) if block is None else block
         return balance_of(books, population, name)
+
+    def balances(self, population: str | None = None) -> list[Balance]:
+        """Where each block stands, or the whole of a population without blocks, of one population or of all."""
+        found = self._store.read(
+            lambda connection: [
+                balances.load(connection, name)
+                for name in ([population] if population is not None else balances.names(connection))
+            ]
+        )
+        names = [population] if population is not None else [next(iter(books.terms)) for books in found]
+        return [
+            balance_of(books, name, block)
+            for name, books in zip(names, found, strict=True)
+            for block in books.blocks(name) or [WHOLE_POPULATION]
+        ]
 
     def blocks(self, population: str) -> list[Block]:
         """The blocks as the policies take them, the whole population where it has none; RefusedError for an unknown
         one.
         """
-        return standing(self._books(), population)
+        return standing(self._books(population), population)
 
     def affordable(
         self,
@@ -290,70 +315,133 @@ class Ledger:
 
         Raises RefusedError for an unknown population or block, and for events without a bound.
         """
-        return affordable(self._books(), population, cost, events, adjacency, blocks)
+        return affordable(self._books(population), population, cost, events, adjacency, blocks)
 
     def held(self, population: str) -> dict[str, frozenset[str]]:
         """The digests of what each block held when runs were reserved on it; see `Ledger.reserve`."""
-        return {block: found for (name, block), found in self._books().held.items() if name == population}
+        books = self._books(population, blocks=(), held=True)
+        return {block: found for (_, block), found in books.held.items()}
 
     def check_repeats(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
         """Raises BudgetRefusedError where `reserve` would, for blocks that hold exactly what others hold."""
-        rules.check_repeats(self._books(), population, held)
+        rules.check_repeats(self._books(population, blocks=(), held=True), population, held)
 
     def status(self, run_id: str) -> Status | None:
         """What became of a run; None when the ledger does not know it."""
-        run = self._books().runs.get(run_id)
+        run = self._store.read(lambda connection: balances.find_run(connection, run_id))
         return run.status if run else None
+
+    def run_of(self, population: str, retraining: str) -> str | None:
+        """The run that a scheduled retraining of a population was charged for; None where there is none."""
+        return self._books(population, blocks=(), retraining=retraining).run_of(population, retraining)
+
+    def is_charged(self, population: str) -> bool:
+        """Whether a run was ever reserved in a population; no for one that the ledger does not know."""
+        return self._books(population, blocks=()).is_charged(population)
 
     def populations(self) -> list[str]:
         """The populations, in the order of their declaration."""
-        return list(self._books().terms)
+        return self._store.read(balances.names)
 
     def history(self, population: str | None = None) -> list[Entry]:
         """The rows of a population, or all of them, in order; raises RefusedError for an unknown population."""
-        rows = self._store.read()
-        if population is not None:
-            self._memory.books(rows).term(population)
-        return [row for row in rows if population in (None, row.population)]
+        if population is None:
+            return self._store.read(lambda connection: list(self._store.rows(connection)))
+
+        def of_population(connection: Connection) -> list[Entry]:
+            balances.load(connection, population, blocks=()).term(population)
+            return list(self._store.rows_of(connection, population))
+
+        return self._store.read(of_population)
 
     def head(self) -> str:
         """The hash of the last row: it stands for the whole history, so keep it outside the ledger."""
-        return head(self._store.read())
+        return self.verified().hash
 
-    def verify(self, *, containing: str | None = None) -> None:
-        """Recomputes the chain; raises LedgerBrokenError when it does not hold.
+    def verified(self) -> Head:
+        """The last row, up to which the chain is verified now."""
+        self._store.read(lambda _: None)
+        return self._store.verified
+
+    def verify(
+        self, *, containing: str | None = None, since: "Checkpoint | None" = None, prices: bool = False
+    ) -> "Verification":
+        """Recomputes the chain and what it adds up to, row by row; raises LedgerBrokenError when it does not hold.
 
         containing: a head() kept elsewhere; LedgerBrokenError when the chain does not contain it, which means
-        that rows were cut off or that an older copy was put back.
+        that rows were cut off or that an older copy was put back. since: what an earlier verification found, from
+        where this one goes on. prices: recompute also the price of every run that has one from its events.
         """
-        rows = self._store.read(afresh=True)
+        found = self._store.read(lambda connection: verified(self._store, connection, since, prices=prices))
         if containing is not None:
-            rules.check_contains(rows, containing)
+            self.check_contains(containing)
+        return found
 
-    def _append(self, decide: _Decision) -> None:
-        self._store.append(lambda entries: decide(self._memory.books(entries)))
+    def check_contains(self, head: str) -> None:
+        """Raises LedgerBrokenError when the chain does not contain a head() kept elsewhere."""
+        if head != GENESIS and self.place_of(head) is None:
+            raise LedgerBrokenError(
+                f"the ledger has no row with the hash {head[:16]}...: rows were cut off or an older"
+                " copy was put back; restore the newest copy."
+            )
 
-    def _books(self) -> Books:
-        return self._memory.books(self._store.read())
+    def place_of(self, head: str) -> int | None:
+        """The place of the row with a hash; None where there is none."""
+        return self._store.read(lambda connection: place_of_hash(connection, head))
+
+    def rows(self, take: Callable[[Iterator[Entry]], T]) -> T:
+        """What `take` makes of all rows, verified one by one and never all in memory; it may be called again."""
+        return self._store.read(lambda connection: take(self._store.rows(connection)))
+
+    def _books(self, population: str, **ask: Any) -> Books:
+        return self._store.read(lambda connection: balances.load(connection, population, **ask))
+
+    def _append(self, decide: Callable[[Books], Sequence[Draft]], population: str, **ask: Any) -> None:
+        def loaded(connection: Connection) -> tuple[Books, Sequence[Draft]]:
+            books = balances.load(connection, population, **ask)
+            return books, decide(books)
+
+        self._store.append(loaded)
+
+    def _end(self, run_id: str, decide: Callable[[Books], Sequence[Draft]]) -> None:
+        def loaded(connection: Connection) -> tuple[Books, Sequence[Draft]]:
+            books = _books_of_run(connection, run_id)
+            return books, decide(books)
+
+        self._store.append(loaded)
+
+
+def _books_of_run(connection: Connection, run_id: str) -> Books:
+    run = balances.find_run(connection, run_id)
+    if run is None:
+        return Books()
+    return balances.load(connection, run.population, blocks=[*run.amounts], runs=(run_id,))
 
 
 def export(ledger: Ledger, path: Path) -> int:
     """Writes every row as a line of JSON into a new file that its owner alone can read; returns their number.
 
-    Raises RefusedError where the file exists already or cannot be written.
+    The ledger stays in use meanwhile; the copy is of one moment. Raises RefusedError where the file exists already or
+    cannot be written.
     """
-    rows = ledger.history()
-    try:
+
+    def write(rows: Iterator[Entry]) -> int:
+        written = 0
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(vars(row)) + "\n" for row in rows)
+            for row in rows:
+                file.write(json.dumps(vars(row)) + "\n")
+                written += 1
             file.flush()
             os.fsync(file.fileno())
+        return written
+
+    try:
+        return ledger.rows(write)
     except OSError as error:
         raise RefusedError(
             f"the copy {path} cannot be written ({error.strerror}); choose a new file."
         ) from None
-    return len(rows)
 
 
 def restore(path: Path, url: str) -> int:
@@ -362,16 +450,17 @@ def restore(path: Path, url: str) -> int:
     Raises LedgerBrokenError where the copy's chain does not hold; RefusedError where the file is no copy of a ledger,
     and where the ledger holds rows.
     """
-    entries = _read(path)
-    verify(entries, name=str(path))
-    open_store(url).fill(entries)
-    return len(entries)
+    for _ in follow(_read(path), name=str(path)):  # before a ledger is made
+        pass
+    return open_store(url).fill(lambda: follow(_read(path), name=str(path)))
 
 
-def _read(path: Path) -> list[Entry]:
+def _read(path: Path) -> Iterator[Entry]:
     """The rows in a copy, not verified; raises RefusedError where it is none."""
     try:
-        return [Entry(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                yield Entry(**json.loads(line))
     except OSError as error:
         raise RefusedError(
             f"the copy {path} cannot be read ({error.strerror}); give the file of an export."
@@ -382,8 +471,7 @@ def _read(path: Path) -> list[Entry]:
 
 def identity(ledger: Ledger) -> str | None:
     """The hash of the first row, by which a ledger and its copies are known; None for an empty ledger."""
-    rows = ledger.history()
-    return rows[0].hash if rows else None
+    return ledger._store.read(first_hash)
 
 
 def check_prices(ledger: Ledger) -> int:
@@ -392,20 +480,7 @@ def check_prices(ledger: Ledger) -> int:
     A run that was settled at its full cost keeps the price of its reservation, so its settlement may cost less.
     Raises LedgerBrokenError where a price is less than its events cost.
     """
-    rows = [row.to_json() for row in ledger.history()]
-    terms = replay(ledger.history()).terms
-    adjacencies = {row["run_id"]: adjacency_of(row["about"]) for row in rows if row["kind"] == "reserve"}
-    priced = [row for row in rows if row["kind"] in ("reserve", "settle") and "price" in row["about"]]
-    priced = [row for row in priced if row["events"] and terms[row["population"]].composition.kind != "basic"]
-    for row in priced:
-        composition, run_id = terms[row["population"]].composition, row["run_id"]
-        cost = composition.events_price(row["events"], adjacencies[run_id], row["about"].get("together", 1))
-        if row["about"]["price"] < cost * (1 - 1e-9):
-            raise LedgerBrokenError(
-                f"row {row['seq']} charges run {run_id!r} {row['about']['price']:g}, its events cost {cost:g}; find out"
-                " which software wrote it."
-            )
-    return len(priced)
+    return ledger.verify(prices=True).priced
 
 
 @dataclass(frozen=True)
@@ -442,10 +517,20 @@ class Settlement:
 
 def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
     """The settlement of a run on a population; raises RefusedError for an unknown population and a run not settled."""
-    rows = ledger.history(population)
-    ends = [place for place, row in enumerate(rows) if (row.kind, row.run_id) == ("settle", run_id)]
-    if not ends:
+    found = ledger._store.read(lambda connection: _settlement(ledger._store, connection, population, run_id))
+    if found is None:
         raise RefusedError(
             f"the ledger has no settlement of run {run_id!r} on {population!r}; settle it first."
         )
-    return Settlement(replay(rows[: ends[-1] + 1]), population, run_id)
+    return Settlement(found, population, run_id)
+
+
+def _settlement(store: Store, connection: Connection, population: str, run_id: str) -> Books | None:
+    """The books right after a settlement: those of now where nothing followed it, else a replay; None without one."""
+    balances.load(connection, population, blocks=()).term(population)
+    place = settled_at(connection, population, run_id)
+    if place is None:
+        return None
+    if place == last_of(connection, population):
+        return balances.load(connection, population, runs=(run_id,), scheduled=True)
+    return replay(takewhile(lambda row: row.seq <= place, store.rows_of(connection, population)))

@@ -7,10 +7,10 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TypeAlias
 
-from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
+from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger.books import Books, Run, blocks_in_words, in_words, refusal
-from algorithms.privacy.ledger.chain import GENESIS, WHOLE_POPULATION, Draft, Entry
+from algorithms.privacy.ledger.chain import WHOLE_POPULATION, Draft
 from algorithms.privacy.ledger.composition import Composition, Events, Terms
 
 ADJACENCY = "ADD_OR_REMOVE_ONE"
@@ -147,15 +147,6 @@ def check_new(composition: Composition, cap: Budget, blocks_per_person: int) -> 
     if blocks_per_person < 1:
         raise RefusedError(
             f"a person is in at least 1 block, not in {blocks_per_person}; declare how many at most."
-        )
-
-
-def check_contains(rows: Sequence[Entry], kept: str) -> None:
-    """Raises LedgerBrokenError where a head that was kept elsewhere is of none of the rows."""
-    if kept not in {GENESIS, *(row.hash for row in rows)}:
-        raise LedgerBrokenError(
-            f"the ledger has no row with the hash {kept[:16]}...: rows were cut off or an older"
-            " copy was put back; restore the newest copy."
         )
 
 

@@ -1,35 +1,43 @@
 """Where the ledger's rows live: one append-only table in SQLite or PostgreSQL, and how a URL leads to it.
 
-A write is one transaction that reads the rows, verifies the chain, asks what to append and appends it. An open store
-keeps the rows that it has verified: as long as the last of them is still in its place, only those after it are read
-and verified. Opening reads and verifies all. SQLite runs these one after the other (BEGIN IMMEDIATE); PostgreSQL lets
-only those through that might have run so (SERIALIZABLE), and the others are tried again. Unique constraints (one row
-a place, one successor a row, one row a run, kind and block) stand behind that. Triggers refuse UPDATE and DELETE:
-they stop accidents, while the hash chain shows what was done around them. No message holds a password.
+A write is one transaction that verifies the chain from the last head that this store verified, asks what to append,
+appends it and brings the balances up to it, so that it takes as long at any age of the ledger. SQLite runs these one
+after the other (BEGIN IMMEDIATE). On PostgreSQL they take turns at a lock, and SERIALIZABLE stands behind it for
+whoever takes none; a turn ends before the disk has the rows, and `append` returns after it, so that one wait for the
+disk serves all who wait. Unique constraints (one row a place, one successor a row, one row a run, kind and block) stand
+behind that. A transaction that lost a race or its connection is tried again. Triggers refuse UPDATE and DELETE: they
+stop accidents, while the hash chain shows what was done around them. No message holds a password.
 """
 
+import getpass
 import os
 import random
 import sqlite3
 import stat
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.pool import NullPool, QueuePool
 
-from algorithms.errors import RefusedError
-from algorithms.privacy.ledger.chain import KINDS, Draft, Entry, seal, verify
+from algorithms.errors import LedgerBrokenError, RefusedError
+from algorithms.privacy.ledger import balances
+from algorithms.privacy.ledger.books import Books
+from algorithms.privacy.ledger.chain import NOTHING, Draft, Entry, Head, follow, is_intact, seal
 
 PATIENCE_SECONDS = 30.0
 _CONNECT_SECONDS = 10
+_SESSION = {"lock_timeout": 30, "idle_in_transaction_session_timeout": 60, "idle_session_timeout": 10}
 _SQLITE_PRAGMAS = (
     f"PRAGMA busy_timeout = {int(PATIENCE_SECONDS * 1000)}",
     "PRAGMA journal_mode = WAL",
@@ -44,6 +52,20 @@ class Place:
     name: str
     engine: Engine = field(repr=False)
     secrets: tuple[str, ...] = field(repr=False, default=())
+
+    @property
+    def reader(self) -> Engine:
+        """For what only reads: one snapshot, which no write waits for."""
+        is_server = self.engine.dialect.name == "postgresql"
+        return self.engine.execution_options(isolation_level="REPEATABLE READ") if is_server else self.engine
+
+    def not_allowed(self) -> str:
+        """One sentence on what the user may not do."""
+        user = self.engine.url.username or "this user"
+        return (
+            f"the ledger {self.name} does not let {user} do this; ask its owner, who registers populations, sets caps,"
+            " retires and overrules, while a runner reserves, settles and forfeits runs of his own."
+        )
 
     def complaint(self, error: DBAPIError) -> str:
         """One sentence on what the database refused, without SQL, parameters or password."""
@@ -113,12 +135,25 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
         connection.execute(pragma).close()
 
 
+def _prepare_postgresql(connection: Any, record: Any) -> None:
+    """A session that waits for nobody for ever, and that the server ends soon when it is idle."""
+    cursor = connection.execute("SELECT session_user")
+    record.info["user"] = cursor.fetchone()[0]
+    for name, seconds in _SESSION.items():
+        if name != "idle_session_timeout" or connection.info.server_version >= 140000:
+            connection.execute(f"SET {name} = '{seconds}s'")
+    connection.commit()
+
+
 def _postgresql(url: URL) -> Place:
     try:
         engine = sa.create_engine(
             url,
             isolation_level="SERIALIZABLE",
-            poolclass=NullPool,
+            poolclass=QueuePool,
+            pool_size=1,
+            max_overflow=32,
+            pool_use_lifo=True,
             hide_parameters=True,
             connect_args={} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_SECONDS},
         )
@@ -126,6 +161,7 @@ def _postgresql(url: URL) -> Place:
         raise RefusedError(
             "a ledger in PostgreSQL needs the package psycopg; install epsilonflow with its extra `postgres`."
         ) from None
+    sa.event.listen(engine, "connect", _prepare_postgresql)
     passwords = [url.password, url.query.get("password"), url.query.get("sslpassword")]
     secrets = {form for text in passwords if text for form in (str(text), quote(str(text), safe=""))}
     name = f"{url.database!r} in PostgreSQL on {url.host or 'this machine'}"
@@ -133,48 +169,42 @@ def _postgresql(url: URL) -> Place:
 
 
 T = TypeVar("T")
-Decision = Callable[[list[Entry]], Sequence[Draft]]
+Decision = Callable[[Connection], tuple[Books, Sequence[Draft]]]
+
+LATEST = "0002"
+"""The last of the migrations."""
+PAGE = 1000
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_VERSIONS = "epsilonflow_ledger_version"
+_MIGRATING = threading.Lock()
+"""Alembic runs one migration at a time in a process."""
 
 _SERIALIZATION_FAILURE, _DEADLOCK, _UNIQUE_VIOLATION = "40001", "40P01", "23505"
 _TABLE_EXISTS, _TYPE_EXISTS = "42P07", "42710"  # a table in PostgreSQL is a type, too
 _LOST_A_RACE = {_SERIALIZATION_FAILURE, _DEADLOCK, _UNIQUE_VIOLATION, _TABLE_EXISTS, _TYPE_EXISTS}
+_SHUTTING_DOWN = {"57P01", "57P02", "57P03", "57P05"}
+_NOT_ALLOWED = "42501"
 
-_TABLE = sa.Table(
-    "epsilonflow_ledger",
-    sa.MetaData(),
-    sa.Column("seq", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("kind", sa.Text, sa.CheckConstraint(f"kind IN {KINDS}"), nullable=False),
-    sa.Column("population", sa.Text, nullable=False),
-    sa.Column("block", sa.Text, nullable=False),
-    sa.Column("run_id", sa.Text),
-    sa.Column("epsilon", sa.Double),
-    sa.Column("delta", sa.Double, nullable=False),
-    sa.Column("events", sa.Text, nullable=False),
-    sa.Column("about", sa.Text, nullable=False),
-    sa.Column("written_at", sa.Text, nullable=False),
-    sa.Column("previous_hash", sa.Text, nullable=False, unique=True),
-    sa.Column("hash", sa.Text, nullable=False, unique=True),
-    sa.UniqueConstraint("run_id", "kind", "block"),
-    sa.CheckConstraint("(run_id IS NULL) = (kind IN ('population', 'cap'))"),
+_COLUMNS = [field.name for field in fields(Entry)]
+_TABLE = sa.table("epsilonflow_ledger", *(sa.column(name) for name in _COLUMNS))
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM epsilonflow_ledger"
+_FROM = sa.text(f"{_SELECT} WHERE seq >= :seq ORDER BY seq LIMIT :page")
+_OF = sa.text(f"{_SELECT} WHERE population = :population AND seq >= :seq ORDER BY seq LIMIT :page")
+_BY_HASH = sa.text("SELECT seq FROM epsilonflow_ledger WHERE hash = :hash")
+_LAST_OF = sa.text("SELECT max(seq) FROM epsilonflow_ledger WHERE population = :population")
+_SETTLED = sa.text(
+    "SELECT max(seq) FROM epsilonflow_ledger"
+    " WHERE run_id = :run_id AND kind = 'settle' AND population = :population"
 )
-_ROWS = sa.select(_TABLE).order_by(_TABLE.c.seq)
-_NEVER = "the rows of the ledger are never changed or removed"
-_LAST = "(SELECT max(seq) FROM epsilonflow_ledger)"
-_SQLITE_TRIGGERS = tuple(
-    f"CREATE TRIGGER IF NOT EXISTS epsilonflow_ledger_{name} BEFORE {when}"
-    f" BEGIN SELECT RAISE(ABORT, '{_NEVER}'); END"
-    for name, when in {
-        "no_update": "UPDATE ON epsilonflow_ledger",
-        "no_delete": "DELETE ON epsilonflow_ledger",
-        "no_replace": f"INSERT ON epsilonflow_ledger WHEN NEW.seq <= {_LAST}",
-    }.items()
-)
-_POSTGRESQL_TRIGGERS = (
-    f"""CREATE OR REPLACE FUNCTION epsilonflow_ledger_refuse() RETURNS trigger LANGUAGE plpgsql
-        AS $$ BEGIN RAISE EXCEPTION '{_NEVER}'; END $$""",
-    """CREATE TRIGGER epsilonflow_ledger_append_only BEFORE UPDATE OR DELETE OR TRUNCATE
-        ON epsilonflow_ledger FOR EACH STATEMENT EXECUTE FUNCTION epsilonflow_ledger_refuse()""",
-)
+_FIRST = sa.text("SELECT hash FROM epsilonflow_ledger WHERE seq = 1")
+
+
+class NotAllowedError(RefusedError):
+    """The database does not let this user do what was asked."""
+
+
+class _BehindError(Exception):
+    """The balances are of fewer rows than there are."""
 
 
 @dataclass
@@ -182,101 +212,309 @@ class Store:
     """A table of entries at a place, which threads may share."""
 
     place: Place = field(repr=False)
-    _verified: list[Entry] = field(default_factory=list, repr=False)
-    """The chain from its first row. The list is replaced and never changed, so any thread leaves a good one."""
+    verified: Head = NOTHING
+    """Up to which row the chain was verified, here or by whoever opened the store; a write goes on from there."""
+    _was_connected: bool = field(default=False, repr=False)
 
-    def read(self, *, afresh: bool = False) -> list[Entry]:
-        """Every row in order; afresh: whatever was verified before is read and hashed again.
+    def read(self, ask: Callable[[Connection], T]) -> T:
+        """What `ask` finds in one snapshot, in which the chain holds and the balances are of all of its rows.
 
         Raises LedgerBrokenError when the chain does not hold, RefusedError when the database cannot be read.
         """
-        return [*self._transaction(lambda connection: self._read(connection, afresh=afresh))]
+
+        def work(connection: Connection) -> tuple[Head, T]:
+            return self._current(connection), ask(connection)
+
+        try:
+            self.verified, found = self._transaction(work)
+        except _BehindError:
+            self.append(lambda _: (Books(), ()))
+            self.verified, found = self._transaction(work)
+        return found
 
     def append(self, decide: Decision) -> None:
-        """Appends what `decide` makes of the verified rows: all of its drafts, or nothing when there are none.
+        """Appends what `decide` makes of the books that it loads: all of its drafts, or nothing when there are none.
 
-        No other write comes between the reading and the appending. `decide` may be called again after a lost race,
-        and may raise: then nothing is written. Raises LedgerBrokenError when the chain does not hold, RefusedError
-        when the database cannot be written.
+        No other write comes between the reading and the appending. `decide` may be called again after a lost race or a
+        lost connection, and may raise: then nothing is written. Raises LedgerBrokenError when the chain does not hold,
+        RefusedError when the database cannot be written.
         """
 
-        def work(connection: Connection) -> None:
-            entries = [*self._read(connection)]
-            before, now = len(entries), datetime.now(UTC).isoformat(timespec="microseconds")
-            for draft in decide(entries):
-                entries.append(seal(draft, entries=entries, written_at=now))
-            _insert(connection, entries[before:])
+        def work(connection: Connection) -> Head:
+            head = self._current(connection, writes=True)
+            books, drafts = decide(connection)
+            entries, now = list[Entry](), datetime.now(UTC).isoformat(timespec="microseconds")
+            for draft in drafts:
+                entries.append(seal(draft, after=head, written_at=now, written_by=_user(connection)))
+                head = entries[-1].head
+            if entries:
+                with _together(connection):
+                    insert(connection, entries)
+                    balances.enter(connection, books, entries)
+            return head
 
-        self._transaction(work, writes=True)
+        self.verified = self._transaction(work, writes=True)
 
-    def fill(self, entries: Sequence[Entry]) -> None:
-        """Writes verified rows into an empty ledger as they are; raises RefusedError where it holds rows already."""
+    def fill(self, entries: Callable[[], Iterator[Entry]]) -> int:
+        """Writes rows that continue an empty chain as they are; returns their number.
 
-        def work(connection: Connection) -> None:
-            if self._read(connection):
+        Raises RefusedError where the ledger holds rows already, and LedgerBrokenError where the chain does not hold.
+        """
+
+        def work(connection: Connection) -> Head:
+            if self._current(connection, writes=True) != NOTHING:
                 raise RefusedError(
                     f"the ledger {self.place.name} holds rows already; restore into a new one."
                 )
-            _insert(connection, entries)
 
-        self._transaction(work, writes=True)
+            def written() -> Iterator[list[Entry]]:
+                for page in pages(entries()):
+                    insert(connection, page)
+                    yield page
 
-    def create(self) -> None:
-        """Creates the table and its triggers where they are missing; raises RefusedError where it cannot."""
-        self._transaction(_create, writes=True)
+            balances.catch_up(connection, written())
+            return balances.head_of(connection)
 
-    def _read(self, connection: Connection, *, afresh: bool = False) -> list[Entry]:
-        """The rows in order, verified."""
-        known = [] if afresh else self._verified
-        rows = self._rows(connection, known[-1].seq if known else 1)
-        if known and rows[:1] != known[-1:]:  # another ledger is in this place, or one that was cut
-            known, rows = [], self._rows(connection, 1)
-        entries = [*known[:-1], *rows]
-        verify(entries, name=self.place.name, known=len(known))
-        self._verified = entries
-        return entries
+        self.verified = self._transaction(work, writes=True)
+        return self.verified.seq
 
-    def _rows(self, connection: Connection, first: int) -> list[Entry]:
-        return [Entry(*row) for row in connection.execute(_ROWS.where(_TABLE.c.seq >= first))]
+    def migrate(self) -> None:
+        """Creates the tables, or brings those of an older version up to date.
 
-    def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:
+        Raises RefusedError where it cannot, and for a ledger of a newer version.
+        """
+        if self._transaction(_version) != LATEST:
+            self._transaction(self._upgrade, writes=True, locks=False)
+
+    def administrate(self, work: Callable[[Connection], T]) -> T:
+        """What the owner of the tables does to them, in one transaction."""
+        return self._transaction(work, writes=True)
+
+    def rows(self, connection: Connection, *, after: Head = NOTHING) -> Iterator[Entry]:
+        """The rows after a head, verified one by one."""
+        return follow(_rows(connection, _FROM, after.seq + 1), name=self.place.name, after=after)
+
+    def rows_from(self, connection: Connection, seq: int) -> Iterator[Entry]:
+        """The rows from a place on, not verified."""
+        return _rows(connection, _FROM, seq)
+
+    def rows_of(self, connection: Connection, population: str) -> Iterator[Entry]:
+        """The rows of a population, each of which has the content that its hash is of."""
+        for entry in _rows(connection, _OF, 1, population=population):
+            if not is_intact(entry):
+                raise broken(self.place.name, entry.seq)
+            yield entry
+
+    def _current(self, connection: Connection, *, writes: bool = False) -> Head:
+        """The head of the chain, verified on from the last time; a write brings the balances up to it where need be.
+
+        Raises _BehindError for a reading where balances are of fewer rows.
+        """
+        head = self._head(connection)
+        kept = balances.head_of(connection)
+        if kept == head:
+            return head
+        try:
+            fresh = list(islice(self.rows(connection, after=kept), 1)) if kept.seq < head.seq else []
+        except LedgerBrokenError:
+            fresh = []
+        if not fresh:
+            raise LedgerBrokenError(
+                f"the ledger {self.place.name} has no row {kept.seq} with the hash {kept.hash[:16]}..., of which it"
+                " keeps balances: rows were cut off or an older copy was put back; restore the newest copy."
+            )
+        if not writes:
+            raise _BehindError
+        balances.catch_up(connection, pages(self.rows(connection, after=kept)))
+        return head
+
+    def _head(self, connection: Connection) -> Head:
+        """The head of the chain, verified from the row that was the last one the last time, itself included."""
+        known = self.verified
+        if known.seq:
+            rows = _rows(connection, _FROM, known.seq)
+            last = next(rows, None)
+            if last is not None and last.head == known and is_intact(last):
+                return _last(follow(rows, name=self.place.name, after=known), known)
+        # The first time; or another ledger is in this place, or one that was cut.
+        return _last(self.rows(connection), NOTHING)
+
+    def _upgrade(self, connection: Connection) -> None:
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('epsilonflow_ledger'))")
+        found = _version(connection)
+        from alembic import command
+        from alembic.config import Config
+        from alembic.script import ScriptDirectory
+
+        config = Config(attributes={"connection": connection, "version_table": _VERSIONS})
+        config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+        config.set_main_option("path_separator", "os")
+        with _MIGRATING:
+            known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+            if found is not None and found not in known:
+                raise RefusedError(
+                    f"the ledger {self.place.name} is of version {found}, which a newer epsilonflow made; use that one."
+                )
+            if found is None and sa.inspect(connection).has_table("epsilonflow_ledger"):
+                command.stamp(config, "0001")  # version 0.2 kept no number
+            command.upgrade(config, "head")
+
+    def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False, locks: bool = True) -> T:
         deadline = time.monotonic() + PATIENCE_SECONDS
         pause = 0.005
+        engine = self.place.engine if writes else self.place.reader
         while True:
             try:
-                with self.place.engine.begin() as connection:
-                    if writes and connection.dialect.name == "sqlite":
-                        connection.exec_driver_sql("BEGIN IMMEDIATE")
-                    return work(connection)
+                with engine.connect() as connection:
+                    self._was_connected = True
+                    with connection.begin():
+                        _begin(connection, writes=writes, locks=locks)
+                        found = work(connection)
+                    if writes and connection.dialect.name == "postgresql":
+                        _make_durable(connection)
+                    return found
             except DBAPIError as error:
-                if not _lost_a_race(error) or time.monotonic() > deadline:
+                if getattr(error.orig, "sqlstate", None) == _NOT_ALLOWED:
+                    raise NotAllowedError(self.place.not_allowed()) from None
+                again = _lost_a_race(error) or (self._was_connected and _lost_connection(error))
+                if not again or time.monotonic() > deadline:
                     raise RefusedError(self.place.complaint(error)) from None
             time.sleep(random.uniform(0.0, pause))
             pause = min(2 * pause, 0.5)
 
 
-def _insert(connection: Connection, entries: Sequence[Entry]) -> None:
+def broken(name: str, seq: int) -> LedgerBrokenError:
+    """The sentence on a row that was changed."""
+    return LedgerBrokenError(
+        f"the hash chain of the ledger {name} breaks at row {seq}: that row was changed, removed or"
+        " inserted outside the ledger; restore the ledger from a copy whose chain holds."
+    )
+
+
+def first_hash(connection: Connection) -> str | None:
+    """By which a ledger and its copies are known; None for an empty ledger."""
+    found = connection.execute(_FIRST).scalar_one_or_none()
+    return None if found is None else str(found)
+
+
+def place_of_hash(connection: Connection, head: str) -> int | None:
+    """The place of the row with a hash; None where there is none."""
+    return connection.execute(_BY_HASH, {"hash": head}).scalar_one_or_none()
+
+
+def settled_at(connection: Connection, population: str, run_id: str) -> int | None:
+    """The place of the last row that settles a run of a population; None where there is none."""
+    found = connection.execute(_SETTLED, {"population": population, "run_id": run_id})
+    return found.scalar_one_or_none()
+
+
+def last_of(connection: Connection, population: str) -> int | None:
+    """The place of the last row of a population."""
+    return connection.execute(_LAST_OF, {"population": population}).scalar_one_or_none()
+
+
+def pages(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Entries, some at a time."""
+    rest = iter(entries)
+    while page := list(islice(rest, PAGE)):
+        yield page
+
+
+def insert(connection: Connection, entries: Sequence[Entry]) -> None:
+    """Appends rows as they are."""
+    rows = [vars(entry) for entry in entries]
+    if len(rows) == PAGE:
+        connection.execute(_TABLE.insert(), rows)
+        return
     # One by one: psycopg's pipeline of many complains aloud where a transaction is tried again.
-    for entry in entries:
-        connection.execute(_TABLE.insert().values(vars(entry)))
+    for row in rows:
+        connection.execute(_INSERT, row)
 
 
 def open_store(url: str) -> Store:
-    """The store at a SQLAlchemy URL, created when it is missing; raises RefusedError where that is impossible."""
+    """The store at a SQLAlchemy URL, created or brought up to date; raises RefusedError where that is impossible."""
     store = Store(place_of(url))
-    store.create()
+    store.migrate()
     return store
 
 
-def _create(connection: Connection) -> None:
-    sqlite = connection.dialect.name == "sqlite"
-    if not sqlite and sa.inspect(connection).has_table(_TABLE.name):
-        return  # a role that may only SELECT and INSERT can use what its owner created
-    _TABLE.create(connection, checkfirst=True)
-    for trigger in _SQLITE_TRIGGERS if sqlite else _POSTGRESQL_TRIGGERS:
-        connection.exec_driver_sql(trigger)
+_INSERT = sa.text(
+    f"INSERT INTO epsilonflow_ledger ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{name}' for name in _COLUMNS)})"
+)
+
+
+def _rows(connection: Connection, statement: sa.TextClause, seq: int, **asked: str) -> Iterator[Entry]:
+    """Page by page, so that a million need no more memory than a thousand; the first page is short."""
+    page = PAGE // 20
+    while True:
+        found = connection.execute(statement, {"seq": seq, "page": page, **asked}).all()
+        yield from (Entry(*row) for row in found)
+        if len(found) < page:
+            return
+        seq, page = found[-1].seq + 1, PAGE
+
+
+def _last(entries: Iterator[Entry], head: Head) -> Head:
+    for entry in entries:
+        head = entry.head
+    return head
+
+
+def _begin(connection: Connection, *, writes: bool, locks: bool) -> None:
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    elif writes and locks:
+        # Writers take turns. The first statement, so that the snapshot is taken when the turn has come.
+        connection.exec_driver_sql(
+            "LOCK TABLE epsilonflow_head IN EXCLUSIVE MODE; SET LOCAL synchronous_commit = off"
+        )
+
+
+@contextmanager
+def _together(connection: Connection) -> Iterator[None]:
+    """Sends what is written without waiting for the answer to each statement: others wait for this turn to end."""
+    if connection.dialect.name != "postgresql":
+        yield
+        return
+    from psycopg import Error
+
+    try:
+        with connection.connection.driver_connection.pipeline():  # type: ignore[union-attr]
+            yield
+    except Error as error:
+        raise DBAPIError(None, None, error) from None
+
+
+def _make_durable(connection: Connection) -> None:
+    """Waits until the disk has every commit so far: a commit that waits for its own mark waits for those before it."""
+    with connection.begin():
+        connection.exec_driver_sql("SELECT pg_logical_emit_message(true, 'epsilonflow', '')")
+
+
+def _user(connection: Connection) -> str:
+    """Who writes: the user that logged in to the database, or that of the system, who has the file."""
+    return str(connection.info.get("user") or getpass.getuser())
+
+
+def _version(connection: Connection) -> str | None:
+    if not sa.inspect(connection).has_table(_VERSIONS):
+        return None
+    found = connection.exec_driver_sql(f"SELECT version_num FROM {_VERSIONS}").scalar_one_or_none()
+    return None if found is None else str(found)
 
 
 def _lost_a_race(error: DBAPIError) -> bool:
     busy = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
     return busy or getattr(error.orig, "sqlstate", None) in _LOST_A_RACE
+
+
+def _lost_connection(error: DBAPIError) -> bool:
+    """Whether the server was restarted or ended an idle session; whether a commit came through does not matter then,
+    since a decision that was carried out already appends nothing.
+    """
+    state = getattr(error.orig, "sqlstate", None)
+    is_connecting = (
+        isinstance(error, OperationalError) and state is None and not hasattr(error.orig, "sqlite_errorcode")
+    )
+    return error.connection_invalidated or state in _SHUTTING_DOWN or is_connecting

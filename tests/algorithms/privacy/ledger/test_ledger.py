@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ import pytest
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
-from algorithms.privacy.ledger.chain import Draft, Entry, seal, verify
+from algorithms.privacy.ledger.chain import NOTHING, Draft, Entry, Head, follow, seal
 
 NO_NOISE = Budget(math.inf, 1.0)
+OLD_HASH = "2282c9616f6986f47b561cf61b0b4f7fb4c9808631db77498c0df926c599339a"
 
 
 def _open(folder: Path | str) -> Ledger:
@@ -163,22 +165,36 @@ def test_a_run_without_noise_on_public_records_is_recorded_and_not_added_up(ledg
     assert [entry.epsilon for entry in ledger.history("digits")] == [10.0, None, None, None, None, 10.0]
 
 
+def _sealed(epsilon: float, after: Head) -> Entry:
+    draft = Draft("cap", "patients", Budget(epsilon, 0.0))
+    return seal(draft, after=after, written_at="now", written_by="somebody")
+
+
 def _chain(length: int) -> list[Entry]:
     entries: list[Entry] = []
     for i in range(length):
-        entries.append(seal(Draft("cap", "patients", Budget(i, 0.0)), entries=entries, written_at="now"))
+        entries.append(_sealed(i, entries[-1].head if entries else NOTHING))
     return entries
 
 
 def test_a_forged_row_with_a_hash_of_its_own_breaks_the_chain_at_the_next() -> None:
     chain = _chain(3)
-    chain[1] = seal(Draft("cap", "patients", Budget(99.0, 0.0)), entries=chain[:1], written_at="now")
+    assert list(follow(chain, name="x")) == chain
+    chain[1] = _sealed(99.0, chain[0].head)
     with pytest.raises(LedgerBrokenError, match="breaks at row 3:"):
-        verify(chain, name="x")
+        list(follow(chain, name="x"))
 
 
 def test_a_row_with_a_number_that_skips_some_breaks_the_chain() -> None:
     first = _chain(1)[0]
-    skipping = seal(Draft("cap", "patients", Budget(1.0, 0.0)), entries=[first] * 3, written_at="now")
     with pytest.raises(LedgerBrokenError, match="breaks at row 2:"):
-        verify([first, skipping], name="x")
+        list(follow([first, _sealed(1.0, Head(3, first.hash))], name="x"))
+
+
+def test_who_wrote_a_row_is_bound_by_its_hash_and_rows_without_a_name_keep_theirs() -> None:
+    (row,) = _chain(1)
+    with pytest.raises(LedgerBrokenError):
+        list(follow([replace(row, written_by="another")], name="x"))
+    # The hash that version 0.2 gave to a row, which had no name.
+    old = Entry(1, "cap", "p", "all", None, 1.0, 0.0, "[]", "{}", "now", "0" * 64, OLD_HASH)
+    assert list(follow([old], name="x")) == [old]

@@ -110,15 +110,17 @@ def test_a_busy_ledger_is_waited_for_and_then_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "ledger.sqlite"
-    Ledger.open(_url(path))
+    ledger = Ledger.open(_url(path))
     monkeypatch.setattr("algorithms.privacy.ledger.store.PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr("algorithms.privacy.ledger.store._SQLITE_PRAGMAS", ("PRAGMA busy_timeout = 50",))
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
+    assert Ledger.open(_url(path)).populations() == []  # a reader waits for nobody
     with pytest.raises(RefusedError, match=r"cannot be used \(database is locked\)"):
-        Ledger.open(_url(path))
+        ledger.declare("patients", Budget(1.0, 0.0), public=False)
     holder.close()
-    assert Ledger.open(_url(path)).populations() == []
+    ledger.declare("patients", Budget(1.0, 0.0), public=False)
+    assert Ledger.open(_url(path)).populations() == ["patients"]
 
 
 @pytest.mark.parametrize(

@@ -183,12 +183,29 @@ def test_a_row_changed_behind_the_ledger_is_detected(ledger_url: str, statement:
         ledger.verify()
 
 
+def ledger_hash(url: str, seq: int) -> str:
+    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+        return str(connection.exec_driver_sql(f"SELECT hash FROM {TABLE} WHERE seq = {seq}").scalar_one())
+
+
 def test_rows_cut_off_at_the_end_show_only_against_a_head_kept_elsewhere(ledger_url: str) -> None:
     ledger = _lived(ledger_url)
     head = ledger.head()
     ledger.verify(containing=head)
     _disarm(ledger_url)
     _tamper(ledger_url, "DELETE FROM epsilonflow_ledger WHERE seq = 4")
+    with pytest.raises(LedgerBrokenError, match=r"no row 4 with the hash .* of which it keeps balances"):
+        Ledger.open(ledger_url)
+    before = f"seq = 3, hash = '{ledger_hash(ledger_url, 3)}'"
+    _tamper(
+        ledger_url, f"UPDATE epsilonflow_head SET {before}", "DELETE FROM epsilonflow_run WHERE run_id = 'b'"
+    )
+    with pytest.raises(
+        LedgerBrokenError, match="keeps other balances than its rows add up to, in the balance of"
+    ):
+        ledger.verify()
+    nothing = "SET open = '0 0', charges = 1"
+    _tamper(ledger_url, f"UPDATE epsilonflow_account {nothing}")
     ledger.verify()
     with pytest.raises(LedgerBrokenError, match=head[:16]):
         ledger.verify(containing=head)

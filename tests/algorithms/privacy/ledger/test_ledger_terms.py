@@ -7,7 +7,8 @@ import pytest
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Composition, Ledger
-from algorithms.privacy.ledger.chain import Draft
+from algorithms.privacy.ledger.chain import NOTHING, Draft, seal
+from algorithms.privacy.ledger.store import insert
 
 CAP = Budget(3.0, 1e-4)
 
@@ -86,6 +87,8 @@ def test_a_population_without_any_takes_the_first_and_keeps_its_cap(tmp_path: Pa
 
 def test_rows_of_another_version_are_refused_in_a_sentence(tmp_path: Path) -> None:
     ledger = _open(tmp_path)
-    ledger._store.append(lambda _: [Draft("population", "patients", CAP, about={"public": False})])
+    draft = Draft("population", "patients", CAP, about={"public": False})
+    with ledger._store.place.engine.begin() as connection:
+        insert(connection, [seal(draft, after=NOTHING, written_at="now", written_by="another version")])
     with pytest.raises(RefusedError, match=r"^row 1 of the ledger was written by another version .*\.$"):
         ledger.balance("patients")

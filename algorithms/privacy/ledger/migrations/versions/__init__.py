@@ -1,0 +1,1 @@
+"""The changes, in their order; one that was released is never edited."""

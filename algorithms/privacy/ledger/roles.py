@@ -1,0 +1,135 @@
+"""Who may do what with a ledger in PostgreSQL, as the database itself enforces it.
+
+Three roles, named after the database: `<database>_owner` registers populations, sets caps, retires, overrules and may
+do what a runner does; `<database>_runner` reserves, settles and forfeits runs of his own, and enters a block at the cap
+that its population has; `<database>_auditor` reads. Nobody changes or removes a row of the chain: no role is granted
+it, and a trigger refuses it to everybody else. Each row names the user that logged in to write it. The balances beside
+the chain are written by whoever appends to it; `Ledger.verify` derives them again.
+
+On SQLite the rights are those of the file: whoever may write it may do everything.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from algorithms.errors import RefusedError
+from algorithms.privacy.ledger.store import Store, open_store
+
+Role = Literal["owner", "runner", "auditor"]
+
+_TABLES = ("ledger", "ledger_version", "head", "population", "account", "run", "held")
+# {schema} and the roles are quoted names. A function has a fixed search path, so that no table of a caller's own, made
+# in a schema that he may write to, comes between.
+_FUNCTIONS = (
+    """CREATE OR REPLACE FUNCTION {schema}.epsilonflow_is_own(run text) RETURNS boolean
+       LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+       AS $$ SELECT EXISTS (SELECT 1 FROM {schema}.epsilonflow_ledger
+             WHERE run_id = run AND kind = 'reserve' AND written_by = session_user::text) $$""",
+    """CREATE OR REPLACE FUNCTION {schema}.epsilonflow_is_usual(name text, e double precision, d double precision)
+       RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+       AS $$ SELECT EXISTS (SELECT 1 FROM {schema}.epsilonflow_account
+             WHERE population = name AND block = 'all' AND epsilon = e AND delta = d) $$""",
+    "ALTER FUNCTION {schema}.epsilonflow_ledger_refuse() SET search_path = pg_catalog, pg_temp",
+    "REVOKE ALL ON FUNCTION {schema}.epsilonflow_is_own(text) FROM PUBLIC",
+    "REVOKE ALL ON FUNCTION {schema}.epsilonflow_is_usual(text, double precision, double precision) FROM PUBLIC",
+    "GRANT EXECUTE ON FUNCTION {schema}.epsilonflow_is_own(text) TO {runner}",
+    "GRANT EXECUTE ON FUNCTION {schema}.epsilonflow_is_usual(text, double precision, double precision) TO {runner}",
+)
+_GRANTS = (
+    "REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC",
+    "GRANT USAGE ON SCHEMA {schema} TO {owner}, {runner}, {auditor}",
+    *(
+        f"REVOKE ALL ON {{schema}}.epsilonflow_{name} FROM PUBLIC, {{owner}}, {{runner}}, {{auditor}}"
+        for name in _TABLES
+    ),
+    *(
+        f"GRANT SELECT ON {{schema}}.epsilonflow_{name} TO {{owner}}, {{runner}}, {{auditor}}"
+        for name in _TABLES
+    ),
+    "GRANT INSERT ON {schema}.epsilonflow_ledger, {schema}.epsilonflow_held TO {owner}, {runner}",
+    "GRANT INSERT, UPDATE ON {schema}.epsilonflow_run TO {owner}, {runner}",
+    "GRANT UPDATE ON {schema}.epsilonflow_head TO {owner}, {runner}",
+    "GRANT INSERT, UPDATE ON {schema}.epsilonflow_population, {schema}.epsilonflow_account TO {owner}",
+    "GRANT UPDATE (adjacency) ON {schema}.epsilonflow_population TO {runner}",
+    "GRANT INSERT ON {schema}.epsilonflow_account TO {runner}",
+    "GRANT UPDATE (charges, open, settled, forfeited) ON {schema}.epsilonflow_account TO {runner}",
+)
+_MINE = "written_by = session_user::text"
+_POLICIES: Mapping[str, Mapping[str, str]] = {
+    "ledger": {
+        "read": "FOR SELECT TO {owner}, {runner}, {auditor} USING (true)",
+        "owner": f"FOR INSERT TO {{owner}} WITH CHECK ({_MINE})",
+        "runner": f"""FOR INSERT TO {{runner}} WITH CHECK ({_MINE} AND (
+            kind = 'reserve'
+            OR (kind IN ('settle', 'forfeit') AND {{schema}}.epsilonflow_is_own(run_id))
+            OR (kind = 'cap' AND block <> 'all' AND about = '{{{{"declared":true}}}}'
+                AND {{schema}}.epsilonflow_is_usual(population, epsilon, delta))))""",
+    },
+    "account": {
+        "read": "FOR SELECT TO {owner}, {runner}, {auditor} USING (true)",
+        "owner": "TO {owner} USING (true) WITH CHECK (true)",
+        "open": """FOR INSERT TO {runner} WITH CHECK (block <> 'all' AND retired = 0
+            AND {schema}.epsilonflow_is_usual(population, epsilon, delta))""",
+        "charge": "FOR UPDATE TO {runner} USING (true) WITH CHECK (true)",
+    },
+    "run": {
+        "read": "FOR SELECT TO {owner}, {runner}, {auditor} USING (true)",
+        "owner": "TO {owner} USING (true) WITH CHECK (true)",
+        "reserve": "FOR INSERT TO {runner} WITH CHECK ({schema}.epsilonflow_is_own(run_id))",
+        "end": "FOR UPDATE TO {runner} USING ({schema}.epsilonflow_is_own(run_id)) WITH CHECK (true)",
+    },
+}
+
+
+def init(url: str, members: Mapping[Role, Sequence[str]] | None = None) -> tuple[str, ...]:
+    """Makes a ledger with its roles, or gives one that is there its roles; returns their names, none on SQLite.
+
+    members: users of the database that are given a role. It can be done again, and takes no role from anybody.
+    Raises RefusedError where the user of the URL may not make roles, and for a member that there is not.
+    """
+    store = open_store(url)
+    if store.place.engine.dialect.name != "postgresql":
+        return ()
+    return store.administrate(lambda connection: _made(connection, store, members or {}))
+
+
+def _made(connection: Connection, store: Store, members: Mapping[Role, Sequence[str]]) -> tuple[str, ...]:
+    quote = connection.dialect.identifier_preparer.quote_identifier
+    database = connection.exec_driver_sql("SELECT current_database()").scalar_one()
+    schema = quote(str(connection.exec_driver_sql("SELECT current_schema()").scalar_one()))
+    names = {role: f"{database}_{role}" for role in get_args(Role)}
+    quoted = {role: quote(name) for role, name in names.items()}
+    there_are = set(connection.execute(sa.text("SELECT rolname FROM pg_catalog.pg_roles")).scalars())
+    missing = [user for users in members.values() for user in users if user not in there_are]
+    if missing:
+        raise RefusedError(
+            f"the database of the ledger {store.place.name} has no user {missing[0]!r}; create it there first, by CREATE"
+            " ROLE ... LOGIN, with a password that only that user knows."
+        )
+    for role, name in names.items():
+        if name not in there_are:
+            connection.exec_driver_sql(f"CREATE ROLE {quoted[role]} NOLOGIN")
+    policies = [
+        statement
+        for table, rules in _POLICIES.items()
+        for statement in (
+            f"ALTER TABLE {{schema}}.epsilonflow_{table} ENABLE ROW LEVEL SECURITY",
+            *(
+                part
+                for name, rule in rules.items()
+                for part in (
+                    f"DROP POLICY IF EXISTS epsilonflow_{name} ON {{schema}}.epsilonflow_{table}",
+                    f"CREATE POLICY epsilonflow_{name} ON {{schema}}.epsilonflow_{table} {rule}",
+                )
+            ),
+        )
+    ]
+    for statement in (*_GRANTS, *_FUNCTIONS, *policies):
+        connection.exec_driver_sql(statement.format(schema=schema, **quoted))
+    for role, users in members.items():
+        for user in users:
+            connection.exec_driver_sql(f"GRANT {quoted[role]} TO {quote(user)}")
+    return tuple(names.values())
