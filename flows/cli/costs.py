@@ -9,10 +9,11 @@ from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
-from data import PublicDescription, public_description
+from data import PublicDescription
 from data.schema import registry
 from tasks.calibrate import plan_for
 from tasks.config.params import Params
+from tasks.runs.encoders import public_of
 from tasks.runs.sanity import doubts, records_of
 from tasks.runs.summary import open_ledger
 
@@ -23,7 +24,7 @@ def cost_table(root: Path, settings: Params) -> Table:
     Raises what `plan_for` raises, and DataRefusedError for an unknown data set.
     """
     card = registry.card(settings.data.dataset, root / "data" / "cards")
-    public = public_description(card, settings.data.transform)
+    public = public_of(card, settings.data)
     plan = plan_for(settings, public)
     table = Table(show_header=False)
     found = doubts(settings, plan, records_of(public, root / "data" / "cards"))

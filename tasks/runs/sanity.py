@@ -15,11 +15,12 @@ from pathlib import Path
 from algorithms.core.method import Plan
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
-from data import PublicDescription, public_description
+from data import PublicDescription
 from data.schema import registry
 from tasks.calibrate import plan_for
 from tasks.config.environment import TRAIN_ANYWAY, may_train_anyway, train_anyway
 from tasks.config.params import Params
+from tasks.runs.encoders import public_of
 
 LEAST_SIGNAL = 1.0
 """How large the sum of all records' clipped gradients, if all were alike, has to be over the noise on it, all told."""
@@ -131,7 +132,7 @@ def ask_first(root: Path, settings: Params) -> None:
     if not sys.stdin.isatty() or may_train_anyway():
         return
     cards = root / "data" / "cards"
-    public = public_description(registry.card(settings.data.dataset, cards), settings.data.transform)
+    public = public_of(registry.card(settings.data.dataset, cards), settings.data)
     plan = plan_for(settings, public)
     found = doubts(settings, plan, records_of(public, cards))
     if found and not public.public:

@@ -25,12 +25,20 @@ def main_of(function: Callable[[], object]) -> None:
 
 def refusals() -> tuple[type[ValueError], ...]:
     """What a person may be shown without a traceback."""
+    from algorithms.encoders import EncoderRefusedError
     from algorithms.errors import RefusedError
     from algorithms.extension import NotUsable
     from algorithms.models import ModelRefusedError  # here, since torch takes seconds to import
     from data.schema.errors import DataRefusedError
 
-    return (DataRefusedError, NotUsable, RefusedError, ModelRefusedError, ParamsRefusedError)
+    return (
+        DataRefusedError,
+        EncoderRefusedError,
+        NotUsable,
+        RefusedError,
+        ModelRefusedError,
+        ParamsRefusedError,
+    )
 
 
 def checkout() -> Path:
