@@ -86,12 +86,13 @@ class Centring(nn.Module):
 
     def normalised(self, records: Tensor) -> Tensor:
         """What `mean` and `matrix` are of, [batch, d]: a record of zeros stays one."""
-        return records / torch.linalg.vector_norm(records, dim=1, keepdim=True).clamp(min=1e-6)
+        unit: Tensor = records / torch.linalg.vector_norm(records, dim=1, keepdim=True).clamp(min=1e-6)
+        return unit
 
     def forward(self, records: Tensor) -> Tensor:
         """[batch, d] -> [batch, d]."""
         centred: Tensor = self.normalised(records) - self.mean
-        return centred @ self.matrix if self.settings["whitens"] else centred
+        return torch.matmul(centred, self.matrix) if self.settings["whitens"] else centred
 
 
 Front = Whitening | Projection | Standardisation | Centring
