@@ -17,5 +17,9 @@ class ModelRefusedError(ValueError):
     """A model that does not fit the data or that cannot be trained privately; the message says what to do."""
 
 
+class EncoderRefusedError(ValueError):
+    """An encoder that cannot be had, or not for these records; the message says what to do."""
+
+
 class QueryFailedError(RuntimeError):
     """An answer that could not be computed after its charge; the message holds nothing of the records."""

@@ -1,14 +1,17 @@
 """Prepare: from a data card to arrays that training maps into memory. Spends nothing."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from data import PublicDescription, blocks, public_description
+from data import PublicDescription, blocks
 from data.prepare import prepared
+from data.prepare.encoding import encoded
 from data.prepare.fetch import RAW, Places, fetch
-from data.prepare.reading import read, word_list
+from data.prepare.reading import read, read_texts, word_list
 from data.prepare.scattering import scattered
 from data.prepare.secret_key import PUBLIC_KEY, keyed, owner_key
 from data.prepare.unseen import preparation_of
@@ -18,9 +21,11 @@ from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from tasks.config.environment import data_mirror, database_url, home
 from tasks.config.params import Params, load
+from tasks.runs.encoders import encoder_of, public_of
 from tasks.runs.stage import main_of
 
 READS = ("data",)
+_LOG = logging.getLogger(__name__)
 PREPARED = Path("datasets/prepared")
 CACHE = Path(".dvc/cache")
 """Where DVC's cache is, unless it was configured elsewhere, as one that is shared."""
@@ -44,20 +49,31 @@ def prepare(
     """
     transform = params.data.transform
     card = registry.card(params.data.dataset, cards)
-    public = public_description(card, transform)
+    public = public_of(card, params.data)
     public = replace(public, blocks=chosen_blocks(card, params.data.blocks, root=root))
     key = PUBLIC_KEY if card.public else owner_key(home)
     files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
     words = ["salt of a prepared folder", card.model_dump_json()]
     digests = blocks.Digests(card.population, key=key)
     if card.blocks is None:
-        records = read(card, files)
+        is_text = public.encoder is not None and public.encoder.takes == "texts"
+        records = read_texts(card, files) if is_text else read(card, files)
     else:
         # No checksum in the card stands for what the blocks hold, so the salt does.
         url = database_url(card.blocks)
         found = blocks.read(card, public.blocks, files, root=root, url=url, digests=digests)
         records = _noted(found, words)
-    records = records if transform == "none" else scattered(card, records)
+    if transform == "scattering":
+        records = scattered(card, records)
+    listed, encoder = None if public.encoder else word_list(card, files), params.data.encoder
+    if public.encoder is not None and encoder is not None:
+        records = encoded(
+            records,
+            public.encoder,
+            encoder_of(encoder).load,
+            kept=destination.with_name(f".{destination.name}-encoding"),
+            say=_told(card),
+        )
     prepared.write(
         destination,
         records,
@@ -65,10 +81,26 @@ def prepare(
         salt=lambda: keyed(key, words),
         at_most=card.records.at_most,
         digests=digests.by_block,
-        words=(words_listed := word_list(card, files)),
-        preparation=preparation_of(card, transform, words_listed),
+        words=listed,
+        preparation=preparation_of(
+            card, transform, listed, encoder=None if encoder is None else encoder.model_dump()
+        ),
     )
     return public
+
+
+def _told(card: DataCard) -> Callable[[int], object]:
+    """Says how far encoding is, where the number of records is public."""
+    declared, begun = card.records, time.monotonic()
+    if declared.train is None or declared.test is None:
+        return lambda _: None
+    whole = declared.train + declared.test
+
+    def say(done: int) -> None:
+        left = (time.monotonic() - begun) * (whole - done) / done
+        _LOG.info("encoded %d of %d records, %.0f s left", done, whole, left)
+
+    return say
 
 
 def chosen_blocks(card: DataCard, named: Sequence[str], *, root: Path) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from algorithms.core.features import Features
 from algorithms.errors import RefusedError
 from algorithms.extension import imported, is_own
+from algorithms.features.centred import Centred
 from algorithms.features.principal_components import PrincipalComponents
 from algorithms.features.standardised import Standardised
 from algorithms.features.whitened import Whitened
@@ -17,6 +18,7 @@ FEATURES: dict[str, type[Features]] = {
     "whitened": Whitened,
     "principal_components": PrincipalComponents,
     "standardised": Standardised,
+    "centred": Centred,
 }
 
 

@@ -71,11 +71,36 @@ class Standardisation(nn.Module):
         return (maps - self.mean) * self.scale
 
 
-Front = Whitening | Projection | Standardisation
+class Centring(nn.Module):
+    """Flat records of unit length minus `mean` [d], and times `matrix` [d, d] where they are whitened."""
+
+    mean: Tensor
+    matrix: Tensor
+
+    def __init__(self, shape: Shape, *, whitens: bool) -> None:
+        super().__init__()
+        self.settings: dict[str, Any] = {"kind": "centring", "whitens": whitens}
+        self.register_buffer("mean", torch.zeros(shape))
+        if whitens:
+            self.register_buffer("matrix", torch.eye(shape[0]))
+
+    def normalised(self, records: Tensor) -> Tensor:
+        """What `mean` and `matrix` are of, [batch, d]: a record of zeros stays one."""
+        unit: Tensor = records / torch.linalg.vector_norm(records, dim=1, keepdim=True).clamp(min=1e-6)
+        return unit
+
+    def forward(self, records: Tensor) -> Tensor:
+        """[batch, d] -> [batch, d]."""
+        centred: Tensor = self.normalised(records) - self.mean
+        return torch.matmul(centred, self.matrix) if self.settings["whitens"] else centred
+
+
+Front = Whitening | Projection | Standardisation | Centring
 _KINDS: dict[str, type[Front]] = {
     "whitening": Whitening,
     "projection": Projection,
     "standardisation": Standardisation,
+    "centring": Centring,
 }
 
 

@@ -72,7 +72,22 @@ def _check_alternatives(card: DataCard) -> None:
         )
 
 
-Transform: TypeAlias = Literal["none", "scattering"]
+Transform: TypeAlias = Literal["none", "scattering", "encoder"]
+
+
+@dataclass(frozen=True)
+class EncoderFacts:
+    """What is public of a frozen encoder: as it was asked for, how many features it makes, of which weights.
+
+    settings: as JSON text. pretrained_on: what its author says, or "unknown".
+    """
+
+    name: str
+    takes: Literal["images", "texts"]
+    width: int
+    sha256: str
+    pretrained_on: str
+    settings: str
 
 
 @dataclass(frozen=True)
@@ -91,7 +106,7 @@ class PublicDescription:
     them. tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them;
     None for real features, float32. words_sha256: checksum of the words that the tokens stand for, in their order,
     where the card declares it; left out where it does not, so that the digest of other descriptions stays. transform:
-    what the features were made of each record by, after it was read.
+    what the features were made of each record by, after it was read. encoder: where that is an encoder.
     """
 
     dataset: str
@@ -118,6 +133,7 @@ class PublicDescription:
     holdout_rule: str | None = None
     blocks_by: str | None = None
     words_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
+    encoder: Annotated[EncoderFacts | None, Field(exclude_if=lambda given: given is None)] = None
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
@@ -151,9 +167,12 @@ class PublicDescription:
 _ADAPTER = TypeAdapter(PublicDescription)
 
 
-def public_description(card: DataCard, transform: Transform = "none") -> PublicDescription:
+def public_description(
+    card: DataCard, transform: Transform = "none", encoder: EncoderFacts | None = None
+) -> PublicDescription:
     """The public facts that `card` declares; raises DataRefusedError for a transform that its records cannot have."""
     is_as_read = transform == "none"
+    tokens = None if encoder else card.tokens
     return PublicDescription(
         dataset=card.name,
         title=card.title,
@@ -165,20 +184,41 @@ def public_description(card: DataCard, transform: Transform = "none") -> PublicD
         cap_epsilon=card.cap.epsilon,
         cap_delta=card.cap.delta,
         records=card.records.train,
-        input_shape=card.input_shape if is_as_read else scattered_shape(card),
+        input_shape=_shape(card, transform, encoder),
         classes=card.classes,
         test_records=card.records.test,
         holdout=card.holdout,
-        feature_norms=_feature_norms(card) if is_as_read and card.tokens is None else None,
-        tokens=card.tokens,
+        feature_norms=_feature_norms(card) if is_as_read and tokens is None else None,
+        tokens=tokens,
         transform=transform,
         composition=card.composition.kind,
         composition_order=card.composition.order,
         blocks_per_person=card.blocks_per_person,
         holdout_rule=None if card.public else rule_of(card),
         blocks_by=None if card.public or card.blocks is None else card.blocks.divides_by,
-        words_sha256=card.words_sha256,
+        words_sha256=None if encoder else card.words_sha256,
+        encoder=encoder,
     )
+
+
+def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -> tuple[int, ...]:
+    if transform == "none":
+        return card.input_shape
+    if transform == "scattering":
+        return scattered_shape(card)
+    if encoder is None:
+        raise DataRefusedError(
+            "data.transform is encoder, and data.encoder names none; name one, or leave it at none."
+        )
+    is_text, is_image = isinstance(card.reader, Reviews), len(card.input_shape) == 3
+    if (encoder.takes == "texts") != is_text or not (is_text or is_image):
+        kind = "texts" if is_text else "images" if is_image else "tables"
+        raise DataRefusedError(
+            f"the encoder {encoder.name!r} takes {encoder.takes}, and {card.name!r} has {kind}; name another"
+            f" encoder, or"
+            " set data.transform to none."
+        )
+    return (encoder.width,)
 
 
 def _feature_norms(card: DataCard) -> tuple[float, float]:

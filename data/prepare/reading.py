@@ -14,6 +14,7 @@ from data.readers import builtin, cifar, idx, reviews
 from data.readers import builtin as synthetic
 from data.readers.records import Block, Records, checked
 from data.schema.card import DataCard, Split
+from data.schema.errors import DataRefusedError
 from data.schema.formats import Cifar, Digits, Idx, Reviews, Synthetic
 
 _BLOCK = 16384
@@ -65,6 +66,16 @@ def read(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]:
     record's value in the message.
     """
     return checked(card, _read(card, files))
+
+
+def read_texts(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]:
+    """The records of `card` as they are written, for a text encoder; the features are arrays of strings [n].
+
+    Raises DataRefusedError as `read` does, and for a card whose records are no texts.
+    """
+    if not isinstance(card.reader, Reviews):
+        raise DataRefusedError(f"the records of {card.name!r} are no texts; name another encoder.")
+    return checked(card, reviews.read_texts(files, classes=card.classes))
 
 
 def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:

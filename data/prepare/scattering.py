@@ -49,7 +49,7 @@ def scattered(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
     `scattered_shape` does.
     """
     shape, features_of = scattered_shape(card), _scattering(card)
-    with _workers() as (pool, count):
+    with workers() as (pool, count):
         for block in blocks:
             for start in range(0, len(block.records), count * _AT_ONCE):
                 chosen = slice(start, start + count * _AT_ONCE)
@@ -63,10 +63,10 @@ def _portions(images: _Images) -> list[_Images]:
 
 
 @contextmanager
-def _workers() -> Iterator[tuple[Executor, int]]:
+def workers() -> Iterator[tuple[Executor, int]]:
     """As many workers as torch has threads, each with one.
 
-    The transform is hundreds of short operations: threads that shared each of them would wait for one another, and
+    A transform is hundreds of short operations: threads that shared each of them would wait for one another, and
     on a machine that has other work to do that took more than twice as long.
     """
     import torch

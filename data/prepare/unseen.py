@@ -5,7 +5,7 @@ and the card alone.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,12 @@ class Unseen:
     features: Features
 
 
-def preparation_of(card: DataCard, transform: Transform, words: bytes | None) -> dict[str, Any]:
+def preparation_of(
+    card: DataCard, transform: Transform, words: bytes | None, *, encoder: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What a model carries of the card that its records were prepared by: nothing but what this module needs.
 
-    It has no file, checksum or cap. words: the list that tokens stand for, one a line.
+    It has no file, checksum or cap. words: the list that tokens stand for, one a line. encoder: as in params.yaml.
     """
     listed = None if words is None else words.decode().splitlines()
     return {
@@ -50,15 +52,23 @@ def preparation_of(card: DataCard, transform: Transform, words: bytes | None) ->
         "reader": json.loads(card.reader.model_dump_json()),
         "transform": transform,
         "words": listed,
+        "encoder": encoder,
     }
 
 
-def records_in(path: Path, preparation: Mapping[str, Any] | None, shape: tuple[int, ...]) -> Iterator[Unseen]:
+def records_in(
+    path: Path,
+    preparation: Mapping[str, Any] | None,
+    shape: tuple[int, ...],
+    *,
+    encode: Callable[[Any], Features] | None = None,
+) -> Iterator[Unseen]:
     """The records of a file or folder, some at a time, as features of `shape`.
 
     path: CSV or Parquet for a table; an image, or a folder of images; a text file with a text a line, or a folder of
     text files; or, whatever the data, an .npy array of prepared features [n, *shape].
-    Raises DataRefusedError for a path that is not there, one of another kind, and records that the card does not allow.
+    encode: the function of the encoder that the preparation names, where it names one. Raises DataRefusedError for a
+    path that is not there, one of another kind, and records that the card does not allow.
     """
     if not path.exists():
         raise DataRefusedError(f"There is no {path}; give a file or folder of records to predict on.")
@@ -75,14 +85,17 @@ def records_in(path: Path, preparation: Mapping[str, Any] | None, shape: tuple[i
     if isinstance(reader, Table):
         found = _rows(path, reader)
     elif isinstance(reader, Reviews):
-        found = _texts(path, reader, preparation.get("words"))
+        found = _raw_texts(path) if encode else _texts(path, reader, preparation.get("words"))
     elif len(card.input_shape) == 3:
         found = _images(path, card)
     else:
         raise DataRefusedError(
             f"The records of {card.name!r} come from no file of their own; give prepared features in an .npy file."
         )
-    yield from _transformed(card, found, preparation["transform"])
+    if encode is None:
+        yield from _transformed(card, found, preparation["transform"])
+    else:
+        yield from (Unseen(some.names, encode(some.features)) for some in found)
 
 
 def _card(preparation: Mapping[str, Any]) -> DataCard:
@@ -142,6 +155,10 @@ def _rows(path: Path, reader: Table) -> Iterator[Unseen]:
             some = features[first : first + _AT_ONCE]
             yield Unseen(_numbers(start, len(some)), some)
             start += len(some)
+
+
+def _raw_texts(path: Path) -> Iterator[Unseen]:
+    return (Unseen(names, np.array(texts, dtype=object)) for names, texts in _batches(_each_text(path)))
 
 
 def _texts(path: Path, reader: Reviews, listed: list[str] | None) -> Iterator[Unseen]:

@@ -14,7 +14,7 @@ from data.schema.errors import DataRefusedError
 Part: TypeAlias = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
 Features: TypeAlias = NDArray[Any]
-"""Real numbers as float32, or tokens as int32."""
+"""Real numbers as float32, or tokens as int32; before they are encoded, texts as strings."""
 _WORDS = {"train": "training", "test": "test"}
 
 
@@ -86,6 +86,9 @@ def checked(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 def _check_values(card: DataCard, part: str, records: Records) -> None:
+    if records.features.dtype == object:
+        _check_labels(card, part, records)
+        return
     if records.features.shape != (len(records), *card.input_shape):
         raise DataRefusedError(
             f"The {part} records of {card.name!r} have not the declared shape {list(card.input_shape)}, "
@@ -99,6 +102,10 @@ def _check_values(card: DataCard, part: str, records: Records) -> None:
         raise DataRefusedError(
             f"The {part} features of {card.name!r} hold NaN or infinite values; correct the files."
         )
+    _check_labels(card, part, records)
+
+
+def _check_labels(card: DataCard, part: str, records: Records) -> None:
     if records.labels.min() < 0 or records.labels.max() >= len(card.classes):
         raise DataRefusedError(
             f"The {part} labels of {card.name!r} go beyond its {len(card.classes)} declared classes; "

@@ -43,6 +43,24 @@ def read(files: Mapping[str, Path], declared: Reviews, *, classes: tuple[str, ..
         yield Block(part, _in_order(found[part], declared.length))
 
 
+def read_texts(files: Mapping[str, Path], *, classes: tuple[str, ...]) -> Iterator[Block]:
+    """A block a part: the texts as they are, an array of strings [n], without line breaks of HTML.
+
+    In the order of `read`. Raises DataRefusedError as that does.
+    """
+    found: dict[Part, dict[tuple[int, int], str]] = {part: {} for part in PARTS}
+    for part, label, number, text in _texts(files["archive"], classes):
+        if (label, number) in found[part]:
+            raise DataRefusedError(
+                f"{files['archive']} has a text twice in its {part} folder; fetch it again."
+            )
+        found[part][label, number] = _LINE_BREAK.sub(" ", text)
+    for part in PARTS:
+        keys = sorted(found[part])
+        texts = np.array([found[part][key] for key in keys], dtype=object)
+        yield Block(part, Records(texts, np.array([label for label, _ in keys], np.int64)))
+
+
 def word_list(files: Mapping[str, Path], declared: Reviews) -> bytes:
     """The words that have a token, one a line in the order of their tokens, of which the first is 2.
 

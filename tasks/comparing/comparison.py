@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from data.prepare.description import Transform
-from tasks.config.params import Group, Memory, Model, ParamsRefusedError
+from tasks.config.params import Encoder, Group, Memory, Model, ParamsRefusedError
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Word = Annotated[str, StringConstraints(pattern=r"\S")]
@@ -34,13 +34,15 @@ class Folds(Group):
 class Problem(Group):
     """A data set by the name of its card, what its records are made into, and a model of the catalogue.
 
-    model_settings: further keys of the group `model` of params.yaml, such as settings, start and freeze; paths are
+    encoder: as in params.yaml, of the transform of that name. model_settings: further keys of the group `model` of
+    params.yaml, such as settings, start and freeze; paths are
     relative to the checkout.
     """
 
     dataset: Word
     model: Word
     transform: Transform = "none"
+    encoder: Encoder | None = None
     model_settings: dict[str, JsonValue] = Field(default_factory=dict)
 
     @model_validator(mode="after")

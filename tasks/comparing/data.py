@@ -10,7 +10,7 @@ from data import PublicDescription
 from data.prepare import folds
 from data.prepare.prepared import Prepared, load
 from data.readers.records import Records
-from tasks.comparing.trials import Fold, Trial
+from tasks.comparing.trials import Fold, Trial, digest_of
 from tasks.config import params
 from tasks.config.environment import data_mirror, home
 from tasks.prepare import prepare
@@ -31,6 +31,7 @@ class Sides:
 def prepared_folder(store: Path, cell: Trial) -> Path:
     """Where a cell's data set is prepared, below `store`; another card or transform has another folder."""
     transform = "" if cell.transform == "none" else f"-{cell.transform}"
+    transform += f"-{digest_of(cell.encoder)}" if cell.encoder else ""
     return store / f"{cell.dataset}-{cell.card}{transform}"
 
 
@@ -38,9 +39,9 @@ def make_ready(store: Path, cell: Trial, *, root: Path) -> None:
     """Prepares a cell's data set below `store` unless it is there; raises DataRefusedError where that is impossible."""
     folder = prepared_folder(store, cell)
     if not folder.exists():
-        wanted = params.parse(
-            {"data": {"dataset": cell.dataset, "transform": cell.transform}}, reads=("data",)
-        )
+        encoder = {key: value for key, value in cell.encoder.items() if key != "sha256"} or None
+        chosen = {"dataset": cell.dataset, "transform": cell.transform, "encoder": encoder}
+        wanted = params.parse({"data": chosen}, reads=("data",))
         cards = root / "data" / "cards"
         prepare(wanted, mirror=data_mirror(), home=home(), destination=folder, root=root, cards=cards)
 

@@ -53,6 +53,9 @@ from algorithms.privacy.card.schema import (
     Name,
 )
 from algorithms.privacy.card.schema import (
+    Encoder as CardEncoder,
+)
+from algorithms.privacy.card.schema import (
     Model as CardModel,
 )
 from algorithms.privacy.ledger import Ledger
@@ -132,7 +135,8 @@ class CellCard(Signed):
     composition: Composition
     settings_from_records: bool
     diagnostics: bool
-    transform: Literal["none", "scattering"]
+    transform: Literal["none", "scattering", "encoder"]
+    encoder: CardEncoder | None = None
     features: Features
     model: CardModel
     unit: Name
@@ -160,6 +164,7 @@ def card_of(
         "settings_from_records": plan.not_private is not None,
         "diagnostics": cell.is_diagnosed,
         "transform": public.transform,
+        "encoder": None if public.encoder is None else asdict(public.encoder),
         "features": features_of(cell.features or {"name": "none"}),
         "model": model_of(model),
         "unit": public.unit,

@@ -14,11 +14,12 @@ from algorithms.errors import RefusedError
 from algorithms.features.registry import from_settings as features_from_settings
 from algorithms.methods.registry import CATALOGUE, from_settings
 from algorithms.models import CATALOGUE as MODELS
-from data import DataCard, public_description
+from data import DataCard
 from data.prepare.description import Transform
 from tasks.calibrate import model_files
 from tasks.comparing.comparison import Comparison, Problem, Record, Variant, variants
-from tasks.config.params import Model, ParamsRefusedError
+from tasks.config.params import Data, Model, ParamsRefusedError
+from tasks.runs.encoders import facts_of, public_of
 
 FORMAT = 1
 """Of a cell's result. A change of what is computed raises it, and every cell runs again."""
@@ -44,7 +45,8 @@ class Trial:
 
     card: digest of the data card. settings: of the algorithm, complete, `name` included. epsilon: None for a method
     without noise. seed: of the noise and of the model's start. fold: None for the data's own split. transform: of the
-    records. model_settings: further keys of the group `model` of params.yaml, and the SHA-256 of their files. features:
+    records; encoder: of the transform of that name. model_settings: further keys of the group `model` of
+    params.yaml, and the SHA-256 of their files. features:
     that group of params.yaml, complete.
     """
 
@@ -64,6 +66,7 @@ class Trial:
     transform: Transform = "none"
     model_settings: dict[str, Any] = field(default_factory=dict)
     features: dict[str, Any] = field(default_factory=dict)
+    encoder: dict[str, Any] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -74,7 +77,7 @@ class Trial:
         # Without these it is as it was before there were any, so that finished cells stay valid.
         if self.transform == "none":
             del inputs["transform"]
-        for name in ("model_settings", "features"):
+        for name in ("model_settings", "features", "encoder"):
             if not inputs[name]:
                 del inputs[name]
         return digest_of(inputs)
@@ -143,6 +146,7 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
             transform=problem.transform,
             model_settings=_model_settings(problem),
             features=_features(variant, file),
+            encoder=_encoder(problem),
         )
         for problem in comparison.problems
         for variant, epsilon, settings in known
@@ -154,7 +158,8 @@ def groups(wanted: Sequence[Trial]) -> Iterator[Group]:
     """The cells in groups that share data set, transform, model, method and epsilon, at most 20 in each."""
     together: dict[tuple[Any, ...], list[Trial]] = {}
     for cell in wanted:
-        key = (cell.dataset, cell.transform, cell.model, cell.method, cell.setting, cell.epsilon)
+        encoder = digest_of(cell.encoder)
+        key = (cell.dataset, cell.transform, encoder, cell.model, cell.method, cell.setting, cell.epsilon)
         together.setdefault(key, []).append(cell)
     for members in together.values():
         for start in range(0, len(members), _MOST_IN_A_GROUP):
@@ -191,13 +196,20 @@ def _model_settings(problem: Problem) -> dict[str, Any]:
     return {**problem.model_settings, "files": files} if files else dict(problem.model_settings)
 
 
+def _encoder(problem: Problem) -> dict[str, Any]:
+    """The encoder with the SHA-256 of its weights."""
+    if problem.encoder is None:
+        return {}
+    return problem.encoder.model_dump() | {"sha256": facts_of(problem.encoder).sha256}
+
+
 def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
     if not card.public:
         raise ParamsRefusedError(
             f"{file}: the records of {problem.dataset!r} are private, and a comparison as a whole is charged to"
             " nobody; compare on public data sets."
         )
-    public_description(card, problem.transform)
+    public_of(card, Data(dataset=card.name, transform=problem.transform, encoder=problem.encoder))
     if problem.model not in MODELS:
         raise ParamsRefusedError(
             f"{file}: there is no model {problem.model!r}; choose one of {', '.join(MODELS)}."

@@ -8,7 +8,7 @@ from pathlib import Path
 from algorithms.privacy.barrier.barrier import Performance
 from data.schema import registry
 from tasks.comparing.comparison import Comparison, load
-from tasks.comparing.data import make_ready
+from tasks.comparing.data import make_ready, prepared_folder
 from tasks.comparing.files import Place
 from tasks.comparing.results import read_published
 from tasks.comparing.trial import Context, build_models, open_ledger, plan_cell, run_cell
@@ -78,7 +78,7 @@ def be_ready(work: Work, wanted: Iterable[Trial]) -> None:
 
 def prepare_data(work: Work) -> None:
     """Prepares each data set that is not there yet; raises DataRefusedError."""
-    for cell in {(cell.dataset, cell.transform): cell for cell in work.cells}.values():
+    for cell in {prepared_folder(work.place.store, cell): cell for cell in work.cells}.values():
         make_ready(work.place.store, cell, root=work.place.root)
 
 

@@ -38,15 +38,38 @@ class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
+class Encoder(Group):
+    """A frozen public network whose features of each record are trained on, for data.transform: encoder.
+
+    name: efficientnet-lite0, wordllama, all-minilm-l6-v2, timm/NAME, huggingface/NAME or its folder, or
+    package.module:factory. checkpoint: for timm, a safetensors file of the weights. settings: size and mirror of an
+    image, length and layer of a text.
+    """
+
+    name: str = Field(min_length=1)
+    checkpoint: str | None = Field(default=None, min_length=1)
+    settings: dict[str, JsonValue] = Field(default_factory=dict)
+
+
 class Data(Group):
     """dataset: the name of a data card. transform: of its records, each by itself; scattering is for images.
 
-    blocks: those to train on, of a data set whose card says blocks; empty for all that there are.
+    encoder: of the transform of that name. blocks: those to train on, of a data set whose card says blocks; empty
+    for all that there are.
     """
 
     dataset: str = Field(min_length=1)
     transform: Transform = "none"
+    encoder: Encoder | None = None
     blocks: list[Word] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _has_an_encoder_where_it_encodes(self) -> Self:
+        if (self.transform == "encoder") != (self.encoder is not None):
+            raise ValueError(
+                "data.encoder names the encoder of data.transform: encoder; give both or neither"
+            )
+        return self
 
 
 class Attack(Group):

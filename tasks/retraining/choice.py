@@ -25,6 +25,7 @@ from tasks.config.overrides import Request, Revision, revise
 from tasks.config.params import Params, ParamsRefusedError
 from tasks.retraining.registry import Registry
 from tasks.retraining.settings import Retraining
+from tasks.runs.encoders import public_of
 from tasks.runs.population import declare
 
 _CLOSE, _MOST_PLANS = 0.01, 12
@@ -153,7 +154,7 @@ def next_of(
         raise TooFewBlocksError("none of the blocks that can pay is new, so the model that serves stays.")
     own = _own(settings, used, registry, root)
     asked = _asked(settings, root, own)
-    public = replace(public_description(card, asked.data.transform), blocks=used)
+    public = replace(public_of(card, asked.data), blocks=used)
     epsilon, delta = _affordable(asked, ledger, public, price)
     return Next(used, epsilon, revise(root, Request(epsilon=epsilon, delta=delta, settings=own)))
 

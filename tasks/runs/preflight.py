@@ -11,13 +11,14 @@ from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Balance
-from data import PublicDescription, public_description
+from data import PublicDescription
 from data.prepare.fetch import check_local
 from data.prepare.secret_key import OWNER_KEY, owner_key
 from data.schema import registry
 from tasks.calibrate import plan_for
 from tasks.config.environment import home
 from tasks.config.params import Params
+from tasks.runs.encoders import public_of
 from tasks.runs.sanity import doubts, records_of
 from tasks.runs.summary import open_ledger
 
@@ -59,7 +60,7 @@ def outlook(root: Path, settings: Params) -> Outlook:
     """
     cards = root / "data" / "cards"
     card = registry.card(settings.data.dataset, cards)
-    public = public_description(card, settings.data.transform)
+    public = public_of(card, settings.data)
     plan = plan_for(settings, public)
     folder = home()
     check_local(card, root, key=owner_key(folder) if (folder / OWNER_KEY).exists() else None)

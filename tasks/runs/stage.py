@@ -25,11 +25,18 @@ def main_of(function: Callable[[], object]) -> None:
 
 def refusals() -> tuple[type[ValueError], ...]:
     """What a person may be shown without a traceback."""
-    from algorithms.errors import ModelRefusedError, RefusedError
+    from algorithms.errors import EncoderRefusedError, ModelRefusedError, RefusedError
     from algorithms.extension import NotUsable
     from data.schema.errors import DataRefusedError
 
-    return (DataRefusedError, NotUsable, RefusedError, ModelRefusedError, ParamsRefusedError)
+    return (
+        DataRefusedError,
+        EncoderRefusedError,
+        NotUsable,
+        RefusedError,
+        ModelRefusedError,
+        ParamsRefusedError,
+    )
 
 
 def checkout() -> Path:

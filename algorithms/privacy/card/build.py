@@ -132,6 +132,7 @@ def _document(run: RunRecord) -> dict[str, Any]:
     cost, delta = receipt["epsilon"][receipt["accountant"]], receipt["delta"]
     mechanism = mechanism_of(plan) | {
         "transform": public["transform"],
+        "encoder": public.get("encoder"),
         "diagnostics": receipt["diagnostics"],
         "releases": receipt["releases"],
         "queries": list(queries(run.trace)),

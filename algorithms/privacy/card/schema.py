@@ -172,15 +172,32 @@ class Query(Section):
     divisor: Span
 
 
+class Encoder(Section):
+    """A frozen public network, whose features of each record took the record's place.
+
+    width: how many features. sha256: of the file of its weights. settings: as JSON text. pretrained_on: what its author
+    says, or "unknown".
+    """
+
+    name: Name
+    takes: Literal["images", "texts"]
+    width: Count
+    sha256: Sha256
+    pretrained_on: Name
+    settings: Name
+
+
 class Mechanism(Section):
     """What was asked of the records.
 
-    transform, features: what each record was made into by itself, and what was learned from all. diagnostics: whether
+    transform, encoder, features: what each record was made into by itself, and what was learned from all.
+    diagnostics: whether
     norms of exact gradients were stored. settings_from_records: whether a setting was computed from the records without
     noise. noise_multiplier: null where it was chosen adaptively, with what it was in `queries`.
     """
 
-    transform: Literal["none", "scattering"]
+    transform: Literal["none", "scattering", "encoder"]
+    encoder: Encoder | None = None
     features: Features
     diagnostics: bool
     settings_from_records: bool

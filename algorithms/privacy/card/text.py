@@ -2,7 +2,7 @@
 
 from decimal import ROUND_CEILING, Context
 
-from algorithms.privacy.card.schema import Features, Model, PrivacyCard, Rounding
+from algorithms.privacy.card.schema import Features, Mechanism, Model, PrivacyCard, Rounding
 from algorithms.privacy.ledger.composition import Composition
 
 STARTED = (
@@ -23,6 +23,10 @@ TRANSFORMS = {
     "none": "None: the records are used as they were read.",
     "scattering": "Scattering coefficients of each image, a fixed transform of each record by itself, which is free.",
 }
+ENCODED = (
+    "The {width} features that the frozen public encoder {name} makes of each record by itself, which is free. Its"
+    " weights have the SHA-256 {sha256}; it was pretrained on {pretrained_on}, whose people this run does not protect."
+)
 COMPOSITION = {
     "schedule": "The releases were fixed before the first one, so both accountants apply to them as a whole.",
     "zcdp": (
@@ -169,6 +173,17 @@ def contact(card: PrivacyCard) -> str:
     return f"The data card names no person; it names this source: {card.setting.source}"
 
 
+def transform(mechanism: Mechanism) -> str:
+    """What was made of each record by itself."""
+    if mechanism.encoder is None:
+        return TRANSFORMS[mechanism.transform]
+    on = mechanism.encoder.pretrained_on
+    told = mechanism.encoder.model_dump() | {
+        "pretrained_on": "data that are unknown" if on == "unknown" else on
+    }
+    return ENCODED.format(**told)
+
+
 def features(learned: Features) -> str:
     """What was learned before training."""
     if learned.name == "none":
@@ -280,7 +295,7 @@ def markdown(card: PrivacyCard) -> str:
         "Left out": [side_channels(card), f"Trying out settings: {TUNING}", HOLDOUT[setting.holdout]],
         "What was done": [
             f"{mechanism.algorithm} on {setting.dataset}: {mechanism.releases} releases in {mechanism.steps} steps",
-            f"Transform: {TRANSFORMS[mechanism.transform]}",
+            f"Transform: {transform(mechanism)}",
             f"Learned features: {features(mechanism.features)}",
             f"Model {mechanism.model.name}: {model_parts(mechanism.model)}",
             f"Noise: {noise(card)}",

@@ -1,0 +1,67 @@
+"""What an encoder is: public facts, and a function from records to features."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from algorithms.errors import EncoderRefusedError
+
+UNKNOWN = "unknown"
+
+
+class Frozen(BaseModel):
+    """Settings of an encoder.
+
+    size: side of the square that an image is brought to, in pixels; the encoder's own by default. mirror: take the mean
+    of the features of the image and of its mirror. length: the most tokens of a text; what is longer is cut off at its
+    end. layer: the layer of a transformer whose states are averaged, the last one by default.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    size: int | None = Field(default=None, ge=8, le=2048)
+    mirror: bool = False
+    length: int = Field(default=256, ge=1, le=8192)
+    layer: int | None = Field(default=None, ge=1)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A frozen public network.
+
+    Attributes:
+        name: As it was asked for.
+        takes: Images as float32 [n, channels, height, width] in [0, 1], or texts as strings.
+        width: How many features it makes of a record.
+        sha256: Checksum of the file of its weights.
+        pretrained_on: What its author says, or "unknown".
+        load: Reads the weights, and returns a function from n records to their features, float32 [n, width]. A
+            record's features do not depend on the others. It may be called from several threads.
+    """
+
+    name: str
+    takes: Literal["images", "texts"]
+    width: int
+    sha256: str
+    pretrained_on: str
+    load: Callable[[], "Encode"]
+
+
+Records = NDArray[np.float32] | Sequence[str]
+Encode = Callable[[Records], NDArray[np.float32]]
+Settings = Mapping[str, object]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's content, in hex; raises EncoderRefusedError where there is none."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        raise EncoderRefusedError(f"there is no file {path}; give the path of a safetensors file.") from None

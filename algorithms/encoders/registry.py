@@ -1,0 +1,53 @@
+"""The encoders there are, by name."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from algorithms.encoders.encoder import Encoder, Frozen
+from algorithms.encoders.images import efficientnet_lite0, from_timm
+from algorithms.encoders.texts import from_hugging_face, minilm, wordllama
+from algorithms.errors import EncoderRefusedError
+from algorithms.extension import imported, is_own
+
+SHIPPED: Mapping[str, Callable[[Frozen], Encoder]] = {
+    "all-minilm-l6-v2": minilm,
+    "efficientnet-lite0": efficientnet_lite0,
+    "wordllama": wordllama,
+}
+
+
+def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> Encoder:
+    """The encoder of a name, without its weights, which `load` reads.
+
+    Args:
+        name: A shipped one, "timm/NAME", "huggingface/NAME" or "huggingface/FOLDER", or your own
+            "package.module:factory", which is called with the settings and returns an Encoder.
+        settings: What the encoder may be set to.
+        checkpoint: For timm, a safetensors file of the network's weights.
+
+    Raises:
+        EncoderRefusedError: Where there is none of this name, or its weights are not on this machine.
+
+    Example:
+        >>> encoder("efficientnet-lite0", Frozen()).width
+        1280
+    """
+    if checkpoint is not None and not name.startswith("timm/"):
+        raise EncoderRefusedError("data.encoder.checkpoint is for encoders of timm; leave it out.")
+    if name.startswith("timm/"):
+        return from_timm(name.removeprefix("timm/"), Path(checkpoint) if checkpoint else None, settings)
+    if name.startswith("huggingface/"):
+        return from_hugging_face(name.removeprefix("huggingface/"), settings)
+    if is_own(name):
+        made = imported(name, "the encoder")(settings)
+        if not isinstance(made, Encoder):
+            raise EncoderRefusedError(
+                f"the encoder {name!r} made a {type(made).__name__}; return an Encoder."
+            )
+        return made
+    if name not in SHIPPED:
+        raise EncoderRefusedError(
+            f"there is no encoder {name!r}; choose {', '.join(SHIPPED)}, timm/NAME, huggingface/NAME, or your own"
+            " package.module:factory."
+        )
+    return SHIPPED[name](settings)
