@@ -19,7 +19,6 @@ from algorithms.gradients.per_example_gradients import PerExampleGradients, comb
 from algorithms.gradients.rules import RULES, general, pulled_back, shared
 from algorithms.models import Model, ModelRefusedError
 
-
 Answers = tuple[bool | None, ...]
 
 
