@@ -105,6 +105,7 @@ class Engine:
         self._passes = Passes(_on(model, device))
         with refusing(model, input_shape, input_dtype):
             self._examined = examine(self._passes, input_shape, input_dtype, device, memory_mb)
+            self._passes = replace(self._passes, answers=self._examined.answers)
             self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()
 

@@ -1,13 +1,15 @@
 """The record of one forward pass: every operation that used a trained parameter, and what its gradients need.
 
 The tape sees torch functions, not modules: a parameter used twice, tied to another, or used outside of any layer is
-seen like any other. An operation without a rule is differentiated for each record by `torch.func`, and what cannot be
+seen like any other. What is made of parameters alone, such as a standardised weight or positions looked up for all
+records, is a value of its own with a name of its own: its gradients are those of a parameter, and go on to what it was
+made of in the end. An operation without a rule is differentiated for each record by `torch.func`, and what cannot be
 told apart by record is refused with `UnrecordedError`, so that nothing is left out in silence.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +18,57 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from algorithms.gradients.grads import PerExample
-from algorithms.gradients.padding import Layout, UnrecordedError
+from algorithms.gradients.padding import Layout, UnrecordedError, layout_of
 
 Errors = Tensor
 Gradients = dict[str, PerExample]
 Rule = Callable[["GradSampleRecorder", Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Call(NamedTuple):
+    """A torch function that a model calls, and where the records are in what it takes and gives.
+
+    None: in a tensor that has no dimension for them. UNKNOWN: in one that changes with them in another way.
+    """
+
+    name: str
+    taken: tuple[Layout | None, ...]
+    given: tuple[Layout | None, ...]
+
+
+Layouts = tuple[Call, ...]
+"""All calls of a forward pass, in their order."""
+
+UNKNOWN = Layout(-1, 0)
+
+
+class Shapes(NamedTuple):
+    """A call at one number of records."""
+
+    name: str
+    taken: tuple[torch.Size, ...]
+    given: tuple[torch.Size, ...]
+
+
+def layouts_of(few: Sequence[Shapes], more: Sequence[Shapes], counts: tuple[int, int]) -> Layouts:
+    """Where the records are in every call, by the calls at two numbers of records."""
+    names = [[call.name for call in calls] for calls in (few, more)]
+    if names[0] != names[1]:
+        raise UnrecordedError("the model uses its parameters differently for another number of records")
+    return tuple(
+        Call(a.name, _layouts(a.taken, b.taken, counts), _layouts(a.given, b.given, counts))
+        for a, b in zip(few, more, strict=True)
+    )
+
+
+def _layouts(
+    few: Sequence[torch.Size], more: Sequence[torch.Size], counts: tuple[int, int]
+) -> tuple[Layout | None, ...]:
+    if len(few) != len(more):
+        raise UnrecordedError("the model uses its parameters differently for another number of records")
+    return tuple(
+        None if a == b else layout_of(a, b, *counts) or UNKNOWN for a, b in zip(few, more, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -37,12 +85,20 @@ class Use:
             raise UnrecordedError("an input of a layer is overwritten in place after the layer used it")
 
 
+@dataclass(frozen=True)
+class Made:
+    """What an operation made of parameters alone: its outputs' names, and what their gradients are to its own."""
+
+    names: tuple[str, ...]
+    gradients: Callable[[list[PerExample | None]], Gradients]
+
+
 class GradSampleRecorder(TorchFunctionMode):
     """Records the uses of parameters while a model runs inside of it.
 
-    parameters: by name, the very tensors that the model is run with. rules: by torch function. batch: how many records.
-    layouts: of the tensors that rules ask about, in their order. is_learning: a run that collects the shapes of these
-    tensors and asks for no gradients; what it does not know it takes to have the records first.
+    parameters: by name, the very tensors that the model is run with. rules: by torch function. general: of the others.
+    shared: of whatever takes no records and gives none. batch: how many records. layouts: of the model's calls; None
+    for a run that only notes their `shapes`.
     """
 
     def __init__(
@@ -50,22 +106,27 @@ class GradSampleRecorder(TorchFunctionMode):
         parameters: dict[str, Tensor],
         rules: dict[Callable[..., Any], Rule],
         general: Rule,
+        shared: Rule,
         *,
         batch: int,
-        layouts: tuple[Layout | None, ...],
-        is_learning: bool = False,
+        layouts: Layouts | None,
     ) -> None:
         super().__init__()
         self.batch = batch
         self.uses: list[Use] = []
-        self.shapes: list[tuple[int, ...]] = []
+        self.made: list[Made] = []
+        self.shapes: list[Shapes] = []
         self.without_rule: set[str] = set()
         self.parameters = parameters  # held, so that an id stays theirs
         self._names = {id(tensor): name for name, tensor in parameters.items()}
+        self._held: list[Tensor] = []
         self._rules = rules
         self._general = general
+        self._shared = shared
         self._layouts = layouts
-        self._is_learning = is_learning
+        self._calls = 0
+        self._here: dict[int, Layout | None] = {}
+        self.given: tuple[Layout | None, ...] = ()
         self._anchor = torch.zeros((), requires_grad=True)
 
     def __torch_function__(
@@ -76,34 +137,70 @@ class GradSampleRecorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if not any(self.name(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
+        leaves = tensors_in((args, kwargs))
+        is_use = any(id(leaf) in self._names for leaf in leaves)
+        self._calls += 1
+        if self._layouts is None:
+            return self._noted(func, args, kwargs, leaves, is_use=is_use)
+        if not is_use:
             return func(*args, **kwargs)
+        call = self._call(func, leaves)
+        self._here = {id(leaf): layout for leaf, layout in zip(leaves, call.taken, strict=True)}
+        self.given = call.given
+        if not any((*call.taken, *call.given)):
+            return self._shared(self, func, args, kwargs)
         return self._rules.get(func, self._general)(self, func, args, kwargs)
 
+    def _noted(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Tensor],
+        *,
+        is_use: bool,
+    ) -> Any:
+        """What a call gives; what uses parameters has a gradient, as it has in a pass that is recorded."""
+        taken = tuple(leaf.shape for leaf in leaves)
+        output = func(*args, **kwargs)
+        given = tensors_in(output)
+        self.shapes.append(Shapes(name_of(func), taken, tuple(leaf.shape for leaf in given)))
+        moves = is_use and isinstance(output, Tensor) and output.is_floating_point()
+        is_new = moves and output._base is None and all(output is not leaf for leaf in leaves)
+        return self.anchored(output) if is_new and torch.is_grad_enabled() else output
+
+    def _call(self, func: Callable[..., Any], leaves: list[Tensor]) -> Call:
+        """What is known of the call that is now."""
+        layouts = self._layouts or ()
+        call = layouts[self._calls - 1] if self._calls <= len(layouts) else None
+        if call is None or call.name != name_of(func) or len(call.taken) != len(leaves):
+            raise UnrecordedError("the model takes another way than it took before")
+        return call
+
     def name(self, tensor: Any) -> str | None:
-        """The name of a trained parameter; None for any other value."""
+        """The name of a trained parameter, or of what was made of such ones; None for any other value."""
         return self._names.get(id(tensor))
 
     def layout(self, tensor: Tensor) -> Layout:
-        """Where a tensor's records are. Raises UnrecordedError where it has no dimension of its own for them."""
+        """Where the records are in a tensor of this call. Raises UnrecordedError where they are in no dimension."""
         found = self.layout_if_any(tensor)
         if found is None:
             raise UnrecordedError("a parameter is combined with a value that is the same for all records")
         return found
 
-    def has_layout(self, tensor: Tensor, expected: Layout) -> bool:
-        """Whether a tensor's records are where they are expected, which is believed as long as it is not known."""
-        is_known = len(self.shapes) < len(self._layouts)
-        return self.layout_if_any(tensor) == expected or not is_known
-
     def layout_if_any(self, tensor: Tensor) -> Layout | None:
-        """Where a tensor's records are; None where it belongs to all of them."""
-        self.shapes.append(tuple(tensor.shape))
-        if len(self.shapes) <= len(self._layouts):
-            return self._layouts[len(self.shapes) - 1]
-        if not self._is_learning:
-            raise UnrecordedError("the model takes another way than it took before")
-        return Layout(0)
+        """Where the records are in a tensor of this call; None where it belongs to all of them."""
+        found = self._here.get(id(tensor))
+        if found == UNKNOWN:
+            raise UnrecordedError("a tensor that grows with the records in more than one dimension")
+        return found
+
+    @property
+    def output_layout(self) -> Layout:
+        """Where the records are in the only tensor that this call gives."""
+        if len(self.given) != 1 or self.given[0] is None or self.given[0] == UNKNOWN:
+            raise UnrecordedError("an operation on a parameter whose output has no dimension for the records")
+        return self.given[0]
 
     def take_uses(self) -> list[Use]:
         """The uses, which the tape lets go: they refer to it, and would else keep their tensors until a collection."""
@@ -118,10 +215,34 @@ class GradSampleRecorder(TorchFunctionMode):
         if not torch.is_grad_enabled():
             return output
         if not output.requires_grad:
-            output = _Anchored.apply(output, self._anchor.to(output.device))  # type: ignore[no-untyped-call]
+            output = self.anchored(output)
         kept = tuple((tensor, tensor._version) for tensor in inputs)
         self.uses.append(Use(get_gradient_edge(output), gradients, kept))
         return output
+
+    def make(self, outputs: list[Tensor], gradients: Callable[[list[PerExample | None]], Gradients]) -> None:
+        """Notes what was made of parameters alone; `gradients` will be asked with those of the outputs."""
+        names = tuple(f"#{len(self._held) + index}" for index in range(len(outputs)))
+        self._held += outputs
+        self._names |= {id(output): name for output, name in zip(outputs, names, strict=True)}
+        self.made.append(Made(names, gradients))
+
+    def anchored(self, output: Tensor) -> Tensor:
+        """An output as a part of a graph."""
+        found: Tensor = _Anchored.apply(output, self._anchor.to(output.device))  # type: ignore[no-untyped-call]
+        return found
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors of some arguments, in their order."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """A torch function's name; that of the attribute where it reads one, such as `T.__get__`."""
+    name = getattr(func, "__name__", str(func))
+    owner = getattr(func, "__self__", None)
+    return f"{getattr(owner, '__name__', '')}.{name}" if name in ("__get__", "__set__") else name
 
 
 class _Anchored(torch.autograd.Function):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients.clipping import L2
-from algorithms.gradients.grad_sample_recorder import GradSampleRecorder
+from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts, layouts_of
 from algorithms.gradients.independence import (
     MANY,
     Looked,
@@ -33,19 +33,18 @@ from algorithms.gradients.op_tracer import (
     away_from_start,
     same_randomness,
     watched,
-    watching,
 )
-from algorithms.gradients.padding import Layout, UnrecordedError, layout_of
-from algorithms.gradients.passes import Passes
+from algorithms.gradients.padding import UnrecordedError
+from algorithms.gradients.passes import Answers, Passes
 from algorithms.models import Model, ModelRefusedError
 
-Layouts = tuple[Layout | None, ...]
-
 _FEW, _MORE = 3, 17
-_ROUNDS = 4
 _BYTE = 256
 """Whole numbers that are tried where no table says how many there are."""
 _HOUSE = (Path(torch.__file__).parent, Path(__file__).parent, Path(inspect.getfile(Model)).parent)
+_LARGE = 1e3
+_IN_32_BITS, _IN_64_BITS = 1e-4, 1e-9
+"""How far rounding may move a loss."""
 _SPECIAL = 8
 """The first entries of a table, among which paddings and other marks usually are."""
 _ALWAYS_MB = 4000.0
@@ -58,6 +57,10 @@ _ROUNDING = 1e-2
 """Of the tolerance, relative to the whole gradient: what rounding makes of a parameter's gradient that is zero."""
 
 
+Draw = Callable[[int, int], Sample]
+"""Made-up records, by their number and a seed."""
+
+
 @dataclass(frozen=True)
 class ModelInspection:
     """What an examination found.
@@ -65,6 +68,7 @@ class ModelInspection:
     Attributes:
         form: of the made-up records.
         is_narrow: whether 16 bits were used.
+        answers: to what the model asks about values.
         layouts: of the tensors that the rules ask about; None where passes cannot be recorded, for the `reason` given.
         bytes_per_record: what autograd keeps for each record.
         written_bytes: what its gradient takes as far as it is written down.
@@ -75,6 +79,7 @@ class ModelInspection:
 
     form: Form
     is_narrow: bool
+    answers: Answers
     layouts: Layouts | None
     reason: str
     bytes_per_record: int
@@ -193,7 +198,7 @@ def examine(
         >>> import torch
         >>> from torch import nn
         >>> from algorithms.gradients.model_inspection import examine
-        >>> from algorithms.gradients.passes import Passes
+        >>> from algorithms.gradients.passes import Answers, Passes
         >>> from algorithms.models import Model
         >>> module = nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2))
         >>> model = Model("small", module, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
@@ -217,11 +222,18 @@ def examine(
     def draw_exactly(count: int, seed: int) -> Sample:
         return form.draw(count, seed).in_64_bits() if is_exact else form.draw(count, seed)
 
+    answers = _decided(passes, parameters, more, exact, draw_exactly)
+    passes = replace(passes, answers=answers)
+    exact = replace(exact, passes=replace(exact.passes, answers=answers))
     check_state(exact, draw_exactly(_FEW, 0))
     is_random = check_apart(exact, draw_exactly, () if dtype.is_floating_point else form.constants)
-    is_narrow = watched(passes, parameters, few).is_narrow
+    watch = watched(passes, parameters, few)
     each = max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
     try:
+        if not watch.is_decided:
+            raise UnrecordedError(
+                "a look at the values of a tensor, on which the way through the model may depend"
+            )
         layouts, without_rule = _learn(passes, parameters, few, more)
         for count in (_FEW, _MORE):
             _check_gradients(exact, draw_exactly(count, 0), layouts)
@@ -237,9 +249,11 @@ def examine(
     except UnrecordedError as reason:
         needed = _needed(form, lambda some: _take_alone(passes, parameters, some))[1]
         return ModelInspection(
-            form, is_narrow, None, str(reason), each, 4 * len(parameters), needed, is_random
+            form, watch.is_narrow, answers, None, str(reason), each, 4 * len(parameters), needed, is_random
         )
-    return ModelInspection(form, is_narrow, layouts, "", each, written, needed, is_random, without_rule)
+    return ModelInspection(
+        form, watch.is_narrow, answers, layouts, "", each, written, needed, is_random, without_rule
+    )
 
 
 def _form(passes: Passes, parameters: Tensor, least: Form) -> Form:
@@ -281,12 +295,14 @@ def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
     """The model in 64 bits, where rounding hides no difference; as it is where its code insists on its own types."""
     plain = replace(passes.model, precision=torch.float32)
     wider = replace(plain, module=copy.deepcopy(plain.module).double())
-    looked = Looked(Passes(wider), parameters.double(), tolerance=1e-9)
     try:
-        looked.losses(sample.in_64_bits())
+        watch = watched(Passes(wider), parameters.double(), sample.in_64_bits())
     except Exception:  # whatever a model says of numbers that it does not expect
-        return Looked(Passes(plain), parameters, tolerance=1e-4)
-    return looked
+        return Looked(Passes(plain), parameters, tolerance=_IN_32_BITS)
+    # Some layers compute in 32 bits whatever comes in, as RMS norms of language models do.
+    return Looked(
+        Passes(wider), parameters.double(), tolerance=_IN_32_BITS if watch.is_short else _IN_64_BITS
+    )
 
 
 def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
@@ -302,37 +318,50 @@ def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
 
 
 def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tuple[Layouts, tuple[str, ...]]:
-    """Where the records are, from the shapes at two batch sizes, and which operations have no rule.
-
-    A rule that knows where its records are may ask about more tensors, so this is repeated until nothing changes.
-    """
-    layouts: Layouts = ()
-    for _ in range(_ROUNDS):
-        tapes = [_record(passes, parameters, sample, layouts) for sample in (few, more)]
-        learned = _layouts(tapes[0].shapes, tapes[1].shapes)
-        if learned == layouts:
-            break
-        layouts = learned
+    """Where the records are, from the shapes at two batch sizes, and which operations have no rule."""
+    tapes = [_taped(passes, parameters, sample) for sample in (few, more)]
+    layouts = layouts_of(tapes[0].shapes, tapes[1].shapes, (_FEW, _MORE))
     for other in (more.times(1e3), more.times(0.0), more.with_holes()):
-        if _record(passes, parameters, other, layouts).shapes != tapes[1].shapes:
+        if _taped(passes, parameters, other).shapes != tapes[1].shapes:
             raise UnrecordedError("a size that follows from the values of the records")
-    return layouts, tuple(sorted(tapes[0].without_rule))
+    tape = _taped(passes, parameters, few, layouts)
+    return layouts, tuple(sorted(tape.without_rule))
 
 
-def _record(passes: Passes, parameters: Tensor, sample: Sample, layouts: Layouts) -> GradSampleRecorder:
-    with watching() as watch:
-        tape = passes.taped(parameters, sample.inputs, sample.labels, layouts)
-    if watch.has_looked:
-        raise UnrecordedError(
-            "a look at the values of a tensor, on which the way through the model may depend"
-        )
-    return tape
+def _taped(
+    passes: Passes, parameters: Tensor, sample: Sample, layouts: Layouts | None = None
+) -> GradSampleRecorder:
+    with same_randomness():
+        return passes.taped(parameters, sample.inputs, sample.labels, layouts)
 
 
-def _layouts(few: list[tuple[int, ...]], more: list[tuple[int, ...]]) -> Layouts:
-    if len(few) != len(more):
-        raise UnrecordedError("the model uses its parameters differently for another number of records")
-    return tuple(layout_of(a, b, _FEW, _MORE) for a, b in zip(few, more, strict=True))
+def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, draw: Draw) -> Answers:
+    """Public answers to what the model asks of its records' values, with which single records are what they were.
+
+    Such as whether any record has padding, which changes how a mask is applied and not what comes out. The first that
+    are tried are those of many unlike records, which as a rule choose the general way. () where none are right.
+    """
+    natural = [watched(passes, parameters, sample, answer=answer) for answer in (None, False, True)]
+    for watch in natural:
+        answers = tuple(watch.answers)
+        if any(answer is not None for answer in answers) and _is_right(exact, answers, draw):
+            return answers
+    return ()
+
+
+def _is_right(exact: Looked, answers: Answers, draw: Draw) -> bool:
+    """Whether records taken together, with answers given, have the losses and gradients of each alone."""
+    together = replace(exact, passes=replace(exact.passes, answers=answers))
+    few, more = draw(_FEW, 0), draw(_MORE, 1)
+    samples = [few, more, few.times(_LARGE), few.times(0.0), few.with_holes()]
+    try:
+        for sample in samples:
+            alone = torch.cat([exact.losses(sample.alone(i)) for i in range(len(sample.labels))])
+            if not exact.close(together.losses(sample), alone):
+                return False
+    except (UnrecordedError, RuntimeError):
+        return False
+    return True
 
 
 def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts) -> None:

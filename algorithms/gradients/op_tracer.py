@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from algorithms.gradients.passes import Passes
+from algorithms.gradients.passes import Passes, asks
 from algorithms.models import Model
 
 
@@ -153,18 +153,42 @@ class Operation:
 class OpTracer(TorchDispatchMode):
     """Sees every operation that runs inside of it, whatever function or method of PyTorch led there.
 
-    records: what the values of the records come from. known: other tensors there are before. has_looked: whether a
-    number of Python, or of values, was made out of a tensor's values. is_narrow: whether there were numbers of 16 bits.
+    records: what the values of the records come from. known: other tensors there are before. answer: to give where the
+    model asks a yes or no of the records' values; None for what is so. has_looked: whether another number of Python, or
+    of values, was made out of theirs. answers: to each question that was asked, None where no record has a part in it.
+    is_narrow: whether there were numbers of 16 bits. is_short: whether of records there were some of 32 or fewer.
     """
 
-    def __init__(self, records: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+    def __init__(
+        self, records: Sequence[Tensor], known: Sequence[Tensor], answer: bool | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.has_looked = self.is_narrow = False
+        self.has_looked = self.is_narrow = self.is_short = False
+        self.answer = answer
+        self.answers: list[bool | None] = []
         self.operations: list[Operation] = []
         self.turned: int | None = None
         # By identity, and not held: all that a pass computes would else stay in memory.
         self._of_records = WeakTensorKeyDictionary(dict.fromkeys(records))
         self._known = WeakTensorKeyDictionary(dict.fromkeys((*records, *known)))
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether no value of a record has decided on the way through the model."""
+        return not self.has_looked and not any(answer is not None for answer in self.answers)
+
+    def may_depend(self, tree: Any) -> bool:
+        """Whether a tensor among some arguments follows from the values of the records, or nobody knows from what."""
+        return any(part in self._of_records or part not in self._known for part in _tensors(tree))
+
+    def answered(self, ask: Callable[[], Any], tree: Any) -> Any:
+        """The answer to a question about the values of tensors."""
+        before = self.has_looked
+        depends = self.may_depend(tree)
+        given = ask() if self.answer is None or not depends else self.answer
+        self.has_looked = before
+        self.answers.append(bool(given) if depends else None)
+        return given
 
     def turn(self) -> None:
         """Says that from here on errors go back, whose sums over records belong to no record."""
@@ -181,11 +205,13 @@ class OpTracer(TorchDispatchMode):
         taken = _tensors((args, kwargs))
         of_records = [tensor for tensor in taken if tensor in self._of_records]
         unknown = [tensor for tensor in taken if tensor not in self._known]
+        may_depend = bool(of_records or unknown)
         found = func(*args, **kwargs)
         given, kind = _tensors(found), func.overloadpacket
         by_mask = kind is _ATEN.index and any(tensor.dtype == torch.bool for tensor in taken[1:])
-        self.has_looked |= by_mask or kind in _OPERATIONS_THAT_LOOK
+        self.has_looked |= may_depend and (by_mask or kind in _OPERATIONS_THAT_LOOK)
         self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
+        self.is_short |= any(tensor.dtype in (torch.float32, *_NARROW) for tensor in given if of_records)
         numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are room to work in
         self.operations.append(Operation(_shapes(numbers), _shapes(of_records), _shapes(unknown)))
         self._known.update(dict.fromkeys(given))
@@ -248,14 +274,19 @@ class _LookingFunctions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        self._watch.has_looked |= _looks(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if asks(func, args):
+            return self._watch.answered(lambda: func(*args, **kwargs), (args, kwargs))
+        self._watch.has_looked |= _looks(func, args, kwargs) and self._watch.may_depend((args, kwargs))
+        return func(*args, **kwargs)
 
 
 @contextmanager
-def watching(records: Sequence[Tensor] = (), known: Sequence[Tensor] = ()) -> Iterator[OpTracer]:
+def watching(
+    records: Sequence[Tensor], known: Sequence[Tensor], answer: bool | None = None
+) -> Iterator[OpTracer]:
     """A watch of what runs inside of the block, with the same random numbers each time."""
-    watch = OpTracer(records, known)
+    watch = OpTracer(records, known, answer)
     with watch, _LookingFunctions(watch), same_randomness():
         yield watch
 
@@ -289,12 +320,18 @@ def _there(passes: Passes, point: Tensor, sample: Sample, watch: OpTracer) -> No
     passes.losses(point.detach(), sample.inputs, sample.labels)
 
 
-def watched(passes: Passes, parameters: Tensor, sample: Sample, follow: Follow = _there) -> OpTracer:
-    """What a model computes of some records."""
+def watched(
+    passes: Passes,
+    parameters: Tensor,
+    sample: Sample,
+    follow: Follow = _there,
+    answer: bool | None = None,
+) -> OpTracer:
+    """What a model computes of some records; answer: as a watch has it."""
     point = parameters.clone().requires_grad_()
     module = passes.model.module
     known = (point, *module.parameters(), *module.buffers())
-    with watching((sample.inputs, sample.labels), known) as watch:
+    with watching((sample.inputs, sample.labels), known, answer) as watch:
         follow(passes, point, sample, watch)
     return watch
 
@@ -302,18 +339,24 @@ def watched(passes: Passes, parameters: Tensor, sample: Sample, follow: Follow =
 def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool:
     """Whether all numbers that records were computed in lie in multiples of so many rows, each record apart.
 
-    few, many: of these two numbers of records. What was made of the records' values and used again has a dimension for
-    them, up to the turn; what nobody watched made has none.
+    few, many: of these two numbers of records. What was made of the records' values and used for others has a dimension
+    for them, up to the turn; what nobody watched made has none.
     """
     pairs = list(zip(few.operations, many.operations, strict=False))
-    if len(few.operations) != len(many.operations) or few.has_looked or many.has_looked:
+    if len(few.operations) != len(many.operations) or not few.is_decided or not many.is_decided:
         return False
     there = pairs[: few.turned]
     return (
         all(_all(_is_multiple, some.given, more.given, records) for some, more in pairs)
         and all(_all(_stays, some.unknown, more.unknown, records) for some, more in pairs)
-        and all(_all(_grows, some.of_records, more.of_records, records) for some, more in there)
+        and not any(_mixes(some, more) for some, more in there)
     )
+
+
+def _mixes(few: Operation, many: Operation) -> bool:
+    """Whether a value without a dimension for the records, made of theirs, became a part of what has one."""
+    of_all = any(a == b for a, b in zip(few.of_records, many.of_records, strict=False))
+    return of_all and few.given != many.given
 
 
 def _all(
@@ -332,10 +375,6 @@ def _is_multiple(few: torch.Size, many: torch.Size, records: tuple[int, int]) ->
     growing = [(a, b) for a, b in zip(few, many, strict=True) if a != b]
     fewer, more = records
     return len(growing) <= 1 and all(a % fewer == 0 and b == a // fewer * more for a, b in growing)
-
-
-def _grows(few: torch.Size, many: torch.Size, _records: tuple[int, int]) -> bool:
-    return few != many
 
 
 def _stays(few: torch.Size, many: torch.Size, _records: tuple[int, int]) -> bool:

@@ -1,51 +1,59 @@
 """One forward and one backward pass over some records, recorded or record by record."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Use
+from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts, Use
 from algorithms.gradients.grads import DenseGrad, PerExample
-from algorithms.gradients.padding import Layout, UnrecordedError
+from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
-from algorithms.gradients.rules import RULES, general
+from algorithms.gradients.rules import RULES, general, pulled_back, shared
 from algorithms.models import Model, ModelRefusedError
+
+Answers = tuple[bool | None, ...]
 
 
 @dataclass(frozen=True)
 class Passes:
-    """The passes of one model, in its precision."""
+    """The passes of one model, in its precision.
+
+    answers: to the questions about values that the model asks on its way, such as whether any record has padding, in
+    their order: a public constant each, since an answer that followed from some records would change what others count.
+    None for those in which no record has a part. Single records are asked themselves.
+    """
 
     model: Model
+    answers: Answers = ()
 
     @cached_property
     def _pools(self) -> bool:
         return _pools(self.model.module)
 
     def taped(
-        self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: tuple[Layout | None, ...]
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: Layouts | None = None
     ) -> GradSampleRecorder:
-        """The tape of a forward pass in which layouts are learned. Raises UnrecordedError where it cannot be
-        recorded.
-        """
-        tape, inputs = self._tape(parameters, inputs, len(labels), layouts, is_learning=True)
+        """The tape of a forward pass; it notes the shapes in every call where no layouts are given."""
+        tape, inputs = self._tape(parameters, inputs, len(labels), layouts)
 
         def run() -> None:
             with tape:  # the loss as well: it may look at values, or use parameters
                 self.model.losses(self.model.module(inputs), labels)
 
-        with torch.enable_grad(), self._precision(inputs.device):
+        with torch.enable_grad(), self._precision(inputs.device), self._answering():
             self.model.inside(tape.parameters, run)
         return tape
 
     def recorded(
-        self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: tuple[Layout | None, ...]
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: Layouts
     ) -> PerExampleGradients:
         """Book-keeping: one backward pass to the outputs of the operations that use parameters (Bu et al. 2023).
 
@@ -54,14 +62,15 @@ class Passes:
         tape, inputs = self._tape(parameters, inputs, len(labels), layouts)
 
         def run() -> tuple[Tensor, list[Use], tuple[Tensor | None, ...]]:
-            with torch.enable_grad(), self._precision(inputs.device):
+            with torch.enable_grad(), self._precision(inputs.device), self._answering():
                 with tape:
                     outputs = self.model.module(inputs)
                 losses = self.model.losses(outputs, labels)
             uses = tape.take_uses()
             if not uses:
                 return losses, uses, ()
-            back = torch.autograd.grad(losses.sum(), [use.edge for use in uses], allow_unused=True)
+            with self._answering(again=True):
+                back = torch.autograd.grad(losses.sum(), [use.edge for use in uses], allow_unused=True)
             return losses, uses, back
 
         try:
@@ -75,7 +84,7 @@ class Passes:
                 use.check()
                 for name, gradient in (use.gradients(error) if error is not None else {}).items():
                     found.setdefault(name, []).append(gradient)
-            gradients = {name: combined(parts) for name, parts in found.items()}
+            gradients = {name: combined(parts) for name, parts in pulled_back(tape, found).items()}
             return self.contributions(parameters, losses.detach(), gradients)
 
     def _tape(
@@ -83,18 +92,14 @@ class Passes:
         parameters: Tensor,
         inputs: Tensor,
         batch: int,
-        layouts: tuple[Layout | None, ...],
-        *,
-        is_learning: bool = False,
+        layouts: Layouts | None,
     ) -> tuple[GradSampleRecorder, Tensor]:
         """A new tape, with the parameters by name, and the inputs, both in the order that is fastest for the model."""
         named = self.model.named(parameters.detach())
         if self._pools:
             named = {name: _channels_last(part) for name, part in named.items()}
             inputs = _channels_last(inputs)
-        return GradSampleRecorder(
-            named, RULES, general, batch=batch, layouts=layouts, is_learning=is_learning
-        ), inputs
+        return GradSampleRecorder(named, RULES, general, shared, batch=batch, layouts=layouts), inputs
 
     def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Each record's gradient written down by `torch.func`, or in a pass of its own where that cannot."""
@@ -114,11 +119,11 @@ class Passes:
 
     def _each_in_a_pass(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Each record in a pass of its own: slow, and right for whatever autograd differentiates."""
-        losses, rows = [], []
+        losses, rows, alone = [], [], replace(self, answers=())
         for one_input, one_label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):
             point = parameters.detach().clone().requires_grad_()
-            loss = self.followed(point, one_input, one_label)
-            gradient = self.back(point, loss.sum())
+            loss = alone.followed(point, one_input, one_label)
+            gradient = alone.back(point, loss.sum())
             rows.append(torch.zeros_like(point) if gradient is None else gradient)
             losses.append(loss.detach())
         written = torch.stack(rows)
@@ -127,7 +132,7 @@ class Passes:
 
     def followed(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch], with a graph."""
-        with torch.enable_grad(), self._precision(inputs.device):
+        with torch.enable_grad(), self._precision(inputs.device), self._answering():
             return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
 
     def back(self, parameters: Tensor, total: Tensor) -> Tensor | None:
@@ -135,7 +140,10 @@ class Passes:
         if not total.requires_grad:
             return None
         named = self.model.named(parameters)
-        (found,) = self.model.inside(named, lambda: torch.autograd.grad(total, parameters, allow_unused=True))
+        with self._answering(again=True):
+            (found,) = self.model.inside(
+                named, lambda: torch.autograd.grad(total, parameters, allow_unused=True)
+            )
         if parameters.grad is not None:
             raise ModelRefusedError(
                 f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
@@ -145,7 +153,7 @@ class Passes:
 
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch]."""
-        with torch.no_grad(), self._precision(inputs.device):
+        with torch.no_grad(), self._precision(inputs.device), self._answering():
             return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
 
     def contributions(
@@ -156,10 +164,47 @@ class Passes:
             losses, gradients, self.model.places, self.model.layers, wide(parameters).dtype
         )
 
+    def _answering(self, *, again: bool = False) -> AbstractContextManager[Any]:
+        """Where questions have the answers; again: in a way back, where layers that run again ask out of order."""
+        return Answering(self.answers, is_silent=again) if self.answers else nullcontext()
+
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
         if self.model.precision == torch.bfloat16:
             return torch.autocast(device.type, torch.bfloat16)
         return nullcontext()
+
+
+class Answering(TorchFunctionMode):
+    """Gives the answers to the questions that are asked inside of it; is_silent: raises UnrecordedError at each."""
+
+    def __init__(self, answers: Answers, *, is_silent: bool) -> None:
+        super().__init__()
+        self._answers, self._asked = answers, 0
+        self._is_silent = is_silent
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if not asks(func, args):
+            return func(*args, **(kwargs or {}))
+        if self._is_silent or self._asked >= len(self._answers):
+            raise UnrecordedError("a look at the values of a tensor where none was before")
+        self._asked += 1
+        given = self._answers[self._asked - 1]
+        return func(*args, **(kwargs or {})) if given is None else given
+
+
+_QUESTIONS = frozenset(("__bool__", "is_nonzero", "equal", "allclose"))
+
+
+def asks(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+    """Whether a function of tensors gives a yes or no of Python."""
+    name = getattr(func, "__name__", "")
+    return name in _QUESTIONS or (name == "item" and args[0].dtype == torch.bool)
 
 
 def _pools(module: nn.Module) -> bool:

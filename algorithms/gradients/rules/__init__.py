@@ -7,16 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from algorithms.gradients.grad_sample_recorder import Rule
-from algorithms.gradients.rules.attention import multi_head_attention
+from algorithms.gradients.rules.attention import multi_head_attention, scaled_dot_product_attention
 from algorithms.gradients.rules.convolution import convolution
 from algorithms.gradients.rules.general import general
-from algorithms.gradients.rules.layers import embedding, linear, normalisation
+from algorithms.gradients.rules.layers import addmm, embedding, linear, matmul, normalisation
 from algorithms.gradients.rules.recurrent import gru, lstm
+from algorithms.gradients.rules.shared import pulled_back, shared
 
-__all__ = ["RULES", "general"]
+__all__ = ["RULES", "general", "pulled_back", "shared"]
 
 
 RULES: dict[Callable[..., Any], Rule] = {
@@ -30,6 +32,13 @@ RULES: dict[Callable[..., Any], Rule] = {
     functional.instance_norm: normalisation,
     functional.batch_norm: normalisation,  # with fixed statistics; others mix records and are refused
     functional.multi_head_attention_forward: multi_head_attention,
+    functional.scaled_dot_product_attention: scaled_dot_product_attention,
+    torch.matmul: matmul,
+    torch.mm: matmul,
+    Tensor.matmul: matmul,
+    Tensor.mm: matmul,
+    Tensor.__matmul__: matmul,
+    torch.addmm: addmm,
     torch.lstm: lstm,
     torch.gru: gru,
 }

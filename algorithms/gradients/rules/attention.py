@@ -12,7 +12,9 @@ from torch.nn import functional
 from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
 from algorithms.gradients.grads import DenseGrad, PerExample
 from algorithms.gradients.padding import Layout, UnrecordedError
-from algorithms.gradients.rules.layers import linear, linear_gradients
+from algorithms.gradients.rules.elementwise import summed_to
+from algorithms.gradients.rules.general import general
+from algorithms.gradients.rules.layers import linear_gradients
 
 _SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
 _UNSUPPORTED = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v")
@@ -29,8 +31,8 @@ def multi_head_attention(
     used = [name for name in _UNSUPPORTED if call[name] not in (None, False)]
     if used or call["query"].dim() != 3:
         raise UnrecordedError(f"multi-head attention with {', '.join(used) or 'a single record'}")
-    known = [tape.has_layout(call[part], _BY_STEP) for part in ("query", "key", "value")]
-    if not all(known):
+    known = [tape.layout_if_any(call[part]) for part in ("query", "key", "value")]
+    if any(layout != _BY_STEP for layout in known):
         raise UnrecordedError("multi-head attention whose records are not in the second dimension")
     heads = call["num_heads"]
     # Parameters stand only in the linear layers before and after; what is between belongs to each record alone.
@@ -38,9 +40,40 @@ def multi_head_attention(
     mask = _mask(call, query)
     mixed, weights = _attend(query, key, value, mask, call)
     together = mixed.permute(2, 0, 1, 3).flatten(start_dim=2)
-    out = (together, call["out_proj_weight"], call["out_proj_bias"])
-    trained = any(tape.name(part) is not None for part in out)
-    return (linear(tape, functional.linear, out, {}) if trained else functional.linear(*out)), weights
+    weight, bias = call["out_proj_weight"], call["out_proj_bias"]
+    return _kept(tape, together, weight, slice(0, len(weight)), bias, slice(0, len(weight))), weights
+
+
+def scaled_dot_product_attention(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """torch.nn.functional.scaled_dot_product_attention with a trained mask, as a bias by relative position is."""
+    call = (
+        dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
+        | kwargs
+    )
+    mask = call["attn_mask"]
+    if any(tape.name(call[part]) is not None for part in ("query", "key", "value")):
+        return general(tape, func, args, kwargs)
+    layouts = [tape.layout_if_any(call[part]) for part in ("query", "key", "value")]
+    folded = layouts[0].folded if layouts[0] is not None else 0
+    if (
+        any(layout != Layout(0, folded) for layout in layouts)
+        or call.get("enable_gqa")
+        or call.get("is_causal")
+    ):
+        return general(tape, func, args, kwargs)
+    query, key, value = (call[part] for part in ("query", "key", "value"))
+    scale = call.get("scale") or 1.0 / math.sqrt(query.shape[-1])
+    scores = (query @ key.transpose(-2, -1)) * scale
+    layout, shape, name, batch = Layout(0, folded), mask.shape, str(tape.name(mask)), tape.batch
+
+    def gradients(errors: Tensor) -> Gradients:
+        return {name: DenseGrad(summed_to(errors, shape, layout, batch))}
+
+    scores = tape.keep(scores + mask, gradients)
+    weights = functional.dropout(torch.softmax(scores, dim=-1), call.get("dropout_p", 0.0))
+    return weights @ value
 
 
 def _projected(tape: GradSampleRecorder, call: dict[str, Any]) -> list[Tensor]:

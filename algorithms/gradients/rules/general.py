@@ -1,4 +1,4 @@
-"""Any other operation: its gradients are written down record by record with `torch.func`."""
+"""Any other operation: its gradients are written down record by record with `torch.func`, or by a pass for each."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,50 +7,100 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
+from algorithms.gradients.grad_sample_recorder import (
+    UNKNOWN,
+    Gradients,
+    GradSampleRecorder,
+    name_of,
+    tensors_in,
+)
 from algorithms.gradients.grads import DenseGrad
 from algorithms.gradients.padding import Layout, UnrecordedError
-
-_WITHOUT_GRADIENT = ("detach", "__get__")  # the latter of `data`, when it gives a tensor
+from algorithms.gradients.rules.elementwise import ELEMENTWISE, elementwise
+from algorithms.gradients.rules.shared import WITHOUT_GRADIENT, writes
 
 
 def general(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """One tensor out of parameters, values with a dimension for the records, and values that all records share."""
+    """Tensors out of parameters, values with a dimension for the records, and values that all records share."""
+    name = name_of(func)
+    if name in ELEMENTWISE:
+        return elementwise(tape, func, args, kwargs)
     output = func(*args, **kwargs)
-    leaves, structure = tree_flatten((args, kwargs))
-    name = getattr(func, "__name__", str(func))
-    if name in _WITHOUT_GRADIENT or not any(isinstance(leaf, Tensor) for leaf in tree_flatten(output)[0]):
-        return output
-    if not isinstance(output, Tensor) or "out" in kwargs or name.endswith("_") or name == "__set__":
+    if writes(name, kwargs):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
+    outputs = tensors_in(output)
+    if name in WITHOUT_GRADIENT or not any(part.is_floating_point() for part in outputs):
+        return output
+    leaves, structure = tree_flatten((args, kwargs))
     tape.without_rule.add(name)
-    out = tape.layout(output)
-    layouts = [tape.layout_if_any(leaf) if _is_value(tape, leaf) else None for leaf in leaves]
 
     def run(*leaves: Any) -> Tensor:
         some, named = tree_unflatten(leaves, structure)
         return func(*some, **named)  # type: ignore[no-any-return]
 
     values = [leaf for leaf in leaves if _is_value(tape, leaf)]
-    return tape.keep(output, lambda errors: _gradients(tape, run, leaves, layouts, out, errors), *values)
+    taken = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    names = [tape.name(leaf) for leaf in leaves]
+    if isinstance(output, Tensor):
+        out = tape.output_layout
+        layouts = [tape.layout_if_any(leaf) if _is_value(tape, leaf) else None for leaf in leaves]
+        batch = tape.batch
+
+        def gradients(errors: Tensor) -> Gradients:
+            try:
+                found = _together(run, taken, names, layouts, out, errors, batch)
+            except RuntimeError:
+                found = _one_by_one(lambda *some: [run(*some)], taken, names, [out], [errors], batch)
+            return found
+
+        return tape.keep(output, gradients, *values)
+    return _several(tape, run, taken, names, output, values)
+
+
+def _several(
+    tape: GradSampleRecorder,
+    run: Callable[..., Any],
+    taken: list[Any],
+    names: list[str | None],
+    output: Any,
+    values: list[Tensor],
+) -> Any:
+    """An operation of several outputs: each is a use of its own."""
+    leaves, structure = tree_flatten(output)
+    if len(leaves) != len(tape.given):
+        raise UnrecordedError("an operation on a parameter that gives tensors and other values")
+    kept = []
+    for index, (leaf, layout) in enumerate(zip(leaves, tape.given, strict=True)):
+        if layout is None or layout == UNKNOWN:
+            raise UnrecordedError("an operation on a parameter whose output has no dimension for the records")
+
+        def gradients(errors: Tensor, index: int = index, layout: Layout = layout) -> Gradients:
+            def one(*some: Any) -> list[Tensor]:
+                return [tensors_in(run(*some))[index]]
+
+            return _one_by_one(one, taken, names, [layout], [errors], tape.batch)
+
+        kept.append(tape.keep(leaf, gradients, *values) if leaf.is_floating_point() else leaf)
+    return tree_unflatten(kept, structure)
 
 
 def _is_value(tape: GradSampleRecorder, leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and tape.name(leaf) is None
 
 
-def _gradients(
-    tape: GradSampleRecorder,
+def _together(
     run: Callable[..., Tensor],
     leaves: list[Any],
+    names: list[str | None],
     layouts: list[Layout | None],
     out: Layout,
     errors: Tensor,
+    batch: int,
 ) -> Gradients:
     """Gradients of the parameters among the leaves, each record's from its own values alone."""
-    places = [i for i, leaf in enumerate(leaves) if tape.name(leaf) is not None]
+    places = [i for i, name in enumerate(names) if name is not None]
     moving = {i: layout for i, layout in enumerate(layouts) if layout is not None}
 
     def one(error: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
@@ -66,20 +116,42 @@ def _gradients(
         backward = torch.func.vjp(of_parameters, *(leaves[i] for i in places))[1]
         return backward(out.alone(error))  # type: ignore[no-any-return]
 
-    by_record = [layout.by_record(leaves[i], tape.batch) for i, layout in moving.items()]
-    try:
-        found = torch.func.vmap(one)(out.by_record(errors, tape.batch), *by_record)
-    except RuntimeError as reason:
-        raise UnrecordedError(
-            "an operation on a parameter that torch.func cannot take record by record"
-        ) from reason
-    return _named(tape, [leaves[i] for i in places], found)
+    by_record = [layout.by_record(leaves[i], batch) for i, layout in moving.items()]
+    found = torch.func.vmap(one)(out.by_record(errors, batch), *by_record)
+    return _named([str(names[i]) for i in places], found)
 
 
-def _named(tape: GradSampleRecorder, parameters: list[Tensor], gradients: tuple[Tensor, ...]) -> Gradients:
+def _one_by_one(
+    run: Callable[..., list[Tensor]],
+    leaves: list[Any],
+    names: list[str | None],
+    outs: list[Layout],
+    errors: list[Tensor],
+    batch: int,
+) -> Gradients:
+    """The same where the operation cannot be taken apart by record: a way back for each, of its errors alone."""
+    places = [i for i, name in enumerate(names) if name is not None]
+    free = {i: leaves[i].requires_grad_() for i in places}
+    with torch.enable_grad():
+        outputs = run(*(free.get(i, leaf) for i, leaf in enumerate(leaves)))
+    if not any(output.requires_grad for output in outputs):
+        return {}
+    each = []
+    for record in range(batch):
+        alone = [torch.zeros_like(error) for error in errors]
+        for part, error, layout in zip(alone, errors, outs, strict=True):
+            layout.by_record(part, batch)[record] = layout.by_record(error, batch)[record]
+        each.append(
+            torch.autograd.grad(
+                outputs, list(free.values()), alone, retain_graph=True, materialize_grads=True
+            )
+        )
+    return _named([str(names[i]) for i in places], tuple(map(torch.stack, zip(*each, strict=True))))
+
+
+def _named(names: list[str], gradients: tuple[Tensor, ...]) -> Gradients:
     """Gradients by name; a parameter that is used twice in one operation has their sum."""
     rows: dict[str, Tensor] = {}
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        name = str(tape.name(parameter))
+    for name, gradient in zip(names, gradients, strict=True):
         rows[name] = rows.get(name, 0) + gradient.flatten(start_dim=1)
     return {name: DenseGrad(gradient) for name, gradient in rows.items()}

@@ -34,6 +34,44 @@ def linear(
     return tape.keep(output, lambda errors: linear_gradients(input, errors, layout, names, tape.batch), input)
 
 
+def matmul(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """output = input weight, for input [..., p] and weight [p, o]."""
+    return addmm(tape, lambda _, *pair: func(*pair), (None, *args), kwargs, func)
+
+
+def addmm(
+    tape: GradSampleRecorder,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    plain: Callable[..., Any] | None = None,
+) -> Any:
+    """output = bias + input weight, for input [..., p], weight [p, o] and bias [o]."""
+    plain, given = plain or func, args if plain is None else args[1:]
+    if len(args) != 3 or kwargs:
+        return general(tape, plain, given, kwargs)
+    bias, input, weight = args
+    is_layer = isinstance(weight, Tensor) and weight.dim() == 2 and tape.name(weight) is not None
+    if not is_layer or tape.name(input) is not None or input.dim() < 2:
+        return general(tape, plain, given, kwargs)
+    if bias is not None and (bias.dim() != 1 or tape.layout_if_any(bias) is not None):
+        return general(tape, plain, given, kwargs)
+    layout = tape.layout(input)
+    if layout.dimension == input.dim() - 1:
+        return general(tape, plain, given, kwargs)
+    names, batch = (tape.name(weight), tape.name(bias)), tape.batch
+
+    def gradients(errors: Tensor) -> Gradients:
+        found = linear_gradients(input, errors, layout, names, batch)
+        products = found[str(names[0])]
+        assert isinstance(products, LinearGrad)
+        return found | {str(names[0]): LinearGrad(products.errors, products.inputs)}
+
+    return tape.keep(func(bias, input, weight), gradients, input)
+
+
 def linear_gradients(
     inputs: Tensor, errors: Tensor, layout: Layout, names: tuple[str | None, str | None], batch: int
 ) -> Gradients:
@@ -79,7 +117,9 @@ def _recorded(
 ) -> Any:
     if max_norm is not None or scale_grad_by_freq:
         raise UnrecordedError("an embedding with max_norm or scale_grad_by_freq")
-    layout, name = tape.layout(input), str(tape.name(weight))
+    layout, name = tape.layout(input), tape.name(weight)
+    if name is None:
+        return func(input, weight, padding_idx)
     output = func(input, weight, padding_idx)
     padding = None if padding_idx is None else padding_idx % len(weight)
 

@@ -289,7 +289,7 @@ def _run(
 ) -> tuple[Tensor, ...]:
     """All layers, one after the other; each runs both directions at once."""
     by_direction = _grouped(weights, settings)
-    if not tape.has_layout(input, Layout(0 if settings.batch_first else 1)):
+    if tape.layout_if_any(input) != Layout(0 if settings.batch_first else 1):
         raise UnrecordedError("a recurrent layer whose records are folded into another dimension")
     sequence = input.transpose(0, 1) if settings.batch_first else input
     ends = []

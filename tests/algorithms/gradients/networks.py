@@ -91,11 +91,7 @@ SHARING = {
     ),
 }
 
-WITHOUT_RULE = {
-    "conv3d": Spec(lambda: nn.Conv3d(2, 3, 2), (2, 3, 3, 3)),
-    "transposed convolution": Spec(lambda: nn.ConvTranspose2d(2, 3, 2), (2, 3, 3)),
-    "prelu": Spec(lambda: nn.Sequential(nn.Linear(4, 3), nn.PReLU(3)), (4,)),
-    "bilinear": Spec(lambda: Wired(lambda self, x: self.layer(x, x), layer=nn.Bilinear(4, 4, 3)), (4,)),
+OF_PARAMETERS = {
     "position added": Spec(
         lambda: Wired(lambda self, x: x + self.position, position=_parameter(3, 4)), (3, 4)
     ),
@@ -105,23 +101,7 @@ WITHOUT_RULE = {
         ),
         (3, 4),
     ),
-    "einsum": Spec(
-        lambda: Wired(lambda self, x: torch.einsum("btj,jk->btk", x, self.w), w=_parameter(4, 3)), (3, 4)
-    ),
-    "einsum with a parameter twice": Spec(
-        lambda: Wired(lambda self, x: torch.einsum("bi,ij,jk->bk", x, self.w, self.w), w=_parameter(4, 4)),
-        (4,),
-    ),
     "product with a matrix": Spec(lambda: Wired(lambda self, x: x @ self.w, w=_parameter(4, 3)), (4,)),
-    "convolution of folded records": Spec(
-        lambda: Wired(
-            lambda self, x: self.layer(x.reshape(-1, 2, 5)).view(len(x), 3, -1), layer=nn.Conv1d(2, 3, 3)
-        ),
-        (3, 2, 5),
-    ),
-}
-
-AS_A_WHOLE = {
     "merged low-rank adaptation": Spec(
         lambda: Wired(
             lambda self, x: functional.linear(x, self.base.weight + self.b @ self.a),
@@ -136,6 +116,29 @@ AS_A_WHOLE = {
         lambda: Wired(lambda self, x: x + self.table(torch.arange(3)), table=nn.Embedding(3, 4)), (3, 4)
     ),
     "transposed weight": Spec(lambda: Wired(lambda self, x: x @ self.w.T, w=_parameter(3, 4)), (4,)),
+}
+
+WITHOUT_RULE = {
+    "conv3d": Spec(lambda: nn.Conv3d(2, 3, 2), (2, 3, 3, 3)),
+    "transposed convolution": Spec(lambda: nn.ConvTranspose2d(2, 3, 2), (2, 3, 3)),
+    "prelu": Spec(lambda: nn.Sequential(nn.Linear(4, 3), nn.PReLU(3)), (4,)),
+    "bilinear": Spec(lambda: Wired(lambda self, x: self.layer(x, x), layer=nn.Bilinear(4, 4, 3)), (4,)),
+    "einsum": Spec(
+        lambda: Wired(lambda self, x: torch.einsum("btj,jk->btk", x, self.w), w=_parameter(4, 3)), (3, 4)
+    ),
+    "einsum with a parameter twice": Spec(
+        lambda: Wired(lambda self, x: torch.einsum("bi,ij,jk->bk", x, self.w, self.w), w=_parameter(4, 4)),
+        (4,),
+    ),
+    "convolution of folded records": Spec(
+        lambda: Wired(
+            lambda self, x: self.layer(x.reshape(-1, 2, 5)).view(len(x), 3, -1), layer=nn.Conv1d(2, 3, 3)
+        ),
+        (3, 2, 5),
+    ),
+}
+
+AS_A_WHOLE = {
     "folded by time": Spec(
         lambda: Wired(
             lambda self, x: self.layer(x.transpose(0, 1).reshape(-1, 4)).view(3, len(x), -1).tanh().sum(0),

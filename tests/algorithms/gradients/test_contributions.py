@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from algorithms.gradients import L2, Normalised, PerExampleGradients
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import LAYERS
-from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
 from tests.algorithms.gradients.zoo import Spec, Wired, once, problem
 
-SPECS = LAYERS | SHARING | WITHOUT_RULE | NETWORKS | AS_A_WHOLE
+SPECS = LAYERS | SHARING | OF_PARAMETERS | WITHOUT_RULE | NETWORKS | AS_A_WHOLE
 SOME = [
     "linear",
     "linear, long sequence",

@@ -12,7 +12,7 @@ from algorithms.models import Model, build
 from algorithms.models.linear import cross_entropy
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import LAYERS
-from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
 from tests.algorithms.gradients.test_models import SHAPES, model_of
 from tests.algorithms.gradients.zoo import Problem, once, problem
 
@@ -38,7 +38,7 @@ WAYS = [
 ]
 """One spec for each form of gradient whose inputs are numbers."""
 ON_WORDS = ["embedding", "embedding, padding", "decoder tied to the embedding", "bilstm", "transformer"]
-SPECS = LAYERS | SHARING | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
+SPECS = LAYERS | SHARING | OF_PARAMETERS | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
 
 
 def of_the_catalogue(name: str) -> Problem:

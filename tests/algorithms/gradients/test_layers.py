@@ -6,10 +6,10 @@ import torch
 from algorithms.gradients import L2
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import EMBEDDING, LAYERS
-from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
 from tests.algorithms.gradients.zoo import once, once_heard
 
-SMALL_BY_RULES = LAYERS | SHARING
+SMALL_BY_RULES = LAYERS | SHARING | OF_PARAMETERS
 SMALL = SMALL_BY_RULES | WITHOUT_RULE | AS_A_WHOLE
 INNER = {f"{name}, inside": spec.after_a_layer() for name, spec in LAYERS.items() if name not in EMBEDDING}
 SPECS = SMALL | INNER | NETWORKS

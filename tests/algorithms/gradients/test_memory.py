@@ -16,7 +16,7 @@ SCRIPT = """
 import json, random, resource, sys
 import torch
 from algorithms.gradients import L2
-from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS
+from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS
 from tests.algorithms.gradients.zoo import problem
 
 def resident():
@@ -24,7 +24,7 @@ def resident():
         return int(pages.read().split()[1]) * resource.getpagesize() / 1e6
 
 def grown(name, warm_up, passes):
-    made, draw = problem((NETWORKS | AS_A_WHOLE)[name], torch.float32, count=96), random.Random(0)
+    made, draw = problem((NETWORKS | OF_PARAMETERS | AS_A_WHOLE)[name], torch.float32, count=96), random.Random(0)
     engine = made.engine(physical_batch=48)
     for done, count in enumerate([96, *(draw.randrange(97) for _ in range(warm_up + passes))]):
         if done == warm_up:

@@ -19,7 +19,7 @@ PADDING, ENTRIES, LENGTH = 2, 50, 12
 
 def two(inputs: Tensor) -> Tensor:
     """A whole number that could follow from values, and never does, so that no difference shows it."""
-    return torch.zeros_like(inputs.flatten()[0]).long() + 2
+    return inputs.flatten()[0].isnan().long() * 0 + 2
 
 
 LOOKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

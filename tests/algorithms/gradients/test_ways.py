@@ -56,7 +56,7 @@ def test_less_usual_recurrent_layers_are_right_too(name: str) -> None:
 
 
 def _overwritten(self: Wired, inputs: Tensor) -> Tensor:
-    """What was added to is changed before the backward pass, which autograd has no need of."""
+    """What was added to is changed before the backward pass, which nothing has a need of."""
     hidden = torch.tanh(inputs)
     out = hidden + self.first
     hidden += 1.0
@@ -89,7 +89,7 @@ def test_what_is_overwritten_in_place_is_seen(
     with caplog.at_level(logging.WARNING, logger="algorithms"):
         check(problem(spec))
     is_seen = ["in place" in record.getMessage() for record in caplog.records]
-    assert is_seen == ([] if wiring is _overwritten_output else [True])
+    assert is_seen == ([True] if wiring is _overwritten_where_frozen else [])
 
 
 def _another_way(self: Wired, inputs: Tensor) -> Tensor:

@@ -1,0 +1,160 @@
+"""What is made of parameters alone, and belongs to all records: standardised weights, positions, biases of attention.
+
+Its graph is kept. A record's gradient of the result goes back through it on its own, all records in one call; where
+the numbers only stand in another shape or order, the gradients keep the form in which they came.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from algorithms.gradients.embedding_grad import EmbeddingGrad
+from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder, name_of, tensors_in
+from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample
+from algorithms.gradients.padding import UnrecordedError
+from algorithms.gradients.per_example_gradients import combined
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, as names of functions."""
+    return frozenset(text.split())
+
+
+WITHOUT_GRADIENT = words(
+    "detach data.__get__ zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full"
+    " new_empty new_tensor size sign round floor ceil"
+)
+"""Functions of a tensor that pass no gradient on."""
+
+_SAME_ORDER = words(
+    "view reshape flatten unflatten unsqueeze squeeze view_as reshape_as contiguous to float double type type_as clone"
+    " alias"
+)
+"""Functions whose output has the numbers of its input, one after the other."""
+
+_TRANSPOSED = frozenset(
+    ("t", "transpose", "permute", "swapaxes", "swapdims", "T.__get__", "mT.__get__", "H.__get__")
+)
+
+
+def writes(name: str, kwargs: dict[str, Any]) -> bool:
+    """Whether a function writes into a tensor that was there before."""
+    in_place = name.endswith("_") and not name.endswith("__")
+    inside = (
+        name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__")
+    )
+    return in_place or inside or name in ("__setitem__",) or name.endswith("__set__") or "out" in kwargs
+
+
+def shared(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Whatever is computed of parameters and of values that all records share."""
+    name = name_of(func)
+    leaves, structure = tree_flatten((args, kwargs))
+    if name in WITHOUT_GRADIENT or not torch.is_grad_enabled():
+        return func(*args, **kwargs)
+    if writes(name, kwargs):
+        raise UnrecordedError(f"the operation '{name}' on a parameter")
+    places = [i for i, leaf in enumerate(leaves) if tape.name(leaf) is not None]
+    free = {i: leaves[i].detach().requires_grad_() for i in places if leaves[i].is_floating_point()}
+    # A tensor that a checkpoint would drop is kept, since no layer runs again for it.
+    with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        some, named = tree_unflatten([free.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
+        followed = func(*some, **named)
+    back = {id(copy): leaves[i] for i, copy in free.items()}
+    moving = [leaf for leaf in tensors_in(followed) if leaf.requires_grad and id(leaf) not in back]
+    plain = {id(leaf): leaf.detach() for leaf in moving}
+    output = tree_map_only(Tensor, lambda leaf: back.get(id(leaf), plain.get(id(leaf), leaf)), followed)
+    if moving:
+        names = [str(tape.name(leaves[i])) for i in free]
+        closed = _closed_form(name, args, names, moving) if len(free) == len(moving) == 1 else None
+
+        def gradients(found: list[PerExample | None]) -> Gradients:
+            if closed is not None and found[0] is not None and (given := closed(found[0])) is not None:
+                return {names[0]: given}
+            return _through(moving, list(free.values()), names, found)
+
+        tape.make(list(plain.values()), gradients)
+    return output
+
+
+def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) -> dict[str, list[PerExample]]:
+    """The gradients of parameters by name, of those and of what was made of parameters."""
+    for made in reversed(tape.made):
+        parts = [found.pop(name, None) for name in made.names]
+        if any(part is not None for part in parts):
+            given = made.gradients([None if part is None else combined(part) for part in parts])
+            for name, gradient in given.items():
+                found.setdefault(name, []).append(gradient)
+    tape.made.clear()
+    return found
+
+
+def _closed_form(
+    name: str, args: tuple[Any, ...], names: list[str], moving: list[Tensor]
+) -> Callable[[PerExample], PerExample | None] | None:
+    """What makes a parameter's gradients of those of the one output, where that needs no graph."""
+    parameter = next((arg for arg in args if isinstance(arg, Tensor)), None)
+    output = moving[0]
+    if parameter is None:
+        return None
+    if name in _SAME_ORDER and parameter.numel() == output.numel():
+        return lambda found: found
+    if name in _TRANSPOSED and parameter.dim() == 2 and output.shape == parameter.shape[::-1]:
+        return _turned
+    if name == "embedding" and len(args) >= 2 and isinstance(args[1], Tensor):
+        padding = args[2] if len(args) > 2 else None
+        return lambda found: _looked_up(found, args[0], args[1], padding)
+    if name == "__getitem__" and isinstance(args[1], Tensor) and args[1].dtype == torch.long:
+        return lambda found: _looked_up(found, args[1] % len(args[0]), args[0], None)
+    return None
+
+
+def _turned(found: PerExample) -> PerExample | None:
+    return LinearGrad(found.errors, found.inputs) if isinstance(found, LinearGrad) else None
+
+
+def _looked_up(found: PerExample, indices: Tensor, table: Tensor, padding: int | None) -> PerExample:
+    """Gradients of a table of which every record looks up the same entries."""
+    errors = found.rows.view(len(found.rows), indices.numel(), -1)
+    places = indices.reshape(-1).long()
+    if padding is not None:
+        errors = errors * (places != padding % len(table)).to(errors.dtype)[:, None]
+    if len(table) > len(places) and table.dim() == 2:
+        return EmbeddingGrad(places.expand(len(errors), -1), errors, len(table))
+    rows = errors.new_zeros(len(errors), len(table), errors.shape[2]).index_add_(1, places, errors)
+    return DenseGrad(rows.flatten(start_dim=1))
+
+
+def _through(
+    outputs: list[Tensor], inputs: list[Tensor], names: list[str], found: list[PerExample | None]
+) -> Gradients:
+    """Each record's gradients through the graph from inputs to outputs."""
+    pairs = [
+        (output, part.rows.to(output.dtype).view(-1, *output.shape))
+        for output, part in zip(outputs, found, strict=True)
+        if part is not None
+    ]
+    ends, errors = [output for output, _ in pairs], [error for _, error in pairs]
+
+    def back(some: list[Tensor], *, together: bool) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            ends, inputs, some, retain_graph=True, allow_unused=True, is_grads_batched=together
+        )
+
+    try:
+        given = back(errors, together=True)
+    except RuntimeError:  # an operation whose way back has no batched form
+        each = [back(list(some), together=False) for some in zip(*errors, strict=True)]
+        given = tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
+    rows: dict[str, Tensor] = {}
+    for name, gradient in zip(names, given, strict=True):
+        if gradient is not None:
+            flat = gradient.flatten(start_dim=1)
+            rows[name] = rows[name] + flat if name in rows else flat
+    return {name: DenseGrad(gradient) for name, gradient in rows.items()}
