@@ -77,6 +77,7 @@ def pipeline(
     delta: Annotated[float, Field(ge=0, lt=1)] | None = None,
     seed: Annotated[int, Field(ge=0)] | None = None,
     settings: dict[str, Any] | None = None,
+    encoder: str | None = None,
 ) -> RunSummary | State[Any]:
     """Train a model under differential privacy in this checkout and report what it spent.
 
@@ -87,10 +88,11 @@ def pipeline(
         delta: the probability with which the guarantee may fail; at most 1/n.
         seed: of the model's start.
         settings: values for params.yaml by dotted key, such as {"algorithm.steps": 500}; set last.
+        encoder: a frozen public encoder, such as efficientnet-lite0, whose features a private head is trained on.
     """
     be_quiet_where_nothing_was_raised()
     root = checkout()
-    request = Request(dataset, algorithm, epsilon, delta, seed, settings or {})
+    request = Request(dataset, algorithm, epsilon, delta, seed, settings or {}, encoder)
     with checkout_lock(root, say=get_run_logger().info):
         try:
             revision = revise(root, request)

@@ -63,6 +63,12 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any value of params.yaml, such as algorithm.steps=500."),
 ]
+Encoder = Annotated[
+    str | None,
+    typer.Option(
+        help="A frozen public encoder, such as efficientnet-lite0 or wordllama, under a private head."
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show all that DVC and Prefect say.")]
 
 
@@ -91,6 +97,7 @@ def run(
     delta: Delta = None,
     seed: Seed = None,
     assignments: Assignments = None,
+    encoder: Encoder = None,
     verbose: Verbose = False,
 ) -> None:
     """Run the pipeline: prepare, calibrate, train, evaluate, report. What is asked for is kept in params.yaml."""
@@ -99,7 +106,7 @@ def run(
         from tasks.runs.stage import checkout
 
         root = checkout()
-        request = _request(dataset, algorithm, epsilon, delta, seed, assignments)
+        request = _request(dataset, algorithm, epsilon, delta, seed, assignments, encoder)
         revision = revise(root, request)
         say(_what(revision.params), error=True)
         result = _already_there(root, request)
@@ -177,10 +184,11 @@ def _request(
     delta: float | None,
     seed: int | None,
     assignments: list[str] | None,
+    encoder: str | None,
 ) -> "Request":
     from tasks.config.overrides import Request, settings_of
 
-    return Request(dataset, algorithm, epsilon, delta, seed, settings_of(assignments or ()))
+    return Request(dataset, algorithm, epsilon, delta, seed, settings_of(assignments or ()), encoder)
 
 
 def _already_there(root: Path, request: "Request") -> "RunSummary | None":
@@ -296,6 +304,7 @@ def plan(
     delta: Delta = None,
     seed: Seed = None,
     assignments: Assignments = None,
+    encoder: Encoder = None,
 ) -> None:
     """Say what such a run would cost and what the ledger has left; nothing is spent and nothing changed.
 
@@ -306,7 +315,7 @@ def plan(
         from tasks.runs.stage import checkout
 
         root = checkout()
-        revision = revise(root, _request(dataset, algorithm, epsilon, delta, seed, assignments))
+        revision = revise(root, _request(dataset, algorithm, epsilon, delta, seed, assignments, encoder))
         from flows.cli.costs import cost_table
         from tasks.runs.preflight import outlook
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
@@ -56,6 +57,37 @@ def recipe(card: DataCard, algorithm: str, epsilon: float) -> Recipe:
     usual, model = written["default"].get(algorithm, {"settings": {}}), _model_for(card)
     settings = _with_batches(usual["settings"] | usual.get(_kind(card), {}), card.records)
     return Recipe(model, _with_learning_rate(settings, card, model, epsilon))
+
+
+@dataclass(frozen=True)
+class EncoderRecipe:
+    """encoder, features: these groups of params.yaml. recipe: of the model and the algorithm on top."""
+
+    encoder: dict[str, Any]
+    features: dict[str, Any]
+    recipe: Recipe
+
+
+def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float) -> EncoderRecipe:
+    """A linear head on the features of a frozen encoder, centred by a private mean.
+
+    A learning rate that the file leaves open grows with epsilon: the less noise in a step, the longer it is.
+    """
+    written = _written()["encoders"]
+    own = {**written["default"], **written.get(encoder, {})}
+    usual = own["algorithms"].get(algorithm)
+    settings = dict(
+        _written()["default"].get(algorithm, {"settings": {}})["settings"] if usual is None else usual
+    )
+    if "learning_rates" in settings:
+        rates = {float(known): float(rate) for known, rate in settings.pop("learning_rates").items()}
+        places = sorted(rates)
+        rate = np.interp(
+            math.log(epsilon), [math.log(place) for place in places], [rates[place] for place in places]
+        )
+        settings["update"] = settings.get("update", {}) | {"learning_rate": float(f"{rate:.2g}")}
+    made = {"name": encoder, "settings": own.get("settings", {})}
+    return EncoderRecipe(made, own["features"], Recipe(own["model"], _with_batches(settings, card.records)))
 
 
 @lru_cache(maxsize=1)
@@ -124,6 +156,7 @@ class Request:
     delta: float | None = None
     seed: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    encoder: str | None = None
 
 
 @dataclass(frozen=True)
@@ -198,9 +231,9 @@ def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
     wanted = {key: value for key, value in named.items() if value is not None}
     for key, value in wanted.items():
         _set(document, key, value)
-    if request.dataset is not None or request.algorithm is not None:
+    if request.dataset is not None or request.algorithm is not None or request.encoder is not None:
         epsilon = request.settings.get("privacy.epsilon", _get(document, "privacy.epsilon"))
-        _follow_recipe(document, request.algorithm, epsilon, cards=cards)
+        _follow_recipe(document, request, epsilon, cards=cards)
     for key, value in request.settings.items():
         _set(document, key, value)
     _drop_rivals(document, request.settings)
@@ -214,20 +247,24 @@ def _drop_rivals(document: dict[str, Any], wanted: Mapping[str, Any]) -> None:
                 document["algorithm"].pop(other, None)
 
 
-def _follow_recipe(document: dict[str, Any], algorithm: str | None, epsilon: Any, *, cards: Path) -> None:
+def _follow_recipe(document: dict[str, Any], request: Request, epsilon: Any, *, cards: Path) -> None:
     """epsilon: that of the run; one that is no positive number is refused when the whole is checked."""
     stands = params.parse(document, reads=("data", "model"))
-    name = algorithm or _get(document, "algorithm.name")
+    name = request.algorithm or _get(document, "algorithm.name")
     usable = isinstance(epsilon, int | float) and 0 < epsilon < math.inf
-    chosen = recipe(registry.card(stands.data.dataset, cards), str(name), epsilon if usable else 1.0)
+    card, aim = registry.card(stands.data.dataset, cards), epsilon if usable else 1.0
+    encoded = None if request.encoder is None else encoder_recipe(card, request.encoder, str(name), aim)
+    chosen = encoded.recipe if encoded else recipe(card, str(name), aim)
     kept = {key: getattr(stands.model, key) for key in ("seed", "precision")}
     _become(document["model"], Model(name=chosen.model, **kept).model_dump())
     _become(document["algorithm"], {"name": name, **chosen.settings})
-    # A recipe is for the records as they are.
-    if "transform" in document["data"]:
-        _set(document, "data.transform", "none")
-    if "features" in document:
-        _become(document["features"], {"name": "none"})
+    # A recipe is for the records as they are, or as the encoder makes them.
+    if encoded or "transform" in document["data"]:
+        _set(document, "data.transform", "encoder" if encoded else "none")
+    if encoded or "encoder" in document["data"]:
+        document["data"]["encoder"] = encoded.encoder if encoded else None
+    if encoded or "features" in document:
+        _become(document.setdefault("features", {}), encoded.features if encoded else {"name": "none"})
 
 
 def _become(target: dict[str, Any], values: Mapping[str, Any]) -> None:

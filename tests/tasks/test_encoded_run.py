@@ -1,0 +1,114 @@
+"""A run on the features of a frozen encoder, from params.yaml to a card that says whose people it does not protect."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from algorithms.encoders import Frozen
+from algorithms.models.saved import load as load_model
+from algorithms.privacy.card import load, text, verify
+from data.schema import registry
+from tasks import evaluate, prepare, report
+from tasks.config import params
+from tasks.config.overrides import Request, revise
+from tasks.predict import predict
+from tests.support import tiny_encoder
+from tests.tasks.test_train import Workspace, prepared_digits, workspace
+
+__all__ = ["prepared_digits", "workspace"]
+
+DATA: dict[str, Any] = {
+    "dataset": "digits",
+    "transform": "encoder",
+    "encoder": {"name": "tests.support.tiny_encoder:make", "settings": {"mirror": True}},
+}
+
+
+def test_a_run_on_an_encoders_features_ends_with_a_card_that_holds(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = workspace.root
+    settings = params.parse({"data": DATA}, reads=prepare.READS)
+    place = root / "datasets/prepared"
+    public = prepare.prepare(settings, mirror=None, home=workspace.home, destination=place, root=root)
+    assert public.input_shape == (12,)
+    assert [loaded.mirror for loaded in tiny_encoder.LOADED] == [True]  # once, however many workers
+    workspace.replace("data", DATA)
+    workspace.replace("features", {"name": "centred", "mean_noise": 5.0, "moment_noise": 10.0})
+    workspace.train()
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("EPSILONFLOW_HOME", str(workspace.home))
+    evaluate.main()
+    report.report(artifacts=root / "artifacts", prepared=place, root=root)
+    card = load(root / "artifacts" / report.CARD)
+    assert verify(card, root / "artifacts", unsigned=True).passed
+    assert card.mechanism.encoder is not None
+    assert card.mechanism.encoder.sha256 == "ab" * 32
+    assert "whose people this run does not protect" in text.transform(card.mechanism)
+    assert "whose people this run does not protect" in (root / "artifacts" / report.PAGE).read_text()
+    events = [row.event["type"] for row in card.events]
+    assert events[:2] == ["GaussianDpEvent"] * 2  # the mean and the moment are charged
+
+
+def test_a_model_on_an_encoders_features_predicts_from_images(workspace: Workspace, tmp_path: Path) -> None:
+    from PIL import Image
+
+    settings = params.parse({"data": DATA}, reads=prepare.READS)
+    place = workspace.root / "datasets/prepared"
+    prepare.prepare(settings, mirror=None, home=workspace.home, destination=place, root=workspace.root)
+    workspace.replace("data", DATA)
+    workspace.train()
+    folder = tmp_path / "new"
+    folder.mkdir()
+    pixels = np.round(load_digits().images[:10] * 255 / 16).astype(np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(folder / f"{number}.png")
+    trained = load_model(workspace.root / "artifacts/model.safetensors")
+    encode = tiny_encoder.make(Frozen()).load()
+    expected = trained(torch.from_numpy(encode(pixels[:, None] / np.float32(255)))).argmax(-1)
+    (found,) = predict(trained, folder)
+    assert found.names == tuple(f"{number}.png" for number in range(10))
+    assert found.predicted == tuple(str(place) for place in expected.tolist())
+
+
+def test_an_encoder_is_all_there_is_to_type(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text((Path(__file__).parents[2] / "params.yaml").read_text())
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/cards").symlink_to(registry.CARDS)
+    asked = revise(tmp_path, Request(dataset="cifar-10", epsilon=1.0, encoder="efficientnet-lite0"))
+    asked.write()
+    chosen = asked.params
+    assert chosen.data.transform == "encoder"
+    assert chosen.data.encoder is not None
+    assert chosen.data.encoder.settings == {"mirror": True}
+    assert (chosen.model.name, chosen.features_settings["name"]) == ("softmax", "centred")
+    at_half = revise(tmp_path, Request(epsilon=0.5, encoder="efficientnet-lite0")).params
+    rates = [one.algorithm_settings["update"]["learning_rate"] for one in (at_half, chosen)]
+    assert 0 < rates[0] < rates[1]
+    plain = revise(tmp_path, Request(dataset="mnist")).params
+    assert (plain.data.transform, plain.data.encoder, plain.features) == ("none", None, None)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"transform": "encoder"}, "give both or neither"),
+        ({"encoder": {"name": "wordllama"}}, "give both or neither"),
+    ],
+)
+def test_an_encoder_and_its_transform_come_together(data: dict[str, Any], words: str) -> None:
+    with pytest.raises(params.ParamsRefusedError, match=words):
+        params.parse({"data": {"dataset": "digits"} | data}, reads=prepare.READS)
+
+
+def test_settings_that_an_encoder_has_not_are_refused_by_name() -> None:
+    from algorithms.errors import EncoderRefusedError
+    from tasks.runs.encoders import encoder_of
+
+    with pytest.raises(EncoderRefusedError, match=r"data\.encoder\.settings\.sise"):
+        encoder_of(params.Encoder(name="wordllama", settings=json.loads('{"sise": 3}')))
