@@ -2,6 +2,7 @@
 # make test    everything that is checked
 # make soak    what takes a night: kills at random instants, schedulers, a year of weekly retrainings
 # make benchmarks    clipped gradients against other libraries; ARGS="--workloads W2,W3" chooses
+# make gpu     on a machine with a GPU: the tests of sums and methods there, then the same comparison, to docs/results/gpu.md
 # make server, make stop    a Prefect server and a worker in the background with what prefect.yaml deploys; their end
 # It needs git and Python 3.11; everything else goes into .venv.
 
@@ -24,7 +25,7 @@ export WANDB_CONFIG_DIR ?= $(CURDIR)/.wandb/config
 export WANDB_ARTIFACT_DIR ?= $(CURDIR)/.wandb/artifacts
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test soak lint format benchmarks server stop clean
+.PHONY: run test soak lint format benchmarks gpu server stop clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed
@@ -52,6 +53,10 @@ format: $(VENV)/installed-dev
 benchmarks: $(VENV)/installed-dev
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[benchmarks]'
 	python -m benchmarks $(ARGS)
+
+gpu: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[benchmarks,models]'
+	python -m benchmarks.gpu $(ARGS)
 
 server: $(VENV)/installed
 	@python -m flows.server start --port $(PORT)
