@@ -3,6 +3,7 @@
 # make soak    what takes a night: kills at random instants, schedulers, a year of weekly retrainings
 # make docs    the site of documentation into site/: strict, links checked, reference made from the code
 # make benchmarks    clipped gradients against other libraries; ARGS="--workloads W2,W3" chooses
+# make gpu     on a machine with a GPU: the tests of sums and methods there, then the same comparison, to docs/results/gpu.md
 # make server, make stop    a Prefect server and a worker in the background with what prefect.yaml deploys; their end
 # It needs git and Python 3.11; everything else goes into .venv.
 
@@ -25,7 +26,7 @@ export WANDB_CONFIG_DIR ?= $(CURDIR)/.wandb/config
 export WANDB_ARTIFACT_DIR ?= $(CURDIR)/.wandb/artifacts
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: run test soak lint format docs benchmarks server stop clean
+.PHONY: run test soak lint format docs benchmarks gpu server stop clean
 .DEFAULT_GOAL := run
 
 run:
@@ -58,6 +59,10 @@ benchmarks: $(VENV)/installed-dev
 
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict $(ARGS)
+
+gpu: $(VENV)/installed-dev
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[benchmarks,models]'
+	python -m benchmarks.gpu $(ARGS)
 
 server: $(VENV)/installed
 	@python -m flows.server start --port $(PORT)

@@ -13,9 +13,9 @@ from benchmarks import machine, record
 from benchmarks.child import ALLOCATORS, Job, JobFailed, run
 from benchmarks.methods import names
 from benchmarks.table import remarks, table
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import DEFAULT, WORKLOADS, Workload
 
-_ALL = ",".join(WORKLOADS)
+_ALL = ",".join(DEFAULT)
 _WIDTH = 110
 _MEMORY_PROCESSES = 3
 
@@ -44,17 +44,16 @@ def main(
     failed = False
     for workload in chosen:
         try:
-            measured = _measure(
-                workload, where, rounds=2 if quick else rounds, quick=quick, autocast=autocast
-            )
+            found = measured(workload, where, rounds=2 if quick else rounds, quick=quick, autocast=autocast)
         except JobFailed as error:
             _logger.error("%s", error)
             failed = True
             continue
-        console.print(table(measured), *remarks(measured), "", sep="\n")
-        failed = failed or any(part["failed"] for part in measured["speed"].values())
+        console.print(table(found), *remarks(found), "", sep="\n")
+        failed = failed or any(part["failed"] for part in found["speed"].values())
         if not quick:
-            record.save(where.type + ("-bfloat16" if autocast else ""), {workload.name: measured})
+            kind = "gpu" if where.type == "cuda" else where.type
+            record.save(kind + ("-bfloat16" if autocast else ""), {workload.name: found})
     raise typer.Exit(1 if failed else 0)
 
 
@@ -72,7 +71,7 @@ def _device(asked: str) -> torch.device:
     return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def _measure(
+def measured(
     workload: Workload, device: torch.device, *, rounds: int, quick: bool, autocast: bool
 ) -> dict[str, Any]:
     """The record of one workload; raises JobFailed where the methods disagree or a process dies."""

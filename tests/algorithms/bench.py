@@ -22,9 +22,10 @@ from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import Generator, seeded_generator
+from tests.support.device import DEVICE
 
 SHAPE, CLASSES, RECORDS, DELTA = (1, 4, 4), 3, 40, 1e-3
-PLAIN = Performance()
+PLAIN = Performance(DEVICE)
 SETTINGS: dict[str, dict[str, Any]] = {
     "dp_sgd": {"steps": 5, "expected_batch_size": 10},
     "dp_sgd_decay": {"steps": 5, "expected_batch_size": 10, "rate": 0.2},

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import chain, islice
+from pathlib import Path
 from typing import TypeVar
 
 import psutil
@@ -71,8 +72,17 @@ class SideBySide:
         return deque(self._engine.copied() for _ in range(self.workers))
 
 
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""What a container may use, in microseconds of each so many; "max" where that is all."""
+
+
 def cores() -> int:
-    """The physical cores that this process may use; no more than OMP_NUM_THREADS, where that is set."""
+    """The physical cores that this process may use, at least 1; no more than OMP_NUM_THREADS, where that is set."""
+    limits = [psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0))]
+    quota, _, period = (_QUOTA.read_text() if _QUOTA.exists() else "").partition(" ")
+    if quota.isdecimal():
+        limits.append(int(quota) // int(period))
     allowed = os.environ.get("OMP_NUM_THREADS", "")
-    found = min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)))
-    return max(1, min(found, int(allowed))) if allowed.isdecimal() else max(1, found)
+    if allowed.isdecimal():
+        limits.append(int(allowed))
+    return max(1, min(limits))

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.gradients import L2
+from algorithms.privacy.barrier import side_by_side
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.performance import OnDevice, Records, one_ahead
 from algorithms.privacy.barrier.side_by_side import SideBySide
@@ -79,3 +81,27 @@ def test_a_pass_is_read_while_the_one_before_is_computed() -> None:
     for number, records in enumerate(passes):
         assert torch.equal(records()[0], torch.from_numpy(RECORDS.features[number : number + 1]))
         assert number == 2 or read[number + 1].wait(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads", "expected"),
+    [
+        ("max 100000\n", None, 6),
+        ("350000 100000\n", None, 3),
+        ("50000 100000\n", None, 1),
+        (None, "2", 2),
+        (None, "0", 1),
+    ],
+)
+def test_a_process_takes_the_cores_that_it_may(
+    quota: str | None, threads: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side.psutil, "cpu_count", lambda logical: 8)
+    monkeypatch.setattr(side_by_side.os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(side_by_side, "_QUOTA", tmp_path / "cpu.max")
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if threads is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert side_by_side.cores() == expected

@@ -1,0 +1,97 @@
+"""python -m benchmarks.gpu: on a machine with a GPU, tests of sums and methods there, then the table against others.
+
+The numbers go to benchmarks/results/gpu.json, the table to docs/results/gpu.md. With `--device cpu --small` the same is
+done with small networks on a CPU, and nothing is kept: so every part of it is seen to run where no GPU is.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks import record
+from benchmarks.__main__ import measured
+from benchmarks.child import JobFailed
+from benchmarks.workloads import DEFAULT, OF_LIBRARIES, SMALL, WORKLOADS
+
+_TESTS = ("tests/algorithms/gradients/test_device.py", "tests/algorithms/test_contract.py")
+_TABLE = Path("docs/results/gpu.md")
+_PEERS = {
+    "opacus_hooks": "Opacus hooks",
+    "opacus_ghost": "Opacus ghost",
+    "jax": "JAX",
+    "plain": "plain PyTorch",
+}
+
+_logger = logging.getLogger(__name__)
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cuda, or cpu to see that it runs.")] = "cuda",
+    small: Annotated[bool, typer.Option(help="Small networks, two rounds, nothing kept.")] = False,
+    workloads: Annotated[str, typer.Option(help="Comma-separated; all of them by default.")] = "",
+    tests: Annotated[bool, typer.Option(help="Run the tests on the device first.")] = True,
+) -> None:
+    """Test on a device, measure there, and write the table."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter(
+            "PyTorch sees no GPU here; use --device cpu --small to see that all of it runs."
+        )
+    if tests:
+        own = os.environ | {"EPSILONFLOW_TEST_DEVICE": device}
+        subprocess.run([sys.executable, "-m", "pytest", "-q", *_TESTS], env=own, check=True)
+    names = workloads.split(",") if workloads else [*DEFAULT, *OF_LIBRARIES] if not small else [*SMALL]
+    found: dict[str, Any] = {}
+    for name in names:
+        chosen = SMALL[name] if small else WORKLOADS[name]
+        try:
+            found[name] = measured(
+                chosen, torch.device(device), rounds=2 if small else 7, quick=small, autocast=False
+            )
+        except JobFailed as error:  # one network that fails must not cost the table the others
+            _logger.error("%s", error)
+            continue
+        if not small:
+            record.save("gpu" if device == "cuda" else device, {name: found[name]})
+            _TABLE.write_text(table(found), encoding="utf-8")
+    typer.echo(table(found))
+    raise typer.Exit(0 if len(found) == len(names) else 1)
+
+
+def table(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """A page with one row a workload: how many times as fast as each peer we are, and memory growth over plain PyTorch.
+
+    A cell has a dash where the peer could not run; of a peer whose sum is off by more than 1e-4 it has the error.
+    """
+    first = next(iter(found.values()), None)
+    lines = ["# Clipped steps on a GPU", ""]
+    if first is not None:
+        lines += [f"Measured {first['date']} on {first['machine'].get('gpu', first['machine']['cpu'])}.", ""]
+    lines += ["| workload | records | ms | " + " | ".join(_PEERS.values()) + " | memory over plain |"]
+    lines += ["| --- " * (4 + len(_PEERS)) + "|"]
+    for one in found.values():
+        settings = next(iter(one["speed"].values()))
+        times = {name: spread["median"] for name, spread in settings["times_ms"].items()}
+        ours = times.get("ours")
+        cells = [_cell(times.get(peer), ours, settings["difference"].get(peer, 0.0)) for peer in _PEERS]
+        grown = one["memory"].get("ours", {}).get("over_plain")
+        last = "-" if grown is None else f"{grown:.2f}"
+        about = [one["about"], f"{one['batch']:,}", "-" if ours is None else f"{ours:.1f}"]
+        lines.append("| " + " | ".join([*about, *cells, last]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(theirs: float | None, ours: float | None, difference: float) -> str:
+    if theirs is None or ours is None:
+        return "-"
+    return f"{theirs / ours:.2f}" + (f" (off by {difference:.0e})" if difference > 1e-4 else "")
+
+
+if __name__ == "__main__":
+    typer.run(main)
