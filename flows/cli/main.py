@@ -318,7 +318,10 @@ def plan(
 
 @app.command()
 def compare(
-    file: Annotated[Path, typer.Argument(help="The comparison, such as comparisons/example.yaml.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="The comparisons, such as comparisons/example.yaml; one after the other."),
+    ],
     runner: Annotated[str, typer.Option(help="What runs the cells: threads, dask or ray.")] = "threads",
     workers: Annotated[int, typer.Option(min=1, help="How many cells at once.")] = 2,
     renew: Annotated[
@@ -326,17 +329,16 @@ def compare(
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compare algorithms on public data sets as a YAML file says; a finished cell is not run again."""
+    """Compare algorithms on public data sets as YAML files say; a finished cell is not run again."""
     with sentences():
         if not verbose:
             quieten_prefect()
         from flows.compare import compare as run_comparison
         from flows.compare import runner_named
 
-        state = run_comparison(file, runner=runner_named(runner), workers=workers, renew=renew)
-        if not state.is_completed():
-            _say_why(state)
-        say(str(state.message))
+        for file in files:
+            state = run_comparison(file, runner=runner_named(runner), workers=workers, renew=renew)
+            say(str(_completed(state).message))
 
 
 @app.command()

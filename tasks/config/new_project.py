@@ -75,7 +75,7 @@ def of_schema(path: Path, label: str | None) -> tuple[list[dict[str, Any]], list
             f'{path} is no table schema; write {{"fields": [{{"name": ..., "type": ..., "constraints": ...}}]}}.'
         ) from None
     wanted = label or schema.get("label") or (listed[-1] if listed else None)
-    if wanted not in listed:
+    if wanted is None or wanted not in listed:
         raise ParamsRefusedError(
             f"{path} has no field {wanted!r} with an enum that could hold the class; name one by --label."
         )

@@ -156,7 +156,9 @@ def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> Line | None:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.4g}" if math.isfinite(value) else "infinite"
+    if not math.isfinite(value):
+        return "infinite"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _share(balance: Balance) -> float:
