@@ -67,6 +67,7 @@ def test_the_report_of_a_run_is_readable_at_any_width(
     finished_once: Checkout, tmp_path: Path, width: int
 ) -> None:
     made = (finished_once.root / "artifacts/report.html").read_text()
+    assert "The area under the ROC curve is 0." in made and "off on average" in made
     found = seen(made, tmp_path, width=width)
     assert found.texts > 20
     assert (found.wide, found.faint, found.complaints) == (0, [], [])
