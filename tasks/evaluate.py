@@ -29,24 +29,31 @@ _BATCH = 1024
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predicted classes of the held-out records, shape [n], and their mean loss."""
+    """Of the held-out records: predicted classes [n], mean loss, and each class's probability [n, classes].
+
+    The last is the softmax of the scores, which are no logarithms of odds for an SVM.
+    """
 
     predicted: NDArray[np.int64]
     loss: float
+    probabilities: NDArray[np.float64]
 
 
 def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> Evaluation:
     """Predictions and mean loss on the held-out records."""
     model = models.for_evaluation(model)
-    predicted, losses = [], []
+    predicted, losses, found = [], [], []
     with torch.no_grad():
         for start in range(0, len(data.test_labels), _BATCH):
             inputs = torch.from_numpy(np.array(data.test_features[start : start + _BATCH]))
             labels = torch.from_numpy(np.array(data.test_labels[start : start + _BATCH]))
             outputs = model.outputs(parameters, inputs)
-            predicted.append(model.scores(outputs).argmax(dim=-1))
+            scores = model.scores(outputs)
+            predicted.append(scores.argmax(dim=-1))
+            found.append(scores.double().softmax(dim=-1))
             losses.append(model.losses(outputs, labels))
-    return Evaluation(torch.cat(predicted).numpy(), float(torch.cat(losses).double().mean()))
+    loss = float(torch.cat(losses).double().mean())
+    return Evaluation(torch.cat(predicted).numpy(), loss, torch.cat(found).numpy())
 
 
 def metrics(evaluation: Evaluation, labels: NDArray[np.int64], receipt: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +68,39 @@ def metrics(evaluation: Evaluation, labels: NDArray[np.int64], receipt: Mapping[
         "majority_accuracy": majority,
         "verdict": verdict(accuracy, majority, len(labels)),
         "test_loss": evaluation.loss,
+        **further(evaluation, labels),
         **evaluated(receipt),
+    }
+
+
+def further(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, float | None]:
+    """AUC (one class against the rest, averaged), F1 averaged over classes, and the calibration error.
+
+    AUC: None where the records are not of all classes, or scores are not finite. Calibration error: how far the
+    probability of the predicted class is from how often it is right, averaged over ten equal ranges of that
+    probability by their records (Guo et al. 2017).
+    """
+    from sklearn.metrics import f1_score, roc_auc_score  # takes half a second to import
+
+    probabilities = evaluation.probabilities
+    classes = probabilities.shape[1]
+    auc = None
+    if len(np.unique(labels)) == classes and np.isfinite(probabilities).all():
+        scores = probabilities[:, 1] if classes == 2 else probabilities
+        auc = float(roc_auc_score(labels, scores, multi_class="ovr", labels=np.arange(classes)))
+    confidence, right = probabilities.max(axis=1), evaluation.predicted == labels
+    ranges = np.minimum((confidence * 10).astype(np.int64), 9) if np.isfinite(confidence).all() else None
+    error = None
+    if ranges is not None:
+        gaps = [
+            abs(float(right[ranges == one].mean() - confidence[ranges == one].mean()))
+            for one in np.unique(ranges)
+        ]
+        error = float(np.average(gaps, weights=np.unique(ranges, return_counts=True)[1]))
+    return {
+        "test_auc": auc,
+        "test_f1": float(f1_score(labels, evaluation.predicted, average="macro", zero_division=0)),
+        "calibration_error": error,
     }
 
 

@@ -140,7 +140,9 @@ def hide(cache: Path) -> None:
 def main() -> None:
     """The DVC stage: params.yaml and the environment in, datasets/prepared out."""
     params = load(Path("params.yaml"), reads=READS)
-    public = prepare(params, mirror=data_mirror(), home=home(), destination=PREPARED)
+    public = prepare(
+        params, mirror=data_mirror(), home=home(), destination=PREPARED, cards=Path("data/cards").absolute()
+    )
     if not public.public:
         hide(CACHE)
 

@@ -156,7 +156,7 @@ def compose(
     promised = None if card.setting.epsilon is None else _promised(run)
     pictures = {name: draw(*drawing) for name, drawing in _drawings(run, curve, promised).items()}
     every = pictures | {name: draw(*drawing) for name, drawing in drawings(past).items()}
-    result = score(run.metrics["test_accuracy"], run.classes)
+    result = score(run.metrics, run.classes)
     said = shown(past, read=len(run.receipt.get("blocks", ())))
     text = page(
         card,

@@ -330,6 +330,19 @@ def verify(
 
 
 @app.command()
+def report(
+    to: Annotated[Path, typer.Argument(help="The page to write.")] = Path("ledger.html"),
+) -> None:
+    """Write an HTML page of all populations and blocks: spent, reserved, left, forecast, and which runs did it."""
+    with sentences():
+        from tasks.ledger_page.page import page
+
+        text = page(_ledger())
+        to.write_text(text, encoding="utf-8")
+    say(f"{to} is written; it needs nothing else, and holds no record.")
+
+
+@app.command()
 def export(file: Annotated[Path, typer.Argument(help="A new file.")]) -> None:
     """Write every row with its hashes into a file that you alone can read."""
     with sentences():

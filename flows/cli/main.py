@@ -4,6 +4,7 @@ What a command needs is imported when it runs, so that `--help` is quick.
 """
 
 import os
+import re
 import signal
 import sys
 import time
@@ -326,7 +327,10 @@ def plan(
 
 @app.command()
 def compare(
-    file: Annotated[Path, typer.Argument(help="The comparison, such as comparisons/example.yaml.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="The comparisons, such as comparisons/example.yaml; one after the other."),
+    ],
     runner: Annotated[str, typer.Option(help="What runs the cells: threads, dask or ray.")] = "threads",
     workers: Annotated[int, typer.Option(min=1, help="How many cells at once.")] = 2,
     renew: Annotated[
@@ -334,17 +338,16 @@ def compare(
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compare algorithms on public data sets as a YAML file says; a finished cell is not run again."""
+    """Compare algorithms on public data sets as YAML files say; a finished cell is not run again."""
     with sentences():
         if not verbose:
             quieten_prefect()
         from flows.compare import compare as run_comparison
         from flows.compare import runner_named
 
-        state = run_comparison(file, runner=runner_named(runner), workers=workers, renew=renew)
-        if not state.is_completed():
-            _say_why(state)
-        say(str(state.message))
+        for file in files:
+            state = run_comparison(file, runner=runner_named(runner), workers=workers, renew=renew)
+            say(str(_completed(state).message))
 
 
 @app.command()
@@ -405,6 +408,38 @@ def doctor() -> None:
         is_ill |= found.is_well is False
     if is_ill:
         raise typer.Exit(1)
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    schema: Annotated[
+        Path | None,
+        typer.Option("--from", help="A Frictionless table schema (JSON); else columns are asked for."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="The table, CSV or Parquet, which is copied; no row of it is read.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column that holds the class.")] = None,
+    at_most: Annotated[
+        int | None, typer.Option(min=1, help="More records than that there never are.")
+    ] = None,
+    unit: Annotated[str, typer.Option(help="What one record is, and so what is protected.")] = "one person",
+    cap: Annotated[float, typer.Option(help="Epsilon that all runs together may spend.")] = 10.0,
+) -> None:
+    """Make a project of your own, under git and DVC: params.yaml, dvc.yaml and a data card of what you declare."""
+    with sentences():
+        from flows.cli.asking import columns_asked, number_asked
+        from tasks.config.new_project import Declared, make, of_schema
+
+        columns, classes = of_schema(schema, label) if schema else columns_asked()
+        most = at_most or number_asked()
+        name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
+        make(folder, Declared(name, columns, classes, most, unit, cap, file))
+    say(f"{folder} is a project. In it, see data/cards/{name}.yaml, then:")
+    if file is None:
+        say(f"  put the table at datasets/raw/{name}.csv; `data check` says its checksum for the card")
+    say(f"  epsilonflow data check {name}\n  epsilonflow plan\n  epsilonflow run")
 
 
 @data_app.command("check")

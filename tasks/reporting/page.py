@@ -75,13 +75,19 @@ class Attack:
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy on held-out records, its 95 % interval, and what always naming the commonest class would reach."""
+    """Accuracy on held-out records, its 95 % interval, and what always naming the commonest class would reach.
+
+    auc, f1, calibration: see `tasks.evaluate.further`; None where they were not measured.
+    """
 
     accuracy: float
     low: float
     high: float
     records: int
     commonest: float
+    auc: float | None = None
+    f1: float | None = None
+    calibration: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -128,11 +134,13 @@ def _growth(epsilon: float) -> float:
     return math.exp(min(epsilon, 700.0))
 
 
-def score(accuracy: float, classes: pd.DataFrame) -> Score:
-    """The accuracy with its Wilson interval; columns `class`, `accuracy` and `records`."""
+def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> Score:
+    """The accuracy, its Wilson interval, and what was measured beside it; columns `class`, `accuracy`, `records`."""
+    accuracy = metrics["test_accuracy"]
     records = int(classes["records"].sum())
     low, high = interval(accuracy, records)
-    return Score(accuracy, low, high, records, float(classes["records"].max()) / records)
+    further = (metrics.get(name) for name in ("test_auc", "test_f1", "calibration_error"))
+    return Score(accuracy, low, high, records, float(classes["records"].max()) / records, *further)
 
 
 def strength(epsilon: float) -> str:

@@ -20,6 +20,7 @@ REPORT = Path("artifacts/report.html")
 class RunSummary:
     """The result of a run.
 
+    further: area under the ROC curve, F1 averaged over classes, calibration error; see `tasks.evaluate.further`.
     majority_accuracy, verdict: what always naming the commonest class reaches on the same records, and how the test
     accuracy compares with it.
 
@@ -32,6 +33,7 @@ class RunSummary:
     test_accuracy: float
     majority_accuracy: float
     verdict: str
+    further: tuple[float | None, float | None, float | None]
     epsilon: float | None
     delta: float
     population: str
@@ -46,6 +48,7 @@ class RunSummary:
             ("data set", self.dataset),
             ("algorithm", self.algorithm),
             ("test accuracy", f"{self.test_accuracy:.2%}"),
+            ("AUC, F1, calibration error", ", ".join(map(_share, self.further))),
             (
                 "of the most frequent class alone",
                 f"{self.majority_accuracy:.2%}: the model is {self.verdict}",
@@ -74,6 +77,7 @@ def run_summary(root: Path) -> RunSummary:
         dataset=metrics["dataset"],
         algorithm=metrics["algorithm"],
         **{name: metrics[name] for name in ("test_accuracy", "majority_accuracy", "verdict")},
+        further=(metrics.get("test_auc"), metrics.get("test_f1"), metrics.get("calibration_error")),
         epsilon=metrics["epsilon"],
         delta=metrics["delta"],
         population=receipt["population"],
@@ -103,6 +107,10 @@ def _balance(root: Path, population: str) -> tuple[float | None, float | None]:
 def _document(path: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document
+
+
+def _share(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
 
 
 def _number(value: float | None) -> str:

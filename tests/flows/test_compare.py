@@ -1,7 +1,6 @@
-"""The comparison under real Prefect, as a command, interrupted, and as a stage of DVC."""
+"""The comparison under real Prefect, as a command, and interrupted."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from flows.cli.main import app
 from flows.compare import comparison, plan, run, task_runner
 from tasks.comparing import trial as one_cell
 from tasks.comparing.files import Place
-from tests.support.checkout import PROJECT, Checkout, new_checkout
+from tests.support.checkout import PROJECT
 from tests.support.comparisons import document, small, write
 
 
@@ -172,36 +171,14 @@ def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
     assert len(table(place)) == len(left) + 1
 
 
-def test_plain_dvc_runs_no_comparison_and_dvc_runs_it_when_asked(server: str, tmp_path: Path) -> None:
-    checkout = _with_the_tiny_comparison(tmp_path)
-    dry = checkout.run("dvc", "repro", "--dry")
-    assert "prepare" in dry.stdout
-    assert "compare" not in dry.stdout
-    done = subprocess.run(
-        checkout.command("dvc", "repro", "comparisons/dvc.yaml"),
-        **checkout.where(PREFECT_API_URL=server),
-        capture_output=True,
-        text=True,
-        timeout=120,
+def test_comparisons_are_run_one_after_the_other_and_dvc_does_not_look_at_them(place: Place) -> None:
+    """Their results are files of their own, which know what is finished; DVC's status and graph are the pipeline's."""
+    first = write(place.root, quick())
+    second = place.root / "comparisons" / "other.yaml"
+    second.write_text(first.read_text().replace('"tiny"', '"other"'))
+    assert call(str(first), str(second)).exit_code == 0
+    assert len(table(place)) == len(table(Place(place.root, "other"))) == 3
+    tracked = subprocess.run(
+        ["git", "ls-files", "*dvc.yaml"], cwd=PROJECT, capture_output=True, text=True, check=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Running stage 'comparisons/dvc.yaml:compare@tiny'" in done.stdout
-    assert "Running stage 'prepare'" not in done.stdout
-    place = Place(checkout.root, "tiny")
-    assert len(table(place)) == 3
-    assert "up to date" in checkout.dvc("repro", "comparisons/dvc.yaml")
-
-
-def _with_the_tiny_comparison(folder: Path) -> Checkout:
-    """A checkout whose one comparison is the tiny one."""
-    checkout = new_checkout(folder / "checkout", folder / "home")
-    (checkout.root / "comparisons").mkdir()
-    stages = (PROJECT / "comparisons" / "dvc.yaml").read_text()
-    named = [line for line in stages.splitlines() if line.startswith("      - ") and "/" not in line]
-    for line in named[1:]:
-        stages = stages.replace(f"{line}\n", "")
-    (checkout.root / "comparisons" / "dvc.yaml").write_text(stages.replace(named[0], "      - tiny"))
-    write(checkout.root, quick())
-    untracked(checkout.root)
-    shutil.rmtree(checkout.root / "artifacts", ignore_errors=True)
-    return checkout
+    assert "comparisons/dvc.yaml" not in tracked.stdout

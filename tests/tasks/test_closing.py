@@ -1,6 +1,7 @@
 """The closing table: what a person reads after a run."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def finished(root: Path, **changes: Any) -> dict[str, str]:
         "test_accuracy": 0.91234,
         "majority_accuracy": 0.73451,
         "verdict": "better than always naming the most frequent class",
+        "test_auc": 0.95,
         "epsilon": 1.5,
         "delta": 1e-5,
     }
@@ -44,11 +46,12 @@ def test_it_tells_the_result_and_what_the_population_has_left(root: Path, own_ho
         "data set": "digits",
         "algorithm": "dp_sgd",
         "test accuracy": "91.23%",
+        "AUC, F1, calibration error": "0.950, none, none",
         "of the most frequent class alone": "73.45%: the model is better than always naming the most frequent class",
         "epsilon of this run": "1.5 at delta 1e-05",
         "epsilon spent on population people": "1.5",
         "epsilon left to population people": "6.5",
-        "report": str(root / "artifacts" / "report.html"),
+        "report": os.path.relpath(root / "artifacts" / "report.html"),
     }
 
 

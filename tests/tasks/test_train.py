@@ -542,6 +542,9 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
         "majority_accuracy",
         "verdict",
         "test_loss",
+        "test_auc",
+        "test_f1",
+        "calibration_error",
         "epsilon",
         "delta",
         "algorithm",
@@ -551,6 +554,7 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
         "model_sha256",
     }
     assert metrics["test_accuracy"] > 0.85
+    assert metrics["test_auc"] > 0.95 and metrics["test_f1"] > 0.8 and 0 < metrics["calibration_error"] < 0.5
     labels = np.load(workspace.root / "datasets/prepared/test_labels.npy")
     assert metrics["majority_accuracy"] == np.unique(labels, return_counts=True)[1].max() / len(labels)
     assert metrics["verdict"] == "better than always naming the most frequent class"
@@ -562,6 +566,16 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
     assert len(confusion) - 1 == workspace.public.test_records
     assert right / (len(confusion) - 1) == pytest.approx(metrics["test_accuracy"])
     assert workspace.run_folders == []
+
+
+def test_auc_f1_and_calibration_are_what_they_are_called() -> None:
+    sure = np.array([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.2, 0.8]])
+    found = evaluate.further(evaluate.Evaluation(sure.argmax(axis=1), 0.0, sure), np.array([0, 1, 0, 1]))
+    assert found["test_auc"] == 0.625  # of the four pairs two and a half are in order
+    assert found["test_f1"] == 0.5
+    assert found["calibration_error"] == pytest.approx((2 * 0.4 + 0.6 + 0.2) / 4)
+    alone = evaluate.further(evaluate.Evaluation(np.array([0]), 0.0, sure[:1]), np.array([0]))
+    assert alone["test_auc"] is None
 
 
 @pytest.mark.parametrize("name", ["receipt.json", "model.safetensors"])

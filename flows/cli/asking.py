@@ -1,0 +1,45 @@
+"""The columns of a table, asked of its owner at a terminal; no row is looked at."""
+
+import sys
+from typing import Any
+
+import typer
+
+from tasks.config.params import ParamsRefusedError
+
+KINDS = ("numeric", "categorical", "ignored")
+
+
+def columns_asked() -> tuple[list[dict[str, Any]], list[str]]:
+    """Columns and classes; raises ParamsRefusedError where there is no terminal to ask at."""
+    if not sys.stdin.isatty():
+        raise ParamsRefusedError(
+            "there is no terminal to ask for columns at; give them by --from schema.json."
+        )
+    typer.echo("The columns, as the file's header names them. An empty name ends the list.")
+    columns: list[dict[str, Any]] = []
+    while name := typer.prompt("column", default="", show_default=False):
+        kind = typer.prompt(f"  {name} is {', '.join(KINDS)}", default=KINDS[0])
+        if kind == "numeric":
+            low, high = (float(typer.prompt(f"  its {end} possible value")) for end in ("lowest", "highest"))
+            columns.append({"name": name, "kind": kind, "bounds": [low, high], "missing": (low + high) / 2})
+        elif kind == "categorical":
+            columns.append(
+                {"name": name, "kind": kind, "categories": _listed("  its categories, with commas")}
+            )
+        else:
+            columns.append({"name": name, "kind": "ignored"})
+    label = typer.prompt("the column of the class, which is predicted")
+    return [*columns, {"name": label, "kind": "label"}], _listed("its classes, with commas")
+
+
+def number_asked() -> int:
+    """The bound on the number of records; raises ParamsRefusedError where there is no terminal to ask at."""
+    if not sys.stdin.isatty():
+        raise ParamsRefusedError("how many records there can be at most is not said; give --at-most N.")
+    most: int = typer.prompt("more records than how many are there never", type=int)
+    return most
+
+
+def _listed(question: str) -> list[str]:
+    return [part.strip() for part in str(typer.prompt(question)).split(",") if part.strip()]

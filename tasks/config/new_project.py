@@ -1,0 +1,159 @@
+"""A project of one's own: a folder under git and DVC with parameters, stages and a data card, for `epsilonflow init`.
+
+The card is made of what its owner declares; no row of the data is read.
+"""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from data.prepare.fetch import checksum_for
+from data.prepare.secret_key import owner_key
+from data.schema import registry
+from data.schema.card import File
+from tasks.config.environment import home
+from tasks.config.overrides import Request, revise
+from tasks.config.params import ParamsRefusedError
+
+TEMPLATES = Path(__file__).with_name("project")
+_RAW = "datasets/raw"
+_ZEROS = "0" * 64
+_IGNORED = (
+    "/datasets/raw/",
+    "/datasets/prepared/",
+    "/artifacts/",
+    "/models/",
+    "/dvc_plots/",
+    "/.wandb/",
+    ".venv/",
+)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the owner of a table declares.
+
+    columns: as in a data card, the label's among them. classes: the values that the label can have. at_most: bound on
+    the number of records. unit: what one record is. cap: epsilon that all runs together may spend.
+    """
+
+    name: str
+    columns: Sequence[Mapping[str, Any]]
+    classes: Sequence[str]
+    at_most: int
+    unit: str = "one person"
+    cap: float = 10.0
+    file: Path | None = None
+
+    @property
+    def delta(self) -> float:
+        """Of its runs: a power of ten, 1e-5 or less and below one over ten times the bound."""
+        return float(f"1e-{max(5, math.ceil(math.log10(self.at_most)) + 1)}")
+
+
+def of_schema(path: Path, label: str | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Columns and classes of a Frictionless Table Schema: its `fields`, with `minimum` and `maximum`, or `enum`.
+
+    label: the field that holds the class; else the schema's own `label`, else the last field with an enum.
+    Raises ParamsRefusedError for a file that is no such schema, and for a field that nothing bounds.
+    """
+    try:
+        schema = json.loads(path.read_text(encoding="utf-8"))
+        fields = schema["fields"]
+        listed = [one["name"] for one in fields if one.get("constraints", {}).get("enum")]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ParamsRefusedError(
+            f'{path} is no table schema; write {{"fields": [{{"name": ..., "type": ..., "constraints": ...}}]}}.'
+        ) from None
+    wanted = label or schema.get("label") or (listed[-1] if listed else None)
+    if wanted is None or wanted not in listed:
+        raise ParamsRefusedError(
+            f"{path} has no field {wanted!r} with an enum that could hold the class; name one by --label."
+        )
+    classes = next(one["constraints"]["enum"] for one in fields if one["name"] == wanted)
+    return [_column(one, path, wanted) for one in fields], [str(name) for name in classes]
+
+
+def _column(one: Mapping[str, Any], path: Path, label: str) -> dict[str, Any]:
+    name, limits = one["name"], one.get("constraints", {})
+    if name == label:
+        return {"name": name, "kind": "label"}
+    if limits.get("enum"):
+        return {"name": name, "kind": "categorical", "categories": [str(value) for value in limits["enum"]]}
+    if "minimum" in limits and "maximum" in limits:
+        bounds = [float(limits["minimum"]), float(limits["maximum"])]
+        own = {"name": name, "kind": "numeric", "bounds": bounds}
+        return own if limits.get("required") else own | {"missing": sum(bounds) / 2}
+    if one.get("ignore"):
+        return {"name": name, "kind": "ignored"}
+    raise ParamsRefusedError(
+        f"{path}: nothing bounds the field {name!r}; give it minimum and maximum, or enum, or ignore: true."
+    )
+
+
+def make(folder: Path, declared: Declared) -> None:
+    """Makes the project; raises ParamsRefusedError where `folder` holds something, DataRefusedError for the card."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ParamsRefusedError(f"{folder} is not empty; name a new folder.")
+    (folder / "data" / "cards").mkdir(parents=True)
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copyfile(TEMPLATES / name, folder / name)
+    (folder / "requirements.txt").write_text(f"epsilonflow=={version('epsilonflow')}\n", encoding="utf-8")
+    (folder / ".gitignore").write_text("".join(f"{line}\n" for line in _IGNORED), encoding="utf-8")
+    (folder / _RAW).mkdir(parents=True)
+    path = f"{_RAW}/{declared.name}{declared.file.suffix if declared.file else '.csv'}"
+    checksum = _ZEROS
+    if declared.file is not None:
+        shutil.copyfile(declared.file, folder / path)
+        file = File(path=path, keyed_sha256=_ZEROS)
+        checksum = (checksum_for(folder / path, file, key=owner_key(home())) or "").partition(" ")[2]
+    cards = folder / "data" / "cards"
+    _write(cards / f"{declared.name}.yaml", _card(declared, path, checksum))
+    shutil.copyfile(registry.CARDS / "digits.yaml", cards / "digits.yaml")
+    registry.card(declared.name, cards)  # raises where it does not hold together
+    asked = Request(dataset=declared.name, algorithm="dp_sgd", epsilon=1.0, delta=declared.delta)
+    revise(folder, asked).write()
+    for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+
+def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
+    return {
+        "name": declared.name,
+        "title": f"The table {declared.name}",
+        "source": "declared by its owner",
+        "licence": "not for publication",
+        "citation": "none",
+        "public": False,
+        "unit": declared.unit,
+        "population": declared.name,
+        "cap": {"epsilon": declared.cap, "delta": 100 * declared.delta},
+        "holdout": "public",
+        "records": {"at_most": declared.at_most},
+        "classes": list(declared.classes),
+        "files": {"train": {"path": path, "keyed_sha256": checksum}},
+        "split": {"salt": declared.name, "test_fraction": 0.2},
+        "reader": {
+            "kind": "parquet" if path.endswith(".parquet") else "csv",
+            "columns": [dict(column) for column in declared.columns],
+        },
+    }
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    yaml = YAML()
+    yaml.width = 120
+    with path.open("w", encoding="utf-8") as file:
+        file.write(
+            "# All that may be known of this table, declared by its owner; nothing is read off its rows.\n"
+        )
+        yaml.dump(document, file)

@@ -1,0 +1,168 @@
+"""What the page says, from the ledger alone: caps, what was spent and when, what is left, and which runs did it.
+
+Everything in it is in the ledger already, so nothing of it is about a record. The page needs nothing else.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.ledger import Balance, Entry, Ledger, settlement
+from tasks.reporting.page import environment
+
+_MOST_POINTS, _MOST_RUNS = 60, 200
+_WIDTH, _HEIGHT, _MARGIN = 640.0, 180.0, 8.0
+
+
+@dataclass(frozen=True)
+class Past:
+    """A run: when it was reserved and by what, what became of it, and what it cost."""
+
+    when: str
+    run_id: str
+    what: str
+    blocks: str
+    status: str
+    cost: str
+    signer: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was spent over time as the points of an SVG line, with the heights of the cap and of what is spent now.
+
+    cap: None where the cap is so far above that no line could show it.
+    """
+
+    points: str
+    cap: float | None
+    top: str
+    first: str
+    last: str
+
+
+@dataclass(frozen=True)
+class Account:
+    """A population on the page. forecast: how many runs like its last one fit, in words."""
+
+    name: str
+    whole: Balance
+    blocks: tuple[Balance, ...]
+    runs: tuple[Past, ...]
+    more_runs: int
+    line: Line | None
+    forecast: str
+
+
+def page(ledger: Ledger) -> str:
+    """The page; raises LedgerBrokenError where the ledger's chain does not hold."""
+    ledger.verify()
+    history = ledger.history()
+    accounts = [
+        _account(ledger, name, [row for row in history if row.population == name])
+        for name in ledger.populations()
+    ]
+    made = environment(below=Path(__file__).parent)
+    made.filters |= {"epsilon": _number, "share": _share}
+    as_of = history[-1].written_at[:16].replace("T", " ") if history else None
+    return made.get_template("ledger.html.j2").render(
+        accounts=accounts, as_of=as_of, rows=len(history), head=ledger.head()
+    )
+
+
+def _account(ledger: Ledger, name: str, rows: Sequence[Entry]) -> Account:
+    blocks = tuple(ledger.balance(name, block.name) for block in ledger.blocks(name) if block.name != "all")
+    reserved: dict[str, list[Entry]] = {}
+    for row in rows:
+        if row.kind == "reserve" and row.run_id is not None:
+            reserved.setdefault(row.run_id, []).append(row)
+    runs = [_past(ledger, run_id, of_run) for run_id, of_run in reversed(reserved.items())]
+    return Account(
+        name,
+        ledger.balance(name),
+        blocks,
+        tuple(runs[:_MOST_RUNS]),
+        max(0, len(runs) - _MOST_RUNS),
+        _line(ledger, name, rows),
+        _forecast(ledger, name, list(reserved.values())),
+    )
+
+
+def _past(ledger: Ledger, run_id: str, rows: Sequence[Entry]) -> Past:
+    first, about = rows[0], json.loads(rows[0].about)
+    blocks = [row.block for row in rows if row.block != "all"]
+    what = ", ".join(str(about[key]) for key in ("algorithm", "dataset", "retraining") if about.get(key))
+    return Past(
+        when=first.written_at[:16].replace("T", " "),
+        run_id=run_id,
+        what=what or "unnamed",
+        blocks=", ".join(blocks) if len(blocks) <= 3 else f"{blocks[0]} ... {blocks[-1]} ({len(blocks)})",
+        status=ledger.status(run_id) or "",
+        cost=_number(first.budget.epsilon),
+        signer=str(about.get("card_key", ""))[:8],
+    )
+
+
+def _forecast(ledger: Ledger, name: str, runs: Sequence[Sequence[Entry]]) -> str:
+    if not runs:
+        return "No run was ever reserved."
+    last = runs[-1][0]
+    cost, events = Budget(last.budget.epsilon, last.delta), json.loads(last.events)
+    adjacency = json.loads(last.about).get("adjacency", "ADD_OR_REMOVE_ONE")
+    fits = ledger.affordable(name, cost, events=events, adjacency=adjacency)
+    if fits is None:
+        return "As many runs like the last one as anyone likes: it has no price."
+    return f"{fits:,} more {'run' if fits == 1 else 'runs'} like the last one fit."
+
+
+def _line(ledger: Ledger, name: str, rows: Sequence[Entry]) -> Line | None:
+    settled = list(
+        dict.fromkeys(row.run_id for row in rows if row.kind == "settle" and row.run_id is not None)
+    )
+    if len(settled) < 2:
+        return None
+    chosen = settled[:: math.ceil(len(settled) / _MOST_POINTS)]
+    chosen += [settled[-1]] if chosen[-1] != settled[-1] else []
+    pasts = [settlement(ledger, name, run_id) for run_id in chosen]
+    spent = [
+        max([past.balance, *past.charged], key=lambda one: one.spent.epsilon).spent.epsilon for past in pasts
+    ]
+    cap = ledger.balance(name).cap.epsilon
+    is_near = cap <= 4 * max(spent)
+    top = cap if is_near else 1.1 * max(spent)
+    if not math.isfinite(top) or top <= 0:
+        return None
+    wide, high = _WIDTH - 2 * _MARGIN, _HEIGHT - 2 * _MARGIN
+
+    def place(number: int, value: float) -> tuple[float, float]:
+        return _MARGIN + wide * number / max(1, len(spent) - 1), _MARGIN + high * (1 - value / top)
+
+    points: list[tuple[float, float]] = []
+    for number, value in enumerate(spent):
+        across, down = place(number, value)
+        points += [(across, points[-1][1])] if points else []
+        points.append((across, down))
+    when = {row.run_id: row.written_at[:10] for row in rows if row.kind == "settle"}
+    return Line(
+        " ".join(f"{across:.1f},{down:.1f}" for across, down in points),
+        place(0, cap)[1] if is_near else None,
+        _number(top),
+        when[chosen[0]],
+        when[chosen[-1]],
+    )
+
+
+def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "infinite"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _share(balance: Balance) -> float:
+    """Which part of the cap is gone, from 0 to 100."""
+    cap = balance.cap.epsilon
+    gone = balance.spent.epsilon + balance.reserved.epsilon
+    return min(100.0, 100 * gone / cap) if cap and math.isfinite(gone) else 100.0

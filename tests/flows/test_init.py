@@ -1,0 +1,96 @@
+"""A project of one's own: made of what its owner declares, and usable at once."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from typer.testing import CliRunner, Result
+
+from data.schema import registry
+from flows.cli.main import app
+from tasks.config.new_project import TEMPLATES
+from tests.support.checkout import PROJECT
+
+FIELDS = [
+    {"name": "age", "constraints": {"minimum": 18, "maximum": 100}},
+    {"name": "distance_km", "constraints": {"minimum": 0, "maximum": 50}},
+    {"name": "insurance", "constraints": {"enum": ["public", "private", "none"]}},
+    {"name": "reason", "constraints": {"enum": ["pain", "check-up", "injury", "vaccination"]}},
+    {"name": "returned", "constraints": {"enum": ["no", "yes"]}},
+]
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.json").write_text(json.dumps({"fields": FIELDS}))
+    return "schema.json"
+
+
+def test_a_project_is_made_from_a_schema_and_can_be_used(
+    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = PROJECT / "examples/own_data/visits.csv"
+    made = call("init", "clinic", "--from", schema, "--file", str(table), "--at-most", "20000")
+    assert made.exit_code == 0, made.output
+    card = registry.card("clinic", tmp_path / "clinic/data/cards")
+    assert (card.public, card.records.at_most, card.classes, card.reader.kind) == (
+        False,
+        20000,
+        ("no", "yes"),
+        "csv",
+    )
+    monkeypatch.chdir(tmp_path / "clinic")
+    tracked = subprocess.run(
+        ["git", "status", "--short", "-uall"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "datasets" not in tracked and "data/cards/clinic.yaml" in tracked
+    checked = call("data", "check", "clinic")
+    assert checked.exit_code == 0 and "can be read as its card declares" in checked.stdout
+    plan = call("plan")
+    assert plan.exit_code == 0, plan.output
+    assert re.search(r"delta *│ 1e-06", plan.stdout) or "1e-06" in plan.stdout
+    refused = call("init", ".", "--from", "../schema.json", "--at-most", "10")
+    assert refused.exit_code == 2 and "is not empty" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments", "words"),
+    [
+        (FIELDS, (), "give --at-most N"),
+        (FIELDS, ("--at-most", "9", "--label", "age"), "no field 'age' with an enum"),
+        ([{"name": "age"}, FIELDS[-1]], ("--at-most", "9"), "nothing bounds the field 'age'"),
+        ("none", ("--at-most", "9"), "is no table schema"),
+    ],
+)
+def test_what_is_not_declared_is_refused(
+    schema: str, tmp_path: Path, fields: object, arguments: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / schema).write_text(json.dumps({"fields": fields}))
+    refused = call("init", "clinic", "--from", schema, *arguments)
+    assert refused.exit_code == 2 and words in refused.stderr
+    assert not (tmp_path / "clinic").exists()
+
+
+def test_without_a_schema_or_a_terminal_nothing_is_made(schema: str, tmp_path: Path) -> None:
+    refused = call("init", "clinic", "--at-most", "9")
+    assert refused.exit_code == 2 and "give them by --from schema.json" in refused.stderr
+
+
+def test_the_templates_are_those_of_this_checkout() -> None:
+    assert (TEMPLATES / "params.yaml").read_text() == (PROJECT / "params.yaml").read_text()
+    yaml = YAML(typ="safe", pure=True)
+    ours, theirs = yaml.load(PROJECT / "dvc.yaml"), yaml.load(TEMPLATES / "dvc.yaml")
+    code = re.compile(r"(algorithms|tasks|data)(/|$)")
+    for name, stage in ours["stages"].items():
+        stage["deps"] = [dep for dep in stage["deps"] if not code.match(dep)]
+        stage["deps"] += ["data/cards"] if name == "prepare" else []
+        stage["deps"] += ["requirements.txt"]
+    assert theirs == ours

@@ -1,0 +1,74 @@
+"""A page as Chromium shows it, where that is installed: what overflows, what is hard to read, what it complains of."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_LOOK = """
+<script>
+const linear = (v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+const light = (c) => { const [r, g, b] = c.map((v) => linear(v / 255));
+  return .2126 * r + .7152 * g + .0722 * b; };
+const parts = (text) => (text.match(/[\\d.]+/g) || []).map(Number);
+const under = (one) => { for (; one; one = one.parentElement) { const c = parts(getComputedStyle(one).backgroundColor);
+  if (c.length === 3 || c[3] > .99) return c.slice(0, 3); } return [255, 255, 255]; };
+const found = { wide: document.documentElement.scrollWidth - innerWidth, faint: [], texts: 0 };
+for (const one of document.querySelectorAll('body *')) {
+  const own = [...one.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+  if (!own || one.tagName === 'SCRIPT' || !one.getClientRects().length) continue;
+  const style = getComputedStyle(one), size = parseFloat(style.fontSize);
+  const [high, low] = [light(parts(style.color).slice(0, 3)), light(under(one))].sort((a, b) => b - a);
+  const needed = size >= 24 || (size >= 18.66 && style.fontWeight >= 700) ? 3 : 4.5;
+  found.texts += 1;
+  if ((high + .05) / (low + .05) < needed) found.faint.push(one.textContent.trim().slice(0, 40));
+}
+document.body.setAttribute('data-found', JSON.stringify(found));
+</script>
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """wide: pixels by which the page is wider than the window. faint: texts below the contrast of WCAG AA.
+
+    texts: how many were looked at. complaints: what the console says.
+    """
+
+    wide: int
+    faint: list[str]
+    texts: int
+    complaints: list[str]
+
+
+def seen(page: str, folder: Path, *, width: int, dark: bool = False) -> Seen:
+    """The page in a window of a width; skips the test where there is no Chromium."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    browser = next((path for name in names if (path := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip("no Chromium is installed")
+    file = folder / "page.html"
+    open_page = re.sub(
+        r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page
+    )  # it allows no script, also ours
+    file.write_text(open_page.replace("</body>", f"{_LOOK}</body>"), encoding="utf-8")
+    command = [
+        browser,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={folder}/profile",
+    ]
+    command += ["--hide-scrollbars", "--enable-logging=stderr", f"--window-size={width},900", "--dump-dom"]
+    command += ["--blink-settings=preferredColorScheme=0"] if dark else []
+    done = subprocess.run([*command, file.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    found = re.search(r'data-found="([^"]*)"', done.stdout)
+    assert found is not None, done.stderr[-2000:]
+    looked = json.loads(html.unescape(found[1]))
+    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return Seen(looked["wide"], looked["faint"], looked["texts"], complaints)

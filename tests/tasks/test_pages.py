@@ -1,0 +1,81 @@
+"""Pages as a person sees them: the ledger's and a run's, at phone width too, and what the ledger's page says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.ledger import Composition, Ledger
+from tasks.ledger_page.page import page
+from tests.support.browser import seen
+from tests.support.checkout import Checkout
+
+EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 4.0}, "count": 1}]
+
+
+@pytest.fixture
+def ledger(own_home: Path) -> Ledger:
+    """Two populations: one with blocks and three runs, of which one is open, and one that nobody used."""
+    ledger = Ledger.open(f"sqlite:///{own_home}/ledger.sqlite")
+    ledger.declare("patients <b>", Budget(4.0, 1e-4), public=False, blocks_per_person=1)
+    ledger.declare("nobody", Budget(1.0, 1e-6), public=False, composition=Composition("zcdp"))
+    for week in ("2026-W01", "2026-W02"):
+        ledger.declare_block("patients <b>", week, Budget(4.0, 1e-4))
+    about = {"algorithm": "dp_sgd", "dataset": "visits", "card_key": "ab" * 32}
+    for number in range(3):
+        run_id = f"5f0c3a9be1d2774{number}-1"
+        cost = Budget(1.0, 1e-6)
+        ledger.reserve(run_id, "patients <b>", cost, events=EVENTS, about=about, blocks=("2026-W01",))
+        if number < 2:
+            ledger.settle(run_id, cost, events=EVENTS)
+    return ledger
+
+
+def test_the_ledgers_page_says_who_spent_what_and_what_is_left(ledger: Ledger) -> None:
+    made = page(ledger)
+    text = re.sub(
+        r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*?</style>", "", made, flags=re.DOTALL))
+    )
+    assert "Population patients &lt;b&gt;" in text and "<b>" not in re.findall("patients.{10}", made)[0]
+    assert "2 epsilon spent, of 4 1 reserved by open runs 1 left to one more run" in text
+    assert "1 more run like the last one fit" in text
+    assert "2026-W02 0 0 4 4" in text
+    assert "5f0c3a9be1d27742-1 dp_sgd, visits 2026-W01 1 open abababab" in text
+    assert "Epsilon spent, from" in text and "the cap." in text
+    assert "Population nobody" in text and "No run was ever reserved." in text
+    assert ledger.head() in made
+    assert not re.search(r"https?://|<script|<link", made)
+
+
+def test_a_ledger_without_rows_has_a_page(own_home: Path) -> None:
+    assert "Nothing was ever charged" in page(Ledger.open(f"sqlite:///{own_home}/ledger.sqlite"))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_ledgers_page_is_readable_at_any_width(
+    ledger: Ledger, tmp_path: Path, width: int, dark: bool
+) -> None:
+    found = seen(page(ledger), tmp_path, width=width, dark=dark)
+    assert found.texts > 20
+    assert (found.wide, found.faint, found.complaints) == (0, [], [])
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_report_of_a_run_is_readable_at_any_width(
+    finished_once: Checkout, tmp_path: Path, width: int
+) -> None:
+    made = (finished_once.root / "artifacts/report.html").read_text()
+    assert "The area under the ROC curve is 0." in made and "off on average" in made
+    found = seen(made, tmp_path, width=width)
+    assert found.texts > 20
+    assert (found.wide, found.faint, found.complaints) == (0, [], [])
+
+
+def test_the_look_itself_finds_what_is_wide_and_faint(tmp_path: Path) -> None:
+    bad = (
+        '<body style="background:#fff"><p style="color:#aaa">faint</p><div style="width:900px">w</div></body>'
+    )
+    found = seen(bad, tmp_path, width=500)
+    assert found.faint == ["faint"] and found.wide > 300
