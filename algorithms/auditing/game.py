@@ -142,11 +142,11 @@ class _Layers(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.half = width // 2
-        self.first, self.second = _one_layer(self.half), _one_layer(width - self.half)
+        self.left = width // 2
+        self.first, self.second = _one_layer(self.left), _one_layer(width - self.left)
 
     def forward(self, features: Tensor) -> Tensor:
-        found: Tensor = self.first(features[:, : self.half]) + self.second(features[:, self.half :])
+        found: Tensor = self.first(features[:, : self.left]) + self.second(features[:, self.left :])
         return found
 
 
