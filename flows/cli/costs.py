@@ -4,13 +4,16 @@ import math
 from pathlib import Path
 
 from rich.table import Table
+from ruamel.yaml import YAML
 
 from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.privacy.accounting.budget import Budget
 from data import PublicDescription, public_description
 from data.schema import registry
+from tasks import tuning
 from tasks.calibrate import plan_for
+from tasks.config import params
 from tasks.config.params import Params
 from tasks.runs.sanity import doubts, records_of
 from tasks.runs.summary import open_ledger
@@ -31,6 +34,37 @@ def cost_table(root: Path, settings: Params) -> Table:
     for name, text in rows:
         table.add_row(name, text)
     return table
+
+
+def search_table(root: Path, file: Path) -> Table:
+    """What a search costs in both ways, as the winner alone and with all trials shown; nothing is spent."""
+    asked = tuning.load(file)
+    base = YAML(typ="safe", pure=True).load(root / "params.yaml")
+    settings = params.load(root / "params.yaml", reads=tuning.READS)
+    card = registry.card(settings.data.dataset, root / "data" / "cards")
+    public = public_description(card, settings.data.transform)
+    table = Table("", "only the winner leaves", "all trials are shown")
+    ways = [
+        tuning.price(asked.model_copy(update={"show_all": shown}), base, public) for shown in (False, True)
+    ]
+    size = len(ways[0].plans)
+    rows = {
+        "trials": (
+            f"random, {asked.trials.mean:g} on average, of {size} settings",
+            f"{size}, each settings once",
+        ),
+        "epsilon of the whole": tuple(_text(way.cost) for way in ways),
+        "epsilon that a trial is planned for": tuple(_text(way.each) for way in ways),
+        "noise multiplier, least to most": tuple(_noises(way) for way in ways),
+    }
+    for name, (one, other) in rows.items():
+        table.add_row(name, one, other)
+    return table
+
+
+def _noises(way: tuning.Priced) -> str:
+    found = [plan["noise_multiplier"] for plan in way.plans]
+    return f"{min(found):.4g} to {max(found):.4g}"
 
 
 def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:

@@ -252,6 +252,38 @@ def retrain(
 
 
 @app.command()
+def tune(
+    file: Annotated[Path, typer.Argument(help="The search, such as examples/tune.yaml.")] = Path("tune.yaml"),
+    runner: Annotated[str, typer.Option(help="What runs the trials: threads, dask or ray.")] = "threads",
+    workers: Annotated[int, typer.Option(min=1, help="How many trials at once.")] = 2,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="Say what it would cost; nothing is spent.")
+    ] = False,
+) -> None:
+    """Search for settings privately: only the winner leaves, for one price that its card states."""
+    with sentences():
+        from tasks.runs.stage import checkout
+
+        root = checkout()
+        if only_plan:
+            from flows.cli.costs import search_table
+
+            show(search_table(root, root / file))
+            return
+
+        def flow() -> "State[Any]":
+            from flows.compare import runner_named
+            from flows.tune import search
+
+            return search(file, runner=runner_named(runner), workers=workers)
+
+        state = _stoppable(flow, root)
+        if not state.is_completed():
+            _say_why(state)
+        say(str(state.message))
+
+
+@app.command()
 def audit(
     method: Annotated[
         str | None, typer.Option(help="A registered method, or package.module:factory; all by default.")

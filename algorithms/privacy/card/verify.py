@@ -242,7 +242,7 @@ def _trace(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]
     try:
         trace = pd.read_parquet(path)
         left = trace_schedule(trace)
-        same = any(same_events(left, one) for one in trials_of(schedule) or [schedule])
+        same = any(same_events(left, one) for one in trials_of(schedule) or [[*schedule]])
         problem = column_problem(trace, card, is_whole=trials_of(schedule) is None)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         yield from (Check(name, False, "the trace cannot be read") for name in _TRACE)
