@@ -4,6 +4,7 @@ No trial is tried twice by Prefect; a search that was stopped goes on when it is
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,15 @@ from tasks.runs.stage import checkout, refusals
 from tasks.tracking.search import log_winner
 
 
-@task(name="trial", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def run_trial(trial: tuning.Trial) -> None:
-    """Train and score one trial."""
-    trial.run()
+@task(name="trials", retries=0, cache_policy=NO_CACHE, persist_result=False)
+def run_share(trials: Sequence[tuning.Trial]) -> None:
+    """Train and score a share of the trials."""
+    tuning.one_by_one(trials)
 
 
-def run_side_by_side(trials: Sequence[tuning.Trial]) -> None:
-    """All trials on the flow's task runner; an error of one is raised when all have ended."""
-    for future in [run_trial.submit(trial) for trial in trials]:
+def run_side_by_side(trials: Sequence[tuning.Trial], *, workers: int) -> None:
+    """All trials on the flow's task runner, in as many tasks as there are workers: more would tell how many trials."""
+    for future in [run_share.submit(trials[start::workers]) for start in range(workers)]:
         future.result()
 
 
@@ -44,16 +45,17 @@ def search(file: Path, *, runner: Runner = "threads", workers: int = 2) -> State
     except refusals() as refusal:
         return Failed(name=REFUSED, message=str(refusal))
     with one_server(runner):
-        state: State[Any] = tune.with_options(task_runner=chosen)(str(file), return_state=True)
+        state: State[Any] = tune.with_options(task_runner=chosen)(str(file), workers, return_state=True)
     return state
 
 
 @flow(name="tune", retries=0, persist_result=False)
-def tune(file: str = "tune.yaml") -> State[Any]:
+def tune(file: str = "tune.yaml", workers: int = 2) -> State[Any]:
     """Search for settings privately: only the winner leaves, for one price that its card states.
 
     Args:
         file: of the search, such as examples/tune.yaml; all else about a trial is in params.yaml.
+        workers: how many tasks share the trials.
     """
     be_quiet_where_nothing_was_raised()
     root, say = checkout(), get_run_logger().info
@@ -75,7 +77,8 @@ def tune(file: str = "tune.yaml") -> State[Any]:
             )
             url = ledger_url(settings.ledger.url)
             ledger = open_newest(url, home=home(), root=root)
-            receipt = tuning.tune(work, ledger=ledger, home=home(), root=root, run_all=run_side_by_side)
+            run_all = partial(run_side_by_side, workers=workers)
+            receipt = tuning.tune(work, ledger=ledger, home=home(), root=root, run_all=run_all)
             remember(ledger, url, home=home())
         except refusals() as refusal:
             return Failed(name=REFUSED, message=str(refusal))

@@ -14,6 +14,7 @@ from data.schema import registry
 from tasks import tuning
 from tasks.calibrate import plan_for
 from tasks.config import params
+from tasks.config.overrides import Request, reasons, recipe, revise
 from tasks.config.params import Params
 from tasks.runs.sanity import doubts, records_of
 from tasks.runs.summary import open_ledger
@@ -34,6 +35,28 @@ def cost_table(root: Path, settings: Params) -> Table:
     for name, text in rows:
         table.add_row(name, text)
     return table
+
+
+def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) -> tuple[Table, Table]:
+    """Settings by public numbers alone, each with its reason, and what such a run would cost; nothing is spent."""
+    card = registry.card(dataset, root / "data" / "cards")
+    advised = recipe(card, "dp_sgd", epsilon, by_numbers=True)
+    why, settings = reasons(card, advised), advised.settings
+    values = {
+        "model": advised.model,
+        "batch size": settings.get("batch_size"),
+        "sampling rate": settings.get("sampling_rate"),
+        "steps": settings["steps"],
+        "clip norm": settings["clip_norm"],
+        "learning rate": settings["update"]["learning_rate"],
+    }
+    table = Table("setting", "value", "why")
+    for name, value in values.items():
+        if value is not None:
+            table.add_row(name, str(value), why.get(name, "a tenth of the records"))
+    changes = {f"algorithm.{key}": value for key, value in settings.items()} | {"model.name": advised.model}
+    asked = Request(dataset, "dp_sgd", epsilon, delta, None, changes)
+    return table, cost_table(root, revise(root, asked).params)
 
 
 def search_table(root: Path, file: Path) -> Table:

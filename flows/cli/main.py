@@ -213,6 +213,21 @@ def plan(
 
 
 @app.command()
+def advise(
+    dataset: Annotated[str, typer.Option(help="Name of a data card.")],
+    epsilon: Annotated[float, typer.Option(help="The privacy budget of the run.")],
+    delta: Delta = None,
+) -> None:
+    """Propose settings from public values alone, say why, and what they would cost; nothing is spent or changed."""
+    with sentences():
+        from flows.cli.costs import advice_table
+        from tasks.runs.stage import checkout
+
+        for table in advice_table(checkout(), dataset, epsilon, delta):
+            show(table)
+
+
+@app.command()
 def compare(
     file: Annotated[Path, typer.Argument(help="The comparison, such as comparisons/example.yaml.")],
     runner: Annotated[str, typer.Option(help="What runs the cells: threads, dask or ray.")] = "threads",
