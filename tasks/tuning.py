@@ -297,7 +297,7 @@ class Trial:
             folder=self.folder,
             performance=_limits(settings),
             checkpoint_seconds=settings.performance.checkpoint_seconds,
-            tell=lambda *_: None,
+            on_step=lambda *_: None,
             features=settings.features,
         )
         released = settings.algorithm.released(state)
@@ -402,7 +402,7 @@ class Search:
         own, accountant = self.priced.plans[winner], self.priced.accountant
         alone = Plan.from_json(own)
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
-        target = replace(alone.target, budget=budget, accountant=accountant, before=())
+        target = replace(alone.target, budget=budget, accountant=accountant, prior_events=())
         plan = replace(alone, target=target, schedule=self.priced.event)
         plan = replace(plan, epsilon=by_accountants(plan.schedule, budget.delta, named(plan.adjacency)))
         told = ("shows_all", "each")

@@ -21,7 +21,7 @@ from tasks.tuning import Search, Trial, Tuning, price, tune
 BASE: dict[str, Any] = {
     "data": {"dataset": "digits"},
     "privacy": {"epsilon": 1.0, "delta": 1e-5},
-    "algorithm": {"name": "dp_sgd", "batch_size": 256, "steps": 4, "update": {"learning_rate": 1.0}},
+    "algorithm": {"name": "dp_sgd", "expected_batch_size": 256, "steps": 4, "update": {"learning_rate": 1.0}},
     "model": {"name": "softmax"},
     "performance": {"threads": 1},
 }
