@@ -84,7 +84,7 @@ def write(
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "software": dict(ran),
     }
-    pictures = Picture(*(png(_figure(found, theme)) for theme in (LIGHT, DARK)), words=_WORDS)
+    pictures = Picture(png(_figure(found, LIGHT)), png(_figure(found, DARK)), _WORDS)
     page = environment().get_template("audit.html.j2").render(audit=document, picture=pictures)
     text = json.dumps(document, indent=2) + "\n"
     write_whole(folder / AUDIT, lambda new: new.write_text(text, encoding="utf-8"))

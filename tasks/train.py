@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from algorithms.core.method import Plan
 from algorithms.core.receipt import account_of, cost_of, reserved_events
@@ -226,23 +227,37 @@ def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: OnSt
             diagnostics=diagnostics if job.settings.privacy.diagnostics else None,
         )
     released = job.settings.algorithm.released(state)
+    save_model(
+        folder / "model.safetensors",
+        model,
+        released,
+        job.public,
+        job.document["algorithm"],
+        prepared=job.prepared,
+    )
+    trace.write(folder / "trace.parquet")
+    diagnostics.write(folder / "diagnostics.parquet")
+    return trace
+
+
+def save_model(
+    path: Path, model: Model, released: Tensor, public: PublicDescription, algorithm: str, *, prepared: Path
+) -> None:
+    """Writes released parameters [d] with what it takes to build the model again, and to prepare records for it."""
     front = front_of(model)
     facts = {
         "model": model.name,
         "model_settings": model.settings,
-        "tokens": job.public.tokens,
-        "input_shape": job.public.input_shape,
-        "classes": job.public.classes,
-        "dataset": job.public.dataset,
-        "algorithm": job.document["algorithm"],
+        "tokens": public.tokens,
+        "input_shape": public.input_shape,
+        "classes": public.classes,
+        "dataset": public.dataset,
+        "algorithm": algorithm,
         "front": None if front is None else front.settings,
-        "preparation": preparation_in(job.prepared),
+        "preparation": preparation_in(prepared),
     }
     described = {"epsilonflow": json.dumps(facts)}  # one key: the file must not depend on an order of keys
-    save_file(by_name(model.published(released)), folder / "model.safetensors", metadata=described)
-    trace.write(folder / "trace.parquet")
-    diagnostics.write(folder / "diagnostics.parquet")
-    return trace
+    save_file(by_name(model.published(released)), path, metadata=described)
 
 
 def _open(job: Job, run_id: str, home: Path) -> Records:

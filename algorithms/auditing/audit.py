@@ -133,7 +133,7 @@ class Audit:
     @property
     def is_violated(self) -> bool:
         """Whether the claim is refuted."""
-        return any(part.is_violated for part in (*self.attacks, *self.checks))
+        return any(row.is_violated for row in self.attacks) or any(row.is_violated for row in self.checks)
 
     def to_json(self) -> dict[str, Any]:
         """The audit as JSON values, with the verdict beside the evidence."""

@@ -104,7 +104,7 @@ class Game:
         )
         accountant = "pure" if self.delta == 0 else self.accountant
         plan = self.method().plan(Target(Budget(self.epsilon, self.delta), accountant), public)
-        if not math.isfinite(plan.epsilon.get(plan.accountant, math.inf)) or "not_private" in plan.own:
+        if not math.isfinite(plan.epsilon.get(plan.accountant, math.inf)) or plan.not_private:
             raise RefusedError(
                 f"the method {self.algorithm!r} claims no privacy here, so there is nothing to audit; choose another."
             )
@@ -125,8 +125,8 @@ class Game:
         """Those that are given, and small ones for what is not named."""
         known = _names(self.algorithm)
         usual = {name: value for name, value in _USUAL.items() if name in known}
-        is_sampled = "batch_size" in known and "relative_step" not in known
-        usual |= {"batch_size": self.records // 2} if is_sampled else {}
+        is_sampled = "expected_batch_size" in known and "relative_step" not in known
+        usual |= {"expected_batch_size": self.records // 2} if is_sampled else {}
         usual |= {"update": {"learning_rate": 0.01}} if "update" in known else {}
         return usual | dict(_SPECIAL.get(self.algorithm, {})) | dict(self.settings)
 
@@ -142,11 +142,11 @@ class _Layers(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.half = width // 2
-        self.first, self.second = _one_layer(self.half), _one_layer(width - self.half)
+        self.left = width // 2
+        self.first, self.second = _one_layer(self.left), _one_layer(width - self.left)
 
     def forward(self, features: Tensor) -> Tensor:
-        found: Tensor = self.first(features[:, : self.half]) + self.second(features[:, self.half :])
+        found: Tensor = self.first(features[:, : self.left]) + self.second(features[:, self.left :])
         return found
 
 
@@ -308,7 +308,7 @@ def play(
             folder=Path(folder),
             performance=_Examined(physical_batch=64),
             checkpoint_seconds=math.inf,
-            tell=lambda *_: None,
+            on_step=lambda *_: None,
             barrier_of=lambda *args, **kwargs: Watched(*args, seen=seen, **kwargs),
         )
     return Played(seen, trace.events(), method.released(state).detach().double().numpy())

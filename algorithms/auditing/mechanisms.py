@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from algorithms.auditing.audit import Attack, family_of, many_runs
 from algorithms.auditing.game import key_of
 from algorithms.gradients import L1, L2, Box
-from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.epsilon import Accountant, epsilon
 from algorithms.privacy.mechanisms.mechanisms import FullBatch, Gaussian, Gumbel, KNorm, Laplace, Poisson
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import (
@@ -69,7 +69,7 @@ def tested(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> lis
             for side in (0, 1)
         ]
         schedule = [(pair.release.event(), 1)]
-        accountant = "rdp" if isinstance(schedule[0][0], dp.dp_event.ZCDpEvent) else "pld"
+        accountant: Accountant = "rdp" if isinstance(schedule[0][0], dp.dp_event.ZCDpEvent) else "pld"
         claimed, cost = family_of(schedule, DELTA, accountant=accountant)
         attack = many_runs(np.stack(sides, axis=1), claimed, cost, DELTA)
         found.append(Tested(name, epsilon(schedule, DELTA, accountant=accountant), attack))
@@ -118,7 +118,8 @@ def _selected(release: Release, stream: Stream, is_in: bool, draws: int) -> Arra
         ]
     )
     loses = 1 / (1 + np.exp(bound / release.noise_scale))
-    return np.where(picks == 0, np.log(2 * loses), np.log(2 * (1 - loses)))
+    found: Array = np.where(picks == 0, np.log(2 * loses), np.log(2 * (1 - loses)))
+    return found
 
 
 _NEIGHBOURS = {

@@ -1,14 +1,21 @@
 """What a run would cost and whether its population can pay, as a table."""
 
 import math
+from pathlib import Path
 
 from rich.table import Table
+from ruamel.yaml import YAML
 
 from algorithms.core.method import Plan
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
+from data.schema import registry
+from tasks import tuning
+from tasks.config import params
+from tasks.config.overrides import Request, reasons, recipe, revise
 from tasks.config.params import Params
-from tasks.runs.preflight import Outlook
+from tasks.runs.encoders import public_of
+from tasks.runs.preflight import Outlook, outlook
 
 
 def cost_table(outlook: Outlook, settings: Params) -> Table:
@@ -18,6 +25,60 @@ def cost_table(outlook: Outlook, settings: Params) -> Table:
     for name, text in [*_plan_rows(settings, outlook.plan), *questioned, *_ledger_rows(outlook)]:
         table.add_row(name, text)
     return table
+
+
+def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) -> tuple[Table, Table]:
+    """Settings by public numbers alone, each with its reason, and what such a run would cost; nothing is spent."""
+    card = registry.card(dataset, root / "data" / "cards")
+    advised = recipe(card, "dp_sgd", epsilon, by_numbers=True)
+    why, settings = reasons(card, advised), advised.settings
+    values = {
+        "model": advised.model,
+        "batch size": settings.get("expected_batch_size"),
+        "sampling rate": settings.get("sampling_rate"),
+        "steps": settings["steps"],
+        "clip norm": settings["clip_norm"],
+        "learning rate": settings["update"]["learning_rate"],
+    }
+    table = Table("setting", "value", "why")
+    for name, value in values.items():
+        if value is not None:
+            table.add_row(name, str(value), why.get(name, "a tenth of the records"))
+    changes = {f"algorithm.{key}": value for key, value in settings.items()} | {"model.name": advised.model}
+    asked = Request(dataset, "dp_sgd", epsilon, delta, None, changes)
+    settings_asked = revise(root, asked).params
+    return table, cost_table(outlook(root, settings_asked), settings_asked)
+
+
+def search_table(root: Path, file: Path) -> Table:
+    """What a search costs in both ways, as the winner alone and with all trials shown; nothing is spent."""
+    asked = tuning.load(file)
+    base = YAML(typ="safe", pure=True).load(root / "params.yaml")
+    settings = params.load(root / "params.yaml", reads=tuning.READS)
+    card = registry.card(settings.data.dataset, root / "data" / "cards")
+    public = public_of(card, settings.data)
+    table = Table("", "only the winner leaves", "all trials are shown")
+    ways = [
+        tuning.price(asked.model_copy(update={"show_all": shown}), base, public) for shown in (False, True)
+    ]
+    size = len(ways[0].plans)
+    rows = {
+        "trials": (
+            f"random, {asked.trials.mean:g} on average, of {size} settings",
+            f"{size}, each settings once",
+        ),
+        "epsilon of the whole": tuple(_text(way.cost) for way in ways),
+        "epsilon that a trial is planned for": tuple(_text(way.each) for way in ways),
+        "noise multiplier, least to most": tuple(_noises(way) for way in ways),
+    }
+    for name, (one, other) in rows.items():
+        table.add_row(name, one, other)
+    return table
+
+
+def _noises(way: tuning.Priced) -> str:
+    found = [plan["noise_multiplier"] for plan in way.plans]
+    return f"{min(found):.4g} to {max(found):.4g}"
 
 
 def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:

@@ -326,6 +326,21 @@ def plan(
 
 
 @app.command()
+def advise(
+    dataset: Annotated[str, typer.Option(help="Name of a data card.")],
+    epsilon: Annotated[float, typer.Option(help="The privacy budget of the run.")],
+    delta: Delta = None,
+) -> None:
+    """Propose settings from public values alone, say why, and what they would cost; nothing is spent or changed."""
+    with sentences():
+        from flows.cli.costs import advice_table
+        from tasks.runs.stage import checkout
+
+        for table in advice_table(checkout(), dataset, epsilon, delta):
+            show(table)
+
+
+@app.command()
 def compare(
     files: Annotated[
         list[Path],
@@ -546,6 +561,38 @@ def release(
     say(
         f"{folder} holds {', '.join(names)}. Whoever has it verifies the card with `epsilonflow card verify`."
     )
+
+
+@app.command()
+def tune(
+    file: Annotated[Path, typer.Argument(help="The search, such as examples/tune.yaml.")] = Path("tune.yaml"),
+    runner: Annotated[str, typer.Option(help="What runs the trials: threads, dask or ray.")] = "threads",
+    workers: Annotated[int, typer.Option(min=1, help="How many trials at once.")] = 2,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="Say what it would cost; nothing is spent.")
+    ] = False,
+) -> None:
+    """Search for settings privately: only the winner leaves, for one price that its card states."""
+    with sentences():
+        from tasks.runs.stage import checkout
+
+        root = checkout()
+        if only_plan:
+            from flows.cli.costs import search_table
+
+            show(search_table(root, root / file))
+            return
+
+        def flow() -> "State[Any]":
+            from flows.compare import runner_named
+            from flows.tune import search
+
+            return search(file, runner=runner_named(runner), workers=workers)
+
+        state = _stoppable(flow, root)
+        if not state.is_completed():
+            _say_why(state)
+        say(str(state.message))
 
 
 @app.command()

@@ -44,15 +44,15 @@ class Recipe:
     settings: dict[str, Any]
 
 
-def recipe(card: DataCard, algorithm: str, epsilon: float) -> Recipe:
+def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool = False) -> Recipe:
     """The recipe of a data set for an algorithm; one by the kind and the public numbers of the data, and by epsilon,
-    where the file has none.
+    where the file has none, or where `by_numbers` hides the one that it has.
 
     An algorithm that the file does not know gets no settings: whether it exists is for its catalogue to say.
     """
     written = _written()
     own = written.get(card.name, {}).get(algorithm)
-    if own:
+    if own and not by_numbers:
         return Recipe(own["model"], own["settings"])
     usual, model = written["default"].get(algorithm, {"settings": {}}), _model_for(card)
     settings = _with_batches(usual["settings"] | usual.get(_kind(card), {}), card.records)
@@ -88,6 +88,25 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
         settings["update"] = settings.get("update", {}) | {"learning_rate": float(f"{rate:.2g}")}
     made = {"name": encoder, "settings": own.get("settings", {})}
     return EncoderRecipe(made, own["features"], Recipe(own["model"], _with_batches(settings, card.records)))
+
+
+def reasons(card: DataCard, advised: Recipe) -> dict[str, str]:
+    """Why a recipe by public numbers has the settings that it has, in a sentence each."""
+    records, kind = card.records.train or card.records.at_most, _kind(card)
+    batch = advised.settings.get("expected_batch_size")
+    size = (
+        f"a tenth of the {records:,} records, at most {_LARGEST_BATCH:,}"
+        if records
+        else "a tenth of the records"
+    )
+    bound = "small, as images and texts gain by it" if kind != "tables" else "1, as for most tables"
+    return {
+        "model": f"the usual one for {kind} of shape {list(card.input_shape)} and {len(card.classes)} classes",
+        **({"batch size": f"{size}: larger ones gain little and cost time"} if batch else {}),
+        "steps": "300: enough for large batches, and noise grows only by the root of their number",
+        "clip norm": f"{bound}; with the learning rate it only sets the length of a step",
+        "learning rate": f"as long as the noise of a step lets it be: by {_NOISE_TAKEN[kind]:g}",
+    }
 
 
 @lru_cache(maxsize=1)

@@ -17,6 +17,7 @@ from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_mechanism
 from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, _compute_rdp_repeat_and_select
 from scipy.special import expit, log_ndtr
 from scipy.stats import norm
 
@@ -56,6 +57,16 @@ class RenyiDpEvent(dp.DpEvent):  # type: ignore[misc]
 
     order: float
     bound: float
+
+
+@attrs.frozen
+class EitherDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """One of several mechanisms, chosen without a look at the records, as a trial of a search takes its settings.
+
+    events: of which the worst counts at each Rényi order, since a mixture diverges at most as its worst part does.
+    """
+
+    events: list[dp.DpEvent]
 
 
 @dataclass(frozen=True)
@@ -450,6 +461,74 @@ class _Composed(EventRule):
         return dp.ComposedDpEvent([rule_of(inner).grouped(inner, count) for inner in event.events])
 
 
+class _Either(_Composed):
+    def pure_epsilon(self, event: Any) -> float:
+        return max(rule_of(inner).pure_epsilon(inner) for inner in event.events)
+
+    def is_possible(self, event: Any) -> bool:
+        return bool(event.events)
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        return EitherDpEvent([rule_of(inner).replacing(inner) for inner in event.events])
+
+    def amplified(self, event: Any) -> dp.DpEvent:
+        return EitherDpEvent([rule_of(inner).amplified(inner) for inner in event.events])
+
+    def pld(
+        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
+    ) -> PrivacyLossDistribution:
+        raise RefusedError("a choice among mechanisms has Rényi bounds alone; use the accountant rdp.")
+
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        found: np.ndarray = np.max([rule_of(e).rdp(e, orders, adjacency) for e in event.events], axis=0)
+        return found
+
+    def rho(self, event: Any) -> float:
+        return max(rule_of(inner).rho(inner) for inner in event.events)
+
+    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+        return EitherDpEvent([rule_of(inner).unsampled(inner, adjacency) for inner in event.events])
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        return EitherDpEvent([rule_of(inner).grouped(inner, count) for inner in event.events])
+
+
+class _Selection(EventRule):
+    """The best of a random number of repetitions (Papernot and Steinke 2022, arXiv:2110.03620, Theorems 2 and 6).
+
+    The number is truncated negative binomial, or Poisson where the shape is infinite, null in a document.
+    """
+
+    def is_possible(self, event: Any) -> bool:
+        return bool(1 <= event.mean < math.inf and event.shape >= 0)
+
+    def to_json(self, event: Any) -> dict[str, Any]:
+        shape = event.shape if math.isfinite(event.shape) else None
+        return {"event": event_to_json(event.event), "mean": event.mean, "shape": shape}
+
+    def from_json(self, kind: type[dp.DpEvent], document: Mapping[str, Any]) -> dp.DpEvent:
+        is_poisson = document.get("shape", 0.0) is None
+        known = super().from_json(kind, {**document, "shape": 1.0} if is_poisson else document)
+        return attrs.evolve(known, shape=math.inf) if is_poisson else known
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        return attrs.evolve(event, event=rule_of(event.event).replacing(event.event))
+
+    def amplified(self, event: Any) -> dp.DpEvent:
+        return attrs.evolve(event, event=rule_of(event.event).amplified(event.event))
+
+    def pld(
+        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
+    ) -> PrivacyLossDistribution:
+        raise RefusedError("the best of many repetitions has Rényi bounds alone; use the accountant rdp.")
+
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        every = tuple(sorted({*orders, *map(float, DEFAULT_RDP_ORDERS)}))
+        once = rule_of(event.event).rdp(event.event, every, adjacency)
+        found = _compute_rdp_repeat_and_select(every, once, event.mean, event.shape)
+        return np.array([found[every.index(order)] for order in orders])
+
+
 _RULES: dict[type[dp.DpEvent], EventRule] = {
     dp.NoOpDpEvent: _Nothing(),
     dp.NonPrivateDpEvent: _NotPrivate(),
@@ -460,7 +539,8 @@ _RULES: dict[type[dp.DpEvent], EventRule] = {
     dp.SelfComposedDpEvent: _SelfComposed(),
     dp.ComposedDpEvent: _Composed(),
     dp.dp_event.ZCDpEvent: _ZCDP(),
-    dp.dp_event.RepeatAndSelectDpEvent: EventRule(),
+    dp.dp_event.RepeatAndSelectDpEvent: _Selection(),
+    EitherDpEvent: _Either(),
     dp.dp_event.TruncatedSubsampledGaussianDpEvent: EventRule(),
     PureDpEvent: _Pure(),
     ObjectivePerturbationDpEvent: _Objective(),

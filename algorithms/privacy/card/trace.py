@@ -101,18 +101,21 @@ def same_events(one: Schedule, other: Schedule) -> bool:
     return schedule_to_json(merged(one)) == schedule_to_json(merged(other))
 
 
-def column_problem(trace: pd.DataFrame, card: PrivacyCard) -> str | None:
-    """What a trace has otherwise than its own events or the card's sums; None where nothing."""
+def column_problem(trace: pd.DataFrame, card: PrivacyCard, *, is_whole: bool = True) -> str | None:
+    """What a trace has otherwise than its own events or the card's sums; None where nothing.
+
+    is_whole: whether it is of all that was charged, and not of the winner of a search.
+    """
     for row in trace[_CHECKED].drop_duplicates().to_dict("records"):
         fields = {str(name): value for name, value in row.items()}
         if not row_fits(fields, _event(fields["event"])):
             return f"a {row['kind']} has other sampling or noise than its event"
     if list(queries(trace)) != [query.model_dump() for query in card.mechanism.queries]:
         return "mechanism.queries sums up other columns"
-    return None if _ends_at(trace["epsilon"], card) else "the epsilon that was kept count of is another"
+    return None if _ends_at(trace["epsilon"], card, is_whole=is_whole) else "it counts another epsilon"
 
 
-def _ends_at(kept: "pd.Series[float]", card: PrivacyCard) -> bool:
+def _ends_at(kept: "pd.Series[float]", card: PrivacyCard, *, is_whole: bool) -> bool:
     """Whether the cost so far rises to that of the run, or under a filter to no more than it allowed.
 
     It is kept by Rényi divergences, which may end below what the other accountant gives for the whole.
@@ -121,7 +124,7 @@ def _ends_at(kept: "pd.Series[float]", card: PrivacyCard) -> bool:
     if cost is None:
         return True
     within = bool(kept.is_monotonic_increasing) and kept.iloc[-1] <= cost * (1 + _CLOSE)
-    is_fixed = card.accounting.composition.kind == "schedule"
+    is_fixed = is_whole and card.accounting.composition.kind == "schedule"
     least = cost if rdp is None else min(cost, rdp)
     return within and (not is_fixed or kept.iloc[-1] >= least * (1 - _CLOSE))
 

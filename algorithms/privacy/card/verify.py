@@ -27,6 +27,7 @@ from algorithms.privacy.accounting.filters import (
     rho_of,
 )
 from algorithms.privacy.accounting.rdp import rdp
+from algorithms.privacy.accounting.selection import trials_of
 from algorithms.privacy.card.build import composition_of, guarantee, mechanism_of
 from algorithms.privacy.card.schema import (
     RELEASED,
@@ -220,10 +221,11 @@ def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Itera
     expected = None if allowed == "none" else ROUNDING
     same = card.implementation.rounding == expected
     yield Check("rounding", same, "as this version rounds" if same else "otherwise than this version rounds")
-    found, asked = sum(row.count for row in card.events), sum(query.count for query in mechanism.queries)
-    yield Check(
-        "releases", mechanism.releases == found == asked, f"{found} events, {mechanism.releases} stated"
-    )
+    asked = sum(query.count for query in mechanism.queries)
+    schedule = schedule_from_json([row.model_dump() for row in card.events])
+    counts = {sum(count for _, count in one) for one in trials_of(schedule) or [schedule]}
+    same = mechanism.releases == asked and asked in counts
+    yield Check("releases", same, f"{asked} in the trace, {mechanism.releases} stated")
 
 
 def _file(path: Path, card: PrivacyCard) -> Check:
@@ -235,13 +237,18 @@ def _file(path: Path, card: PrivacyCard) -> Check:
 
 
 def _trace(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
-    """Whether the trace has the card's events, and nothing beside them that they or the card contradict."""
+    """Whether the trace has the card's events, and nothing beside them that they or the card contradict.
+
+    Of a search the trace is the winner's, which must be one of the trials that the event allows.
+    """
     if not path.is_file():
         yield from (Check(name, None, "no trace lies beside the card") for name in _TRACE)
         return
     try:
         trace = pd.read_parquet(path)
-        same, problem = same_events(trace_schedule(trace), schedule), column_problem(trace, card)
+        left = trace_schedule(trace)
+        same = any(same_events(left, one) for one in trials_of(schedule) or [[*schedule]])
+        problem = column_problem(trace, card, is_whole=trials_of(schedule) is None)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         yield from (Check(name, False, "the trace cannot be read") for name in _TRACE)
         return

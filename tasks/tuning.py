@@ -1,0 +1,590 @@
+"""A search for settings that is private as a whole: only the winner leaves, for one price that is stated.
+
+How many trials there are and which settings each takes is drawn from the run's secret key, so that a search that is
+resumed does the same. The ledger holds the price of the whole search before the first trial; a search that is killed
+is charged once, whenever it goes on. What the other trials were, how many and how good, is deleted with the key.
+"""
+
+import hashlib
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, JsonValue, ValidationError, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from algorithms.core.method import Plan, by_accountants
+from algorithms.core.receipt import account_of, cost_of, reserved_events
+from algorithms.core.software import software
+from algorithms.core.training import train as run_training
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2
+from algorithms.privacy.accounting.adjacency import named
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import Accountant, epsilon
+from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
+from algorithms.privacy.accounting.filters import ScheduleFilter
+from algorithms.privacy.accounting.selection import Trials, all_shown
+from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.trace import Row, Trace
+from algorithms.privacy.card import RunRecord, build
+from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
+from algorithms.privacy.mechanisms.mechanisms import Gaussian
+from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
+from algorithms.privacy.mechanisms.release import total_release
+from data import PublicDescription
+from data.prepare.files import write_whole
+from data.prepare.prepared import load_as, load_held_out
+from data.readers.records import Records
+from tasks.calibrate import calibrate, model_for
+from tasks.config import params
+from tasks.config.environment import SPEND_AGAIN, may_spend_again
+from tasks.config.params import Group, Params, ParamsRefusedError
+from tasks.evaluate import evaluate, load_model
+from tasks.runs import sanity, store
+from tasks.runs.population import bind, digests_of, register
+from tasks.runs.provenance import described
+from tasks.runs.signing import signer, signing_key
+from tasks.train import save_model
+
+FOLDER = Path("tuned")
+READS = ("data", *("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger"))
+FILES = ("model.safetensors", "plan.json", "trace.parquet", "receipt.json", "winner.yaml")
+_SCORE, _TRIALS = "score.json", "trials"
+_LARGEST_SPACE, _HALVINGS = 512, 8
+
+
+class Range(Group):
+    """Numbers from low to high, both included, as so many points apart equally or by equal factors."""
+
+    low: float
+    high: float
+    points: int = Field(ge=2, le=64)
+    scale: Literal["linear", "log"] = "log"
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> "Range":
+        if not self.low < self.high or (self.scale == "log" and self.low <= 0):
+            raise ValueError("a range needs low < high, and low above 0 on a log scale")
+        return self
+
+    def values(self) -> list[float]:
+        """The points, rounded to six digits."""
+        between = np.geomspace if self.scale == "log" else np.linspace
+        return [float(f"{value:.6g}") for value in between(self.low, self.high, self.points)]
+
+
+class Draw(Group):
+    """How the number of trials is drawn. mean: of it. shape: of the truncated negative binomial; 1 is geometric."""
+
+    distribution: Literal["negative_binomial", "poisson"] = "negative_binomial"
+    mean: float = Field(default=8.0, ge=1, le=1e4)
+    shape: float = Field(default=1.0, ge=0, le=100)
+
+    def trials(self) -> Trials:
+        """As the accounting has it."""
+        return Trials(self.mean, math.inf if self.distribution == "poisson" else self.shape)
+
+
+class Objective(Group):
+    """What is maximised: accuracy on records that the card declares public, or a noised number of right answers.
+
+    on: "private" takes a share of the records to train on, each by a coin of its own, and counts right answers with
+    noise of this multiplier; that is charged with the trial.
+    """
+
+    on: Literal["public", "private"] = "public"
+    share: float = Field(default=0.1, gt=0, lt=1)
+    noise_multiplier: float = Field(default=20.0, gt=0)
+
+
+class Tuning(Group):
+    """tune.yaml; all else about a trial is in params.yaml.
+
+    space: values by dotted key of params.yaml, as lists or ranges. epsilon, delta: of the whole search; delta as in
+    params.yaml where it is left out. show_all: shows all trials, each settings once, and pays for all; "cheaper" takes
+    it where it leaves a trial more epsilon.
+    """
+
+    space: dict[str, list[JsonValue] | Range] = Field(min_length=1)
+    epsilon: float = Field(gt=0)
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    trials: Draw = Field(default_factory=Draw)
+    objective: Objective = Field(default_factory=Objective)
+    show_all: bool | Literal["cheaper"] = False
+
+
+def load(path: Path) -> Tuning:
+    """The settings in a file; raises ParamsRefusedError for what they cannot be."""
+    try:
+        document = YAML(typ="safe", pure=True).load(path)
+    except (OSError, YAMLError, UnicodeDecodeError) as error:
+        raise ParamsRefusedError(
+            f"{path} cannot be read as YAML ({type(error).__name__}); correct it."
+        ) from None
+    if not isinstance(document, Mapping):
+        raise ParamsRefusedError(
+            f"{path.name} must hold space, epsilon and what else a search needs; correct it."
+        )
+    try:
+        return Tuning.model_validate(dict(document))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the whole"
+        raise ParamsRefusedError(f"{path.name}: {key}: {first['msg']}; correct it.") from None
+
+
+Document = dict[str, Any]
+
+
+def candidates(tuning: Tuning, base: Document) -> list[Document]:
+    """params.yaml with each point of the space in its place; what a run is named by is never in a space."""
+    lists = [value.values() if isinstance(value, Range) else value for value in tuning.space.values()]
+    for key, values in zip(tuning.space, lists, strict=True):
+        if key.partition(".")[0] not in ("algorithm", "model", "features") or not values:
+            raise ParamsRefusedError(
+                f"the space has {key}; give values of keys of algorithm, model or features, at least one each."
+            )
+    if (size := math.prod(map(len, lists))) > _LARGEST_SPACE:
+        raise ParamsRefusedError(
+            f"the space has {size} settings, at most {_LARGEST_SPACE} are searched; coarsen it."
+        )
+    return [_with(base, dict(zip(tuning.space, point, strict=True))) for point in product(*lists)]
+
+
+def _with(base: Document, values: Mapping[str, Any]) -> Document:
+    document: Document = json.loads(json.dumps(base))
+    for key, value in values.items():
+        *parents, last = key.split(".")
+        place = document
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return document
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What a search costs and what a trial may: the plan's document of each candidate, and the event of the whole.
+
+    shows_all: whether every trial may be shown. each: epsilon of one trial by itself. cost: of the whole.
+    """
+
+    shows_all: bool
+    each: float
+    cost: float
+    accountant: Accountant
+    event: Schedule
+    documents: tuple[Document, ...]
+    plans: tuple[Document, ...]
+
+
+def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
+    """The largest epsilon of a trial with which the whole fits; plans alone, nothing is spent.
+
+    Raises RefusedError where a trial's releases are not fixed in advance, or none fits.
+    """
+    base = _with(base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]})
+    if tuning.objective.on == "public" and not public.public and public.holdout != "public":
+        raise RefusedError(
+            f"the card of {public.dataset!r} declares no public held-out records; set objective.on to private."
+        )
+    every = candidates(tuning, base)
+    if tuning.show_all == "cheaper":
+        return max(
+            (_priced(tuning, every, public, shows_all=way) for way in (False, True)), key=lambda p: p.each
+        )
+    return _priced(tuning, every, public, shows_all=bool(tuning.show_all))
+
+
+def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *, shows_all: bool) -> Priced:
+    accountant: Accountant = "pld" if shows_all else "rdp"
+
+    def at(each: float) -> Priced:
+        documents = [_with(d, {"privacy.epsilon": each, "privacy.accountant": "rdp"}) for d in every]
+        plans = [calibrate(params.parse(d, reads=READS), public) for d in documents]
+        schedules = [_trial_schedule(plan, tuning.objective) for plan in plans]
+        adjacencies = {plan["adjacency"] for plan in plans}
+        if len(adjacencies) > 1:
+            raise RefusedError("the space has methods under different adjacencies; search each by itself.")
+        whole = all_shown(schedules) if shows_all else tuning.trials.trials().event(schedules)
+        delta = documents[0]["privacy"]["delta"]
+        cost = epsilon([(whole, 1)], delta, accountant=accountant, adjacency=named(adjacencies.pop()))
+        return Priced(shows_all, each, cost, accountant, [(whole, 1)], tuple(documents), tuple(plans))
+
+    low, high, best = tuning.epsilon / 2**10, tuning.epsilon, None
+    for _ in range(_HALVINGS + 4):
+        middle = math.sqrt(low * high)
+        found = at(middle)
+        if found.cost <= tuning.epsilon:
+            low, best = middle, found
+        else:
+            high = middle
+        if best is not None and best.cost > 0.97 * tuning.epsilon:
+            break
+    if best is None:
+        raise RefusedError(
+            f"no trial is cheap enough for a search of epsilon {tuning.epsilon:g}; ask for more, or fewer trials."
+        )
+    return best
+
+
+def _trial_schedule(plan: Document, objective: Objective) -> Schedule:
+    if plan["filter"]["kind"] != "schedule":
+        raise RefusedError(
+            f"the method {plan['algorithm']!r} chooses its releases on the way, and a search prices fixed ones;"
+            " take another method."
+        )
+    schedule = schedule_from_json(plan["schedule"])
+    if objective.on == "public":
+        return schedule
+    if any("WithoutReplacement" in type(event).__name__ for event, _ in schedule):
+        raise RefusedError(
+            "samples without replacement need the exact number of records, and a private objective takes some away;"
+            " set objective.on to public."
+        )
+    return [*schedule, (_score_release(objective).event(), 1)]
+
+
+def _score_release(objective: Objective) -> Any:
+    return total_release(L2(1.0), Gaussian(objective.noise_multiplier))
+
+
+# The trials.
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial, as a value that another process can be given; its folder has what it left.
+
+    document: of params.yaml. plan: its document. key: of its noise alone.
+    """
+
+    document: Document
+    plan: Document
+    objective: Objective
+    prepared: Path
+    public: PublicDescription
+    key: bytes
+    private_noise: bool
+    run_id: str
+    folder: Path
+
+    def run(self) -> None:
+        """Trains and scores, unless that is done; a trial that was killed goes on with the same noise."""
+        if (self.folder / _SCORE).exists():
+            return
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        settings = params.parse(self.document, reads=READS)
+        plan = Plan.from_json(self.plan)
+        held, taught = self._records()
+        state, trace, model = run_training(
+            settings.algorithm,
+            plan,
+            model_for(settings, self.public),
+            open_records=lambda: taught,
+            generator=self._generator("training"),
+            run_id=self.run_id,
+            folder=self.folder,
+            performance=_limits(settings),
+            checkpoint_seconds=settings.performance.checkpoint_seconds,
+            on_step=lambda *_: None,
+            features=settings.features,
+        )
+        released = settings.algorithm.released(state)
+        file = self.folder / "model.safetensors"
+        save_model(file, model, released, self.public, self.plan["algorithm"], prepared=self.prepared)
+        score = _accuracy(file, self.prepared) if held is None else self._counted(held, plan, trace, file)
+        trace.write(self.folder / "trace.parquet")
+        write_whole(
+            self.folder / _SCORE, lambda new: new.write_text(json.dumps(score), encoding="utf-8"), mode=0o600
+        )
+
+    def _generator(self, purpose: str) -> Generator:
+        return _derived(self.key, purpose, private=self.private_noise)
+
+    def _records(self) -> tuple[Records | None, Records]:
+        """Those that the score is of, where it is private, and those to train on: each by its content alone."""
+        data = load_as(self.prepared, self.public)
+        if self.objective.on == "public":
+            return None, Records(data.train_features, data.train_labels)
+        rows = zip(data.train_features, data.train_labels, strict=True)
+        inside = np.array([_is_held(np.asarray(x), int(y), self.objective.share) for x, y in rows])
+        features, labels = np.asarray(data.train_features), np.asarray(data.train_labels)
+        return Records(features[inside], labels[inside]), Records(features[~inside], labels[~inside])
+
+    def _counted(self, held: Records, plan: Plan, trace: Trace, file: Path) -> float:
+        """The noised number of right answers, through a barrier of its own; its row joins the trial's trace."""
+        model, parameters = load_model(file)
+        release, delta = _score_release(self.objective), plan.target.budget.delta
+        schedule = [(release.event(), 1)]
+        own = Trace()
+        own.step = plan.steps
+        barrier = Barrier(
+            held,
+            model,
+            spend=ScheduleFilter(schedule, Budget(epsilon(schedule, delta, accountant="rdp"), delta)),
+            generator=self._generator("score"),
+            delta=delta,
+            trace=own,
+            performance=Performance(),
+        )
+
+        def is_right(features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            scores = model.scores(model.outputs(parameters, features[None]))
+            return (scores.argmax(dim=-1) == label).float()
+
+        score = float(barrier.total(is_right, bound=L2(1.0), noise=release.noise)[0])
+        so_far = epsilon(
+            [*plan.schedule, *schedule], delta, accountant="rdp", adjacency=named(plan.adjacency)
+        )
+        row = asdict(own.rows[0]) | {"release": len(trace.rows), "epsilon": so_far}
+        trace.rows.append(Row(**row))
+        return score
+
+
+def _is_held(features: NDArray[Any], label: int, share: float) -> bool:
+    """A coin of a record's own content, so that no other record decides on which side it is."""
+    digest = hashlib.sha256(np.ascontiguousarray(features).tobytes() + str(label).encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2.0**64
+
+
+def _derived(key: bytes, *purpose: object, private: bool) -> Generator:
+    return Generator(hashlib.sha256(repr(("search", *purpose)).encode() + key).digest(), private=private)
+
+
+def _accuracy(file: Path, prepared: Path) -> float:
+    data = load_held_out(prepared)
+    return float(np.mean(evaluate(*load_model(file), data).predicted == data.test_labels))
+
+
+def _limits(settings: Params) -> Performance:
+    from algorithms.core.training import device_of
+
+    wanted = settings.performance
+    return Performance(device_of(wanted.device), wanted.memory_mb, wanted.physical_batch)
+
+
+# The search.
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched: the settings, what they cost, and the records."""
+
+    tuning: Tuning
+    priced: Priced
+    prepared: Path
+    public: PublicDescription
+    blocks: tuple[str, ...] = (WHOLE_POPULATION,)
+
+    def digest(self, home: Path) -> str:
+        """All that decides the result; see `store.digest`."""
+        decides = [
+            self.tuning.model_dump(),
+            list(self.priced.plans),
+            list(self.priced.documents),
+            self.blocks,
+        ]
+        return store.digest(decides, self.public, self.prepared, home=home)
+
+    def plan(self, winner: int) -> tuple[Plan, Document]:
+        """The plan of the whole with the numbers of the winner, and its document."""
+        own, accountant = self.priced.plans[winner], self.priced.accountant
+        alone = Plan.from_json(own)
+        budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
+        target = replace(alone.target, budget=budget, accountant=accountant, prior_events=())
+        plan = replace(alone, target=target, schedule=self.priced.event)
+        plan = replace(plan, epsilon=by_accountants(plan.schedule, budget.delta, named(plan.adjacency)))
+        told = ("shows_all", "each")
+        search = {name: getattr(self.priced, name) for name in told} | {"space": len(self.priced.plans)}
+        return plan, own | plan.to_json() | {"attack": None, "search": search}
+
+
+Runs = Callable[[Sequence[Trial]], None]
+"""Runs trials, side by side or not."""
+
+
+def one_by_one(trials: Sequence[Trial]) -> None:
+    """Runs trials one after the other."""
+    for trial in trials:
+        trial.run()
+
+
+def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Runs = one_by_one) -> Document:
+    """Reserves the whole search, runs its trials, settles, and writes the winner into `tuned`; returns its receipt.
+
+    A search that is done is handed out for nothing, one that was killed goes on. Raises BudgetRefusedError where the
+    population cannot pay and RefusedError where nobody agrees to spend again; nothing is spent then.
+    """
+    public = search.public
+
+    def anew(run_id: str, is_whole: bool) -> bool:
+        return not is_whole if public.public else _spends_again(search, run_id, is_whole)
+
+    is_secure = search.priced.documents[0]["privacy"].get("noise", "secure") == "secure"
+    seed = search.priced.documents[0]["model"].get("seed", 0)
+    fresh = secure_generator() if is_secure else seeded_generator(seed)
+    with store.claimed(
+        home, search.digest(home), ledger.status, checkout=root, fresh=fresh, anew=anew
+    ) as run:
+        result = run.result
+        if result is None:
+            with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
+                register(ledger, public, home=home, prepared=search.prepared)
+                _reserve(search, run, ledger, home)
+            bind(ledger, public, home=home, prepared=search.prepared)
+            result = _searched(search, run, ledger, home, root, run_all)
+        run.forget_secrets()
+        return _hand_out(search, result, root, home)
+
+
+def _spends_again(search: Search, run_id: str, is_whole: bool) -> bool:
+    cost = f"epsilon {search.priced.cost:g}"
+    if may_spend_again() or sanity.agrees(
+        f"search {run_id} did just this; again it spends {cost}. Spend it? [y/N] "
+    ):
+        return True
+    if is_whole:
+        return False
+    raise RefusedError(
+        f"search {run_id} did just this, and searching again would spend {cost} again; set {SPEND_AGAIN}=yes for that."
+    )
+
+
+def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None:
+    if (
+        ledger.status(run.run_id) == "settled"
+    ):  # killed before its result was whole: repeated, not charged again
+        return
+    plan, document = search.plan(0)
+    about = {name: document[name] for name in ("algorithm", "dataset", "adjacency", "noise")} | signer(home)
+    held = digests_of(search.public, search.prepared)
+    ledger.reserve(
+        run.run_id,
+        search.public.population,
+        plan.cost,
+        events=reserved_events(plan),
+        about=about,
+        blocks=search.blocks,
+        held=held,
+    )
+
+
+def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
+    """The trials that the run's key draws, with the candidate that each takes; the same whenever they are asked for."""
+    key, size = run.generator(), len(search.priced.plans)
+    picks = list(range(size))
+    if not search.priced.shows_all:
+        number = search.tuning.trials.trials().number(float(key.stream(0).uniform(1)[0]))
+        picks = [int(size * u) for u in key.stream(1).uniform(max(1, number))[:number]]
+    return [
+        (
+            pick,
+            Trial(
+                search.priced.documents[pick],
+                search.priced.plans[pick],
+                search.tuning.objective,
+                search.prepared,
+                search.public,
+                _derived(key.key, "trial", index, private=run.private_noise).key,
+                run.private_noise,
+                f"{run.run_id}-trial-{index}",
+                run.folder / _TRIALS / str(index),
+            ),
+        )
+        for index, pick in enumerate(picks)
+    ]
+
+
+def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: Path, run_all: Runs) -> Path:
+    trials = trials_of_run(search, run)
+    run_all([trial for _, trial in trials])
+    if not trials:
+        plan, _ = search.plan(0)
+        ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
+        raise RefusedError(
+            "the number of trials that was drawn is 0, as a Poisson number may be, so there is no winner, and the"
+            " search is paid for; take the negative binomial, which is at least 1."
+        )
+    scores = [float(json.loads((trial.folder / _SCORE).read_text(encoding="utf-8"))) for _, trial in trials]
+    pick, winner = trials[int(np.argmax(scores))]
+    plan, document = search.plan(pick)
+    written = run.emptied("written")
+    for name in ("model.safetensors", "trace.parquet"):
+        shutil.copyfile(winner.folder / name, written / name)
+    (written / "plan.json").write_text(
+        json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
+    YAML().dump(winner.document, written / "winner.yaml")
+    if search.priced.shows_all:
+        _write_table(search, scores, written / "trials.csv")
+    sums = {
+        name: hashlib.sha256((written / name).read_bytes()).hexdigest()
+        for name in ("model.safetensors", "trace.parquet", "plan.json")
+    }
+    events = schedule_to_json(plan.schedule)
+    ledger.settle(run.run_id, plan.cost, events=events, model=sums["model.safetensors"])
+    import pandas as pd
+
+    receipt = {
+        "run_id": run.run_id,
+        "algorithm": document["algorithm"],
+        **described(search.public),
+        "blocks": list(search.blocks),
+        "private_noise": run.private_noise,
+        "diagnostics": False,
+        "device": _limits(params.parse(winner.document, reads=READS)).device.type,
+        **cost_of(plan, events),
+        "releases": len(pd.read_parquet(written / "trace.parquet")),
+        **account_of(ledger, search.public.population, run.run_id),
+        "software": software(root, recorded="training"),
+        "sha256": sums,
+    }
+    (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(run.folder / _TRIALS)
+    return run.finish(written)
+
+
+def _write_table(search: Search, scores: Iterable[float], path: Path) -> None:
+    """What every trial was and reached: only where all of them are paid for."""
+    import pandas as pd
+
+    rows = []
+    for document, score in zip(search.priced.documents, scores, strict=True):
+        row: Document = {}
+        for key in search.tuning.space:
+            value: Any = document
+            for part in key.split("."):
+                value = value[part]
+            row[key] = value
+        rows.append(row | {"score": score})
+    pd.DataFrame(rows).to_csv(path, index=False)
+
+
+def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
+    """Copies the result into `tuned`, with its card and what its model reaches on the held-out records."""
+    import pandas as pd
+
+    folder = root / FOLDER
+    folder.mkdir(exist_ok=True)
+    for stale in folder.iterdir():
+        stale.unlink()
+    for path in result.iterdir():
+        write_whole(folder / path.name, lambda new, path=path: shutil.copyfile(path, new))  # type: ignore[misc]
+    receipt: Document = json.loads((folder / "receipt.json").read_text(encoding="utf-8"))
+    plan: Document = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    frame = pd.read_parquet(folder / "trace.parquet")
+    record = RunRecord(plan, receipt, json.loads(search.public.to_json()), frame, receipt["software"])
+    card = build(record, signing_key(home))
+    (folder / "privacy_card.json").write_bytes(card.to_bytes())
+    return receipt

@@ -1,0 +1,138 @@
+"""A search: priced as a whole, reserved before its first trial, charged once, and only its winner leaves."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.privacy import card
+from algorithms.privacy.card.verify import check_charged
+from algorithms.privacy.ledger import Ledger
+from data import PublicDescription
+from tasks import prepare, tuning
+from tasks.config import params
+from tasks.config.params import ParamsRefusedError
+from tasks.tuning import Search, Trial, Tuning, price, tune
+
+BASE: dict[str, Any] = {
+    "data": {"dataset": "digits"},
+    "privacy": {"epsilon": 1.0, "delta": 1e-5},
+    "algorithm": {"name": "dp_sgd", "expected_batch_size": 256, "steps": 4, "update": {"learning_rate": 1.0}},
+    "model": {"name": "softmax"},
+    "performance": {"threads": 1},
+}
+SPACE = {"algorithm.update.learning_rate": [0.001, 2.0]}
+
+
+def search_of(place: Path, public: bool = True, **settings: Any) -> Search:
+    found = PublicDescription.read(place / "prepared")
+    found = dataclasses.replace(found, public=public)
+    (place / "prepared" / "public.json").write_text(found.to_json())
+    asked = Tuning.model_validate({"space": SPACE, "epsilon": 4.0} | settings)
+    return Search(asked, price(asked, BASE, found), place / "prepared", found)
+
+
+@pytest.fixture
+def place(tmp_path: Path, own_home: Path) -> Path:
+    settings = params.parse({"data": {"dataset": "digits"}}, reads=prepare.READS)
+    prepare.prepare(settings, mirror=None, home=own_home, destination=tmp_path / "prepared", root=tmp_path)
+    return tmp_path
+
+
+def ledger_of(home: Path) -> Ledger:
+    return Ledger.open(f"sqlite:///{home}/ledger.sqlite")
+
+
+def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Path, own_home: Path) -> None:
+    search, ledger = search_of(place, public=False, trials={"mean": 6.0}), ledger_of(own_home)
+    ran: list[Trial] = []
+
+    def noting(trials: Sequence[Trial]) -> None:
+        assert ledger.balance("digits").reserved.epsilon == pytest.approx(search.priced.cost)
+        ran.extend(trials)
+        tuning.one_by_one(trials)
+
+    receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
+    assert search.priced.each < search.priced.cost <= 4.0
+    assert ledger.balance("digits").spent.epsilon == pytest.approx(receipt["epsilon"]["rdp"])
+    written = card.load(place / "tuned" / "privacy_card.json")
+    verified = card.verify(written, place / "tuned", key=(own_home / "owner.pub").read_text().strip())
+    assert verified.passed, verified.failures
+    assert written.setting.epsilon == pytest.approx(search.priced.cost)
+    check_charged(written, ledger)
+    assert sorted(path.name for path in (own_home / "runs" / receipt["run_id"]).iterdir()) == [
+        "lock",
+        "result",
+        "run.json",
+    ]
+    again = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
+    assert again["run_id"] == receipt["run_id"]
+    assert len([row for row in ledger.history("digits") if row.kind == "reserve"]) == 1
+
+
+def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path, own_home: Path) -> None:
+    search, ledger = search_of(place, trials={"mean": 6.0}), ledger_of(own_home)
+    drawn: list[list[tuple[bytes, float]]] = []
+
+    def some(trials: Sequence[Trial]) -> None:
+        drawn.append(
+            [(trial.key, trial.document["algorithm"]["update"]["learning_rate"]) for trial in trials]
+        )
+        tuning.one_by_one(trials[: 1 if len(drawn) == 1 else None])
+        if len(drawn) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(search, ledger=ledger, home=own_home, root=place, run_all=some)
+    receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=some)
+    assert drawn[0] == drawn[1]
+    rows = [row.kind for row in ledger.history("digits") if row.run_id == receipt["run_id"]]
+    assert rows == ["reserve", "settle"]
+
+
+def test_a_population_that_cannot_pay_for_the_whole_pays_for_nothing(place: Path, own_home: Path) -> None:
+    search, ledger = search_of(place, public=False), ledger_of(own_home)
+    poor = dataclasses.replace(search, public=dataclasses.replace(search.public, cap_epsilon=1.0))
+    (place / "prepared" / "public.json").write_text(poor.public.to_json())
+
+    def never(trials: Sequence[Trial]) -> None:
+        raise AssertionError("a trial ran")
+
+    with pytest.raises(BudgetRefusedError):
+        tune(poor, ledger=ledger, home=own_home, root=place, run_all=never)
+    assert ledger.balance("digits").spent.epsilon == 0
+
+
+def test_a_private_score_is_charged_with_its_trial(place: Path, own_home: Path) -> None:
+    search = search_of(place, public=False, objective={"on": "private", "noise_multiplier": 30.0})
+    tune(search, ledger=ledger_of(own_home), home=own_home, root=place)
+    written = card.load(place / "tuned" / "privacy_card.json")
+    assert [query.kind for query in written.mechanism.queries] == ["gradient", "total"]
+    assert card.verify(written, place / "tuned", unsigned=True, key=None).passed
+
+
+def test_all_trials_may_be_shown_where_all_are_paid_for(place: Path, own_home: Path) -> None:
+    search = search_of(place, show_all=True)
+    tune(search, ledger=ledger_of(own_home), home=own_home, root=place)
+    assert (
+        (place / "tuned" / "trials.csv")
+        .read_text()
+        .startswith("algorithm.update.learning_rate,score\n0.001,")
+    )
+    assert json.loads((place / "tuned" / "plan.json").read_text())["search"]["shows_all"] is True
+    alone = search_of(place)
+    cheaper = search_of(place, show_all="cheaper")
+    assert cheaper.priced.each == max(search.priced.each, alone.priced.each)
+
+
+def test_what_cannot_be_searched_is_refused(place: Path) -> None:
+    with pytest.raises(ParamsRefusedError, match=r"space has privacy\.noise"):
+        search_of(place, space={"privacy.noise": ["secure"]})
+    asked = Tuning.model_validate({"space": {"algorithm.clip_norm": [1.0]}, "epsilon": 1.0})
+    base = BASE | {"algorithm": {"name": "dp_agd"}}
+    with pytest.raises(RefusedError, match="on the way"):
+        price(asked, base, PublicDescription.read(place / "prepared"))
