@@ -22,6 +22,7 @@ from algorithms.privacy.ledger import (
     NotAllowedError,
     Price,
     exhausted,
+    forecast,
     next_retraining,
 )
 from data import PublicDescription, blocks, public_description
@@ -144,6 +145,20 @@ def retire(settings: Retraining, ledger: Ledger, card: DataCard, standing: list[
     except NotAllowedError:
         return ()
     return names
+
+
+def how_many_left(settings: Retraining, standing: list[Block]) -> int:
+    """How many more retrainings the caps of these blocks allow, without new ones; at most `warn_below`."""
+    if not standing or not settings.warn_below:
+        return 0
+    play = forecast(
+        standing,
+        settings.choice,
+        settings.spreading,
+        smallest=_smallest(settings, standing),
+        horizon=settings.warn_below,
+    )
+    return len(play.retrainings)
 
 
 def next_of(

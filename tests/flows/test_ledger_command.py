@@ -12,6 +12,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.card import build
 from algorithms.privacy.ledger import Composition, Ledger, identity
 from flows.cli.main import app
+from flows.verify import BROKEN, verify
 from tests.algorithms.privacy.card.test_card_ledger import charged
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.synthetic_run import record, write_run
@@ -209,3 +210,12 @@ def test_an_owner_registers_a_population_before_anybody_runs(ledger: Ledger, tmp
     assert call("show", "nobody").exit_code == 2
     said = " ".join(call("init").stdout.split())
     assert "In an SQLite file nobody enforces who may do what" in said
+
+
+def test_the_nightly_flow_ends_in_a_state_of_which_people_are_told(ledger: Ledger, own_home: Path) -> None:
+    assert verify.fn().message == "the chain holds, 4 rows, 4 of them read now."
+    ledger.forfeit("a")
+    assert verify.fn().message == "the chain holds, 5 rows, 1 of them read now."
+    with ledger._store.place.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE epsilonflow_run SET status = 'open'")
+    assert verify.fn(from_the_first_row=True).name == BROKEN
