@@ -12,11 +12,14 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised, run_stage
+from flows.verify import BROKEN
 from tasks.retraining import settings as retraining_settings
 from tasks.retraining.delivery import Work
 from tasks.retraining.delivery import retrain as deliver
 from tasks.runs.reproduce import StageFailedError, StageRefusedError, checkout_lock
 from tasks.runs.stage import checkout, refusals
+
+FEW_LEFT = "FewRetrainingsLeft"
 
 
 @flow(name="retrain", retries=0, persist_result=False)
@@ -34,8 +37,12 @@ def retrain(file: str = "retrain.yaml") -> State[Any]:
         return Failed(name=REFUSED, message=str(refusal))
     with checkout_lock(root, say=say):
         outcome = deliver(work, now=datetime.now(UTC))
-    if outcome.kind in ("refused", "failed"):
-        return Failed(name=REFUSED if outcome.kind == "refused" else "Failed", message=outcome.message)
+    name = {"refused": REFUSED, "broken": BROKEN, "failed": "Failed"}.get(outcome.kind)
+    if name is not None:
+        return Failed(name=name, message=outcome.message)
+    if outcome.left is not None and outcome.left < work.settings.warn_below:
+        words = f"The caps allow {outcome.left} more retrainings of {work.settings.name}."
+        return Completed(name=FEW_LEFT, message=f"{outcome.message} {words}")
     return Completed(message=outcome.message)
 
 

@@ -3,6 +3,7 @@
 import getpass
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -173,14 +174,65 @@ def _ask(what: str, *, yes: bool) -> None:
 
 
 @app.command("show")
-def show_balances(as_json: AsJson = False) -> None:
+def show_balances(
+    population: Annotated[str | None, typer.Argument(help="Only this population.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """Cap, spent, reserved and remaining of every population, block by block where it has blocks."""
     with sentences():
+        balances = _ledger().balances(population)
+    _show_balances(balances, as_json=as_json)
+
+
+@app.command()
+def init(
+    url: Annotated[
+        str | None, typer.Argument(help="Without a password; EPSILONFLOW_LEDGER_URL when left out.")
+    ] = None,
+    owner: Annotated[
+        list[str] | None, typer.Option(help="A user of the database who registers populations and sets caps.")
+    ] = None,
+    runner: Annotated[list[str] | None, typer.Option(help="One who reserves, settles and forfeits.")] = None,
+    auditor: Annotated[list[str] | None, typer.Option(help="One who reads and verifies.")] = None,
+) -> None:
+    """Make a ledger; on PostgreSQL with the roles owner, runner and auditor, which the database enforces.
+
+    It can be done again to give a role to more users. PostgreSQL takes the password of the URL's user from PGPASSWORD
+    or from a file of passwords (PGPASSFILE).
+    """
+    with sentences():
+        from algorithms.privacy.ledger.roles import init as make
+        from tasks.config.environment import ledger_url
+
+        there_are = os.environ.get("EPSILONFLOW_LEDGER_URL")
+        named = url or there_are or ledger_url(None)
+        roles = make(named, {"owner": owner or [], "runner": runner or [], "auditor": auditor or []})
+    if roles:
+        say(
+            f"The ledger is there, with the roles {', '.join(roles)}; GRANT one to each user of the database."
+        )
+        return
+    say(
+        "The ledger is there. In an SQLite file nobody enforces who may do what: whoever may write the file may do"
+        " everything, raise caps and delete it included, and only the rights of its folder hold others off."
+    )
+
+
+@app.command()
+def register(
+    dataset: Annotated[
+        str | None, typer.Argument(help="Whose card; that of params.yaml when left out.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Enter the population of a data card, with its cap and its blocks, before anybody runs on it; spends nothing."""
+    with sentences():
+        from tasks.runs.population import register_card
+        from tasks.runs.stage import checkout
+
         ledger = _ledger()
-        names = [
-            (population, row.name) for population in ledger.populations() for row in ledger.blocks(population)
-        ]
-        balances = [ledger.balance(*name) for name in names]
+        population = register_card(ledger, checkout(), dataset)
+        balances = ledger.balances(population)
     _show_balances(balances, as_json=as_json)
 
 
@@ -305,23 +357,32 @@ def verify(
     card: Annotated[
         Path | None, typer.Option(help="A privacy_card.json, whose run the ledger settled.")
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on from the checkpoint that the last one signed in this home."),
+    ] = False,
 ) -> None:
-    """Recompute the hash chain and the prices of the runs; exit status 2 if one does not hold, or the card differs."""
+    """Recompute chain, balances and prices, and sign a checkpoint; exit status 2 if one does not hold, or the card
+    differs.
+    """
     with sentences():
         from algorithms.privacy.card import check_charged, load
-        from algorithms.privacy.ledger import check_prices
+        from tasks.runs.checkpoints import keep, kept
 
         ledger = _ledger()
         shown = None if card is None else load(card)
         for containing in [head] if shown is None else [head, shown.evidence.ledger_head]:
-            ledger.verify(containing=containing)
-        priced = check_prices(ledger)
+            if containing is not None:
+                ledger.check_contains(containing)
+        found = ledger.verify(since=kept(ledger) if resume else None, prices=True)
         if shown is not None:
             check_charged(shown, ledger)
-    rows = len(ledger.history())
-    prices = "one price is" if priced == 1 else f"{priced or 'no'} prices are"
+        keep(found.checkpoint)
+    prices = "one price is" if found.priced == 1 else f"{found.priced or 'no'} prices are"
+    after = f", {found.read} of them read now" if resume else ""
     say(
-        f"The chain holds, {rows} rows; {prices} recomputed from the events of runs. Its head is {ledger.head()}"
+        f"The chain holds, {found.head.seq} rows{after}; {prices} recomputed from the events of runs. Its head is"
+        f" {found.head.hash}"
     )
     if card is not None:
         say(
@@ -344,7 +405,7 @@ def report(
 
 @app.command()
 def export(file: Annotated[Path, typer.Argument(help="A new file.")]) -> None:
-    """Write every row with its hashes into a file that you alone can read."""
+    """Write every row with its hashes into a file that you alone can read: a backup, while others go on."""
     with sentences():
         from algorithms.privacy.ledger import export as write
 

@@ -15,7 +15,16 @@ from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.ledger import Balance, Block, Ledger, Price, exhausted, next_retraining
+from algorithms.privacy.ledger import (
+    Balance,
+    Block,
+    Ledger,
+    NotAllowedError,
+    Price,
+    exhausted,
+    forecast,
+    next_retraining,
+)
 from data import PublicDescription, blocks, public_description
 from data.schema import registry as catalogue
 from data.schema.card import DataCard
@@ -126,11 +135,31 @@ def declared_blocks(settings: Retraining, ledger: Ledger, root: Path) -> tuple[D
 
 
 def retire(settings: Retraining, ledger: Ledger, card: DataCard, standing: list[Block]) -> tuple[str, ...]:
-    """Retires the blocks whose next payment would be of no use; returns their names."""
+    """Retires the blocks whose next payment would be of no use; returns their names.
+
+    On a database that leaves this to the owner nothing is retired: such a block pays for no retraining all the same.
+    """
     names = exhausted(standing, _smallest(settings, standing), settings.spreading) if standing else ()
-    for name in names:
-        ledger.retire_block(card.population, name)
+    try:
+        for name in names:
+            ledger.retire_block(card.population, name)
+    except NotAllowedError:
+        return ()
     return names
+
+
+def how_many_left(settings: Retraining, standing: list[Block]) -> int:
+    """How many more retrainings the caps of these blocks allow, without new ones; at most `warn_below`."""
+    if not standing or not settings.warn_below:
+        return 0
+    play = forecast(
+        standing,
+        settings.choice,
+        settings.spreading,
+        smallest=_smallest(settings, standing),
+        horizon=settings.warn_below,
+    )
+    return len(play.retrainings)
 
 
 def next_of(

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from algorithms.errors import LedgerBrokenError
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.ledger import Ledger
 from data.prepare.prepared import load_held_out
@@ -21,7 +22,7 @@ from data.schema import registry as catalogue
 from tasks.config import params
 from tasks.config.environment import home, retraining_for
 from tasks.evaluate import evaluate, load_model
-from tasks.retraining.choice import TooFewBlocksError, declared_blocks, next_of, retire
+from tasks.retraining.choice import TooFewBlocksError, declared_blocks, how_many_left, next_of, retire
 from tasks.retraining.registry import Registry, State, States
 from tasks.retraining.settings import Retraining
 from tasks.runs import store
@@ -30,16 +31,20 @@ from tasks.runs.stage import refusals
 from tasks.runs.summary import open_ledger
 from tasks.tracking.promotion import log_promotion
 
-Kind = Literal["promoted", "kept", "skipped", "done", "busy", "refused", "failed"]
+Kind = Literal["promoted", "kept", "skipped", "done", "busy", "refused", "broken", "failed"]
 RunStage = Callable[[str, Path], object]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a delivery of a retraining ended, in a word and in a sentence."""
+    """How a delivery of a retraining ended, in a word and in a sentence.
+
+    left: how many more retrainings the caps allow now, up to where nobody is to be told; None where nothing was spent.
+    """
 
     kind: Kind
     message: str
+    left: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ def retrain(work: Work, *, now: datetime) -> Outcome:
             )
         try:
             return _due(work, work.settings.period(now))
+        except LedgerBrokenError as broken:
+            return Outcome("broken", str(broken))
         except refusals() as refusal:
             return Outcome("refused", str(refusal))
 
@@ -217,7 +224,8 @@ def _finished(work: Work, state: State) -> Outcome:
     words += f" Retired: {', '.join(retired)}." if retired else ""
     kind: Literal["promoted", "kept"] = "promoted" if promotes else "kept"
     work.states.write(replace(state, kind=kind, message=words, run_id=entry.name))
-    return Outcome(kind, f"{state.period}: {words}")
+    left = how_many_left(work.settings, work.ledger.blocks(card.population))
+    return Outcome(kind, f"{state.period}: {words}", left)
 
 
 def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]:

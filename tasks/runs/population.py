@@ -1,14 +1,18 @@
 """How a data card's population is entered into the ledger, and what of it can never change."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.ledger.composition import UNIT
-from data import PublicDescription
+from data import PublicDescription, blocks, public_description
 from data.prepare.prepared import block_digests, made_anew
+from data.schema import registry as catalogue
+from tasks.config import params
+from tasks.config.environment import database_url
 from tasks.runs.rollback_guard import check_usual, has_usual, keep_usual
 
 _HOLDOUT, _BLOCKS = "holdout", "blocks"
@@ -22,6 +26,21 @@ def register(ledger: Ledger, public: PublicDescription, *, home: Path, prepared:
     if not public.public or has_usual(public.population, home=home):
         check_usual(ledger, public.population, home=home)
     declare(ledger, public, held=digests_of(public, prepared))
+
+
+def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str:
+    """Enters the population of a data card as its first run would, by its owner beforehand; returns its name.
+
+    dataset: the name of the card; that of params.yaml when None. Raises RefusedError, DataRefusedError or
+    ParamsRefusedError where the card, the blocks or the ledger cannot be read, and for a population of another kind.
+    """
+    settings = params.load(root / "params.yaml", reads=("data",))
+    name = dataset or settings.data.dataset
+    card = catalogue.card(name, root / "data" / "cards")
+    transform = settings.data.transform if name == settings.data.dataset else "none"
+    there_are = () if card.blocks is None else blocks.names(card, root=root, url=database_url(card.blocks))
+    declare(ledger, replace(public_description(card, transform), blocks=there_are))
+    return card.population
 
 
 def digests_of(public: PublicDescription, prepared: Path) -> dict[str, list[str]]:

@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 from flows import retrain as module
 from flows.pipeline import REFUSED
 from flows.server import Known, _end
+from flows.verify import BROKEN
 from tasks.retraining.delivery import Outcome
 from tests.support.checkout import PROJECT
 
@@ -23,7 +24,7 @@ DEPLOYMENTS = {deployment["name"]: deployment for deployment in FILE["deployment
 
 
 def test_there_is_a_deployment_for_each_flow() -> None:
-    assert set(DEPLOYMENTS) == {"train", "retrain", "compare", "report", "audit", "tune"}
+    assert set(DEPLOYMENTS) == {"train", "retrain", "compare", "report", "audit", "tune", "verify"}
     for deployment in DEPLOYMENTS.values():
         path, _, name = deployment["entrypoint"].partition(":")
         flow = getattr(import_module(path.removesuffix(".py").replace("/", ".")), name)
@@ -38,7 +39,7 @@ def test_none_piles_up_and_no_parameter_goes_unchecked(name: str) -> None:
     assert deployment["enforce_parameter_schema"] is True
     assert deployment["work_pool"] == {"name": "local-pool"}
     assert [schedule["active"] for schedule in deployment.get("schedules", [])] == [False] * (
-        name in ("retrain", "audit")
+        name in ("retrain", "audit", "verify")
     )
 
 
@@ -46,21 +47,31 @@ SETTINGS = "name: m\ndataset: digits\nblocks: {policy: all}\nspread: {policy: eq
 
 
 @pytest.mark.parametrize(
-    ("kind", "state"),
-    [("promoted", "Completed"), ("skipped", "Completed"), ("refused", REFUSED), ("failed", "Failed")],
+    ("kind", "left", "state"),
+    [
+        ("promoted", None, "Completed"),
+        ("promoted", 3, "Completed"),
+        ("kept", 2, module.FEW_LEFT),
+        ("skipped", None, "Completed"),
+        ("refused", None, REFUSED),
+        ("broken", None, BROKEN),
+        ("failed", None, "Failed"),
+    ],
 )
 def test_an_outcome_becomes_a_state(
-    kind: Any, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Any, left: int | None, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("params.yaml", "dvc.yaml"):
         (tmp_path / name).touch()
     (tmp_path / ".dvc").mkdir()
-    (tmp_path / "retrain.yaml").write_text(SETTINGS)
+    (tmp_path / "retrain.yaml").write_text(SETTINGS + "warn_below: 3\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
-    monkeypatch.setattr(module, "deliver", lambda work, now: Outcome(kind, "how it went"))
+    monkeypatch.setattr(module, "deliver", lambda work, now: Outcome(kind, "how it went.", left))
     found = module.retrain.fn()
-    assert (found.name, found.message) == (state, "how it went")
+    assert found.name == state
+    few = " The caps allow 2 more retrainings of m." if left == 2 else ""
+    assert found.message == f"how it went.{few}"
 
 
 def test_a_process_is_known_by_its_beginning_and_ended_by_its_id() -> None:

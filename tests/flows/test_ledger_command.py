@@ -12,6 +12,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.card import build
 from algorithms.privacy.ledger import Composition, Ledger, identity
 from flows.cli.main import app
+from flows.verify import BROKEN, verify
 from tests.algorithms.privacy.card.test_card_ledger import charged
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.synthetic_run import record, write_run
@@ -184,3 +185,62 @@ def test_an_older_copy_at_another_url_is_an_older_copy_too(
         patch.setenv("EPSILONFLOW_LEDGER_URL", url)
         assert "an older copy was put back" in call("show").stderr
     assert call("show").exit_code == 0
+
+
+def test_a_verification_goes_on_from_the_checkpoint_that_this_home_signed(
+    ledger: Ledger, own_home: Path
+) -> None:
+    assert "The chain holds, 4 rows; 1 prices" in call("verify").stdout
+    ledger.settle("a", Budget(1.0, 1e-6), events=EVENTS)
+    again = call("verify", "--resume")
+    assert "The chain holds, 5 rows, 1 of them read now; 1 prices" in again.stdout
+    (kept,) = (own_home / "ledger_checkpoints").iterdir()
+    text = kept.read_text()
+    kept.write_text(text.replace('"priced": true', '"priced": false'))
+    refused = call("verify", "--resume")
+    assert (refused.exit_code, "not one that the owner's key" in refused.stderr) == (2, True)
+    kept.write_text(text)
+    call("export", "old.jsonl")
+    ledger.set_cap("patients", Budget(9.0, 1e-5))
+    call("verify", "--resume")
+    shutil.rmtree(own_home / "ledger_heads")
+    (own_home / "ledger.sqlite").unlink()
+    call("restore", "old.jsonl", "--to", f"sqlite:///{own_home}/ledger.sqlite")
+    assert "of the checkpoint: rows were cut off" in call("verify", "--resume").stderr
+
+
+def test_balances_that_were_changed_beside_the_rows_are_found_and_derived_again(
+    ledger: Ledger, tmp_path: Path, own_home: Path
+) -> None:
+    with ledger._store.place.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE epsilonflow_account SET open = '' WHERE block = 'january'")
+    refused = call("verify")
+    assert refused.exit_code == 2
+    assert "in the balance of population 'patients', block 'january'" in refused.stderr
+    call("export", "rows.jsonl")
+    call("restore", "rows.jsonl", "--to", f"sqlite:///{tmp_path}/new.sqlite")
+    again = Ledger.open(f"sqlite:///{tmp_path}/new.sqlite")
+    again.verify()
+    assert again.balance("patients", "january").reserved.epsilon > 0
+
+
+def test_an_owner_registers_a_population_before_anybody_runs(ledger: Ledger, tmp_path: Path) -> None:
+    shutil.copytree(PARAMS.parent / "data" / "cards", tmp_path / "data" / "cards")
+    found = json.loads(call("register", "--json").stdout)
+    assert [row["population"] for row in found] == [ledger.populations()[-1]] != ["patients"]
+    head = ledger.head()
+    assert call("register").exit_code == 0
+    assert ledger.head() == head
+    assert json.loads(call("show", "patients", "--json").stdout)[0]["population"] == "patients"
+    assert call("show", "nobody").exit_code == 2
+    said = " ".join(call("init").stdout.split())
+    assert "In an SQLite file nobody enforces who may do what" in said
+
+
+def test_the_nightly_flow_ends_in_a_state_of_which_people_are_told(ledger: Ledger, own_home: Path) -> None:
+    assert verify.fn().message == "the chain holds, 4 rows, 4 of them read now."
+    ledger.forfeit("a")
+    assert verify.fn().message == "the chain holds, 5 rows, 1 of them read now."
+    with ledger._store.place.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE epsilonflow_run SET status = 'open'")
+    assert verify.fn(from_the_first_row=True).name == BROKEN

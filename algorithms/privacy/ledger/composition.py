@@ -133,12 +133,13 @@ def exact(number: float) -> Fraction:
 
 def times(amount: Amount, count: int | Fraction) -> Amount:
     """An amount so many times."""
-    return tuple(part * count for part in amount)
+    return amount if count == 1 else tuple(part * count for part in amount)
 
 
 def plus(first: Amount, second: Amount, sign: int = 1) -> Amount:
     """The sum of two amounts, or with the sign -1 their difference."""
-    return tuple(a + sign * b for a, b in zip(first, second, strict=True))
+    added = (a + b for a, b in zip(first, second, strict=True))
+    return tuple(added if sign == 1 else (a - b for a, b in zip(first, second, strict=True)))
 
 
 def _group_delta(budget: Budget, count: int) -> float:

@@ -106,9 +106,8 @@ def _made(connection: Connection, store: Store, members: Mapping[Role, Sequence[
     missing = [user for users in members.values() for user in users if user not in there_are]
     if missing:
         raise RefusedError(
-            f"the database of the ledger {store.place.name} has no user {missing[0]!r}; create it there first,"
-            f" by CREATE"
-            " ROLE ... LOGIN, with a password that only that user knows."
+            f"the database of the ledger {store.place.name} has no user {missing[0]!r}; create it there first, by"
+            " CREATE ROLE ... LOGIN, with a password that only that user knows."
         )
     for role, name in names.items():
         if name not in there_are:

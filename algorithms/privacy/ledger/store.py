@@ -477,12 +477,10 @@ def _together(connection: Connection) -> Iterator[None]:
     if connection.dialect.name != "postgresql":
         yield
         return
-    from psycopg import Error
-
     try:
         with connection.connection.driver_connection.pipeline():  # type: ignore[union-attr]
             yield
-    except Error as error:
+    except connection.dialect.loaded_dbapi.Error as error:
         raise DBAPIError(None, None, error) from None
 
 

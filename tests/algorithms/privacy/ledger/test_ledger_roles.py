@@ -108,9 +108,8 @@ def test_the_database_refuses_what_the_role_is_not_for(url_of: Callable[[str], s
         # Another's name on a row.
         (
             "bob",
-            "INSERT INTO epsilonflow_ledger SELECT seq + 1, 'reserve', population, block, 'x', 0, 0, '[]',"
-            " '{}', '', hash,"
-            " 'h', 'ben' FROM epsilonflow_ledger",
+            "INSERT INTO epsilonflow_ledger SELECT seq + 1, 'reserve', population, block, 'x', 0, 0, '[]', '{}', '',"
+            " hash, 'h', 'ben' FROM epsilonflow_ledger",
         ),
     ],
 )

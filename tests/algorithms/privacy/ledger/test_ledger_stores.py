@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -232,3 +233,22 @@ def test_a_wrong_password_is_refused_without_showing_it(postgres_server: sa.URL)
     with pytest.raises(RefusedError, match="password authentication failed") as refused:
         Ledger.open(wrong)
     assert "wr0ng" not in repr(refused.value)
+
+
+def test_a_server_that_ended_its_sessions_is_connected_to_again(postgres_server: sa.URL) -> None:
+    """As one that was restarted does, or that an idle session was too long for."""
+    url = postgres_server.set(database="postgres").render_as_string(hide_password=False)
+    database = f"restarted_{time.monotonic_ns()}"
+    with sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool).connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {database}")
+        own = postgres_server.set(database=database).render_as_string(hide_password=False)
+        ledger = _lived(own)
+        ended = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'"
+        for act in (
+            lambda: ledger.settle("b", Budget(0.25, 0.0), events=EVENTS),
+            lambda: ledger.reserve("c", "patients", Budget(0.5, 0.0), events=EVENTS, about={}),
+        ):
+            assert connection.exec_driver_sql(ended).all()
+            act()
+    assert [ledger.status(run) for run in "bc"] == ["settled", "open"]
+    assert ledger.verify().read == 6

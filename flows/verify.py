@@ -1,0 +1,34 @@
+"""A nightly look at the ledger, as a Prefect flow: chain, balances and prices; it spends nothing."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from algorithms.errors import LedgerBrokenError
+from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised
+from tasks.runs.checkpoints import keep, kept
+from tasks.runs.stage import checkout, refusals
+from tasks.runs.summary import open_ledger
+
+BROKEN = "LedgerBroken"
+
+
+@flow(name="verify", retries=0, persist_result=False)
+def verify(from_the_first_row: bool = False) -> State[Any]:
+    """Recompute what the ledger says, and sign where it ended.
+
+    Args:
+        from_the_first_row: not only what came since the last checkpoint of this home.
+    """
+    be_quiet_where_nothing_was_raised()
+    try:
+        ledger = open_ledger(checkout())
+        found = ledger.verify(since=None if from_the_first_row else kept(ledger), prices=True)
+        keep(found.checkpoint)
+    except LedgerBrokenError as broken:
+        return Failed(name=BROKEN, message=str(broken))
+    except refusals() as refusal:
+        return Failed(name=REFUSED, message=str(refusal))
+    return Completed(message=f"the chain holds, {found.head.seq} rows, {found.read} of them read now.")
