@@ -5,11 +5,15 @@ import torch
 
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model
+from algorithms.models.libraries import LibraryMissingError, imported_library
 from benchmarks.architectures import LARGE, ZOO, losses
 from tests.algorithms.gradients import naive
 
-pytest.importorskip("timm")
-pytest.importorskip("transformers")
+try:
+    for library in ("timm", "transformers", "peft"):
+        imported_library(library)
+except LibraryMissingError as missing:
+    pytest.skip(str(missing), allow_module_level=True)
 
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in LARGE])
