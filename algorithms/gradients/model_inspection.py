@@ -285,38 +285,30 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
     """`examine` for models whose passes take long: the same in 32 bits, by about forty forward passes of one record."""
     form = _form(passes, parameters, least, count=1)
     looked = Looked(Passes(replace(passes.model, precision=torch.float32)), parameters, tolerance=_IN_32_BITS)
-    one, few, counts = form.draw(1, 0), form.draw(2, 0), (2, 3)
+    one, few = form.draw(1, 0), form.draw(2, 0)
     first, tape = _noted(passes, parameters, few)
-    if not first.is_decided:
-        answers = _right_answers(
-            (_noted(passes, parameters, few, answer)[0] for answer in (False, None, True)),
-            looked,
-            [few],
-        )
-        passes = replace(passes, answers=answers)
-        looked = replace(looked, passes=replace(looked.passes, answers=answers))
-        first, tape = _noted(passes, parameters, few)
+    is_decided = first.is_decided
+    for answer in () if is_decided else (False, None, True):
+        watch, other = (first, tape) if answer is None else _noted(passes, parameters, few, answer)
+        if not watch.has_looked and _is_right(looked, tuple(watch.answers), [few]):
+            passes = replace(passes, answers=tuple(watch.answers))
+            looked = replace(looked, passes=replace(looked.passes, answers=passes.answers))
+            first, tape, is_decided = watch, other, True
+            break
     check_state(looked, one)
     is_random = check_apart_briefly(looked, form.draw)
-    written = 0
     try:
-        if not first.is_decided:
+        if not is_decided:
             raise UnrecordedError(_LOOKED)
-        second, other = _noted(passes, parameters, form.draw(3, 1))
+        second, more = _noted(passes, parameters, form.draw(3, 1))
         if any(mixes(*pair) for pair in zip(first.operations, second.operations, strict=False)):
             raise UnrecordedError("a value of all records")
-        layouts = layouts_of(tape.shapes, other.shapes, counts)
-
-        def measure(some: Sample) -> None:
-            nonlocal written
-            found = looked.passes.recorded(parameters, some.inputs, some.labels, layouts)
+        layouts = layouts_of(tape.shapes, more.shapes, (2, 3))
+        with Memory() as memory, same_randomness():
+            found = looked.passes.recorded(parameters, few.inputs, few.labels, layouts)
             found.norms(L2(1.0))
-            written = found.written_bytes // len(some.labels)
-            total[:] = [found.weighted_sum(_weights(some))]
-
-        total: list[Tensor] = []
-        needed = _needed(form, measure, few=2)[1]
-        _compare(looked, few, total[0], _KINKS)
+        needed, written = memory.most // 2, found.written_bytes // 2
+        _compare(looked, few, found.weighted_sum(_weights(few)), _KINKS)
         with same_randomness():
             without_rule = passes.taped(parameters, one.inputs, one.labels, layouts).without_rule
     except UnrecordedError as reason:

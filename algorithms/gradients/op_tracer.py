@@ -99,12 +99,12 @@ def away_from_start(model: Model) -> Tensor:
 
 def near_start(model: Model) -> Tensor:
     """The same for a deep model, whose outputs would grow without a bound: moved in proportion to each parameter."""
-    parts = []
-    draw = torch.Generator().manual_seed(2)
+    parts, draw = [], torch.randn(2**16, generator=torch.Generator().manual_seed(2))
     for name in model.shapes:
         part = model.module.get_parameter(name).detach().reshape(-1)
-        size = float(part.double().square().mean().sqrt()) or 0.1
-        parts.append(part + (0.1 * size * torch.randn(len(part), generator=draw)).to(part))
+        size = float(torch.linalg.vector_norm(part)) / len(part) ** 0.5 or 0.1
+        noise = draw.repeat(-(-len(part) // len(draw)))[: len(part)]
+        parts.append(part + (0.1 * size * noise).to(part))
     return torch.cat(parts)
 
 
