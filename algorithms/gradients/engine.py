@@ -54,8 +54,8 @@ class Engine:
         input_shape: of one record, without a dimension for the batch.
         input_dtype: of the inputs; a type of whole numbers for tokens.
         device: where the arithmetic runs; the CPU by default.
-        memory_mb: what a pass may take. The physical batch follows from it unless it is given: a multiple of 64, or 32
-            (not in bfloat16), or 1. Passes are filled up to 64 records or the physical batch, so that the number of
+        memory_mb: what a pass may take. The physical batch follows from it unless it is given: a multiple of 64, or at
+            most 32. Passes are filled up to 64 records or the physical batch, so that the number of
             records changes nothing in what one of them counts; where a model computes in other numbers of rows than
             that, or on a way that values decide, the physical batch is 1.
         physical_batch: the most records that are taken at once.
@@ -112,14 +112,24 @@ class Engine:
     def _size(self, physical_batch: int | None, memory_mb: int, device: torch.device) -> int:
         """How many records to take at once."""
         model = self._passes.model
-        fewest = WHOLE if model.precision == torch.bfloat16 else FEWEST
-        size = round_batch(physical_batch or _fitting(self._examined, memory_mb, device, fewest), fewest)
-        if size > 1 and not fills(self._passes, self._examined.form, _sizes(size)):
+        found = self._examined
+        size = round_batch(physical_batch or _fitting(found, memory_mb, device))
+        if size > 1 and not found.is_brief and not fills(self._passes, found.form, _sizes(size)):
             size = 1
             _LOG.warning(
                 "the model %s takes one record at a time, since what it computes of several lies in other numbers of"
                 " rows than there are records, or on a way that their values decide",
                 model.name,
+            )
+        elif physical_batch is None and size < FEWEST:
+            _LOG.warning(
+                "the model %s takes %d records a pass, since a record needs %.1f MB; passes of %d would be faster, and"
+                " take performance.memory_mb: %d",
+                model.name,
+                size,
+                found.needed_bytes / 1e6,
+                FEWEST,
+                math.ceil(FEWEST * found.needed_bytes / 1e6),
             )
         return size
 
@@ -133,7 +143,17 @@ class Engine:
     @property
     def pass_bytes(self) -> int:
         """What a pass of the physical batch takes."""
-        return self.physical_batch * _record_bytes(self._examined)
+        return self.physical_batch * max(1, self._examined.needed_bytes)
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the gradients of a pass come from one backward pass for all of its records."""
+        return self._examined.layouts is not None
+
+    @property
+    def materialised(self) -> tuple[str, ...]:
+        """The operations on parameters that have no rule, whose gradients are written down record by record."""
+        return self._examined.without_rule
 
     @property
     def is_random(self) -> bool:
@@ -268,21 +288,13 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
     return PerExampleGradients.of_rows(wide(rows)).clipped_sum(clipping)
 
 
-def _fitting(examined: ModelInspection, memory_mb: int, device: torch.device, fewest: int) -> int:
-    """How many records to take at once: what fits the memory, on a CPU no more than is fast, or `fewest`."""
+def _fitting(examined: ModelInspection, memory_mb: int, device: torch.device) -> int:
+    """How many records to take at once: what fits the memory, on a CPU no more than is fast, or `FEWEST`."""
     is_cpu = device.type != "cuda"
-    kept, most = _kept_bytes(examined), _record_bytes(examined)
-    best = max(fewest, _CACHED_BYTES / kept) if is_cpu else math.inf
+    kept = _PASSES * (examined.bytes_per_record + examined.written_bytes)
+    most = max(1, examined.needed_bytes)  # what is frozen keeps nothing, and runs all the same
+    best = max(FEWEST, _CACHED_BYTES / kept) if is_cpu else math.inf
     return max(1, int(min(memory_mb * 1e6 / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
-
-
-def _kept_bytes(examined: ModelInspection) -> int:
-    return _PASSES * (examined.bytes_per_record + examined.written_bytes)
-
-
-def _record_bytes(examined: ModelInspection) -> int:
-    """What each record of a pass takes; what is frozen keeps nothing, and runs all the same."""
-    return max(_kept_bytes(examined), examined.needed_bytes)
 
 
 def _sizes(physical_batch: int) -> list[int]:

@@ -215,7 +215,8 @@ class GradSampleRecorder(TorchFunctionMode):
         if not torch.is_grad_enabled():
             return output
         if not output.requires_grad:
-            output = self.anchored(output)
+            # What is marked as overwritten must not be a view of the parameters, whose versions would all change.
+            output = self.anchored(output if output._base is None else output.clone())
         kept = tuple((tensor, tensor._version) for tensor in inputs)
         self.uses.append(Use(get_gradient_edge(output), gradients, kept))
         return output

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from algorithms.gradients.clipping import L2
 from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts, layouts_of
@@ -23,16 +24,21 @@ from algorithms.gradients.independence import (
     Looked,
     RecordsNotIndependentError,
     check_apart,
+    check_apart_briefly,
     check_state,
     mixing_layer,
 )
 from algorithms.gradients.op_tracer import (
     Form,
     Memory,
+    OpTracer,
     Sample,
     away_from_start,
+    mixes,
+    near_start,
     same_randomness,
     watched,
+    watching,
 )
 from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.passes import Answers, Passes
@@ -43,8 +49,13 @@ _BYTE = 256
 """Whole numbers that are tried where no table says how many there are."""
 _HOUSE = (Path(torch.__file__).parent, Path(__file__).parent, Path(inspect.getfile(Model)).parent)
 _LARGE = 1e3
+_KINKS = 3e-2
+"""How far rounding in 32 bits may move a deep model's gradients, relative to them, by kinks that it passes."""
 _IN_32_BITS, _IN_64_BITS = 1e-4, 1e-9
 """How far rounding may move a loss."""
+_LIGHT = 2e7
+"""Operations in a forward pass of one record up to which there is time for a thousand such passes."""
+_LOOKED = "a look at the values of a tensor, on which the way through the model may depend"
 _SPECIAL = 8
 """The first entries of a table, among which paddings and other marks usually are."""
 _ALWAYS_MB = 4000.0
@@ -75,6 +86,7 @@ class ModelInspection:
         needed_bytes: what of a record is in memory at once during a pass.
         is_random: whether the model draws random numbers.
         without_rule: operations that are taken record by record.
+        is_brief: whether there was time for few passes alone.
     """
 
     form: Form
@@ -87,6 +99,7 @@ class ModelInspection:
     needed_bytes: int
     is_random: bool
     without_rule: tuple[str, ...] = ()
+    is_brief: bool = False
 
 
 @contextmanager
@@ -160,14 +173,14 @@ def _check_memory(passes: Passes, parameters: Tensor, form: Form, memory_mb: flo
         )
 
 
-def _needed(form: Form, run: Callable[[Sample], object]) -> tuple[int, int]:
+def _needed(form: Form, run: Callable[[Sample], object], few: int = _FEW) -> tuple[int, int]:
     """The most bytes that are alive at once while something runs: of its own, and for each record."""
     most = []
-    for count in (1, _FEW):
+    for count in (1, few):
         with Memory() as memory, same_randomness():
             run(form.draw(count, 0))
         most.append(memory.most)
-    each = max(0, most[1] - most[0]) // (_FEW - 1)
+    each = max(0, most[1] - most[0]) // (few - 1)
     return max(0, most[0] - each), each
 
 
@@ -212,6 +225,9 @@ def examine(
     if not passes.model.shapes:
         raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")
 
+    parameters = near_start(passes.model).to(device)
+    if _operations(passes, parameters, Form(shape, dtype, device)) > _LIGHT:
+        return _examine_briefly(passes, parameters, Form(shape, dtype, device))
     parameters = away_from_start(passes.model).to(device)
     _check_memory(passes, parameters, Form(shape, dtype, device), memory_mb)
     form = _form(passes, parameters, Form(shape, dtype, device))
@@ -231,9 +247,7 @@ def examine(
     each = max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
     try:
         if not watch.is_decided:
-            raise UnrecordedError(
-                "a look at the values of a tensor, on which the way through the model may depend"
-            )
+            raise UnrecordedError(_LOOKED)
         layouts, without_rule = _learn(passes, parameters, few, more)
         for count in (_FEW, _MORE):
             _check_gradients(exact, draw_exactly(count, 0), layouts)
@@ -256,7 +270,87 @@ def examine(
     )
 
 
-def _form(passes: Passes, parameters: Tensor, least: Form) -> Form:
+def _operations(passes: Passes, parameters: Tensor, form: Form) -> int:
+    """How many operations a forward pass of one record takes, which says how much there is time to look at."""
+    sample = form.draw(1, 0)
+    with FlopCounterMode(display=False) as counter, same_randomness():
+        try:
+            passes.losses(parameters, sample.inputs, sample.labels)
+        except Exception:  # what is looked at in full says which records a model does not take
+            return 0
+    return int(counter.get_total_flops()) + 20 * len(parameters)  # vectors as long are added up many times
+
+
+def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelInspection:
+    """`examine` for models whose passes take long: the same in 32 bits, by about forty forward passes of one record."""
+    form = _form(passes, parameters, least, count=1)
+    looked = Looked(Passes(replace(passes.model, precision=torch.float32)), parameters, tolerance=_IN_32_BITS)
+    one, few = form.draw(1, 0), form.draw(2, 0)
+    first, tape = _noted(passes, parameters, few)
+    is_decided = first.is_decided
+    for answer in () if is_decided else (False, None, True):
+        watch, other = (first, tape) if answer is None else _noted(passes, parameters, few, answer)
+        if not watch.has_looked and _is_right(looked, tuple(watch.answers), [few]):
+            passes = replace(passes, answers=tuple(watch.answers))
+            looked = replace(looked, passes=replace(looked.passes, answers=passes.answers))
+            first, tape, is_decided = watch, other, True
+            break
+    check_state(looked, one)
+    is_random = check_apart_briefly(looked, form.draw)
+    try:
+        if not is_decided:
+            raise UnrecordedError(_LOOKED)
+        second, more = _noted(passes, parameters, form.draw(3, 1))
+        if any(mixes(*pair) for pair in zip(first.operations, second.operations, strict=False)):
+            raise UnrecordedError("a value of all records")
+        layouts = layouts_of(tape.shapes, more.shapes, (2, 3))
+        with Memory() as memory, same_randomness():
+            found = looked.passes.recorded(parameters, few.inputs, few.labels, layouts)
+            found.norms(L2(1.0))
+        needed, written = memory.most // 2, found.written_bytes // 2
+        _compare(looked, few, found.weighted_sum(_weights(few)), _KINKS)
+        with same_randomness():
+            without_rule = passes.taped(parameters, one.inputs, one.labels, layouts).without_rule
+    except UnrecordedError as reason:
+        needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)[1]
+        return ModelInspection(
+            form,
+            first.is_narrow,
+            passes.answers,
+            None,
+            str(reason),
+            needed // 3,
+            4 * len(parameters),
+            needed,
+            is_random,
+            is_brief=True,
+        )
+    return ModelInspection(
+        form,
+        first.is_narrow,
+        passes.answers,
+        layouts,
+        "",
+        needed // 3,
+        written,
+        needed,
+        is_random,
+        tuple(sorted(without_rule)),
+        is_brief=True,
+    )
+
+
+def _noted(
+    passes: Passes, parameters: Tensor, sample: Sample, answer: bool | None = None
+) -> tuple[OpTracer, GradSampleRecorder]:
+    """A forward pass: what it computes, and the shapes in every call."""
+    module = passes.model.module
+    known = (parameters, *module.parameters(), *module.buffers())
+    with watching((sample.inputs, sample.labels), known, answer) as watch:
+        return watch, passes.taped(parameters, sample.inputs, sample.labels)
+
+
+def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -> Form:
     """The form with all entries of the model's tables, or of a byte, and all labels, as far as the model takes them."""
     layers = [
         layer for layer in passes.model.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
@@ -264,10 +358,10 @@ def _form(passes: Passes, parameters: Tensor, least: Form) -> Form:
     paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
     tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
     forms = (_with_entries(least, entries, paddings) for entries in tables)
-    form = next((form for form in forms if _takes(passes, parameters, form)), least)
+    form = next((form for form in forms if _takes(passes, parameters, form, count)), least)
     outputs = _outputs(passes, parameters, form.draw(1, 0))
     labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _MORE))
-    return labelled if _takes(passes, parameters, labelled) else form
+    return labelled if _takes(passes, parameters, labelled, count) else form
 
 
 def _with_entries(form: Form, entries: int, paddings: set[int]) -> Form:
@@ -280,9 +374,9 @@ def _outputs(passes: Passes, parameters: Tensor, sample: Sample) -> Tensor:
         return passes.model.outputs(passes.model.named(parameters), sample.inputs)
 
 
-def _takes(passes: Passes, parameters: Tensor, form: Form) -> bool:
+def _takes(passes: Passes, parameters: Tensor, form: Form, count: int) -> bool:
     """Whether a model has losses for records of a form."""
-    sample = form.draw(_MORE, 0)
+    sample = form.draw(count, 0)
     try:
         with same_randomness():
             passes.losses(parameters, sample.inputs, sample.labels)
@@ -341,45 +435,74 @@ def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, 
     Such as whether any record has padding, which changes how a mask is applied and not what comes out. The first that
     are tried are those of many unlike records, which as a rule choose the general way. () where none are right.
     """
-    natural = [watched(passes, parameters, sample, answer=answer) for answer in (None, False, True)]
+    natural = (watched(passes, parameters, sample, answer=answer) for answer in (None, False, True))
+    few = draw(_FEW, 0)
+    samples = [few, draw(_MORE, 1), few.times(_LARGE), few.times(0.0), few.with_holes()]
+    return _right_answers(natural, exact, samples)
+
+
+def _right_answers(natural: Iterator[OpTracer], exact: Looked, samples: list[Sample]) -> Answers:
     for watch in natural:
         answers = tuple(watch.answers)
-        if any(answer is not None for answer in answers) and _is_right(exact, answers, draw):
+        if all(answer is None for answer in answers):
+            return ()
+        if _is_right(exact, answers, samples):
             return answers
     return ()
 
 
-def _is_right(exact: Looked, answers: Answers, draw: Draw) -> bool:
+def _is_right(exact: Looked, answers: Answers, samples: list[Sample]) -> bool:
     """Whether records taken together, with answers given, have the losses and gradients of each alone."""
     together = replace(exact, passes=replace(exact.passes, answers=answers))
-    few, more = draw(_FEW, 0), draw(_MORE, 1)
-    samples = [few, more, few.times(_LARGE), few.times(0.0), few.with_holes()]
+
+    def agree(sample: Sample) -> bool:
+        alone = torch.cat([exact.losses(sample.alone(i)) for i in range(len(sample.labels))])
+        return exact.close(together.losses(sample), alone)
+
     try:
-        for sample in samples:
-            alone = torch.cat([exact.losses(sample.alone(i)) for i in range(len(sample.labels))])
-            if not exact.close(together.losses(sample), alone):
-                return False
+        with _still(exact.passes.model.module):
+            return all(agree(sample) for sample in samples)
     except (UnrecordedError, RuntimeError):
         return False
-    return True
+
+
+@contextmanager
+def _still(module: nn.Module) -> Iterator[None]:
+    """A module without dropout, in which a record would have another part of it alone."""
+    training = [layer for layer in module.modules() if layer.training]
+    for layer in training:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer in training:
+            layer.training = True
 
 
 def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts) -> None:
     """Raises UnrecordedError where a weighted sum of the recorded gradients is not what autograd makes of it."""
+    with same_randomness():
+        found = looked.passes.recorded(looked.parameters, sample.inputs, sample.labels, layouts)
+    _compare(looked, sample, found.weighted_sum(_weights(sample)))
+
+
+def _weights(sample: Sample) -> Tensor:
+    return torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=sample.labels.device)
+
+
+def _compare(looked: Looked, sample: Sample, found: Tensor, tolerance: float | None = None) -> None:
+    """Raises UnrecordedError where the weighted sum of gradients that was found is not what autograd makes of it."""
     passes, start = looked.passes, looked.parameters.clone().requires_grad_()
-    weights = torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=start.device)
     with same_randomness():
         losses = passes.followed(start, sample.inputs, sample.labels)
-        expected = passes.back(start, (losses * weights).sum())
+        expected = passes.back(start, (losses * _weights(sample)).sum())
     if expected is None:
         raise UnrecordedError("a loss that depends on no parameter")
-    with same_randomness():
-        found = passes.recorded(looked.parameters, sample.inputs, sample.labels, layouts)
-    differences = found.weighted_sum(weights) - expected
-    floor = _ROUNDING * looked.tolerance * float(torch.linalg.vector_norm(expected))
+    tolerance = 10.0 * looked.tolerance if tolerance is None else tolerance
+    floor = 0.1 * _ROUNDING * tolerance * float(torch.linalg.vector_norm(expected))
     for place in passes.model.places.values():
         size = float(torch.linalg.vector_norm(expected[place]))
-        if not float(torch.linalg.vector_norm(differences[place])) <= 10.0 * looked.tolerance * size + floor:
+        if not float(torch.linalg.vector_norm(found[place] - expected[place])) <= tolerance * size + floor:
             raise UnrecordedError("gradients that are not those of autograd when they are recorded")
 
 

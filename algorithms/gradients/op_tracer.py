@@ -97,6 +97,17 @@ def away_from_start(model: Model) -> Tensor:
     return moved
 
 
+def near_start(model: Model) -> Tensor:
+    """The same for a deep model, whose outputs would grow without a bound: moved in proportion to each parameter."""
+    parts, draw = [], torch.randn(2**16, generator=torch.Generator().manual_seed(2))
+    for name in model.shapes:
+        part = model.module.get_parameter(name).detach().reshape(-1)
+        size = float(torch.linalg.vector_norm(part)) / len(part) ** 0.5 or 0.1
+        noise = draw.repeat(-(-len(part) // len(draw)))[: len(part)]
+        parts.append(part + (0.1 * size * noise).to(part))
+    return torch.cat(parts)
+
+
 @contextmanager
 def same_randomness(seed: int = 0) -> Iterator[None]:
     """Dropout that drops the same each time, and leaves the generators as they were."""
@@ -228,18 +239,18 @@ class Memory(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.most = 0
+        self.most = self._possible = 0
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    @property
-    def alive(self) -> int:
-        """How many are alive now."""
+    def _count(self) -> None:
+        """Notes how many are alive now."""
         self._storages = {
             place: held
             for place, held in self._storages.items()
             if not held[0].expired()  # type: ignore[no-untyped-call]
         }
-        return sum(size for _, size in self._storages.values())
+        self._possible = sum(size for _, size in self._storages.values())
+        self.most = max(self.most, self._possible)
 
     def __torch_dispatch__(
         self,
@@ -256,7 +267,9 @@ class Memory(TorchDispatchMode):
                     StorageWeakRef(storage),  # type: ignore[no-untyped-call]
                     storage.nbytes(),
                 )
-        self.most = max(self.most, self.alive)
+                self._possible += storage.nbytes()
+        if self._possible > self.most:  # what is dead is counted until it could matter
+            self._count()
         return found
 
 
@@ -349,11 +362,11 @@ def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool
     return (
         all(_all(_is_multiple, some.given, more.given, records) for some, more in pairs)
         and all(_all(_stays, some.unknown, more.unknown, records) for some, more in pairs)
-        and not any(_mixes(some, more) for some, more in there)
+        and not any(mixes(some, more) for some, more in there)
     )
 
 
-def _mixes(few: Operation, many: Operation) -> bool:
+def mixes(few: Operation, many: Operation) -> bool:
     """Whether a value without a dimension for the records, made of theirs, became a part of what has one."""
     of_all = any(a == b for a, b in zip(few.of_records, many.of_records, strict=False))
     return of_all and few.given != many.given

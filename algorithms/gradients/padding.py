@@ -15,15 +15,12 @@ WHOLE = 64
 """Records that fill the kernels of all products; multiples give the same bits, with `Engine.threads` on a CPU."""
 
 FEWEST = 32
-"""Fewer records than this do not fill them all, but for one, which has no place among others."""
+"""Fewer records than this do not fill them all: passes are then all of one size, and taken as they are."""
 
 
-def round_batch(count: int, fewest: int = FEWEST) -> int:
-    """The most records, at most `count`, that can be taken at once: a multiple of 64, or 32, or 1.
-
-    fewest: of several at once; 64 where numbers are of 16 bits, of which a vector holds twice as many.
-    """
-    return count // WHOLE * WHOLE if count >= WHOLE else FEWEST if count >= fewest else 1
+def round_batch(count: int) -> int:
+    """The most records, at most `count`, that are taken at once: a multiple of 64, or 32, or any number below."""
+    return count // WHOLE * WHOLE if count >= WHOLE else min(count, FEWEST)
 
 
 def pass_size(count: int, most: int) -> int:

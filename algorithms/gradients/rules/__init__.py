@@ -14,7 +14,7 @@ from algorithms.gradients.grad_sample_recorder import Rule
 from algorithms.gradients.rules.attention import multi_head_attention, scaled_dot_product_attention
 from algorithms.gradients.rules.convolution import convolution
 from algorithms.gradients.rules.general import general
-from algorithms.gradients.rules.layers import addmm, embedding, linear, matmul, normalisation
+from algorithms.gradients.rules.layers import addmm, embedding, embedding_bag, linear, matmul, normalisation
 from algorithms.gradients.rules.recurrent import gru, lstm
 from algorithms.gradients.rules.shared import pulled_back, shared
 
@@ -26,6 +26,7 @@ RULES: dict[Callable[..., Any], Rule] = {
     torch.conv1d: convolution,
     torch.conv2d: convolution,
     functional.embedding: embedding,
+    functional.embedding_bag: embedding_bag,
     functional.layer_norm: normalisation,
     functional.rms_norm: normalisation,
     functional.group_norm: normalisation,

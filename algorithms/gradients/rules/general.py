@@ -153,5 +153,5 @@ def _named(names: list[str], gradients: tuple[Tensor, ...]) -> Gradients:
     """Gradients by name; a parameter that is used twice in one operation has their sum."""
     rows: dict[str, Tensor] = {}
     for name, gradient in zip(names, gradients, strict=True):
-        rows[name] = rows.get(name, 0) + gradient.flatten(start_dim=1)
+        rows[name] = rows.get(name, 0) + gradient.reshape(len(gradient), -1)
     return {name: DenseGrad(gradient) for name, gradient in rows.items()}

@@ -140,6 +140,39 @@ def _lookups(
     return EmbeddingGrad(places, back, entries)
 
 
+def embedding_bag(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The sum or the mean of each record's entries of a table, for input [batch, length]."""
+    call = _signature(func).bind(*args, **kwargs).arguments
+    input, weight, mode = call["input"], call["weight"], call.get("mode", "mean")
+    plain = {
+        "input",
+        "weight",
+        "mode",
+        "padding_idx",
+        "offsets",
+        "include_last_offset",
+        "sparse",
+        "norm_type",
+    }
+    others = [key for key, value in call.items() if key not in plain and value not in (None, False)]
+    is_plain = not others and call.get("offsets") is None and mode in ("sum", "mean") and input.dim() == 2
+    if not is_plain or tape.layout_if_any(input) != Layout(0):
+        return general(tape, func, args, kwargs)
+    name, batch, padding = str(tape.name(weight)), tape.batch, call.get("padding_idx")
+    counted = torch.ones_like(input) if padding is None else (input != padding % len(weight)).to(input)
+
+    def gradients(errors: Tensor) -> Gradients:
+        share = counted.to(errors.dtype)
+        if mode == "mean":
+            share = share / share.sum(dim=1, keepdim=True).clamp(min=1.0)
+        back = errors.detach()[:, None, :] * share[:, :, None]
+        return {name: _lookups(Layout(0), batch, input, back, None, len(weight))}
+
+    return tape.keep(func(*args, **kwargs), gradients, input)
+
+
 _OVER_LAST = (functional.layer_norm, functional.rms_norm)
 
 

@@ -155,6 +155,6 @@ def _through(
     rows: dict[str, Tensor] = {}
     for name, gradient in zip(names, given, strict=True):
         if gradient is not None:
-            flat = gradient.flatten(start_dim=1)
+            flat = gradient.reshape(len(gradient), -1)
             rows[name] = rows[name] + flat if name in rows else flat
     return {name: DenseGrad(gradient) for name, gradient in rows.items()}
