@@ -17,7 +17,7 @@ from algorithms.models.libraries import LibraryMissingError, imported_library
 
 _BATCH, _STEP = 32, 32
 """Texts at once, and the lengths in tokens that they are filled up to: a text's own length decides, not its company."""
-_RARE = 1e-3
+_RARE = 3e-4
 """a of a / (a + p): how much a frequent token counts for less (Arora et al. 2017, "A Simple but Tough-to-Beat
 Baseline")."""
 _SPECIAL = 259

@@ -5,6 +5,7 @@ A record is divided by its length first, by itself, so that both have a sensitiv
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Annotated
 
 import torch
@@ -25,7 +26,7 @@ _MOST = 4096
 
 @dataclass(frozen=True)
 class Centred:
-    """Records [d] of unit length, less their noisy mean, whitened by a noisy second moment.
+    """Records, flat and of unit length, less their noisy mean, whitened by a noisy second moment.
 
     mean_noise, moment_noise: noise multipliers of the two releases; without the second there is no whitening. power: of
     the inverse second moment that the record is multiplied by, 0.5 for full whitening. ridge: what is added to the
@@ -41,10 +42,10 @@ class Centred:
 
     def releases(self, shape: Shape) -> list[Release]:
         """A sum of records, then a sum of second moments."""
-        if len(shape) != 1 or (self.moment_noise is not None and shape[0] > _MOST):
+        if self.moment_noise is not None and prod(shape) > _MOST:
             raise RefusedError(
-                f"centring takes flat records, to be whitened of at most {_MOST} features, not records of shape"
-                f" {list(shape)}; set data.transform to encoder, or features.name to none."
+                f"whitening records of shape {list(shape)} was asked for, and at most {_MOST} features can be; leave"
+                " features.moment_noise out."
             )
         noises = [self.mean_noise] if self.moment_noise is None else [self.mean_noise, self.moment_noise]
         return [total_release(L2(1.0), Gaussian(noise)) for noise in noises]

@@ -72,7 +72,7 @@ class Standardisation(nn.Module):
 
 
 class Centring(nn.Module):
-    """Flat records of unit length minus `mean` [d], and times `matrix` [d, d] where they are whitened."""
+    """Records, flat and of unit length, minus `mean` [d], and times `matrix` [d, d] where they are whitened."""
 
     mean: Tensor
     matrix: Tensor
@@ -80,17 +80,18 @@ class Centring(nn.Module):
     def __init__(self, shape: Shape, *, whitens: bool) -> None:
         super().__init__()
         self.settings: dict[str, Any] = {"kind": "centring", "whitens": whitens}
-        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("mean", torch.zeros(prod(shape)))
         if whitens:
-            self.register_buffer("matrix", torch.eye(shape[0]))
+            self.register_buffer("matrix", torch.eye(prod(shape)))
 
     def normalised(self, records: Tensor) -> Tensor:
-        """What `mean` and `matrix` are of, [batch, d]: a record of zeros stays one."""
-        unit: Tensor = records / torch.linalg.vector_norm(records, dim=1, keepdim=True).clamp(min=1e-6)
+        """What `mean` and `matrix` are of, [batch, *shape] -> [batch, d]: a record of zeros stays one."""
+        flat = records.flatten(1)
+        unit: Tensor = flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1e-6)
         return unit
 
     def forward(self, records: Tensor) -> Tensor:
-        """[batch, d] -> [batch, d]."""
+        """[batch, *shape] -> [batch, d]."""
         centred: Tensor = self.normalised(records) - self.mean
         return torch.matmul(centred, self.matrix) if self.settings["whitens"] else centred
 
