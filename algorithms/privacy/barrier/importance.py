@@ -27,6 +27,9 @@ _BLURRED = 0.01
 """How near to a bound, relative to it, a norm is neither within nor beyond it."""
 
 Batches = Callable[[NDArray[np.intp]], Iterator[tuple[Tensor, Tensor]]]
+Each = Callable[
+    [Callable[[Engine, Callable[[], tuple[Tensor, Tensor]]], Tensor], NDArray[np.intp]], Iterator[Tensor]
+]
 
 
 class LastNorms:
@@ -77,11 +80,12 @@ class LastNorms:
 class Norms:
     """Exact answers that need norms of records' gradients: for the barrier alone, nothing is noised here.
 
-    batches: the records of some indices, in their order, one physical batch after another. last: what is remembered.
+    batches: the records of some indices, in their order, one physical batch after another. each: the same passes, side
+    by side. last: what is remembered.
     """
 
-    def __init__(self, engine: Engine, batches: Batches, last: LastNorms) -> None:
-        self._engine, self._batches, self.last = engine, batches, last
+    def __init__(self, engine: Engine, batches: Batches, each: Each, last: LastNorms) -> None:
+        self._engine, self._batches, self._each, self.last = engine, batches, each, last
 
     def total(self, point: Tensor, count: int, bound: L2) -> float:
         """The sum of the norms of all `count` records, each cut off at the bound; one not finite counts as zero."""
@@ -123,8 +127,9 @@ class Norms:
 
     def _measured(self, point: Tensor, rows: NDArray[np.intp], bound: L2) -> NDArray[np.float64]:
         """The norms of the chosen records' gradients, [rows], upper bounds; not finite where a gradient is not."""
-        each = [self._engine.norms(point, *batch, bound).cpu().numpy() for batch in self._batches(rows)]
-        return np.concatenate(each) if each else np.zeros(0)
+        each = list(self._each(lambda engine, records: engine.norms(point, *records(), bound), rows))
+        found: NDArray[np.float64] = torch.cat(each).cpu().numpy() if each else np.zeros(0)
+        return found
 
 
 def _clipped(

@@ -239,7 +239,7 @@ class UnnoisedQueries:
         self.engine = performance.engine(self.model, records)
         self._side_by_side = performance.side_by_side(self.engine, model.parameter_count)
         self._whole = WholeRecords(self.model, records, performance)
-        self._norms = Norms(self.engine, self._batches, last_norms)
+        self._norms = Norms(self.engine, self._batches, self._each, last_norms)
 
     @property
     def last_norms(self) -> LastNorms:
@@ -270,8 +270,7 @@ class UnnoisedQueries:
         group = self.performance.group
         rows = group.shard(chosen(release.sampling, self._count, stream), self._count)
         total = torch.zeros(len(point), dtype=torch.float64, device=point.device)
-        passes = self.performance.loaded(self.records, in_passes(rows, self.engine.physical_batch))
-        for found in self._side_by_side.map(summed, passes):
+        for found in self._each(summed, rows):
             total += found
         return group.sum(total)
 
@@ -329,6 +328,13 @@ class UnnoisedQueries:
     @property
     def _count(self) -> int:
         return len(self.records.labels)
+
+    def _each(
+        self, run: Callable[[Engine, Callable[[], tuple[Tensor, Tensor]]], T], rows: NDArray[np.intp]
+    ) -> Iterator[T]:
+        """What `run` gives for the records of each pass over some indices, in the order of the passes."""
+        passes = self.performance.loaded(self.records, in_passes(rows, self.engine.physical_batch))
+        return self._side_by_side.map(run, passes)
 
     def _batches(self, rows: NDArray[np.intp]) -> Iterator[tuple[Tensor, Tensor]]:
         return self.performance.batches(self.records, rows, self.engine.physical_batch)

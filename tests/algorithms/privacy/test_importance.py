@@ -57,6 +57,18 @@ def step(asked: Barrier, point: Tensor, sampling: Importance = IMPORTANCE, **cha
     return asked.gradient(point, sampling=sampling, **terms).double()
 
 
+def norms_of(engine: Engine, inputs: Tensor, labels: Tensor, last: LastNorms) -> Norms:
+    """Norms of records in one pass."""
+
+    def batches(rows: np.ndarray) -> Any:
+        return iter([(inputs[rows], labels[rows])])
+
+    def each(run: Any, rows: np.ndarray) -> Any:
+        return iter([run(engine, lambda: (inputs[rows], labels[rows]))])
+
+    return Norms(engine, batches, each, last)
+
+
 def taking_part(sampling: Importance, *, warm: np.ndarray | None, scales: np.ndarray = SCALES) -> Any:
     """Who took part in each draw, [DRAWS, COUNT], and what each contributed, by the inside of the barrier.
 
@@ -70,7 +82,7 @@ def taking_part(sampling: Importance, *, warm: np.ndarray | None, scales: np.nda
         LastNorms(),
         torch.zeros(len(labels)),
     )
-    norms, totals = Norms(engine, lambda rows: iter([(inputs[rows], labels[rows])]), last), []
+    norms, totals = norms_of(engine, inputs, labels, last), []
     before = np.full(len(labels), np.inf) if warm is None else np.tile(warm, COPIES)
     for release in range(DRAWS // COPIES):
         last.restore(torch.from_numpy(before))
@@ -311,7 +323,7 @@ def test_rounding_makes_no_record_more_likely_than_its_event_says() -> None:
     records = axes(np.full(len(cases), 2.0))
     inputs, labels = torch.from_numpy(records.features), torch.from_numpy(records.labels)
     engine = Engine(axes_model(len(cases)), input_shape=(len(cases),))
-    norms = Norms(engine, lambda rows: iter([(inputs[rows], labels[rows])]), LastNorms())
+    norms = norms_of(engine, inputs, labels, LastNorms())
     words = Words(*(word for (one, _), (other, _) in cases for word in (one, other)))
     total = norms.importance_sum(torch.zeros(len(cases)), len(cases), sampling, Normalised(C), words)
     assert (total > 0.5).tolist() == [one and other for (_, one), (_, other) in cases]
