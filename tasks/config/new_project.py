@@ -105,8 +105,10 @@ def make(folder: Path, declared: Declared) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise ParamsRefusedError(f"{folder} is not empty; name a new folder.")
     (folder / "data" / "cards").mkdir(parents=True)
-    for name in ("params.yaml", "dvc.yaml"):
-        shutil.copyfile(TEMPLATES / name, folder / name)
+    shutil.copyfile(TEMPLATES / "params.yaml", folder / "params.yaml")
+    shutil.copyfile(
+        TEMPLATES / "stages.yaml", folder / "dvc.yaml"
+    )  # by that name DVC would find it in this project
     (folder / "requirements.txt").write_text(f"epsilonflow=={version('epsilonflow')}\n", encoding="utf-8")
     (folder / ".gitignore").write_text("".join(f"{line}\n" for line in _IGNORED), encoding="utf-8")
     (folder / _RAW).mkdir(parents=True)

@@ -46,6 +46,27 @@ def test_help_does_not_wait_for_torch_or_prefect() -> None:
     assert done.stderr == "set()\n"
 
 
+@pytest.mark.parametrize(
+    ("command", "unneeded"),
+    [
+        ("ledger show", {"torch", "prefect", "pandas", "dp_accounting", "scipy", "wandb"}),
+        ("card verify", {"torch", "prefect", "dvc", "matplotlib", "wandb"}),
+        ("card show none.json", {"torch", "prefect", "dvc", "matplotlib", "wandb"}),
+        ("plan", {"prefect", "dvc", "pandas", "matplotlib", "wandb", "sklearn"}),
+    ],
+)
+def test_a_command_imports_no_more_than_it_needs(here: Checkout, command: str, unneeded: set[str]) -> None:
+    """Which is what its time goes into."""
+    code = (
+        f"import sys; from flows.cli.main import app\ntry: app({command.split()!r})\nexcept SystemExit: pass\n"
+        f"print({unneeded!r} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], **here.where(), capture_output=True, text=True, check=True
+    )
+    assert done.stderr.splitlines()[-1] == "set()"
+
+
 def test_a_run_that_is_done_is_not_done_again(here: Checkout) -> None:
     head, files = here.ledger.head(), sorted(here.root.glob("artifacts/**/*"))
     for arguments in ((), ("--epsilon", "3"), ("--set", "algorithm.steps=5")):

@@ -85,9 +85,10 @@ def test_without_a_schema_or_a_terminal_nothing_is_made(schema: str, tmp_path: P
 
 
 def test_the_templates_are_those_of_this_checkout() -> None:
+    assert not list(TEMPLATES.rglob("dvc.yaml"))  # which DVC would take for stages of this project
     assert (TEMPLATES / "params.yaml").read_text() == (PROJECT / "params.yaml").read_text()
     yaml = YAML(typ="safe", pure=True)
-    ours, theirs = yaml.load(PROJECT / "dvc.yaml"), yaml.load(TEMPLATES / "dvc.yaml")
+    ours, theirs = yaml.load(PROJECT / "dvc.yaml"), yaml.load(TEMPLATES / "stages.yaml")
     code = re.compile(r"(algorithms|tasks|data)(/|$)")
     for name, stage in ours["stages"].items():
         stage["deps"] = [dep for dep in stage["deps"] if not code.match(dep)]

@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
+from prefect.exceptions import ParameterTypeError
+from prefect.utilities.callables import parameter_schema
 
 from algorithms.privacy.accounting.budget import Budget
 from flows.pipeline import pipeline, run_stage
@@ -23,6 +25,19 @@ def test_no_task_is_tried_again_and_none_is_cached_by_prefect() -> None:
     assert (run_stage.retries, pipeline.retries) == (0, 0)
     assert run_stage.cache_policy is not None
     assert run_stage.cache_policy.compute_key(task_ctx=None, inputs={}, flow_parameters={}) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"epsilon": -1.0}, {"epsilon": 0.0}, {"delta": 1.0}, {"delta": -1e-5}, {"seed": -1}]
+)
+def test_prefect_knows_the_ranges_of_the_parameters(parameters: dict[str, float]) -> None:
+    """So that a page or a command of Prefect refuses them before a run is made."""
+    with pytest.raises(ParameterTypeError):
+        pipeline.validate_parameters(parameters)
+    assert pipeline.validate_parameters({"epsilon": 1.5, "delta": 0.0})["epsilon"] == 1.5
+    (name,) = parameters
+    limits = json.dumps(parameter_schema(pipeline.fn).properties[name])
+    assert "inimum" in limits
 
 
 def test_a_deployment_runs_with_parameters_and_shows_its_steps(server: str, checkout: Checkout) -> None:
