@@ -139,12 +139,17 @@ class GradSampleRecorder(TorchFunctionMode):
         kwargs = kwargs or {}
         leaves = tensors_in((args, kwargs))
         is_use = any(id(leaf) in self._names for leaf in leaves)
-        self._calls += 1
         if self._layouts is None:
             return self._noted(func, args, kwargs, leaves, is_use=is_use)
-        if not is_use:
-            return func(*args, **kwargs)
-        call = self._call(func, leaves)
+        call = self._call(func, leaves) if is_use else None
+        if call is None:  # what gives no tensor is no call, wherever a hook may ask for a length
+            output = func(*args, **kwargs)
+            gives = isinstance(output, Tensor) or bool(tensors_in(output))
+            if gives and is_use:
+                raise UnrecordedError("the model takes another way than it took before")
+            self._calls += gives
+            return output
+        self._calls += 1
         self._here = {id(leaf): layout for leaf, layout in zip(leaves, call.taken, strict=True)}
         self.given = call.given
         if not any((*call.taken, *call.given)):
@@ -164,18 +169,18 @@ class GradSampleRecorder(TorchFunctionMode):
         taken = tuple(leaf.shape for leaf in leaves)
         output = func(*args, **kwargs)
         given = tensors_in(output)
-        self.shapes.append(Shapes(name_of(func), taken, tuple(leaf.shape for leaf in given)))
+        if given:
+            self.shapes.append(Shapes(name_of(func), taken, tuple(leaf.shape for leaf in given)))
         moves = is_use and isinstance(output, Tensor) and output.is_floating_point()
         is_new = moves and output._base is None and all(output is not leaf for leaf in leaves)
         return self.anchored(output) if is_new and torch.is_grad_enabled() else output
 
-    def _call(self, func: Callable[..., Any], leaves: list[Tensor]) -> Call:
-        """What is known of the call that is now."""
+    def _call(self, func: Callable[..., Any], leaves: list[Tensor]) -> Call | None:
+        """What is known of the call that is now; None where another was there."""
         layouts = self._layouts or ()
-        call = layouts[self._calls - 1] if self._calls <= len(layouts) else None
-        if call is None or call.name != name_of(func) or len(call.taken) != len(leaves):
-            raise UnrecordedError("the model takes another way than it took before")
-        return call
+        call = layouts[self._calls] if self._calls < len(layouts) else None
+        is_it = call is not None and call.name == name_of(func) and len(call.taken) == len(leaves)
+        return call if is_it else None
 
     def name(self, tensor: Any) -> str | None:
         """The name of a trained parameter, or of what was made of such ones; None for any other value."""

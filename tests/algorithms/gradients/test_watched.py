@@ -47,6 +47,42 @@ def test_every_way_from_a_tensor_to_a_number_is_a_look(name: str) -> None:
     check(made, engine)
 
 
+def masked(self: Wired, x: Tensor) -> Tensor:
+    """As masks of padding are applied: not at all where no record has any."""
+    there = (x.abs() > 0.5)[:, :, None].to(x)
+    hidden = self.layer(x[:, :, None])
+    if bool((there == 1).all()):
+        return hidden.sum(dim=1)
+    return (hidden * there).sum(dim=1)
+
+
+def by_position(self: Wired, x: Tensor) -> Tensor:
+    """A question that no record has a part in."""
+    places = torch.arange(x.shape[1]).expand(1, -1)
+    return self.layer(x[:, :, None]).sum(dim=1) * (2.0 if bool((places.diff() == 1).all()) else 1.0)
+
+
+@pytest.mark.parametrize("wiring", [masked, by_position])
+def test_a_question_about_values_has_a_public_answer(wiring: Callable[[Wired, Tensor], Tensor]) -> None:
+    """The general way is taken for all; a pass in which no record has padding counts the same as any other."""
+    made = problem(Spec(lambda: Wired(wiring, layer=nn.Linear(1, 2)), (4,)))
+    engine = made.engine()
+    assert engine.is_batched and engine.physical_batch > 32
+    check(made, engine)
+    full = Problem(made.model, made.parameters, made.inputs.sign(), made.labels)
+    check(full, engine)
+
+
+def test_a_question_whose_answer_changes_the_outcome_is_asked_of_each_record() -> None:
+    """As a branch that is no shorter way to the same."""
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        return self.layer(x) if bool((x[:, 0] > 0).all()) else -2.0 * self.layer(x)
+
+    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+        problem(Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2)), (4,))).engine()
+
+
 def chunked(size: int) -> Callable[[Wired, Tensor], Tensor]:
     return lambda self, x: torch.cat([functional.silu(part) for part in self.layer(x).split(size)])
 

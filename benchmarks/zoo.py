@@ -1,0 +1,184 @@
+"""Public architectures through the engine: `python -m benchmarks.zoo [NAMES]`, which writes docs/zoo.md.
+
+Each row: whether the model is taken, how many records a pass, what is written down record by record for want of a rule,
+how far the clipped sum is from that of a loop over records, and what a step costs beside plain PyTorch's and beside
+Opacus's best mode that takes the model. Times are of one process's CPU on one thread, methods alternating, medians;
+sizes are tiny, so that they weigh calls more than products. Memory is what the look adds to the process's largest size.
+"""
+
+import resource
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.gradients import L2, Engine
+from algorithms.models import Model
+from algorithms.models.libraries import imported_library
+from benchmarks.architectures import ZOO, Architecture, losses
+
+BATCH, COMPARED, ROUNDS = 64, 6, 5
+DOCUMENT = Path(__file__).parents[1] / "docs" / "zoo.md"
+MODES = ("hooks", "ghost")
+
+HEAD = """# The zoo: architectures that nobody here wrote
+
+Made by `python -m benchmarks.zoo`, with random weights at tiny sizes (`benchmarks/architectures.py`). "Records a pass"
+is the physical batch at `memory_mb: 1024`; "by record" lists operations without a rule, whose parameters' gradients
+alone are written down record by record. "Error" is that of the clipped sum against a loop over {compared} records,
+relative, in 32 bits. "Of plain" and "of Opacus" are our speed, a clipped step of {batch} records, as a share of plain
+PyTorch's and of the best mode of Opacus (hooks or ghost clipping) that takes the model. "Look" is what making the
+engine costs before the first step, in seconds of one CPU and MB of memory. The last {others} rows were
+tried after the rules had been written.
+
+| architecture | parameters | path | records a pass | by record | error | of plain | of Opacus | look, s | look, MB |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def main(names: list[str]) -> None:
+    """The rows of some architectures, or of all, which are then written."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    imported_library("transformers").logging.set_verbosity_error()
+    rows = []
+    for name, architecture in ZOO.items():
+        if not names or any(part.lower() in name.lower() for part in names):
+            rows.append(row(name, architecture))
+            sys.stdout.write(rows[-1] + "\n")
+            sys.stdout.flush()
+    if not names:
+        others = sum(not architecture.is_listed for architecture in ZOO.values())
+        DOCUMENT.write_text(
+            HEAD.format(compared=COMPARED, batch=BATCH, others=others) + "\n".join(rows) + "\n"
+        )
+
+
+def row(name: str, architecture: Architecture) -> str:
+    """A line of the table."""
+    torch.manual_seed(0)
+    model = Model(name, architecture.make(), losses, lambda outputs: outputs)
+    inputs, labels = architecture.inputs(BATCH), torch.arange(BATCH) % 3
+    before, start = _megabytes(), time.process_time()
+    try:
+        engine = Engine(model, input_shape=architecture.shape, input_dtype=inputs.dtype)
+    except ValueError as refused:
+        return f"| {name} | {model.parameter_count:,} | refused: {refused} | | | | | | | |"
+    look, grown = time.process_time() - start, _megabytes() - before
+    point, clipping = model.initial_parameters(), L2(1.0)
+    steps: dict[str, Callable[[], object]] = {
+        "ours": lambda: engine.clipped_sum(point, inputs, labels, clipping),
+        "plain": _plain(architecture, inputs, labels),
+    }
+    for mode in MODES:
+        step = _opacus(architecture, mode, inputs, labels)
+        if step is not None:
+            steps[mode] = step
+    times = _medians(steps)
+    best = min((times[mode] for mode in MODES if mode in times), default=None)
+    cells = (
+        f"{model.parameter_count:,}",
+        "batched" if engine.is_batched else "record by record",
+        str(engine.physical_batch),
+        ", ".join(engine.materialised) or "-",
+        f"{_error(model, engine, inputs[:COMPARED], labels[:COMPARED]):.0e}",
+        f"{times['plain'] / times['ours']:.2f}",
+        "-" if best is None else f"{best / times['ours']:.1f}",
+        f"{look:.1f}",
+        f"{max(0.0, grown):.0f}",
+    )
+    return "| " + " | ".join((name, *cells)) + " |"
+
+
+def _error(model: Model, engine: Engine, inputs: Tensor, labels: Tensor) -> float:
+    """How far the clipped sum is from that of a loop, clipped at the median norm."""
+    point, rows = model.initial_parameters(), []
+    for one, label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):
+        start = point.clone().requires_grad_()
+        loss = model.losses(model.outputs(model.named(start), one), label)
+        rows.append(torch.autograd.grad(loss.sum(), start)[0])
+    gradients = torch.stack(rows).double()
+    norms = gradients.norm(dim=1)
+    bound = float(norms.median())
+    expected = (gradients * (bound / norms).clamp(max=1.0)[:, None]).sum(dim=0)
+    found = engine.clipped_sum(point, inputs, labels, L2(bound))
+    return float((found - expected).norm() / expected.norm())
+
+
+def _plain(architecture: Architecture, inputs: Tensor, labels: Tensor) -> Callable[[], object]:
+    module = architecture.make()
+    parts = [part for part in module.parameters() if part.requires_grad]
+
+    def step() -> object:
+        return torch.autograd.grad(losses(module(inputs), labels).mean(), parts, allow_unused=True)
+
+    return step
+
+
+class _Criterion:
+    """Losses with the `reduction` that Opacus switches."""
+
+    reduction = "mean"
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        found = losses(outputs, labels)
+        return found if self.reduction == "none" else found.mean()
+
+
+def _opacus(
+    architecture: Architecture, mode: str, inputs: Tensor, labels: Tensor
+) -> Callable[[], object] | None:
+    """A step of Opacus in one of its modes without noise; None where it does not take the model."""
+    from opacus import PrivacyEngine
+    from torch.utils.data import DataLoader, TensorDataset
+
+    module: nn.Module = architecture.make().train()
+    parts = [part for part in module.parameters() if part.requires_grad]
+    try:
+        module, optimizer, *rest = PrivacyEngine(secure_mode=False).make_private(
+            module=module,
+            optimizer=torch.optim.SGD(parts, lr=0.0),
+            criterion=_Criterion(),
+            data_loader=DataLoader(TensorDataset(inputs, labels), batch_size=len(labels)),
+            noise_multiplier=0.0,
+            max_grad_norm=1.0,
+            poisson_sampling=False,
+            grad_sample_mode=mode,
+        )
+        criterion: Any = rest[0] if mode == "ghost" else _Criterion()
+
+        def step() -> object:
+            optimizer.zero_grad(set_to_none=True)
+            criterion(module(inputs), labels).backward()
+            return optimizer.step()
+
+        step()
+    except Exception:  # whatever it says of a model that it does not take
+        return None
+    return step
+
+
+def _medians(steps: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds of the CPU that each step takes, in turns."""
+    spent: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(ROUNDS + 1):
+        for name, step in steps.items():
+            start = time.process_time()
+            step()
+            if turn:  # the first warms up
+                spent[name].append(time.process_time() - start)
+    return {name: statistics.median(times) for name, times in spent.items()}
+
+
+def _megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
