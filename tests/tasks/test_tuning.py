@@ -69,6 +69,8 @@ def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Pat
         "result",
         "run.json",
     ]
+    page = (place / "tuned" / "tune.html").read_text()
+    assert "which, how many and how good they were is" in page
     again = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
     assert again["run_id"] == receipt["run_id"]
     assert len([row for row in ledger.history("digits") if row.kind == "reserve"]) == 1
