@@ -51,6 +51,7 @@ from tasks.config.environment import SPEND_AGAIN, may_spend_again
 from tasks.config.params import Group, Params, ParamsRefusedError
 from tasks.evaluate import evaluate, load_model
 from tasks.reporting.page import environment
+from tasks.reporting.rehearsal import rehearse
 from tasks.runs import sanity, store
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.provenance import described
@@ -468,6 +469,8 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
     ):  # killed before its result was whole: repeated, not charged again
         return
     plan, document = search.plan(0)
+    if ledger.status(run.run_id) is None:  # what is charged ends with a card, of a trial as of a run
+        rehearse(search.priced.plans[0], search.public, _identity(search, run, document))
     about = {name: document[name] for name in ("algorithm", "dataset", "adjacency", "noise")} | signer(home)
     held = digests_of(search.public, search.prepared)
     ledger.reserve(
@@ -479,6 +482,18 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
         blocks=search.blocks,
         held=held,
     )
+
+
+def _identity(search: Search, run: store.Run, document: Document) -> Document:
+    return {
+        "run_id": run.run_id,
+        "algorithm": document["algorithm"],
+        **described(search.public),
+        "blocks": list(search.blocks),
+        "private_noise": run.private_noise,
+        "diagnostics": False,
+        "device": _limits(params.parse(search.priced.documents[0], reads=READS)).device.type,
+    }
 
 
 def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
@@ -537,14 +552,7 @@ def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: 
     ledger.settle(run.run_id, plan.cost, events=events, model=sums["model.safetensors"])
     import pandas as pd
 
-    receipt = {
-        "run_id": run.run_id,
-        "algorithm": document["algorithm"],
-        **described(search.public),
-        "blocks": list(search.blocks),
-        "private_noise": run.private_noise,
-        "diagnostics": False,
-        "device": _limits(params.parse(winner.document, reads=READS)).device.type,
+    receipt = _identity(search, run, document) | {
         **cost_of(plan, events),
         "releases": len(pd.read_parquet(written / "trace.parquet")),
         **account_of(ledger, search.public.population, run.run_id),
