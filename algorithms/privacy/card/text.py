@@ -176,7 +176,8 @@ def tuning(card: PrivacyCard) -> str:
     trials = trials_of(schedule_from_json([row.model_dump() for row in card.events]))
     if trials is None:
         return TUNING
-    return f"the cost is that of a whole search, of which this model is the winner; a trial had one of {len(trials)} settings."
+    what = "the cost is that of a whole search, of which this model is the winner"
+    return f"{what}; a trial had one of {len(trials)} settings."
 
 
 def features(learned: Features) -> str:
