@@ -112,11 +112,7 @@ def column_problem(trace: pd.DataFrame, card: PrivacyCard, *, is_whole: bool = T
             return f"a {row['kind']} has other sampling or noise than its event"
     if list(queries(trace)) != [query.model_dump() for query in card.mechanism.queries]:
         return "mechanism.queries sums up other columns"
-    return (
-        None
-        if _ends_at(trace["epsilon"], card, is_whole=is_whole)
-        else "it counts another epsilon"
-    )
+    return None if _ends_at(trace["epsilon"], card, is_whole=is_whole) else "it counts another epsilon"
 
 
 def _ends_at(kept: "pd.Series[float]", card: PrivacyCard, *, is_whole: bool) -> bool:
