@@ -33,7 +33,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import Accountant, epsilon
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import ScheduleFilter
-from algorithms.privacy.accounting.selection import Trials, all_shown
+from algorithms.privacy.accounting.selection import Trials, all_shown, trials_of
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.card import RunRecord, build
@@ -50,6 +50,8 @@ from tasks.config import params
 from tasks.config.environment import SPEND_AGAIN, may_spend_again
 from tasks.config.params import Group, Params, ParamsRefusedError
 from tasks.evaluate import evaluate, load_model
+from tasks.reporting.page import environment
+from tasks.reporting.rehearsal import rehearse
 from tasks.runs import sanity, store
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.provenance import described
@@ -58,7 +60,7 @@ from tasks.train import save_model
 
 FOLDER = Path("tuned")
 READS = ("data", *("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger"))
-FILES = ("model.safetensors", "plan.json", "trace.parquet", "receipt.json", "winner.yaml")
+PAGE = "tune.html"
 _SCORE, _TRIALS = "score.json", "trials"
 _LARGEST_SPACE, _HALVINGS = 512, 8
 
@@ -467,6 +469,8 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
     ):  # killed before its result was whole: repeated, not charged again
         return
     plan, document = search.plan(0)
+    if ledger.status(run.run_id) is None:  # what is charged ends with a card, of a trial as of a run
+        rehearse(search.priced.plans[0], search.public, _identity(search, run, document))
     about = {name: document[name] for name in ("algorithm", "dataset", "adjacency", "noise")} | signer(home)
     held = digests_of(search.public, search.prepared)
     ledger.reserve(
@@ -478,6 +482,18 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
         blocks=search.blocks,
         held=held,
     )
+
+
+def _identity(search: Search, run: store.Run, document: Document) -> Document:
+    return {
+        "run_id": run.run_id,
+        "algorithm": document["algorithm"],
+        **described(search.public),
+        "blocks": list(search.blocks),
+        "private_noise": run.private_noise,
+        "diagnostics": False,
+        "device": _limits(params.parse(search.priced.documents[0], reads=READS)).device.type,
+    }
 
 
 def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
@@ -536,14 +552,7 @@ def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: 
     ledger.settle(run.run_id, plan.cost, events=events, model=sums["model.safetensors"])
     import pandas as pd
 
-    receipt = {
-        "run_id": run.run_id,
-        "algorithm": document["algorithm"],
-        **described(search.public),
-        "blocks": list(search.blocks),
-        "private_noise": run.private_noise,
-        "diagnostics": False,
-        "device": _limits(params.parse(winner.document, reads=READS)).device.type,
+    receipt = _identity(search, run, document) | {
         **cost_of(plan, events),
         "releases": len(pd.read_parquet(written / "trace.parquet")),
         **account_of(ledger, search.public.population, run.run_id),
@@ -561,14 +570,16 @@ def _write_table(search: Search, scores: Iterable[float], path: Path) -> None:
 
     rows = []
     for document, score in zip(search.priced.documents, scores, strict=True):
-        row: Document = {}
-        for key in search.tuning.space:
-            value: Any = document
-            for part in key.split("."):
-                value = value[part]
-            row[key] = value
-        rows.append(row | {"score": score})
+        rows.append({key: value_at(document, key) for key in search.tuning.space} | {"score": score})
     pd.DataFrame(rows).to_csv(path, index=False)
+
+
+def value_at(document: Document, key: str) -> Any:
+    """The value under a dotted key."""
+    value: Any = document
+    for part in key.split("."):
+        value = value[part]
+    return value
 
 
 def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
@@ -587,4 +598,43 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
     record = RunRecord(plan, receipt, json.loads(search.public.to_json()), frame, receipt["software"])
     card = build(record, signing_key(home))
     (folder / "privacy_card.json").write_bytes(card.to_bytes())
+    (folder / PAGE).write_text(_page(search, plan, receipt, folder), encoding="utf-8")
     return receipt
+
+
+_SCORES = {
+    "public": "The best was the one with the most right answers on held-out records that the data card declares public;"
+    " of the best of several, that number is a little too good.",
+    "private": "The best was the one with the highest noised number of right answers on a share of the records, which"
+    " is charged.",
+}
+
+
+def _page(search: Search, plan: Document, receipt: Document, folder: Path) -> str:
+    """What the winner is and cost, beside one run and beside showing all; nothing of the other trials."""
+    tuning, public_plan = search.tuning, Plan.from_json(plan)
+    inside = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
+    trials = trials_of(public_plan.schedule) or []
+    number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)
+    dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], accountant="rdp"))
+    naive = [(event, count * number) for event, count in dearest]
+    told = {
+        "trials": number,
+        "space": {
+            key: value.values() if isinstance(value, Range) else value for key, value in tuning.space.items()
+        },
+        "drawn": f"{tuning.trials.mean:g} on average ({tuning.trials.distribution.replace('_', ' ')})",
+        "objective": _SCORES[tuning.objective.on],
+    }
+    return (
+        environment()
+        .get_template("tune.html.j2")
+        .render(
+            plan=plan,
+            receipt=receipt,
+            winner={key: value_at(inside, key) for key in tuning.space},
+            cost=receipt["epsilon"][receipt["accountant"]],
+            naive=epsilon(naive, receipt["delta"], accountant="rdp", adjacency=named(plan["adjacency"])),
+            told=told,
+        )
+    )

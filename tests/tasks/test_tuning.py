@@ -10,6 +10,7 @@ import pytest
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy import card
+from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
@@ -63,12 +64,15 @@ def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Pat
     verified = card.verify(written, place / "tuned", key=(own_home / "owner.pub").read_text().strip())
     assert verified.passed, verified.failures
     assert written.setting.epsilon == pytest.approx(search.priced.cost)
+    assert "the cost is that of a whole search" in text.markdown(written)
     check_charged(written, ledger)
     assert sorted(path.name for path in (own_home / "runs" / receipt["run_id"]).iterdir()) == [
         "lock",
         "result",
         "run.json",
     ]
+    page = (place / "tuned" / "tune.html").read_text()
+    assert "which, how many and how good they were is" in page
     again = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
     assert again["run_id"] == receipt["run_id"]
     assert len([row for row in ledger.history("digits") if row.kind == "reserve"]) == 1

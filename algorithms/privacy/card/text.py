@@ -2,6 +2,8 @@
 
 from decimal import ROUND_CEILING, Context
 
+from algorithms.privacy.accounting.events import schedule_from_json
+from algorithms.privacy.accounting.selection import trials_of
 from algorithms.privacy.card.schema import Features, Mechanism, Model, PrivacyCard, Rounding
 from algorithms.privacy.ledger.composition import Composition
 
@@ -184,6 +186,15 @@ def transform(mechanism: Mechanism) -> str:
     return ENCODED.format(**told)
 
 
+def tuning(card: PrivacyCard) -> str:
+    """Whether the price has the choice of settings in it."""
+    trials = trials_of(schedule_from_json([row.model_dump() for row in card.events]))
+    if trials is None:
+        return TUNING
+    what = "the cost is that of a whole search, of which this model is the winner"
+    return f"{what}; a trial had one of {len(trials)} settings."
+
+
 def features(learned: Features) -> str:
     """What was learned before training."""
     if learned.name == "none":
@@ -292,7 +303,7 @@ def markdown(card: PrivacyCard) -> str:
     sections = {
         "Protected": [protected(card)],
         "Not protected": not_protected(card),
-        "Left out": [side_channels(card), f"Trying out settings: {TUNING}", HOLDOUT[setting.holdout]],
+        "Left out": [side_channels(card), f"Trying out settings: {tuning(card)}", HOLDOUT[setting.holdout]],
         "What was done": [
             f"{mechanism.algorithm} on {setting.dataset}: {mechanism.releases} releases in {mechanism.steps} steps",
             f"Transform: {transform(mechanism)}",
