@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from algorithms import models
@@ -40,21 +40,28 @@ def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
     """The architecture and the parameters by name of a model that the train stage wrote.
 
     No other file is read: what a start or an embedding was read from is among the parameters. Raises
-    ModelRefusedError where some of them are missing.
+    ModelRefusedError where some of them are missing, and where the file is damaged.
     """
-    with safe_open(path, framework="pt") as file:
-        facts = json.loads(file.metadata()["epsilonflow"])
-        parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    shape, before = tuple(facts["input_shape"]), facts.get("front")
-    features = None if before is None else front(before, shape)
-    model = models.build(
-        facts["model"],
-        input_shape=shape if features is None else shape_after(features, shape),
-        classes=len(facts["classes"]),
-        seed=0,
-        tokens=facts.get("tokens"),
-        settings=facts.get("model_settings"),
-    )
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()["epsilonflow"])
+            parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        shape, before = tuple(facts["input_shape"]), facts.get("front")
+        features = None if before is None else front(before, shape)
+        model = models.build(
+            facts["model"],
+            input_shape=shape if features is None else shape_after(features, shape),
+            classes=len(facts["classes"]),
+            seed=0,
+            tokens=facts.get("tokens"),
+            settings=facts.get("model_settings"),
+        )
+    except ModelRefusedError:
+        raise
+    except (SafetensorError, ValueError, TypeError, LookupError, AttributeError, RuntimeError):
+        raise ModelRefusedError(
+            f"{path.name} is no model of epsilonflow, or is damaged; train again, or take the file that was published."
+        ) from None
     model = model if features is None else in_front(features, model)
     missing = model.published(model.initial_parameters()).keys() - parameters.keys()
     if missing:
