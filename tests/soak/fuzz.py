@@ -20,7 +20,9 @@ import pyarrow as pa
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pyarrow import parquet
+from safetensors.torch import save_file
 
+from algorithms import models
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.card import build
 from algorithms.privacy.card import load as load_card
@@ -96,7 +98,12 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 def tried(target: Target, folder: Path, count: int, *, seed: int) -> Found:
     """Changes a file of a kind so often and takes each."""
     draw, found = random.Random(f"{seed} {target.name}"), Found(target.name)
-    # A name of its own for each, since the ledger's would find a log of another one beside it.
+    (folder / target.name).write_bytes(target.content)
+    if not target.take(folder / target.name):
+        found.problems.append("the file as it should be is not taken")
+    for left in folder.iterdir():
+        left.unlink()
+    # A folder of its own for each, since a ledger would find the log of another one beside it.
     for number in range(count):
         content = mutated(target.content, draw)
         if content == target.content:
@@ -141,7 +148,11 @@ def targets(folder: Path) -> Iterator[Target]:
     yield Target("table.csv", table.to_csv(index=False).encode(), _table("csv"))
     parquet.write_table(pa.Table.from_pandas(table), folder / "table.parquet")
     yield Target("table.parquet", (folder / "table.parquet").read_bytes(), _table("parquet"))
-    yield Target("model.safetensors", next(folder.rglob("model.safetensors")).read_bytes(), _model)
+    facts = {"model": "logistic", "input_shape": [3], "classes": ["no", "yes"]}
+    model = models.build("logistic", input_shape=(3,), classes=2, seed=0)
+    parameters = model.published(model.initial_parameters())
+    save_file(parameters, folder / "model.safetensors", {"epsilonflow": json.dumps(facts)})
+    yield Target("model.safetensors", (folder / "model.safetensors").read_bytes(), _model)
     yield from _ledgers(folder)
 
 
@@ -225,7 +236,12 @@ def main(
     """Change and take; exit status 1 where something is not right."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = [tried(t, folder, count, seed=seed) for t in targets(folder) if only in (None, t.name)]
+        (folder / "tried").mkdir()
+        found = [
+            tried(target, folder / "tried", count, seed=seed)
+            for target in targets(folder)
+            if only in (None, target.name)
+        ]
     rows = [(f.target, f.changed, f.refused, f.same, len(f.problems)) for f in found]
     table = pd.DataFrame(rows, columns=["file", "changed", "refused", "taken, the same", "problems"])
     sys.stdout.write(f"{table.to_string(index=False)}\n")
