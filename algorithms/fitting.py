@@ -122,7 +122,7 @@ def fit(
         X: Records [n, *shape], as an array or a tensor; whole numbers stay so for a model with an embedding, and
             become float32 otherwise. Or a map-style Dataset of pairs, without y.
         y: Targets [n]: classes as whole numbers, or real numbers for a regression.
-        method: Settings of a method, such as `DPSGD(steps=300, batch_size=256)`.
+        method: Settings of a method, such as `DPSGD(steps=300, expected_batch_size=256)`.
         epsilon, delta: The target. delta is at most 1/n, and at most 1e-5 where n is private.
         accountant: "pld", "rdp" or, for delta 0, "pure".
         noise: "secure", or "seeded" with `seed` for public records: repeatable, so that it protects nobody.
@@ -150,7 +150,7 @@ def fit(
         >>> draw = np.random.default_rng(0)
         >>> X = draw.normal(size=(200, 5))
         >>> y = (X[:, 0] > 0).astype(int)
-        >>> method = DPSGD(steps=20, batch_size=50)
+        >>> method = DPSGD(steps=20, expected_batch_size=50)
         >>> result = fit(torch.nn.Linear(5, 2), "cross_entropy", X, y, method=method, epsilon=3, delta=1e-3)
         >>> result.epsilon["pld"] <= 3
         True
@@ -177,9 +177,9 @@ def fit(
             loss=trained.bounds,
         ),
     )
-    if "not_private" in plan.own and noise != "seeded":
+    if plan.not_private is not None and noise != "seeded":
         raise RefusedError(
-            f"secret noise would promise what does not hold: {plan.own['not_private']} To reproduce it all the same,"
+            f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
             ' on public records, give public=True and noise="seeded".'
         )
     plan_file = _plan_file(
@@ -204,7 +204,7 @@ def fit(
             folder=folder,
             performance=performance,
             checkpoint_seconds=math.inf,
-            tell=lambda *_: None,
+            on_step=lambda *_: None,
         )
         published = by_name(trained.published(method.released(state)))
         trace.write(folder / "trace.parquet")
@@ -407,7 +407,7 @@ def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:
         hasattr(method, name) for name in ("plan", "init", "step", "released")
     ):
         raise RefusedError(
-            f"the method is {method!r}; give the settings of one, such as DPSGD(steps=300, batch_size=256)."
+            f"the method is {method!r}; give the settings of one, such as DPSGD(steps=300, expected_batch_size=256)."
         )
     kind = type(method)
     names = {of: name for name, of in CATALOGUE.items()}

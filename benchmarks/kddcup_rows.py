@@ -127,7 +127,7 @@ def train(folder: Path, *, records: int, iterations: int) -> Cost:
             folder=folder,
             performance=Performance(memory_mb=512),
             checkpoint_seconds=math.inf,
-            tell=lambda _step, _epsilon, _noise_std: None,
+            on_step=lambda _step, _epsilon, _noise_std: None,
         )
     return costs[0]
 

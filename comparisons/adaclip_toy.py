@@ -59,15 +59,17 @@ _DOTS_PER_INCH = 160
 _STEPS = RECORDS * EPOCHS
 _UPDATE = OptimizerConfig(learning_rate=LEARNING_RATE)
 METHODS: dict[str, Algorithm[Any]] = {
-    "DP-SGD": DPSGD(steps=_STEPS, batch_size=1, update=_UPDATE),
-    "AdaCliP, free scale": AdaCliP(steps=_STEPS, batch_size=1, update=_UPDATE),
+    "DP-SGD": DPSGD(steps=_STEPS, expected_batch_size=1, update=_UPDATE),
+    "AdaCliP, free scale": AdaCliP(steps=_STEPS, expected_batch_size=1, update=_UPDATE),
     **{
-        f"AdaCliP, h2 = {h2:g}": AdaCliP(steps=_STEPS, batch_size=1, update=_UPDATE, scale="paper", h2=h2)
+        f"AdaCliP, h2 = {h2:g}": AdaCliP(
+            steps=_STEPS, expected_batch_size=1, update=_UPDATE, scale="paper", h2=h2
+        )
         for h2 in VARIANCES
     },
     **{
         f"AdaCliP as printed, h2 = {h2:g}": AdaCliP(
-            steps=_STEPS, batch_size=1, update=_UPDATE, scale="paper", h2=h2, paper_update=True
+            steps=_STEPS, expected_batch_size=1, update=_UPDATE, scale="paper", h2=h2, paper_update=True
         )
         for h2 in PRINTED
     },

@@ -98,7 +98,7 @@ def sampled_noise(comparison: Path, *, epsilons: tuple[float, ...] = EPSILONS) -
 
 def _by_epoch(run: Run) -> dict[str, Any]:
     """Epochs from 1, and the mean of sigma_G in each."""
-    batch, gradients = run.cell["settings"]["batch_size"], run.table[run.table["kind"] == "gradient"]
+    batch, gradients = run.cell["settings"]["expected_batch_size"], run.table[run.table["kind"] == "gradient"]
     steps_per_epoch = math.ceil(run.results["records"] / batch - _SLACK)
     noise = gradients["noise_multiplier"] * batch / gradients["divisor"]
     means = noise.groupby(gradients["step"] // steps_per_epoch + 1).mean()

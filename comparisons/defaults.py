@@ -159,7 +159,7 @@ def accuracy(
             folder=Path(os.devnull),
             performance=Performance(torch.device("cpu"), 1024, None),
             checkpoint_seconds=math.inf,
-            tell=lambda step, epsilon, noise: None,
+            on_step=lambda step, epsilon, noise: None,
         )
         released = trained.published(chosen.algorithm.released(state))
         found.append(np.mean(evaluate(trained, released, held_out).predicted == made.labels[n:]))
@@ -184,7 +184,7 @@ class Case:
             n = len(made.labels) - made.test
             without = recipe(card, "non_private", 1.0)
             best = accuracy(made, without.model, without.settings, name="non_private", epsilon=1.0, seeds=1)
-            before = {"batch_size": round(0.05 * n), **BEFORE}
+            before = {"expected_batch_size": round(0.05 * n), **BEFORE}
             seeds = self.seeds if n < 50_000 else 1
             for epsilon in self.epsilons:
                 usual = recipe(card, "dp_sgd", epsilon)
@@ -201,7 +201,7 @@ class Case:
                         for column, settings in runs.items()
                     },
                     "not private": best,
-                    "batch_size": usual.settings["batch_size"],
+                    "expected_batch_size": usual.settings["expected_batch_size"],
                     "learning_rate": usual.settings["update"]["learning_rate"],
                 }
 

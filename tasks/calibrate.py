@@ -60,9 +60,9 @@ def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
         model,
         input_shape=public.input_shape,
         start=None if chosen.start is None else Path(chosen.start),
-        fresh=chosen.fresh,
+        reinitialize=chosen.reinitialize,
         freeze=chosen.freeze,
-        views=chosen.views,
+        augmentations=chosen.augmentations,
     )
 
 
@@ -84,9 +84,9 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
         return settings.algorithm.plan(target, _known(model, public))
 
     plan = at(privacy.epsilon) if privacy.epsilon is not None else _withstanding(privacy.target, at)
-    if "not_private" in plan.own and privacy.noise != "seeded":
+    if plan.not_private is not None and privacy.noise != "seeded":
         raise RefusedError(
-            f"secret noise would promise what does not hold: {plan.own['not_private']} To reproduce it all the same,"
+            f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
             " on public records, set privacy.noise to seeded."
         )
     return plan

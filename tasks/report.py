@@ -16,6 +16,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.adjacency import named
 from algorithms.privacy.accounting.epsilon import COARSENING, FINE, epsilon
 from algorithms.privacy.accounting.events import schedule_from_json
+from algorithms.privacy.accounting.filters import FIXED, holding_from_json
 from algorithms.privacy.accounting.risk import Profile, risk_profile
 from algorithms.privacy.card import (
     PrivacyCard,
@@ -226,13 +227,13 @@ def epsilon_curve(run: Run, *, grid: float) -> Curve:
 
 def _promised(run: Run) -> Profile:
     """What the run tells at each epsilon."""
-    held_by = run.plan.get("filter", {"kind": "schedule"})
+    held_by = holding_from_json(run.plan["filter"])
     return risk_profile(held_by, schedule_from_json(run.receipt["events"]), run.plan["adjacency"])
 
 
 def _is_fixed(run: Run) -> bool:
     """Whether the releases were fixed in advance, and not chosen on the way under a filter."""
-    return bool(run.plan.get("filter", {"kind": "schedule"}) == {"kind": "schedule"})
+    return holding_from_json(run.plan["filter"]) == FIXED
 
 
 def _cost(run: Run, steps: int, *, grid: float) -> float:

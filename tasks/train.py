@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from algorithms.core.method import Plan
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
-from algorithms.core.training import Tell, by_name, device_of
+from algorithms.core.training import OnStep, by_name, device_of
 from algorithms.core.training import train as run_training
 from algorithms.errors import RefusedError
 from algorithms.models import Model
@@ -194,7 +194,7 @@ def _checksums(written: Path, job: Job) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: Tell, home: Path) -> Trace:
+def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: OnStep, home: Path) -> Trace:
     """Trains and writes the released model and the trace into `folder`."""
     performance = job.settings.performance
     diagnostics = Diagnostics()
@@ -211,7 +211,7 @@ def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: Tell
             folder=run.folder,
             performance=_limits(job.settings),
             checkpoint_seconds=performance.checkpoint_seconds,
-            tell=both(shown, live),
+            on_step=both(shown, live),
             features=job.settings.features,
             diagnostics=diagnostics if job.settings.privacy.diagnostics else None,
         )

@@ -3,22 +3,20 @@
 Noise that changes from step to step on a course that is public and fixed before the first step.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import dp_accounting as dp
-import numpy as np
-from numpy.typing import NDArray
+from pydantic import JsonValue, TypeAdapter
 
 from algorithms.core.method import Plan, PublicInfo, Target, by_accountants
 from algorithms.core.minibatch import Batches, count_release
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, named
-from algorithms.privacy.accounting.epsilon import calibrate
+from algorithms.privacy.accounting.calibration import Array, calibrate, in_levels
 from algorithms.privacy.accounting.events import Schedule
-from algorithms.privacy.accounting.filters import RenyiFilter, epsilon_of_zcdp
+from algorithms.privacy.accounting.filters import RenyiBudget, RenyiFilter, ZCDPBudget, epsilon_of_zcdp
 from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release
 
 _LARGEST_DELTA_UNKNOWN_N = 1e-5
@@ -33,11 +31,13 @@ def plan_fixed(
     sampling_rate: float,
     divisor: float | None,
     adjacency: str = ADD_OR_REMOVE_ONE.name,
-    own: Mapping[str, Any] | None = None,
+    method_params: object | None = None,
+    not_private: str | None = None,
 ) -> Plan:
     """The plan of an algorithm whose releases are fixed before the first one, with the least noise that fits.
 
-    releases: the algorithm's own and how often each occurs in a row, at a noise multiplier. own: see Plan.
+    releases: the algorithm's own and how often each occurs in a row, at a noise multiplier. method_params: a dataclass
+    of public values that the method plans; `Plan.params` gives it back.
     Raises RefusedError where no noise fits, and for events that are not proven under the adjacency.
     """
 
@@ -46,7 +46,7 @@ def plan_fixed(
 
     accountant, relation = target.accountant, named(adjacency)
     multiplier = calibrate(
-        lambda noise: [*target.before, *schedule_at(noise)],
+        lambda noise: [*target.prior_events, *schedule_at(noise)],
         target.budget,
         accountant=accountant,
         adjacency=relation,
@@ -60,7 +60,8 @@ def plan_fixed(
         sampling_rate=sampling_rate,
         divisor=divisor,
         adjacency=adjacency,
-        own=own,
+        method_params=method_params,
+        not_private=not_private,
     )
 
 
@@ -74,12 +75,13 @@ def plan_given(
     sampling_rate: float,
     divisor: float | None,
     adjacency: str = ADD_OR_REMOVE_ONE.name,
-    own: Mapping[str, Any] | None = None,
+    method_params: object | None = None,
+    not_private: str | None = None,
 ) -> Plan:
     """The plan of fixed releases whose noise is set already; raises RefusedError where they cost more than the
     target.
     """
-    relation, schedule = named(adjacency), [*target.before, *schedule]
+    relation, schedule = named(adjacency), [*target.prior_events, *schedule]
     costs = by_accountants(schedule, target.budget.delta, relation)
     if target.accountant not in costs:
         raise RefusedError(
@@ -101,16 +103,17 @@ def plan_given(
         schedule=schedule,
         epsilon=costs,
         adjacency=adjacency,
-        own=dict(own or {}),
+        method_params=_as_json(method_params),
+        not_private=not_private,
     )
 
 
 def plan_zcdp(
-    rho: float, *, target: Target, public: PublicInfo, steps: int, own: Mapping[str, Any] | None = None
+    rho: float, *, target: Target, public: PublicInfo, steps: int, method_params: object | None = None
 ) -> Plan:
     """The plan of a run that chooses its releases on the way, under a zCDP filter; steps: the most it may take."""
     _check_adaptive(target)
-    if target.before:
+    if target.prior_events:
         raise RefusedError(
             "this algorithm spends its budget on the way, and has no part for learned features in it; set"
             " features.name to none, or choose an algorithm with a fixed schedule."
@@ -124,8 +127,8 @@ def plan_zcdp(
         divisor=None,
         schedule=[(dp.dp_event.ZCDpEvent(rho), 1)],
         epsilon={"rdp": epsilon_of_zcdp(rho, target.budget.delta)},
-        filter={"kind": "zcdp", "rho": rho},
-        own=dict(own or {}),
+        filter=ZCDPBudget(rho),
+        method_params=_as_json(method_params),
     )
 
 
@@ -136,7 +139,7 @@ def plan_renyi(
     public: PublicInfo,
     steps: int,
     sampling_rate: float,
-    own: Mapping[str, Any] | None = None,
+    method_params: object | None = None,
 ) -> Plan:
     """The plan of a run that chooses its releases on the way, under a Rényi filter at an order fixed here."""
     _check_adaptive(target)
@@ -150,9 +153,16 @@ def plan_renyi(
         divisor=None,
         schedule=[],
         epsilon={"rdp": target.budget.epsilon},
-        filter={"kind": "renyi", "order": order, "limit": limit},
-        own=dict(own or {}),
+        filter=RenyiBudget(order, limit),
+        method_params=_as_json(method_params),
     )
+
+
+def _as_json(method_params: object | None) -> dict[str, JsonValue]:
+    if method_params is None:
+        return {}
+    written: dict[str, JsonValue] = TypeAdapter(type(method_params)).dump_python(method_params, mode="json")
+    return written
 
 
 def _check_adaptive(target: Target) -> None:
@@ -173,10 +183,31 @@ def check_delta(delta: float, records: int | None) -> None:
         raise RefusedError(f"delta = {delta:g} was asked for, but {why}; set delta to at most {most:.3g}.")
 
 
-Array = NDArray[np.float64]
+@dataclass(frozen=True)
+class Claim:
+    """What a plan keeps where the paper's analysis states an epsilon of its own; nothing is held to it."""
 
-LEVELS = 24
-"""The most different noise multipliers in a plan; each costs the accountant a distribution of its own."""
+    claimed_epsilon: float
+
+
+@dataclass(frozen=True)
+class NoiseRun:
+    """Steps in a row whose noise multiplier is the plan's times `weight`."""
+
+    steps: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class NoiseSchedule:
+    """What a plan keeps of noise that changes from step to step."""
+
+    noise: tuple[NoiseRun, ...]
+
+
+def noise_runs(values: Array, counts: Array) -> tuple[NoiseRun, ...]:
+    """The runs of these weights and lengths, each of shape [runs]."""
+    return tuple(NoiseRun(int(count), float(value)) for value, count in zip(values, counts, strict=True))
 
 
 def plan_noise_schedule(
@@ -186,26 +217,19 @@ def plan_noise_schedule(
     clip_norm: float,
     target: Target,
     public: PublicInfo,
-    own: Mapping[str, Any] | None = None,
 ) -> Plan:
     """The plan of noised gradient steps whose noise multipliers are the plan's times `weights`, shape [steps].
 
-    The whole course is calibrated at once. The plan keeps the weights under "noise", as runs of steps.
+    The whole course is calibrated at once. The plan keeps the weights as a `NoiseSchedule`.
     Raises RefusedError where no noise fits the target.
     """
-    values, counts = in_levels(weights)
+    runs = noise_runs(*in_levels(weights))
     first = [] if sampled.divisor is not None else [(count_release(target.count_noise), 1)]
 
     def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
-        later = [
-            (_step(sampled, clip_norm, noise_multiplier * float(value)), int(count))
-            for value, count in zip(values, counts, strict=True)
-        ]
+        later = [(_step(sampled, clip_norm, noise_multiplier * run.weight), run.steps) for run in runs]
         return [*first, *later]
 
-    runs = [
-        {"steps": int(count), "weight": float(value)} for value, count in zip(values, counts, strict=True)
-    ]
     return plan_fixed(
         releases,
         target=target,
@@ -213,34 +237,17 @@ def plan_noise_schedule(
         steps=len(weights),
         sampling_rate=sampled.rate,
         divisor=sampled.divisor,
-        own={"noise": runs, **(own or {})},
+        method_params=NoiseSchedule(runs),
     )
 
 
 def multiplier_at(plan: Plan, count: int) -> float:
     """The noise multiplier of the step after `count` others; raises BudgetRefusedError after the last."""
-    runs: Sequence[Mapping[str, Any]] = plan.own["noise"]
-    for run in runs:
-        if count < run["steps"]:
-            return float(plan.noise_multiplier * run["weight"])
-        count -= run["steps"]
+    for run in plan.params(NoiseSchedule).noise:
+        if count < run.steps:
+            return plan.noise_multiplier * run.weight
+        count -= run.steps
     raise BudgetRefusedError("the plan allows no further release; calibrate a run of more steps.")
-
-
-def in_levels(weights: Array, levels: int = LEVELS) -> tuple[Array, Array]:
-    """Positive weights, shape [steps], as at most `levels` runs of equal ones: their values and lengths, [runs].
-
-    A run takes its geometric mean, so where there are fewer runs of equal weights they are kept. Else runs end where
-    they follow the logarithm with the least squared error: their density goes with its slope to the power 2/3.
-    """
-    moves = np.abs(np.diff(np.log(weights), prepend=math.log(weights[0])))
-    cells = np.cumsum(moves > 0)
-    if cells[-1] >= levels:
-        course = np.cumsum(moves ** (2.0 / 3.0))
-        cells = np.minimum(np.floor(course / course[-1] * levels), levels - 1)
-    starts = np.flatnonzero(np.diff(cells, prepend=-1.0))
-    counts = np.diff(np.append(starts, len(weights)))
-    return np.exp(np.add.reduceat(np.log(weights), starts) / counts), counts
 
 
 def _step(sampled: Batches, clip_norm: float, noise_multiplier: float) -> Release:

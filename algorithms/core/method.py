@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 import dp_accounting as dp
+from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
 from algorithms.errors import RefusedError
@@ -20,12 +21,19 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import ACCOUNTANTS, Accountant, epsilon
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import (
+    FIXED,
     Filter,
+    FixedSchedule,
+    Holding,
+    RenyiBudget,
     RenyiFilter,
     ScheduleFilter,
+    ZCDPBudget,
     ZCDPFilter,
     conversion,
     epsilon_of_zcdp,
+    holding_from_json,
+    holding_to_json,
 )
 from algorithms.privacy.barrier.barrier import Barrier
 
@@ -128,14 +136,14 @@ class Target:
     """What a run may cost and how that is counted.
 
     accountant: whose epsilon is held to the budget. count_noise: noise multiplier of the count of records that is
-    released first where the number of records is private. before: the events of releases that are made before the
+    released first where the number of records is private. prior_events: of releases that are made before the
     algorithm's own, which have to fit the budget too.
     """
 
     budget: Budget
     accountant: Accountant = "pld"
     count_noise: float = 100.0
-    before: tuple[tuple[dp.DpEvent, int], ...] = ()
+    prior_events: tuple[tuple[dp.DpEvent, int], ...] = ()
 
     def __post_init__(self) -> None:
         if (self.accountant == "pure") != (self.budget.delta == 0):
@@ -145,17 +153,23 @@ class Target:
             )
 
 
+P = TypeVar("P")
+
+
+_ADAPTERS: dict[object, TypeAdapter[Any]] = {}
+"""By the dataclass of a method's public values; making one takes longer than a small step."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a run will ask and what it costs, decided before the records are opened.
 
     steps: the most steps of the training loop. noise_multiplier: 0 where it is chosen on the way. schedule: the events
     of the releases, in order. divisor: the public number that sums are divided by, or None where it follows from the
-    released count. filter: what holds the run to its budget: {"kind": "schedule"}, {"kind": "zcdp", "rho"} or
-    {"kind": "renyi", "order", "limit"}. epsilon: by accountant, at the target's delta; infinite for a run that is not
-    private; an accountant without a bound is absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE. own: public values
-    that the algorithm planned, as JSON values; under "not_private" a sentence that says why the stated epsilon does not
-    hold, where it does not.
+    released count. filter: what holds the run to its budget. epsilon: by accountant, at the target's delta; infinite
+    for a run that is not private; an accountant without a bound is absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE.
+    method_params: public values that the method planned, as the plan's file has them; `params` gives them as the
+    method's own dataclass. not_private: why the stated epsilon does not hold, where it does not.
     """
 
     target: Target
@@ -166,21 +180,27 @@ class Plan:
     divisor: float | None
     schedule: Schedule
     epsilon: Mapping[str, float]
-    filter: Mapping[str, Any] = field(default_factory=lambda: {"kind": "schedule"})
+    filter: Holding = FIXED
     adjacency: str = ADD_OR_REMOVE_ONE.name
-    own: Mapping[str, Any] = field(default_factory=dict)
+    method_params: Mapping[str, JsonValue] = field(default_factory=dict)
+    not_private: str | None = None
 
     def __post_init__(self) -> None:
-        if self.filter["kind"] != "schedule" and named(self.adjacency) is not ADD_OR_REMOVE_ONE:
+        if not self.is_fixed and named(self.adjacency) is not ADD_OR_REMOVE_ONE:
             raise RefusedError(
                 f"releases chosen on the way are counted under {ADD_OR_REMOVE_ONE.name} alone, not under"
                 f" {self.adjacency}; run the calibrate stage again."
             )
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether all releases were fixed before the first."""
+        return isinstance(self.filter, FixedSchedule)
+
+    @property
     def accountant(self) -> Accountant:
         """Whose epsilon the run is held to: the target's where its releases are fixed, else Rényi's."""
-        return self.target.accountant if self.filter["kind"] == "schedule" else "rdp"
+        return self.target.accountant if self.is_fixed else "rdp"
 
     @property
     def cost(self) -> Budget:
@@ -190,7 +210,14 @@ class Plan:
     @property
     def fixed_noise(self) -> float | None:
         """The noise multiplier, 0 for a run without noise; None where it is chosen on the way, under a filter."""
-        return self.noise_multiplier if self.filter["kind"] == "schedule" else None
+        return self.noise_multiplier if self.is_fixed else None
+
+    def params(self, kind: type[P]) -> P:
+        """The method's public values as `kind`, the dataclass that it planned them as."""
+        if kind not in _ADAPTERS:
+            _ADAPTERS[kind] = TypeAdapter(kind)
+        params: P = _ADAPTERS[kind].validate_python(self.method_params)
+        return params
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; an infinite epsilon becomes null."""
@@ -198,7 +225,7 @@ class Plan:
             "target": to_finite(asdict(self.target.budget)),
             "accountant": self.target.accountant,
             "count_noise": self.target.count_noise,
-            "before": schedule_to_json(self.target.before),
+            "prior_events": schedule_to_json(self.target.prior_events),
             "public": self.public.to_json(),
             "adjacency": self.adjacency,
             "delta": self.target.budget.delta,
@@ -208,28 +235,30 @@ class Plan:
             "sampling_rate": self.sampling_rate,
             "divisor": self.divisor,
             "schedule": schedule_to_json(self.schedule),
-            "filter": dict(self.filter),
-            "own": dict(self.own),
+            "filter": holding_to_json(self.filter),
+            "method_params": dict(self.method_params),
+            "not_private": self.not_private,
         }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """The plan that `to_json` wrote, now or when it had 0 for noise chosen on the way; other keys are ignored."""
+        """The plan that `to_json` wrote; other keys are ignored."""
         budget = Budget(**from_finite(document["target"]))
         return cls(
             target=Target(
                 budget,
                 document["accountant"],
                 document["count_noise"],
-                before=tuple(schedule_from_json(document["before"])),
+                prior_events=tuple(schedule_from_json(document["prior_events"])),
             ),
             public=PublicInfo.from_json(document["public"]),
             schedule=schedule_from_json(document["schedule"]),
             epsilon=from_finite(document["epsilon"]),
             noise_multiplier=document["noise_multiplier"] or 0.0,
+            filter=holding_from_json(document["filter"]),
             **{
                 name: document[name]
-                for name in ("steps", "sampling_rate", "divisor", "filter", "adjacency", "own")
+                for name in ("steps", "sampling_rate", "divisor", "adjacency", "method_params", "not_private")
             },
         )
 
@@ -254,29 +283,28 @@ class Plan:
     def _costs(self) -> Mapping[str, float]:
         budget = self.target.budget
         match self.filter:
-            case {"kind": "schedule"}:
+            case FixedSchedule():
                 return by_accountants(self.schedule, budget.delta, named(self.adjacency))
-            case {"kind": "zcdp", "rho": rho}:
+            case ZCDPBudget(rho):
                 return {"rdp": epsilon_of_zcdp(rho, budget.delta)}
-        order, limit = self.filter["order"], self.filter["limit"]
-        held = RenyiFilter(order, budget).limit
-        if not math.isclose(limit, held, rel_tol=1e-9):
-            raise RefusedError(
-                f"the plan states a limit of {limit:g} at order {order:g}, its target leaves {held:g};"
-                " run the calibrate stage again."
-            )
-        return {"rdp": limit + conversion(order, budget.delta)}
+            case RenyiBudget(order, limit):
+                held = RenyiFilter(order, budget).limit
+                if not math.isclose(limit, held, rel_tol=1e-9):
+                    raise RefusedError(
+                        f"the plan states a limit of {limit:g} at order {order:g}, its target leaves {held:g};"
+                        " run the calibrate stage again."
+                    )
+                return {"rdp": limit + conversion(order, budget.delta)}
 
     def open_filter(self) -> Filter:
         """A fresh filter that holds a run to this plan."""
         match self.filter:
-            case {"kind": "schedule"}:
+            case FixedSchedule():
                 return ScheduleFilter(self.schedule, self.cost, named(self.adjacency))
-            case {"kind": "zcdp", "rho": rho}:
+            case ZCDPBudget(rho):
                 return ZCDPFilter(rho)
-            case {"kind": "renyi", "order": order}:
+            case RenyiBudget(order, _):
                 return RenyiFilter(order, self.target.budget)
-        raise RefusedError(f"the plan's filter {dict(self.filter)} is not known; make the plan again.")
 
 
 class State(Protocol):

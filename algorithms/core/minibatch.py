@@ -56,41 +56,41 @@ class Answer:
     divisor: float
 
 
-def batches(public: PublicInfo, *, batch_size: int | None, sampling_rate: float | None) -> Batches:
+def batches(public: PublicInfo, *, expected_batch_size: int | None, sampling_rate: float | None) -> Batches:
     """The sampling that the settings ask for.
 
     Raises RefusedError when a batch is larger than the data, and unless exactly the setting is given that fits:
-    `batch_size` where the number of records is public, `sampling_rate` where it is private.
+    `expected_batch_size` where the number of records is public, `sampling_rate` where it is private.
     """
-    if batch_size is not None and sampling_rate is not None:
-        fits, other = (
-            ("sampling_rate", "batch_size") if public.records is None else ("batch_size", "sampling_rate")
-        )
+    if expected_batch_size is not None and sampling_rate is not None:
+        fits, other = ("expected_batch_size", "sampling_rate")[:: 1 if public.records else -1]
         raise RefusedError(
-            "batch_size and sampling_rate were both given, and each says how large a batch is;"
+            "expected_batch_size and sampling_rate were both given, and each says how large a batch is;"
             f" keep algorithm.{fits}, which fits the data, and leave algorithm.{other} empty."
         )
     if public.records is None:
         if sampling_rate is None:
             raise RefusedError(
-                "the number of records is private, so batch_size cannot become a sampling rate;"
-                " set algorithm.sampling_rate and leave batch_size empty."
+                "the number of records is private, so expected_batch_size cannot become a sampling rate;"
+                " set algorithm.sampling_rate and leave expected_batch_size empty."
             )
         return Batches(Poisson(sampling_rate), None)
-    if batch_size is None:
+    if expected_batch_size is None:
         raise RefusedError(
-            "algorithm.batch_size is empty, and the number of records is public; give the expected number of records in"
-            " a batch there, and leave algorithm.sampling_rate empty."
+            "algorithm.expected_batch_size is empty, and the number of records is public; give the expected number of"
+            " records in a batch there, and leave algorithm.sampling_rate empty."
         )
-    if batch_size > public.records:
+    if expected_batch_size > public.records:
         raise RefusedError(
-            f"a batch of {batch_size} was asked for, but there are {public.records} training records;"
-            f" set algorithm.batch_size to at most {public.records}."
+            f"a batch of {expected_batch_size} was asked for, but there are {public.records} training records;"
+            f" set algorithm.expected_batch_size to at most {public.records}."
         )
-    return Batches(Poisson(batch_size / public.records), float(batch_size))
+    return Batches(Poisson(expected_batch_size / public.records), float(expected_batch_size))
 
 
-def classic_batches(target: Target, public: PublicInfo, *, name: str, batch_size: int | None) -> Batches:
+def classic_batches(
+    target: Target, public: PublicInfo, *, name: str, expected_batch_size: int | None
+) -> Batches:
     """Batches of the algorithm `name` by an older analysis: of sqrt(n) + 10 records where the settings give no number.
 
     Raises RefusedError where the number of records is private, for delta = 0 and where a batch is larger than the data.
@@ -98,8 +98,8 @@ def classic_batches(target: Target, public: PublicInfo, *, name: str, batch_size
     records = public.known_records(f"'{name}'")
     if target.budget.delta == 0:
         raise RefusedError(f"the analysis of '{name}' has no pure epsilon; set privacy.delta above 0.")
-    size = batch_size or min(records, math.isqrt(records) + 10)
-    return batches(public, batch_size=size, sampling_rate=None)
+    size = expected_batch_size or min(records, math.isqrt(records) + 10)
+    return batches(public, expected_batch_size=size, sampling_rate=None)
 
 
 def count_release(noise_multiplier: float) -> Release:

@@ -22,7 +22,7 @@ best where precisions add up, as those of Gaussian noise on all records do.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -30,14 +30,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.optimize import brentq
 from torch import Tensor
 
-from algorithms.core.calibration import plan_fixed, plan_given
+from algorithms.core.calibration import NoiseSchedule, multiplier_at, noise_runs, plan_fixed, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import STRICT
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2, Box
+from algorithms.privacy.accounting.calibration import in_levels, smallest
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     FullBatch,
@@ -149,20 +149,6 @@ def _recursion(stages: Sequence[Stage], curve: Curve) -> tuple[Array, Array]:
     return np.array(shrinking), np.array(added)
 
 
-def grouped(values: Array, kinds: int) -> tuple[Array, Array]:
-    """Values rounded to a geometric grid, and how often each occurs in a row; shapes [groups].
-
-    kinds: the most values that the grid has. Neighbours then share their noise, and a schedule has tens of different
-    events, not one for each iteration.
-    """
-    places = np.log(values / values.min())
-    width = max(places.max() / kinds, 1e-9)
-    cells = np.minimum(np.floor(places / width), kinds - 1)
-    first = np.flatnonzero(np.diff(cells, prepend=-1.0))
-    counts = np.diff(np.append(first, len(values)))
-    return values.min() * np.exp((cells[first] + 0.5) * width), counts
-
-
 def divide_epsilon(epsilon: float, values: Array, counts: Array, *, rate: float = 1.0) -> Array:
     """The pure epsilon of one iteration of each group that minimises sum a_t b_t^2; shape [groups].
 
@@ -177,12 +163,17 @@ def divide_epsilon(epsilon: float, values: Array, counts: Array, *, rate: float 
     def chosen(price: float) -> Array:
         return _at_price(price, values, rate, most=epsilon)
 
-    def excess(price: float) -> float:
-        return float(np.sum(counts * chosen(price))) - epsilon
-
     low, high = (float(_log_gain(np.array([e]), rate)[0]) for e in (epsilon, epsilon * 1e-12))
     spread = float(np.log(values).max()), float(np.log(values).min())
-    found = chosen(brentq(excess, low + spread[1] - 1.0, high + spread[0] + 1.0, xtol=1e-13, rtol=1e-14))
+    most = math.exp(high + spread[0] + 1.0)
+    price = smallest(
+        lambda price: float(np.sum(counts * chosen(math.log(price)))),
+        epsilon,
+        low=math.exp(low + spread[1] - 1.0),
+        high=most,
+        tolerance=1e-13,
+    )
+    found = chosen(math.log(price or most))
     return np.asarray(found * (epsilon / np.sum(counts * found)))
 
 
@@ -411,24 +402,32 @@ class Iteration:
     restarts: bool
 
 
+@dataclass(frozen=True)
+class PathStage:
+    """A stage as the plan keeps it."""
+
+    steps: int
+    step_size: float
+    momentum: float
+
+
+@dataclass(frozen=True)
+class PathParams(NoiseSchedule):
+    """What the plan keeps: the path, the noise relative to the plan's multiplier, and the constants L and mu."""
+
+    smoothness: float
+    strong_convexity: float
+    stages: tuple[PathStage, ...]
+
+
 def iteration(plan: Plan, count: int) -> Iteration:
     """The numbers of the iteration after `count` others."""
-    stage, place = _at(plan.own["stages"], count)
-    weight, _ = _at(plan.own["noise"], count)
-    return Iteration(
-        step_size=stage["step_size"],
-        momentum=stage["momentum"],
-        noise_multiplier=plan.noise_multiplier * weight["weight"],
-        restarts=place == 0,
-    )
-
-
-def _at(runs: Sequence[Mapping[str, Any]], count: int) -> tuple[Mapping[str, Any], int]:
-    """The run of iterations that holds the one after `count` others, and how many of the run's came before it."""
-    for run in runs:
-        if count < run["steps"]:
-            return run, count
-        count -= run["steps"]
+    place = count
+    for stage in plan.params(PathParams).stages:
+        if place < stage.steps:
+            multiplier = multiplier_at(plan, count)
+            return Iteration(stage.step_size, stage.momentum, multiplier, restarts=place == 0)
+        place -= stage.steps
     raise BudgetRefusedError("the plan allows no further release; calibrate a run of more steps.")
 
 
@@ -438,13 +437,10 @@ def plan_path(
     """The plan of a run along `path` whose noise follows `importance`, shape [steps]: a_t, or ones for equal noise."""
     multipliers, counts = _course(settings, target, public, importance)
     level = _mean(multipliers, counts, power=2 if settings.noise == "gaussian" else 1)
-    weights = [float(multiplier / level) for multiplier in multipliers]
+    runs = noise_runs(multipliers / level, counts)
 
     def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
-        return [
-            (settings.release(public, noise_multiplier * weight), int(count))
-            for weight, count in zip(weights, counts, strict=True)
-        ]
+        return [(settings.release(public, noise_multiplier * run.weight), run.steps) for run in runs]
 
     shared: dict[str, Any] = {
         "target": target,
@@ -453,7 +449,16 @@ def plan_path(
         "sampling_rate": settings.sampling(public).rate,
         "divisor": settings.release(public, level).divisor,
         "adjacency": settings.adjacency,
-        "own": _own(settings, curve, path, weights, counts),
+        "method_params": PathParams(
+            noise=runs,
+            smoothness=curve.smoothness,
+            strong_convexity=curve.strong_convexity,
+            stages=tuple(
+                PathStage(stage.steps, stage.step_size, momentum)
+                for stage, momentum in zip(path.stages, path.momenta, strict=True)
+            ),
+        ),
+        "not_private": NOT_PRIVATE if settings.smoothness_is_data_dependent else None,
     }
     if target.accountant != "pure":
         return plan_fixed(releases, **shared)
@@ -514,7 +519,7 @@ def _once(settings: Settings, target: Target, public: PublicInfo) -> Release:
 def _course(settings: Settings, target: Target, public: PublicInfo, importance: Array) -> tuple[Array, Array]:
     """The noise multipliers of runs of iterations, right for pure epsilon and else up to a factor; shapes [groups]."""
     rate = settings.sampling(public).rate
-    values, counts = grouped(importance, _KINDS[settings.noise, rate == 1.0])
+    values, counts = in_levels(importance, _KINDS[settings.noise, rate == 1.0])
     if settings.noise == "gaussian":
         return values**-0.25, counts
     epsilons = divide_epsilon(target.budget.epsilon * (1.0 - _ROUNDING), values, counts, rate=rate)
@@ -524,21 +529,3 @@ def _course(settings: Settings, target: Target, public: PublicInfo, importance: 
 def _mean(multipliers: Array, counts: Array, *, power: int) -> float:
     """The equal multiplier with the same sum of epsilons (power 1) or of precisions (power 2)."""
     return float(np.average(multipliers**-power, weights=counts) ** (-1.0 / power))
-
-
-def _own(
-    settings: Settings, curve: Curve, path: Path, weights: Sequence[float], counts: Array
-) -> dict[str, Any]:
-    """What the plan keeps: the path, the noise relative to the plan's multiplier, and where L came from."""
-    own: dict[str, Any] = {
-        "smoothness": curve.smoothness,
-        "strong_convexity": curve.strong_convexity,
-        "stages": [
-            {"steps": stage.steps, "step_size": stage.step_size, "momentum": momentum}
-            for stage, momentum in zip(path.stages, path.momenta, strict=True)
-        ],
-        "noise": [
-            {"steps": int(count), "weight": weight} for weight, count in zip(weights, counts, strict=True)
-        ],
-    }
-    return own | ({"not_private": NOT_PRIVATE} if settings.smoothness_is_data_dependent else {})

@@ -9,17 +9,19 @@ from dp_accounting.dp_event import ZCDpEvent
 
 from algorithms.core.method import Plan
 from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_to_json
+from algorithms.privacy.accounting.filters import FixedSchedule, RenyiBudget, ZCDPBudget
 from algorithms.privacy.ledger import Balance, Ledger, identity, settlement
 
 
 def reserved_events(plan: Plan) -> list[dict[str, Any]]:
     """The events that a run reserves: its schedule, or where a filter holds it what this lets through."""
     match plan.filter:
-        case {"kind": "renyi", "order": order, "limit": limit}:
+        case RenyiBudget(order, limit):
             return schedule_to_json([(RenyiDpEvent(order, limit), 1)])
-        case {"kind": "zcdp", "rho": rho}:
+        case ZCDPBudget(rho):
             return schedule_to_json([(ZCDpEvent(rho), 1)])
-    return schedule_to_json(plan.schedule)
+        case FixedSchedule():
+            return schedule_to_json(plan.schedule)
 
 
 def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -135,9 +135,9 @@ def by_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: torch.clone(tensor.detach().cpu()) for name, tensor in named.items()}
 
 
-Tell = Callable[[int, float, float], None]
+OnStep = Callable[[int, float, float], None]
 """Receives the steps taken so far, the epsilon spent so far and the standard deviation of the last noise."""
-Observe = Callable[[int, State], None]
+OnState = Callable[[int, State], None]
 """Receives the steps taken so far and the state after them, which is made of releases alone."""
 
 
@@ -168,15 +168,15 @@ def train(
     folder: Path,
     performance: Performance,
     checkpoint_seconds: float,
-    tell: Tell,
-    observe: Observe | None = None,
+    on_step: OnStep,
+    on_state: OnState | None = None,
     features: Features | None = None,
     diagnostics: Diagnostics | None = None,
 ) -> Trained:
     """Trains to the plan's end, or from the checkpoint in `folder` on.
 
     generator: the run's own; a run that is taken up must be given the one it began with, and then repeats what it
-    drew, bit for bit. open_records: called once, after the plan and the checkpoint were accepted. observe: called
+    drew, bit for bit. open_records: called once, after the plan and the checkpoint were accepted. on_state: called
     after each step, for curves. features: what is learned before the first step, for a model that they are in front
     of. diagnostics: where what is not private is recorded of public records; a run that is taken up goes on without
     what was recorded before. Raises RefusedError where the checkpoint is of another run.
@@ -213,9 +213,9 @@ def train(
             break
         state = following
         last = trace.rows[-1] if trace.rows else None
-        tell(trace.step + 1, last.epsilon if last else 0.0, last.noise_std if last else 0.0)
-        if observe is not None:
-            observe(trace.step + 1, state)
+        on_step(trace.step + 1, last.epsilon if last else 0.0, last.noise_std if last else 0.0)
+        if on_state is not None:
+            on_state(trace.step + 1, state)
         if time.monotonic() - saved >= checkpoint_seconds:
             progress = _Progress(state, found.buffers)
             save(folder, progress, run_id=run_id, step=trace.step + 1, trace=trace, last_norms=last_norms)

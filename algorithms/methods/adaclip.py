@@ -53,7 +53,7 @@ class AdaCliP:
     """
 
     steps: Annotated[int, Field(ge=1)]
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     beta1: Annotated[float, Field(ge=0, le=1)] = 0.99
     beta2: Annotated[float, Field(ge=0, le=1)] = 0.9
@@ -70,7 +70,9 @@ class AdaCliP:
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise that fits the target; raises RefusedError where a public bound is missing or none is left."""
         self.start_at(public.parameters)
-        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        sampled = batches(
+            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
+        )
         unit = Affine(1.0, torch.zeros(1), torch.ones(1))  # the cost is that of any shift and scale
         return plan_fixed(
             gradient_steps(sampled, unit, steps=self.steps, count_noise=target.count_noise),

@@ -26,12 +26,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import Array, multiplier_at, plan_noise_schedule
+from algorithms.core.calibration import multiplier_at, plan_noise_schedule
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Answer, State, batches, noisy_gradient, start
 from algorithms.core.optimizers import STRICT, OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
+from algorithms.privacy.accounting.calibration import Array
 from algorithms.privacy.barrier.barrier import Barrier
 
 Positive = Annotated[float, Field(gt=0, le=1e12)]
@@ -108,7 +109,7 @@ class ADPSGD:
     """
 
     steps: Annotated[int, Field(ge=1)]
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
     decay: Decay = field(default_factory=Decay)
@@ -126,7 +127,9 @@ class ADPSGD:
                 f"the learning rate of 'adp_sgd' follows algorithm.decay, and {self.update.schedule!r} was asked for"
                 " besides; set algorithm.update.schedule to constant."
             )
-        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        sampled = batches(
+            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
+        )
         return plan_noise_schedule(
             allocated(self.decay.factors(self.steps), self.allocation),
             sampled=sampled,

@@ -18,14 +18,13 @@ losses, as in the released code.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Annotated, Literal
 
 import dp_accounting as dp
 import torch
 from pydantic import Field
-from scipy.optimize import brentq
 from torch import Tensor
 
 from algorithms.core.calibration import plan_renyi, plan_zcdp
@@ -34,6 +33,7 @@ from algorithms.core.optimizers import STRICT
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.calibration import smallest
 from algorithms.privacy.accounting.filters import conversion, rho_of_budget
 from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.barrier.barrier import Barrier
@@ -121,7 +121,7 @@ def plan_sampled(iterations: int, share: float, rate: float, target: Target, pub
     order = min(usable, key=lambda order: least(gradient, order, 1 - share))
     spent = Iteration(0.5 / least(gradient, order, 1 - share) ** 2, least(selection, order, share))
     return plan_renyi(
-        order, target=target, public=public, steps=iterations, sampling_rate=rate, own=asdict(spent)
+        order, target=target, public=public, steps=iterations, sampling_rate=rate, method_params=spent
     )
 
 
@@ -131,20 +131,20 @@ def _plan(rho: float, spent: Iteration, cost: float, target: Target, public: Pub
         raise RefusedError(
             "an iteration would cost more than the whole budget; set algorithm.iterations higher."
         )
-    return plan_zcdp(rho, target=target, public=public, steps=math.floor(rho / cost), own=asdict(spent))
+    return plan_zcdp(rho, target=target, public=public, steps=math.floor(rho / cost), method_params=spent)
 
 
 def _least_multiplier(event: Callable[[float], dp.DpEvent], order: int, limit: float) -> float:
     """The least noise multiplier whose event costs at most `limit` at a Rényi order."""
-
-    def excess(logarithm: float) -> float:
-        cost = float(rdp([(event(math.exp(logarithm)), 1)], orders=(float(order),))[0])
-        return math.log(min(max(cost, 1e-300), 1e300) / limit)
-
-    low, high = (math.log(multiplier) for multiplier in _MULTIPLIERS)
-    if excess(low) <= 0:
-        return _MULTIPLIERS[0]
-    return math.exp(brentq(excess, low, high, xtol=1e-10) + _SLACK)
+    low, high = _MULTIPLIERS
+    found = smallest(
+        lambda multiplier: float(rdp([(event(multiplier), 1)], orders=(float(order),))[0]),
+        limit,
+        low=low,
+        high=high,
+        tolerance=1e-10,
+    )
+    return high if found is None else found
 
 
 def _finite(budget: Budget) -> tuple[float, float]:
@@ -255,7 +255,7 @@ class DPAGD:
             parameters=parameters.clone(),
             average=parameters.clone(),
             velocity=torch.zeros_like(parameters),
-            gradient_rho=torch.tensor(plan.own["gradient_rho"], dtype=torch.float64),
+            gradient_rho=torch.tensor(plan.params(Iteration).gradient_rho, dtype=torch.float64),
             reach=torch.tensor(self.choices.step_range, dtype=torch.float64),
             window=torch.zeros(self.range_every, dtype=torch.float64),
             taken=torch.tensor(0),
@@ -300,7 +300,7 @@ class DPAGD:
 
     def _chosen(self, line: LineCandidates, plan: Plan, barrier: Barrier) -> int | None:
         """The index of the step that the noisy selection finds best, where it is afforded."""
-        multiplier = plan.own["selection_multiplier"]
+        multiplier = plan.params(Iteration).selection_multiplier
         noise = Laplace(multiplier) if self.paper_budget else Gumbel(multiplier)
         if not barrier.affords(argmin_release(self.loss_bound, noise, self._sampling())):
             return None

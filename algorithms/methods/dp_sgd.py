@@ -25,13 +25,13 @@ from algorithms.privacy.barrier.barrier import Barrier
 class DPSGD:
     """Settings of DP-SGD.
 
-    batch_size: expected records in a batch, where their number is public. sampling_rate: instead, where it is not.
+    expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not.
     clip_norm: the L2 bound C of a record's gradient. clipping: "l2"; "per_layer": layers share C equally;
     "normalised": g becomes C g / (|g| + stability), so that C only scales the learning rate (Bu et al. 2023, AUTO-S).
     """
 
     steps: Annotated[int, Field(ge=1)]
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
     clipping: Literal["l2", "per_layer", "normalised"] = "l2"
@@ -42,7 +42,9 @@ class DPSGD:
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise with which the count, if it is private, and all steps fit the target."""
-        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        sampled = batches(
+            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
+        )
         releases = gradient_steps(
             sampled, self._clipping(public.layers), steps=self.steps, count_noise=target.count_noise
         )

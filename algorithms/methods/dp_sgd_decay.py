@@ -14,12 +14,13 @@ import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import Array, multiplier_at, plan_noise_schedule
+from algorithms.core.calibration import multiplier_at, plan_noise_schedule
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import State, batches, sgd_step, start
 from algorithms.core.optimizers import STRICT, OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
+from algorithms.privacy.accounting.calibration import Array
 from algorithms.privacy.barrier.barrier import Barrier
 
 LEAST_SHARE = 1e-3
@@ -34,7 +35,7 @@ class DPSGDDecay:
     """
 
     steps: Annotated[int, Field(ge=1)]
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
     form: Literal["exponential", "time", "step", "polynomial"] = "exponential"
@@ -48,7 +49,9 @@ class DPSGDDecay:
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least sigma_0 whose whole schedule fits the target; raises RefusedError for noise that all but ends."""
-        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        sampled = batches(
+            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
+        )
         return plan_noise_schedule(
             self.shares(sampled.rate),
             sampled=sampled,

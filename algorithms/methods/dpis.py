@@ -29,7 +29,6 @@ import dp_accounting as dp
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.optimize import brentq
 from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed, plan_renyi
@@ -39,8 +38,9 @@ from algorithms.core.optimizers import STRICT, OptimizerConfig, OptimizerState
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.calibration import smallest
 from algorithms.privacy.accounting.events import Schedule
-from algorithms.privacy.accounting.filters import conversion
+from algorithms.privacy.accounting.filters import RenyiBudget, conversion
 from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
@@ -65,11 +65,29 @@ Steps = tuple[float, int]
 
 
 @dataclass(frozen=True)
-class AdaptiveClipping:
-    """The clip norm of an epoch but the first: `factor` times the mean norm, norms cut off at `most`; within bounds."""
+class EpochParams:
+    """What the plan keeps: steps of an epoch; expected batch b, 0 where it is released first.
 
-    least: ClipNorm
-    most: ClipNorm
+    Where norms are released also: the multiplier of their noise; at the plan's order the cost of one of their releases
+    and what is spent before the first epoch; sigma_G if K = N C throughout.
+    """
+
+    steps_per_epoch: int
+    expected_batch: float
+    norm_multiplier: float = 0.0
+    norm_cost: float = 0.0
+    spent: float = 0.0
+    most_noise: float | None = None
+
+
+@dataclass(frozen=True)
+class AdaptiveClipping:
+    """The clip norm of an epoch but the first: `factor` times the mean of norms clipped to the largest, within
+    bounds.
+    """
+
+    min_clip_norm: ClipNorm
+    max_clip_norm: ClipNorm
     factor: Annotated[float, Field(gt=0, lt=math.inf)] = 1.0
 
     __pydantic_config__ = STRICT
@@ -111,16 +129,12 @@ def least_noise(
     """
     orders, allowed = tuple(limits), np.array(list(limits.values())) * (1 - SLACK)
 
-    def excess(logarithm: float) -> np.ndarray:
-        costs = np.clip(cost(event, steps, math.exp(logarithm), orders), 1e-300, 1e300)
-        return np.asarray(np.log(costs / allowed))
+    def parts(noise: float) -> np.ndarray:
+        return cost(event, steps, noise, orders) / allowed
 
-    low, high = map(math.log, _NOISE_RANGE)
-    if excess(high).min() > 0:
-        return None
-    if excess(low).min() > 0:
-        low = brentq(lambda x: float(excess(x).min()), low, high, xtol=1e-10) + SLACK
-    return math.exp(low), orders[int(excess(low).argmin())]
+    low, high = _NOISE_RANGE
+    found = smallest(lambda noise: float(parts(noise).min()), 1.0, low=low, high=high, tolerance=1e-10)
+    return None if found is None else (found, orders[int(parts(found).argmin())])
 
 
 def precommitted(
@@ -157,7 +171,7 @@ def _limits(others: Schedule, target: Target, noise_setting: str) -> dict[float,
             f"{_asked(target.budget)} is not above {least:.4g}, what a Rényi filter costs at any noise; ask for a"
             " larger epsilon, or give algorithm.public_norms."
         )
-    if not _left(target.budget, target.before):
+    if not _left(target.budget, target.prior_events):
         raise RefusedError(
             f"{_asked(target.budget)} leaves nothing beside the learned features; raise their noise or epsilon."
         )
@@ -202,8 +216,8 @@ class State:
 class DPIS:
     """Settings of DPIS.
 
-    epochs: each of records / batch_size steps, rounded up. batch_size: b, expected records that take part, where their
-    number is public. sampling_rate: instead, where it is not. clip_norm: the L2 bound C of a record's gradient, in the
+    epochs: each of records / b steps, rounded up. expected_batch_size: b, where the number of records is
+    public. sampling_rate: instead, where it is not. clip_norm: the L2 bound C of a record's gradient, in the
     first epoch. oversampling: how many times more candidates are drawn than are needed; floor: the least last norm,
     as part of C. norm_noise: sigma_K as part of the number of records, 0.02 if nothing is given;
     norm_noise_multiplier: instead, sigma_K itself, where that number is private. cautious_share: of the epochs, the
@@ -212,7 +226,7 @@ class DPIS:
     """
 
     epochs: Annotated[int, Field(ge=1)]
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: ClipNorm = 1.0
     oversampling: Annotated[float, Field(ge=1, le=1e6)] = 5.0
@@ -235,16 +249,19 @@ class DPIS:
 
         Raises RefusedError where the settings do not fit each other, the data or the budget.
         """
-        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        sampled = batches(
+            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
+        )
         self._check(sampled.rate, public)
         steps = math.ceil(1 / sampled.rate - SLACK)
-        own = {"steps_per_epoch": steps, "expected_batch": sampled.divisor or 0.0}
+        own = EpochParams(steps, sampled.divisor or 0.0)
         make = self._plan_released if self.public_norms is None else self._plan_public
         return make(sampled.rate, own, target, public)
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start."""
-        numbers = (plan.own["expected_batch"], self.clip_norm, 1.0, 0.0, plan.own.get("spent", 0.0))
+        own = plan.params(EpochParams)
+        numbers = (own.expected_batch, self.clip_norm, 1.0, 0.0, own.spent)
         return State(self.update.start(parameters), Epoch.of(*numbers))
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State | None:
@@ -272,7 +289,10 @@ class DPIS:
 
     def _begun(self, state: State, plan: Plan, barrier: Barrier) -> Epoch | None:
         """The epoch of the next step: at its start with a new clip norm, K and noise, or None where none is left."""
-        epoch, (index, step) = state.epoch, divmod(int(state.moving.count), plan.own["steps_per_epoch"])
+        epoch, (index, step) = (
+            state.epoch,
+            divmod(int(state.moving.count), plan.params(EpochParams).steps_per_epoch),
+        )
         if step:
             return epoch
         if not epoch.expected_batch:
@@ -283,12 +303,14 @@ class DPIS:
 
     def _measured(self, at: Tensor, epoch: Epoch, index: int, plan: Plan, barrier: Barrier) -> Epoch:
         """The epoch with released norms: its clip norm, where it follows them, and K."""
-        noise = Gaussian(plan.own["norm_multiplier"])
+        noise = Gaussian(plan.params(EpochParams).norm_multiplier)
         records = float(epoch.expected_batch) / plan.sampling_rate
         clip_norm, adaptive = float(epoch.clip_norm), self.adaptive_clipping
         if adaptive is not None and index > 0:
-            largest = barrier.norm_total(at, bound=L2(adaptive.most), noise=noise)
-            clip_norm = min(max(adaptive.factor * largest / records, adaptive.least), adaptive.most)
+            largest = barrier.norm_total(at, bound=L2(adaptive.max_clip_norm), noise=noise)
+            clip_norm = min(
+                max(adaptive.factor * largest / records, adaptive.min_clip_norm), adaptive.max_clip_norm
+            )
         total = barrier.norm_total(at, bound=L2(clip_norm), noise=noise)
         least = self.oversampling * plan.sampling_rate * (1 + 1e-6)  # no probability may round above 1
         fraction = min(max(total / (records * clip_norm), least), 1.0)
@@ -296,10 +318,11 @@ class DPIS:
 
     def _budgeted(self, epoch: Epoch, index: int, plan: Plan) -> Epoch | None:
         """The epoch with the least noise that its steps and later ones can afford, or None where they afford none."""
-        order, limit = plan.filter["order"], plan.filter["limit"] * (1 - SLACK)
-        per_epoch, fraction = plan.own["steps_per_epoch"], float(epoch.fraction)
-        spent = float(epoch.spent) + plan.own["norm_cost"] * self._norm_releases(index)
-        reserved = plan.own["norm_cost"] * sum(map(self._norm_releases, range(index + 1, self.epochs)))
+        assert isinstance(plan.filter, RenyiBudget)
+        order, limit, own = plan.filter.order, plan.filter.limit * (1 - SLACK), plan.params(EpochParams)
+        per_epoch, fraction = own.steps_per_epoch, float(epoch.fraction)
+        spent = float(epoch.spent) + own.norm_cost * self._norm_releases(index)
+        reserved = own.norm_cost * sum(map(self._norm_releases, range(index + 1, self.epochs)))
         if limit <= spent + reserved:
             return None
         is_cautious = index < round(self.cautious_share * self.epochs)
@@ -312,27 +335,25 @@ class DPIS:
         noise, _ = found
         return epoch.changed(noise=noise, spent=spent + float(cost(event, [now], noise, (order,))[0]))
 
-    def _plan_released(
-        self, rate: float, own: Mapping[str, float], target: Target, public: PublicInfo
-    ) -> Plan:
+    def _plan_released(self, rate: float, own: EpochParams, target: Target, public: PublicInfo) -> Plan:
         """The plan at the order that leaves the steps the least noise if K = N C throughout."""
         multiplier = self.norm_noise_multiplier or (self.norm_noise or 0.0) * (public.records or 0)
         norm = norm_total_release(L2(self.clip_norm), Gaussian(multiplier)).event()
         count = [] if public.records else [(count_release(target.count_noise).event(), 1)]
-        before, norms = [*target.before, *count], sum(map(self._norm_releases, range(self.epochs)))
-        steps = int(own["steps_per_epoch"]) * self.epochs
+        before, norms = [*target.prior_events, *count], sum(map(self._norm_releases, range(self.epochs)))
+        steps = own.steps_per_epoch * self.epochs
         setting = "norm_noise" if self.norm_noise_multiplier is None else "norm_noise_multiplier"
         others = [*before, (norm, norms)]
         order, noise = precommitted(self._event_at(rate), steps, others, target, noise_setting=setting)
         spent, norm_cost = (float(rdp(some, orders=(order,))[0]) for some in (before, [(norm, 1)]))
-        more = {"norm_multiplier": multiplier, "norm_cost": norm_cost, "spent": spent, "most_noise": noise}
+        own = replace(own, norm_multiplier=multiplier, norm_cost=norm_cost, spent=spent, most_noise=noise)
         return plan_renyi(
-            order, target=target, public=public, steps=steps, sampling_rate=rate, own={**own, **more}
+            order, target=target, public=public, steps=steps, sampling_rate=rate, method_params=own
         )
 
-    def _plan_public(self, rate: float, own: Mapping[str, float], target: Target, public: PublicInfo) -> Plan:
+    def _plan_public(self, rate: float, own: EpochParams, target: Target, public: PublicInfo) -> Plan:
         """The plan of a schedule of K that is public, with the same sigma_G in all steps."""
-        per_epoch = int(own["steps_per_epoch"])
+        per_epoch = own.steps_per_epoch
         fractions = [self._scheduled(epoch) for epoch in range(self.epochs)]
         count = [] if public.records else [(count_release(target.count_noise), 1)]
 
@@ -341,7 +362,13 @@ class DPIS:
 
         steps = per_epoch * self.epochs
         return plan_fixed(
-            releases, target=target, public=public, steps=steps, sampling_rate=rate, divisor=None, own=own
+            releases,
+            target=target,
+            public=public,
+            steps=steps,
+            sampling_rate=rate,
+            divisor=None,
+            method_params=own,
         )
 
     def _scheduled(self, epoch: int) -> float:
@@ -374,7 +401,7 @@ class DPIS:
             raise RefusedError(
                 "adaptive_clipping follows released norms; leave algorithm.public_norms empty."
             )
-        if adaptive is not None and adaptive.least > adaptive.most:
+        if adaptive is not None and adaptive.min_clip_norm > adaptive.max_clip_norm:
             raise RefusedError("algorithm.adaptive_clipping has its least above its most; exchange them.")
         if self.norm_noise is not None and self.norm_noise_multiplier is not None:
             raise RefusedError(

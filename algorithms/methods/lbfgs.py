@@ -43,7 +43,7 @@ class LBFGS:
                 "'lbfgs' finds the minimum of a linear model with one output, on data whose card bounds every feature;"
                 " use the model 'logistic'."
             )
-        schedule = [*target.before, (dp.NonPrivateDpEvent(), 1)]
+        schedule = [*target.prior_events, (dp.NonPrivateDpEvent(), 1)]
         return Plan(
             target=target,
             public=public,

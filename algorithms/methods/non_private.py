@@ -21,10 +21,10 @@ from algorithms.privacy.mechanisms.release import NoNoise, Poisson
 
 @dataclass(frozen=True)
 class NonPrivate:
-    """Settings of plain SGD; batch_size: expected records in a batch."""
+    """Settings of plain SGD on Poisson samples."""
 
     steps: Annotated[int, Field(ge=1)]
-    batch_size: Annotated[int, Field(ge=1)]
+    expected_batch_size: Annotated[int, Field(ge=1)]
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     __pydantic_config__ = STRICT
@@ -32,8 +32,8 @@ class NonPrivate:
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The schedule at infinite epsilon; raises RefusedError where the number of records is private."""
         public.known_records("a run without privacy")
-        sampled = batches(public, batch_size=self.batch_size, sampling_rate=None)
-        schedule = [*target.before, (dp.NonPrivateDpEvent(), self.steps)]
+        sampled = batches(public, expected_batch_size=self.expected_batch_size, sampling_rate=None)
+        schedule = [*target.prior_events, (dp.NonPrivateDpEvent(), self.steps)]
         return Plan(
             target=target,
             public=public,

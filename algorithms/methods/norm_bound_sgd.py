@@ -24,11 +24,11 @@ from algorithms.privacy.barrier.barrier import Barrier
 class NormBoundSGD:
     """Settings of noised SGD without clipping.
 
-    batch_size: expected records in a batch, where their number is public. sampling_rate: instead, where it is not.
+    expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not.
     """
 
     steps: Annotated[int, Field(ge=1)]
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     update: OptimizerConfig = field(default_factory=OptimizerConfig)
 
@@ -36,7 +36,9 @@ class NormBoundSGD:
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise that fits the target; raises RefusedError where no public bound on gradients exists."""
-        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        sampled = batches(
+            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
+        )
         releases = gradient_steps(
             sampled, _never_reached(public), steps=self.steps, count_noise=target.count_noise
         )

@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import plan_fixed, plan_given
+from algorithms.core.calibration import Claim, plan_fixed, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import STRICT
 from algorithms.core.single_release import Answered, private_minimum
@@ -88,7 +88,7 @@ class ObjectivePerturbation:
             sampling_rate=1.0,
             divisor=1.0,
             adjacency=self.adjacency,
-            own={"claimed_epsilon": target.budget.epsilon},
+            method_params=Claim(target.budget.epsilon),
         )
 
     def init(self, parameters: Tensor, plan: Plan) -> Answered:

@@ -42,6 +42,13 @@ class State:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """What the plan keeps: the noise multiplier of a round's selection."""
+
+    selection_multiplier: float
+
+
+@dataclass(frozen=True)
 class PrivGene:
     """Settings of PrivGene.
 
@@ -69,8 +76,8 @@ class PrivGene:
             )
         rho, rounds = rho_of_budget(target.budget), self._rounds(target.budget.epsilon, public)
         each = rho * (1 - _SLACK) / rounds
-        own = {"selection_multiplier": 1 / math.sqrt(8 * each)}
-        return plan_zcdp(rho, target=target, public=public, steps=rounds, own=own)
+        selection = Selection(1 / math.sqrt(8 * each))
+        return plan_zcdp(rho, target=target, public=public, steps=rounds, method_params=selection)
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
         """The state at the model's start."""
@@ -80,7 +87,7 @@ class PrivGene:
         """One round: the best of all moves of one coordinate, by noisy selection."""
         moves = self._move(int(state.count)) * torch.eye(len(state.parameters)).to(state.parameters)
         candidates = torch.cat([state.parameters + moves, state.parameters - moves])
-        noise = Gumbel(plan.own["selection_multiplier"])
+        noise = Gumbel(plan.params(Selection).selection_multiplier)
         chosen = barrier.argmin(candidates, bound=self.loss_bound, noise=noise)
         return State(candidates[chosen].clone(), state.count + 1)
 

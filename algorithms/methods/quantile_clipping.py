@@ -45,20 +45,28 @@ class ClippedState(State):
 
 
 @dataclass(frozen=True)
+class Counts:
+    """What the plan keeps: the noise multiplier of the counts of norms."""
+
+    count_noise_multiplier: float
+
+
+@dataclass(frozen=True)
 class QuantileClipping:
     """Settings of DP-SGD with quantile clipping.
 
-    clip_norm: C at the start. least, most: its public limits. quantile: the share of records' gradients that C shall
-    leave as they are. rate: how fast C follows. count_noise_multiplier: standard deviation of the noise on a count,
+    clip_norm: C at the start. min_clip_norm, max_clip_norm: its public limits. quantile: the share of records'
+    gradients that C shall leave as they are. rate: how fast C follows. count_noise_multiplier: standard deviation of
+    the noise on a count,
     in units of the 1/2 that a record adds; null for a tenth of the batch. The other settings are DP-SGD's.
     """
 
     steps: Annotated[int, Field(ge=1)]
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 0.1
-    least: Annotated[float, Field(ge=1e-12, le=1e12)] = 1e-6
-    most: Annotated[float, Field(ge=1e-12, le=1e12)] = 1e6
+    min_clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1e-6
+    max_clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1e6
     quantile: Annotated[float, Field(ge=0, le=1)] = 0.5
     rate: Annotated[float, Field(gt=0, le=10)] = 0.2
     count_noise_multiplier: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
@@ -68,12 +76,14 @@ class QuantileClipping:
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise on gradients that fits the target beside the counts; raises RefusedError where none does."""
-        if not self.least <= self.clip_norm <= self.most:
+        if not self.min_clip_norm <= self.clip_norm <= self.max_clip_norm:
             raise RefusedError(
-                f"a start of {self.clip_norm:g} lies outside [{self.least:g}, {self.most:g}]; set algorithm.clip_norm"
-                " between algorithm.least and algorithm.most."
+                f"a start of {self.clip_norm:g} lies outside [{self.min_clip_norm:g}, {self.max_clip_norm:g}]; set"
+                " algorithm.clip_norm between algorithm.min_clip_norm and algorithm.max_clip_norm."
             )
-        sampled = batches(public, batch_size=self.batch_size, sampling_rate=self.sampling_rate)
+        sampled = batches(
+            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
+        )
         counts = self._count_noise(sampled)
         return plan_fixed(
             self._releases(sampled, Gaussian(counts), target.count_noise),
@@ -82,7 +92,7 @@ class QuantileClipping:
             steps=self.steps,
             sampling_rate=sampled.rate,
             divisor=sampled.divisor,
-            own={"count_noise_multiplier": counts},
+            method_params=Counts(counts),
         )
 
     def init(self, parameters: Tensor, plan: Plan) -> ClippedState:
@@ -97,7 +107,7 @@ class QuantileClipping:
         within = barrier.norm_count(
             state.parameters,
             bound=bound,
-            noise=Gaussian(plan.own["count_noise_multiplier"]),
+            noise=Gaussian(plan.params(Counts).count_noise_multiplier),
             sampling=Poisson(plan.sampling_rate),
         )
         return ClippedState(
@@ -111,7 +121,7 @@ class QuantileClipping:
     def followed(self, clip_norm: float, fraction: float) -> float:
         """The next C from a noised fraction of norms within this one."""
         moved = clip_norm * math.exp(-self.rate * (min(1.0, max(0.0, fraction)) - self.quantile))
-        return min(self.most, max(self.least, moved))
+        return min(self.max_clip_norm, max(self.min_clip_norm, moved))
 
     def released(self, state: ClippedState) -> Tensor:
         """The last iterate, or the average the settings ask for, shape [d]."""

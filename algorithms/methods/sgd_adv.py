@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import plan_given
+from algorithms.core.calibration import Claim, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import State, classic_batches, gradient_steps, sgd_step, start
 from algorithms.core.optimizers import STRICT, OptimizerConfig
@@ -30,12 +30,12 @@ from algorithms.privacy.barrier.barrier import Barrier
 class SGDAdv:
     """Settings of SGD-Adv; the number of records must be public.
 
-    steps: null for n epsilon / 500. batch_size: expected records in a batch; null for sqrt(n) + 10.
+    steps: null for n epsilon / 500. expected_batch_size: null for sqrt(n) + 10.
     clip_norm: the L2 bound C of a record's gradient.
     """
 
     steps: Annotated[int, Field(ge=1)] | None = None
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 3.0
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.1, weight_decay=1e-3))
 
@@ -43,7 +43,9 @@ class SGDAdv:
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The noise by advanced composition, at what it costs; raises RefusedError where that is above the target."""
-        sampled = classic_batches(target, public, name="sgd_adv", batch_size=self.batch_size)
+        sampled = classic_batches(
+            target, public, name="sgd_adv", expected_batch_size=self.expected_batch_size
+        )
         records = public.known_records("'sgd_adv'")
         steps = self.steps or max(1, round(records * target.budget.epsilon / 500))
         multiplier = noise_multiplier_by_advanced_composition(
@@ -58,7 +60,7 @@ class SGDAdv:
             noise_multiplier=multiplier,
             sampling_rate=sampled.rate,
             divisor=sampled.divisor,
-            own={"claimed_epsilon": target.budget.epsilon},
+            method_params=Claim(target.budget.epsilon),
         )
 
     def init(self, parameters: Tensor, plan: Plan) -> State:

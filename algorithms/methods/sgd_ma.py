@@ -18,16 +18,16 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field
-from scipy.optimize import brentq
 from torch import Tensor
 
-from algorithms.core.calibration import plan_given
+from algorithms.core.calibration import Claim, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import State, classic_batches, gradient_steps, sgd_step, start
 from algorithms.core.optimizers import STRICT, OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.calibration import smallest
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.barrier.barrier import Barrier
@@ -40,12 +40,12 @@ LEAST_MULTIPLIER, MOST_MULTIPLIER, TOLERANCE = 0.3, 1e6, 1e-6
 class SGDMA:
     """Settings of SGD-MA; the number of records must be public.
 
-    batch_size: expected records in a batch; null for sqrt(n) + 10. clip_norm: the L2 bound C of a record's gradient.
+    expected_batch_size: null for sqrt(n) + 10. clip_norm: the L2 bound C of a record's gradient.
     noise_multiplier: standard deviation over C; null for the least that the moments accountant allows.
     """
 
     steps: Annotated[int, Field(ge=1)] = 10_000
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 4.0
     noise_multiplier: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
     update: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(0.05))
@@ -54,7 +54,7 @@ class SGDMA:
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The noise by the moments accountant, at what it costs; raises RefusedError where that is above the target."""
-        sampled = classic_batches(target, public, name="sgd_ma", batch_size=self.batch_size)
+        sampled = classic_batches(target, public, name="sgd_ma", expected_batch_size=self.expected_batch_size)
         releases = gradient_steps(
             sampled, L2(self.clip_norm), steps=self.steps, count_noise=target.count_noise
         )
@@ -71,7 +71,7 @@ class SGDMA:
             noise_multiplier=multiplier,
             sampling_rate=sampled.rate,
             divisor=sampled.divisor,
-            own={"claimed_epsilon": epsilon_by_moments(schedule_at(multiplier), target.budget.delta)},
+            method_params=Claim(epsilon_by_moments(schedule_at(multiplier), target.budget.delta)),
         )
 
     def init(self, parameters: Tensor, plan: Plan) -> State:
@@ -100,16 +100,16 @@ def calibrated(schedule_at: Callable[[float], Schedule], budget: Budget) -> floa
     """The least noise multiplier whose epsilon by moments is at most the budget's; raises RefusedError where none
     is.
     """
-
-    def excess(log_multiplier: float) -> float:
-        return epsilon_by_moments(schedule_at(math.exp(log_multiplier)), budget.delta) - budget.epsilon
-
-    low, high = math.log(LEAST_MULTIPLIER), math.log(MOST_MULTIPLIER)
-    if excess(high) > 0:
+    found = smallest(
+        lambda multiplier: epsilon_by_moments(schedule_at(multiplier), budget.delta),
+        budget.epsilon,
+        low=LEAST_MULTIPLIER,
+        high=MOST_MULTIPLIER,
+        tolerance=TOLERANCE,
+    )
+    if found is None:
         raise RefusedError(
             f"the moments accountant states no epsilon below {-math.log(budget.delta) / MOMENTS[-1]:.4g} at delta"
             f" {budget.delta:g}, and {budget.epsilon:g} was asked for; ask for more, or set algorithm.noise_multiplier."
         )
-    if excess(low) <= 0:
-        return LEAST_MULTIPLIER
-    return math.exp(brentq(excess, low, high, xtol=TOLERANCE) + TOLERANCE)
+    return found

@@ -103,12 +103,13 @@ def _mean_of_views(losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tens
 def _check(model: Model, count: int, given: ModelSpec) -> None:
     if not 1 <= count <= len(VIEWS):
         raise ModelRefusedError(
-            f"model.views is {count}, but there are {len(VIEWS)} views; ask for that many or less."
+            f"model.augmentations is {count}, but there are {len(VIEWS)} views; ask for that many or less."
         )
     shape = given.input_shape
     is_image = given.tokens is None and len(shape) == 3 and shape[0] <= _MOST_CHANNELS
     if not is_image or min(shape[1:]) <= _PIXELS or type(model.module) is not nn.Sequential:
         raise ModelRefusedError(
-            f"model.views is {count}, but views are of images of 1 to {_MOST_CHANNELS} channels, not of inputs of shape"
-            f" {shape}; set model.views to 1."
+            f"model.augmentations is {count}, but views are of images of 1 to {_MOST_CHANNELS} channels, not of"
+            f" inputs of"
+            f" shape {shape}; set model.augmentations to 1."
         )

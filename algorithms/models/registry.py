@@ -142,21 +142,21 @@ def adapted(
     *,
     input_shape: tuple[int, ...],
     start: Path | None = None,
-    fresh: Sequence[str] = (),
+    reinitialize: Sequence[str] = (),
     freeze: Sequence[str] = (),
-    views: int = 1,
+    augmentations: int = 1,
 ) -> Model:
     """A model that was just built, with its start from a file, with layers that are not trained, on several views.
 
-    start: safetensors. fresh: what keeps its random start. freeze: what is not trained. Raises ModelRefusedError
+    start: safetensors. reinitialize: what keeps its random start. freeze: what is not trained. Raises ModelRefusedError
     where one of them does not fit the model.
     """
-    if fresh and start is None:
+    if reinitialize and start is None:
         raise ModelRefusedError(
-            "model.fresh is what model.start leaves as it is; give model.start, or no model.fresh."
+            "model.reinitialize is what model.start leaves as it is; give model.start, or no model.reinitialize."
         )
     if start is not None:
-        model = started(model, start, fresh=fresh)
+        model = started(model, start, reinitialize=reinitialize)
     if freeze:
         model = frozen(model, freeze)
-    return model if views == 1 else with_views(model, views, ModelSpec(input_shape, 0))
+    return model if augmentations == 1 else with_views(model, augmentations, ModelSpec(input_shape, 0))

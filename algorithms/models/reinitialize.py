@@ -19,24 +19,25 @@ from algorithms.models.recurrent import digest
 Tensors = Mapping[str, Tensor]
 
 
-def started(model: Model, path: Path, *, fresh: Sequence[str] = ()) -> Model:
+def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Model:
     """The model with the parameters of a safetensors file as its start, in place.
 
-    Of a release with a learned map in front of its model the model's parameters are taken, and the map is not. fresh:
-    parameters, or layers by their names, that keep the start they have, whatever the file holds for them. Raises
+    Of a release with a learned map in front of its model the model's parameters are taken, and the map is not.
+    reinitialize: parameters, or layers by their names, that keep the start they have, whatever the file holds for
+    them. Raises
     ModelRefusedError for a file that cannot be read, for names that the model has not or the file lacks, for another
     shape and for what is not finite.
     """
     own = model.module.state_dict()
-    keeps = named(model, fresh, what="model.fresh") if fresh else set()
+    keeps = named(model, reinitialize, what="model.reinitialize") if reinitialize else set()
     held, map_note = _behind_a_map(_read(path), own)
-    stored = {name: t for name, t in held.items() if not (name in keeps or _is_below(name, fresh))}
+    stored = {name: t for name, t in held.items() if not (name in keeps or _is_below(name, reinitialize))}
     _check_names(path, wanted=own.keys() - keeps, found=stored.keys())
     for name, tensor in stored.items():
         _check_tensor(path, name, tensor, own[name])
         own[name].copy_(tensor)
     note = f"The start is the file {path.name} (SHA-256 {digest(path)})"
-    kept = f", but for {', '.join(fresh)}, drawn from the model's seed." if fresh else "."
+    kept = f", but for {', '.join(reinitialize)}, drawn from the model's seed." if reinitialize else "."
     return replace(model, notes=(*model.notes, note + kept + map_note))
 
 
@@ -92,7 +93,8 @@ def _check_names(path: Path, *, wanted: set[str], found: object) -> None:
     for names, what in ((wanted - stored, "lacks"), (stored - wanted, "has, unlike the model,")):
         if names:
             raise ModelRefusedError(
-                f"{path.name} {what} {min(names)}; give a file of the same model, or list what is new in model.fresh."
+                f"{path.name} {what} {min(names)}; give a file of the same model, or list what is new in"
+                " model.reinitialize."
             )
 
 
@@ -100,7 +102,7 @@ def _check_tensor(path: Path, name: str, tensor: Tensor, own: Tensor) -> None:
     if tensor.shape != own.shape or tensor.is_floating_point() != own.is_floating_point():
         raise ModelRefusedError(
             f"{name} is {_form(tensor)} in {path.name}, but {_form(own)} in the model; give a file of the same model,"
-            " or list it in model.fresh."
+            " or list it in model.reinitialize."
         )
     if not bool(torch.isfinite(tensor.to(own.dtype)).all()):
         raise ModelRefusedError(

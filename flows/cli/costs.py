@@ -8,6 +8,7 @@ from rich.table import Table
 from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.risk import caught, risk_profile
 from data import PublicDescription, public_description
 from data.schema import registry
 from tasks.calibrate import plan_for
@@ -43,14 +44,25 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
         ("noise multiplier", _noise(plan)),
         ("epsilon", costs),
         ("delta", f"{plan.target.budget.delta:g}"),
+        *_attack_rows(settings, plan),
     ]
+
+
+def _attack_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
+    """What the attack that is the target achieves against the planned run, beside what it may achieve."""
+    attack = settings.privacy.target
+    if attack is None:
+        return []
+    found = float(caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms))
+    said = f"recognises at most {found:.2%} at {attack.false_alarms:g} false alarms; {attack.caught:.2%} is allowed"
+    return [("an attacker", said)]
 
 
 def _noise(plan: Plan) -> str:
     """In words where it is chosen on the way, since a number would say that it is known."""
     if plan.fixed_noise is not None:
         return f"{plan.fixed_noise:.4g}"
-    most = plan.own.get("most_noise")
+    most = plan.method_params.get("most_noise")
     return "chosen on the way" if most is None else f"at most {most:.4g}, chosen by epoch"
 
 

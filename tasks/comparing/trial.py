@@ -36,6 +36,7 @@ from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
+from algorithms.privacy.accounting.filters import holding_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.diagnostics import Diagnostics
 from algorithms.privacy.barrier.trace import Trace
@@ -155,8 +156,8 @@ def card_of(
         "cost": {"epsilon": epsilon, "delta": plan.cost.delta},
         "adjacency": plan.adjacency,
         "accountant": plan.accountant,
-        "composition": composition_of({"filter": dict(plan.filter)}),
-        "settings_from_records": "not_private" in plan.own,
+        "composition": composition_of({"filter": holding_to_json(plan.filter)}),
+        "settings_from_records": plan.not_private is not None,
         "diagnostics": cell.is_diagnosed,
         "transform": public.transform,
         "features": features_of(cell.features or {"name": "none"}),
@@ -208,7 +209,7 @@ class Curve:
         self._keep(0, start)
         self.seconds = 0.0
 
-    def observe(self, step: int, state: Any) -> None:
+    def on_state(self, step: int, state: Any) -> None:
         """Called after each step."""
         began = time.perf_counter()
         self._last = (step, state)
@@ -377,7 +378,7 @@ def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performan
     curve = Curve(algorithm.released, plan.steps, start=start) if cell.record["curves"] else None
     diagnostics, taken = Diagnostics() if cell.is_diagnosed else None, 0
 
-    def tell(step: int, _epsilon: float, _noise_std: float) -> None:
+    def on_step(step: int, _epsilon: float, _noise_std: float) -> None:
         nonlocal taken
         taken = step
 
@@ -392,8 +393,8 @@ def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performan
         folder=Path(os.devnull),
         performance=performance,
         checkpoint_seconds=math.inf,
-        tell=tell,
-        observe=curve.observe if curve else None,
+        on_step=on_step,
+        on_state=curve.on_state if curve else None,
         features=prepared.settings.features,
         diagnostics=diagnostics,
     )

@@ -86,7 +86,7 @@ def _with_batches(settings: dict[str, Any], records: Records) -> dict[str, Any]:
         return settings
     others = {key: value for key, value in settings.items() if key != share}
     batch = min(_LARGEST_BATCH, max(1, round(settings[share] * (of[share] or 1))))
-    return {"batch_size": batch, **others}
+    return {"expected_batch_size": batch, **others}
 
 
 def _with_learning_rate(
@@ -105,7 +105,7 @@ def _with_learning_rate(
     return settings | {"update": update | {"learning_rate": float(f"{rate:.2g}")}}
 
 
-_RIVALS = (("batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
+_RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
 """Settings of algorithms for one thing, of which one alone may be given."""
 
 

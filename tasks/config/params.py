@@ -90,8 +90,8 @@ class Model(Group):
 
     name: of the catalogue of models. seed: of its start, which is public. precision: of its gradients. settings: the
     model's own. start: path of a safetensors file with the parameters to start from, of a public model or of an earlier
-    release. fresh: layers or parameters, by name, that the file does not give. freeze: those that are not trained.
-    views: of each image, by which its gradient is averaged.
+    release. reinitialize: layers or parameters, by name, that the file does not give. freeze: those that are not
+    trained. augmentations: how many views of each image, by which its gradient is averaged.
 
     The plan holds the SHA-256 of every file that is named here, and training refuses another file under the same name;
     DVC does not watch these files, so a changed file should have a new name.
@@ -102,9 +102,9 @@ class Model(Group):
     precision: Literal["float32", "bfloat16"] = "float32"
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     start: str | None = Field(default=None, min_length=1)
-    fresh: list[Word] = Field(default_factory=list)
+    reinitialize: list[Word] = Field(default_factory=list)
     freeze: list[Word] = Field(default_factory=list)
-    views: int = Field(default=1, ge=1)
+    augmentations: int = Field(default=1, ge=1)
 
 
 class Memory(Group):

@@ -43,7 +43,9 @@ def rehearse(plan: Mapping[str, Any], public: PublicDescription, receipt: Mappin
 def _made_up(document: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any]) -> Run:
     plan = Plan.from_json(document)
     chosen_on_the_way = [(GaussianDpEvent(1000.0), 1)]
-    schedule = plan.schedule if plan.fixed_noise is not None else [*plan.target.before, *chosen_on_the_way]
+    schedule = (
+        plan.schedule if plan.fixed_noise is not None else [*plan.target.prior_events, *chosen_on_the_way]
+    )
     events, blocks = schedule_to_json(schedule), public.blocks
     composition = Composition(public.composition, public.composition_order)
     cap = {"epsilon": public.cap_epsilon, "delta": public.cap_delta}

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from algorithms.core.training import Tell
+from algorithms.core.training import OnStep
 
 _SECONDS_BETWEEN_LINES = 5.0
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def progress(steps: int, *, console: Console | None = None) -> Iterator[Tell]:
+def progress(steps: int, *, console: Console | None = None) -> Iterator[OnStep]:
     """What tells how far a training of `steps` steps has come: steps, rate, time left, epsilon so far."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
@@ -31,29 +31,29 @@ def progress(steps: int, *, console: Console | None = None) -> Iterator[Tell]:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("training", total=steps, epsilon=0.0, rate="")
 
-        def tell(step: int, epsilon: float, _noise_std: float) -> None:
+        def on_step(step: int, epsilon: float, _noise_std: float) -> None:
             speed = bar.tasks[0].speed
             rate = f"{speed:.0f} steps/s" if speed else ""
             bar.update(task, completed=step, epsilon=epsilon, rate=rate)
 
-        yield tell
+        yield on_step
 
 
-def both(first: Tell, second: Tell) -> Tell:
+def both(first: OnStep, second: OnStep) -> OnStep:
     """What tells two."""
 
-    def tell(step: int, epsilon: float, noise_std: float) -> None:
+    def on_step(step: int, epsilon: float, noise_std: float) -> None:
         first(step, epsilon, noise_std)
         second(step, epsilon, noise_std)
 
-    return tell
+    return on_step
 
 
-def _lines(steps: int) -> Tell:
+def _lines(steps: int) -> OnStep:
     began = last = time.monotonic()
     first: int | None = None
 
-    def tell(step: int, epsilon: float, _noise_std: float) -> None:
+    def on_step(step: int, epsilon: float, _noise_std: float) -> None:
         nonlocal last, first
         first = step - 1 if first is None else first
         now = time.monotonic()
@@ -70,4 +70,4 @@ def _lines(steps: int) -> Tell:
             epsilon,
         )
 
-    return tell
+    return on_step

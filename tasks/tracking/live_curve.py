@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from tasks.config.params import Tracking
 
 if TYPE_CHECKING:  # the process that imports this for its words has no use for torch
-    from algorithms.core.training import Tell
+    from algorithms.core.training import OnStep
 
 LIVE_STEP = "live/step"
 LIVE = (LIVE_STEP, "live/epsilon_so_far", "live/noise_std")
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def live_curve(run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root: Path) -> Iterator["Tell"]:
+def live_curve(run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root: Path) -> Iterator["OnStep"]:
     """What takes the steps of a training and shows them at W&B where the mode is online; does nothing elsewhere.
 
     plan: its document. root: the checkout. No failure of W&B reaches the training: it costs one line of the log, and

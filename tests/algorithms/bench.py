@@ -26,25 +26,25 @@ from algorithms.privacy.mechanisms.noise import Generator, seeded_generator
 SHAPE, CLASSES, RECORDS, DELTA = (1, 4, 4), 3, 40, 1e-3
 PLAIN = Performance()
 SETTINGS: dict[str, dict[str, Any]] = {
-    "dp_sgd": {"steps": 5, "batch_size": 10},
-    "dp_sgd_decay": {"steps": 5, "batch_size": 10, "rate": 0.2},
-    "quantile_clipping": {"steps": 2, "batch_size": 10, "count_noise_multiplier": 10.0},
-    "adaclip": {"steps": 5, "batch_size": 10},
-    "adp_sgd": {"steps": 5, "batch_size": 10, "decay": {"form": "constant"}},
+    "dp_sgd": {"steps": 5, "expected_batch_size": 10},
+    "dp_sgd_decay": {"steps": 5, "expected_batch_size": 10, "rate": 0.2},
+    "quantile_clipping": {"steps": 2, "expected_batch_size": 10, "count_noise_multiplier": 10.0},
+    "adaclip": {"steps": 5, "expected_batch_size": 10},
+    "adp_sgd": {"steps": 5, "expected_batch_size": 10, "decay": {"form": "constant"}},
     "dp_gd": {"steps": 5},
     "dp_agd": {},
-    "dpis": {"epochs": 3, "batch_size": 10, "clip_norm": 4.0, "oversampling": 1, "norm_noise": 0.5},
+    "dpis": {"epochs": 3, "expected_batch_size": 10, "clip_norm": 4.0, "oversampling": 1, "norm_noise": 0.5},
     "heavy_ball": {"steps": 5},
     "nesterov": {"steps": 5, "variant": "nag"},
-    "norm_bound_sgd": {"steps": 5, "batch_size": 10},
-    "sgd_adv": {"steps": 5, "batch_size": 10},
-    "sgd_ma": {"steps": 5, "batch_size": 10},
+    "norm_bound_sgd": {"steps": 5, "expected_batch_size": 10},
+    "sgd_adv": {"steps": 5, "expected_batch_size": 10},
+    "sgd_ma": {"steps": 5, "expected_batch_size": 10},
     "priv_gene": {},
     "objective_perturbation": {},
     "output_perturbation": {},
     "majority": {},
     "lbfgs": {"regularisation": 0.1},
-    "non_private": {"steps": 5, "batch_size": 10},
+    "non_private": {"steps": 5, "expected_batch_size": 10},
 }
 """Settings for a run of a few steps, by algorithm."""
 
@@ -145,7 +145,7 @@ def trained(
 ) -> training.Trained:
     """A run in the training loop with a checkpoint in a folder after each step; it crashes after `stop_after`."""
 
-    def tell(step: int, _epsilon: float, _noise_std: float) -> None:
+    def on_step(step: int, _epsilon: float, _noise_std: float) -> None:
         if step == stop_after:
             raise Stopped
 
@@ -160,7 +160,7 @@ def trained(
         folder=folder,
         performance=performance,
         checkpoint_seconds=0.0,
-        tell=tell,
+        on_step=on_step,
         features=features,
     )
 

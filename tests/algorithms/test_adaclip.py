@@ -44,11 +44,11 @@ class NoRecords:
 
 
 def plan_of(method: AdaCliP, parameters: int, *, noise_multiplier: float = 1.1) -> Plan:
-    assert method.batch_size is not None
+    assert method.expected_batch_size is not None
     return plan_with(
         noise_multiplier,
         steps=method.steps,
-        batch=method.batch_size,
+        batch=method.expected_batch_size,
         records=60_000,
         parameters=parameters,
     )
@@ -101,7 +101,7 @@ def test_the_shift_is_added_once_whoever_takes_part() -> None:
 
 
 def test_without_adaptation_it_is_dp_sgd() -> None:
-    model, settings = small_model("softmax"), {"steps": 4, "batch_size": 10, "clip_norm": 0.7}
+    model, settings = small_model("softmax"), {"steps": 4, "expected_batch_size": 10, "clip_norm": 0.7}
     runs = []
     for method in (DPSGD(**settings), AdaCliP(**settings, beta1=1.0, beta2=1.0)):  # type: ignore[arg-type]
         plan = with_schedule(plan_with(1.4, steps=4, batch=10, records=40, weights=np.ones(4)))
@@ -134,7 +134,7 @@ def test_under_noise_alone_the_scale_stays_within_the_clip_norm(parameters: int,
 
 def test_a_shift_that_is_far_for_its_scale_goes_as_far_as_one_may() -> None:
     """A run does not end over a mean that rounding would be felt at, but takes less of it."""
-    method, count = AdaCliP(steps=2, batch_size=100, clip_norm=1.0), 3
+    method, count = AdaCliP(steps=2, expected_batch_size=100, clip_norm=1.0), 3
     plan = plan_of(method, count)
     state = method.init(torch.zeros(count), plan)
     far = replace(state, mean=torch.full((count,), 1e6))

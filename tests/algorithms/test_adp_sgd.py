@@ -109,7 +109,7 @@ def test_each_release_has_the_noise_of_its_step() -> None:
     plan = with_schedule(plan_with(1.4, steps=6, batch=10, records=40, weights=weights))
     rows = run(method, plan, made_up(), model).trace.rows
     assert [row.noise_multiplier for row in rows] == pytest.approx((1.4 * weights).tolist(), rel=1e-9)
-    assert [row["steps"] for row in plan.own["noise"]] == [1] * 6
+    assert [row["steps"] for row in plan.method_params["noise"]] == [1] * 6
 
 
 def test_a_step_is_as_long_as_its_schedule_says() -> None:

@@ -13,11 +13,11 @@ from algorithms.core.momentum import (
     cut,
     divide_epsilon,
     error_bounds,
-    grouped,
     growing_stages,
     laplace_scale,
     one_stage,
 )
+from algorithms.privacy.accounting.calibration import in_levels
 
 CURVE = Curve(smoothness=5.0, strong_convexity=0.02)
 FIVE = one_stage(5, 0.2)
@@ -182,7 +182,7 @@ def test_the_division_for_samples_is_found_for_small_and_large_budgets(epsilon: 
 @pytest.mark.parametrize("stages", [one_stage(300, 0.2), growing_stages(1500, 0.2, 250.0)])
 def test_grouping_keeps_the_iterations_and_almost_all_of_the_gain(stages: list[Stage]) -> None:
     exact = coefficients(stages, CURVE)
-    values, counts = grouped(exact, 24)
+    values, counts = in_levels(exact, 24)
     assert counts.sum() == len(exact)
     assert len(np.unique(values)) <= 24
     best = np.sum(np.cbrt(exact)) ** 3
@@ -191,6 +191,6 @@ def test_grouping_keeps_the_iterations_and_almost_all_of_the_gain(stages: list[S
 
 
 def test_equal_coefficients_are_one_group() -> None:
-    values, counts = grouped(np.full(7, 0.25), 24)
+    values, counts = in_levels(np.full(7, 0.25), 24)
     assert values == pytest.approx([0.25], rel=1e-6)
     assert counts.tolist() == [7]

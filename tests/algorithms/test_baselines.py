@@ -148,17 +148,17 @@ def test_dp_gd_learns_what_can_be_learned() -> None:
 
 
 def test_norm_bound_sgd_takes_its_sensitivity_from_the_data_card() -> None:
-    plan = NormBoundSGD(steps=3, batch_size=20).plan(TARGET, public(50))
-    clips = DPSGD(steps=3, batch_size=20, clip_norm=1.0).plan(TARGET, public(50))
+    plan = NormBoundSGD(steps=3, expected_batch_size=20).plan(TARGET, public(50))
+    clips = DPSGD(steps=3, expected_batch_size=20, clip_norm=1.0).plan(TARGET, public(50))
     assert plan.schedule == clips.schedule
     records = made_up(50, classes=2)
-    rows = run(NormBoundSGD(steps=3, batch_size=20), plan, records, LOGISTIC).trace.rows
+    rows = run(NormBoundSGD(steps=3, expected_batch_size=20), plan, records, LOGISTIC).trace.rows
     assert {row.clip_norm for row in rows} == {LONGEST}
     assert rows[0].noise_std == pytest.approx(plan.noise_multiplier * LONGEST, rel=1e-3)
 
 
 def test_norm_bound_sgd_changes_no_gradient_within_the_bound() -> None:
-    method = NormBoundSGD(steps=1, batch_size=50, update=OptimizerConfig(1.0))
+    method = NormBoundSGD(steps=1, expected_batch_size=50, update=OptimizerConfig(1.0))
     records = within(made_up(50, classes=2))
     found = run(method, quiet(method.plan(TARGET, public(50))), records, LOGISTIC)
     rows = gradients(torch.zeros(17), records)
@@ -167,7 +167,7 @@ def test_norm_bound_sgd_changes_no_gradient_within_the_bound() -> None:
 
 
 def test_norm_bound_sgd_holds_a_record_beyond_the_bound_to_it() -> None:
-    method = NormBoundSGD(steps=1, batch_size=1, update=OptimizerConfig(1.0))
+    method = NormBoundSGD(steps=1, expected_batch_size=1, update=OptimizerConfig(1.0))
     far = MadeUp(np.full((1, 1, 4, 4), 1e3, np.float32), np.ones(1, np.int64))
     found = run(method, quiet(method.plan(TARGET, public(1))), far, LOGISTIC)
     assert float(found.released.norm()) == pytest.approx(LONGEST, abs=1e-3)
@@ -176,4 +176,4 @@ def test_norm_bound_sgd_holds_a_record_beyond_the_bound_to_it() -> None:
 @pytest.mark.parametrize("missing", [{"inputs": None}, {"loss": None}])
 def test_norm_bound_sgd_needs_public_bounds(missing: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match="public bound for sensitivity is missing"):
-        NormBoundSGD(steps=3, batch_size=20).plan(TARGET, public(50, **missing))
+        NormBoundSGD(steps=3, expected_batch_size=20).plan(TARGET, public(50, **missing))

@@ -39,7 +39,7 @@ def test_the_card_holds_where_the_number_of_records_is_private(
     name: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     model = bench.small_model("logistic", classes=2)
-    sampled = {} if name == "dp_agd" else {"batch_size": None, "sampling_rate": 0.25}
+    sampled = {} if name == "dp_agd" else {"expected_batch_size": None, "sampling_rate": 0.25}
     method = bench.algorithm(name, **sampled, **settings)
     plan = bench.planned(method, model, records=None)
     found = bench.run(method, plan, made_up(), model)
@@ -51,7 +51,7 @@ def test_the_card_holds_where_the_number_of_records_is_private(
 def test_the_card_holds_where_features_are_learned_first(name: str, by: str, tmp_path: Path) -> None:
     features = loud(name)
     own = {"steps": 4} if by == "dp_sgd" else {"epochs": 2, "floor": 0.001, "oversampling": 2.0}
-    method, model = bench.algorithm(by, batch_size=100, **own), model_behind(features)
+    method, model = bench.algorithm(by, expected_batch_size=100, **own), model_behind(features)
     plan = method.plan(target(features), facts(model))
     found = bench.trained(method, plan, model, tmp_path / "run", records=records, features=features)
     assert failures(tmp_path / "card", plan, found.trace) == MISSING

@@ -17,7 +17,7 @@ from tests.algorithms.bench import Stopped, algorithm, planned, small_model
 def trained(
     folder: Path, *, private: bool = False, stop_after: int | None = None
 ) -> tuple[torch.Tensor, Any]:
-    sampling = {"batch_size": None, "sampling_rate": 0.25} if private else {}
+    sampling = {"expected_batch_size": None, "sampling_rate": 0.25} if private else {}
     method, model = algorithm("dp_sgd", **sampling), small_model()
 
     plan = planned(method, model, records=None) if private else planned(method, model)

@@ -153,7 +153,7 @@ def refused_for_no_linear_model(name: str, model: Model) -> bool:
 
 @every_name
 def test_several_views_change_the_gradient(name: str) -> None:
-    model = model_for(name, views=3)
+    model = model_for(name, augmentations=3)
     if not refused_for_no_linear_model(name, model):
         assert not torch.allclose(walk(method(name), model).released, plain(name).released)
 

@@ -38,7 +38,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dp_sgd with automatic clipping": {"name": "dp_sgd", "clipping": "normalised", "stability": 0.01},
     "adaclip as printed": {"name": "adaclip", "paper_update": True, "scale": "paper", "h2": 1.0},
     "dpis with public norms": {"name": "dpis", "public_norms": [1.0, 0.99]},
-    "dpis with adaptive clipping": {"name": "dpis", "adaptive_clipping": {"least": 0.1, "most": 4.0}},
+    "dpis with adaptive clipping": {
+        "name": "dpis",
+        "adaptive_clipping": {"min_clip_norm": 0.1, "max_clip_norm": 4.0},
+    },
 }
 CASES = {name: {"name": name} for name in CATALOGUE} | VARIANTS
 every_algorithm = pytest.mark.parametrize("case", list(CASES))
@@ -71,7 +74,7 @@ def most(case: str) -> int:
 
 
 def is_adaptive(plan: Plan) -> bool:
-    return plan.filter["kind"] != "schedule"
+    return not plan.is_fixed
 
 
 @every_algorithm
@@ -123,7 +126,12 @@ def test_neighbours_have_the_same_trace(case: str) -> None:
 
 def moved_by_one_record(case: str) -> tuple[float, Outcome]:
     """How far the first sum moves when an extreme record replaces one, in units of a record's bound."""
-    settings = {"batch_size": most(case), "sampling_rate": None, "steps": 1}
+    settings = {
+        "batch_size": most(case),
+        "expected_batch_size": most(case),
+        "sampling_rate": None,
+        "steps": 1,
+    }
     records = made_up()
     kept = MadeUp(records.features[:-1], records.labels[:-1])
     near = with_record(kept, np.zeros(SHAPE, dtype=np.float32), 1 - int(kept.labels[0]))
@@ -158,7 +166,7 @@ def test_a_record_without_a_finite_gradient_changes_nothing(case: str) -> None:
         )
         for value in (np.inf, np.nan)
     )
-    settings = {"batch_size": most(case)}
+    settings = {"batch_size": most(case), "expected_batch_size": most(case)}
     assert torch.equal(outcome(case, far, **settings).released, outcome(case, nan, **settings).released)
 
 

@@ -17,11 +17,16 @@ BATCH, STEPS = 720, 3  # two steps an epoch of the 1,437 training records
 
 
 def comparison() -> dict[str, Any]:
-    usual = {"batch_size": BATCH, "steps": STEPS, "update": {"learning_rate": 1.0}}
+    usual = {"expected_batch_size": BATCH, "steps": STEPS, "update": {"learning_rate": 1.0}}
     own = {
         "dp_sgd": usual,
         "dp_sgd_decay": {**usual, "rate": 0.2},
-        "dpis": {"batch_size": BATCH, "epochs": 2, "oversampling": 1, "update": {"learning_rate": 1.0}},
+        "dpis": {
+            "expected_batch_size": BATCH,
+            "epochs": 2,
+            "oversampling": 1,
+            "update": {"learning_rate": 1.0},
+        },
         "adp_sgd": {**usual, "decay": {"offset": 1.0}},
         "adaclip": usual,
     }

@@ -39,7 +39,7 @@ def rejected(**settings: Any) -> tuple[DPAGD, Plan, Scripted, State]:
 
 def test_a_rejection_measures_the_difference_and_averages_raw_measurements() -> None:
     _, plan, barrier, _ = rejected(gamma=0.25)
-    start = plan.own["gradient_rho"]
+    start = plan.method_params["gradient_rho"]
     rhos = [start, 0.25 * start, 0.25 * 1.25 * start]
     assert barrier.multipliers == pytest.approx([1 / math.sqrt(2 * part) for part in rhos], rel=1e-12)
     total = torch.zeros(2)
@@ -60,7 +60,7 @@ def test_printed_averaging_mixes_a_unit_vector_with_raw_measurements() -> None:
 @pytest.mark.parametrize(("keeps", "factor"), [(True, 1.1**2), (False, 1.0)])
 def test_a_raised_budget_is_kept_or_not(keeps: bool, factor: float) -> None:
     _, plan, _, state = rejected(keep_raised=keeps)
-    assert float(state.gradient_rho) == pytest.approx(factor * plan.own["gradient_rho"], rel=1e-12)
+    assert float(state.gradient_rho) == pytest.approx(factor * plan.method_params["gradient_rho"], rel=1e-12)
 
 
 def test_a_rejection_shrinks_the_range_at_once() -> None:

@@ -72,12 +72,12 @@ def planned(name: str, epsilon: float, *, records: int | None = 40, **settings: 
 @pytest.mark.parametrize("name", RELATIVES)
 def test_an_epsilon_that_the_count_alone_exceeds_is_refused(name: str) -> None:
     with pytest.raises(RefusedError, match=r"no noise multiplier up to 1e\+07 meets epsilon = 0\.005"):
-        planned(name, 0.005, records=None, batch_size=None, sampling_rate=0.1)
+        planned(name, 0.005, records=None, expected_batch_size=None, sampling_rate=0.1)
 
 
 @pytest.mark.parametrize("name", RELATIVES)
 def test_where_the_number_of_records_is_private_it_is_counted_first(name: str) -> None:
-    plan = planned(name, 0.5, records=None, batch_size=None, sampling_rate=0.1)
+    plan = planned(name, 0.5, records=None, expected_batch_size=None, sampling_rate=0.1)
     first, rest = plan.schedule[0], plan.schedule[1:]
     assert (type(first[0]).__name__, first[1], plan.divisor) == ("GaussianDpEvent", 1, None)
     assert {type(event).__name__ for event, _ in rest} == {"PoissonSampledDpEvent"}

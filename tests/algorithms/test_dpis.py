@@ -19,7 +19,7 @@ from algorithms.gradients import L2, Clipping
 from algorithms.methods.dpis import DPIS, State, precommitted
 from algorithms.methods.registry import from_settings
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import calibrate
+from algorithms.privacy.accounting.calibration import calibrate
 from algorithms.privacy.accounting.events import RenyiDpEvent
 from algorithms.privacy.accounting.filters import conversion
 from algorithms.privacy.barrier.trace import Row
@@ -40,7 +40,7 @@ FALLING = [1.0, 0.8, 0.6, 0.45, 0.3, 0.2, 0.15, 0.12, 0.11, 0.1]
 
 
 def method(**settings: Any) -> DPIS:
-    made = from_settings({"name": "dpis", "epochs": 10, "batch_size": 60, "clip_norm": C} | settings)
+    made = from_settings({"name": "dpis", "epochs": 10, "expected_batch_size": 60, "clip_norm": C} | settings)
     assert isinstance(made, DPIS)
     return made
 
@@ -95,7 +95,7 @@ def run(made: DPIS, plan: Plan, fractions: Sequence[float], **changes: Any) -> t
 
 def spent(plan: Plan, events: Sequence[dp.DpEvent]) -> float:
     """The Rényi cost of events at the plan's order, counted apart from ours."""
-    accountant = RdpAccountant([plan.filter["order"]])
+    accountant = RdpAccountant([plan.filter.order])
     for event in events:
         accountant.compose(event)
     return float(accountant._rdp[0])
@@ -104,7 +104,7 @@ def spent(plan: Plan, events: Sequence[dp.DpEvent]) -> float:
 def noises(made: DPIS, plan: Plan, fractions: Sequence[float]) -> list[float]:
     """sigma_G of each epoch."""
     _, states = run(made, plan, fractions)
-    return [float(state.epoch.noise) for state in states[:: plan.own["steps_per_epoch"]]]
+    return [float(state.epoch.noise) for state in states[:: plan.method_params["steps_per_epoch"]]]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def noises(made: DPIS, plan: Plan, fractions: Sequence[float]) -> list[float]:
         {},
         {"cautious_share": 0.0},
         {"cautious_share": 1.0},
-        {"adaptive_clipping": {"least": 0.1, "most": 2.0}},
+        {"adaptive_clipping": {"min_clip_norm": 0.1, "max_clip_norm": 2.0}},
     ],
 )
 @pytest.mark.parametrize("course", ["falling", "jumping"])
@@ -125,17 +125,17 @@ def test_a_run_spends_its_budget_and_no_more_by_an_independent_count(
     draws = np.random.default_rng(0).uniform(-0.2, 1.3, size=40)
     asked, _ = run(made, plan, (FALLING * 4) if course == "falling" else draws)
     total = spent(plan, asked.events)
-    assert total <= plan.filter["limit"]
-    assert total + conversion(plan.filter["order"], DELTA) <= 2.0
+    assert total <= plan.filter.limit
+    assert total + conversion(plan.filter.order, DELTA) <= 2.0
     if made.cautious_share < 1:
-        assert total == pytest.approx(plan.filter["limit"], rel=1e-6)
+        assert total == pytest.approx(plan.filter.limit, rel=1e-6)
 
 
 def test_noise_never_rises_while_norms_fall() -> None:
     made = method()
     plan = planned(made)
     found = noises(made, plan, FALLING)
-    assert found[0] == pytest.approx(plan.own["most_noise"], rel=1e-6)
+    assert found[0] == pytest.approx(plan.method_params["most_noise"], rel=1e-6)
     assert all(later <= earlier * (1 + 1e-9) for earlier, later in itertools.pairwise(found))
     assert found[8] < 0.9 * found[7]  # where later epochs are no longer reserved for at the worst
 
@@ -143,7 +143,7 @@ def test_noise_never_rises_while_norms_fall() -> None:
 def test_without_falling_norms_the_noise_is_the_same_throughout() -> None:
     made = method()
     plan = planned(made)
-    assert noises(made, plan, [1.0] * 10) == pytest.approx([plan.own["most_noise"]] * 10, rel=1e-6)
+    assert noises(made, plan, [1.0] * 10) == pytest.approx([plan.method_params["most_noise"]] * 10, rel=1e-6)
 
 
 def test_a_step_is_that_of_dp_sgd_at_the_batch_that_the_norms_allow() -> None:
@@ -161,7 +161,7 @@ def test_a_step_is_that_of_dp_sgd_at_the_batch_that_the_norms_allow() -> None:
 
 
 def test_the_clip_norm_follows_the_mean_norm_within_its_bounds() -> None:
-    made = method(epochs=4, adaptive_clipping={"factor": 0.5, "least": 0.2, "most": 2.0})
+    made = method(epochs=4, adaptive_clipping={"factor": 0.5, "min_clip_norm": 0.2, "max_clip_norm": 2.0})
     asked, _ = run(made, planned(made), [0.5, 0.3, 0.5, 0.01, 0.5, 9.0, 0.5])
     assert asked.norms == [C, 2.0, 0.3, 2.0, 0.2, 2.0, 2.0]
     assert [step["clipping"].norm for step in asked.steps[::100]] == [C, 0.3, 0.2, 2.0]
@@ -170,16 +170,16 @@ def test_the_clip_norm_follows_the_mean_norm_within_its_bounds() -> None:
 def test_the_order_is_the_best_for_the_worst_case() -> None:
     made = method()
     plan = planned(made)
-    event = dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(plan.own["most_noise"]))
-    norms = [(dp.GaussianDpEvent(plan.own["norm_multiplier"]), 10)]
+    event = dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(plan.method_params["most_noise"]))
+    norms = [(dp.GaussianDpEvent(plan.method_params["norm_multiplier"]), 10)]
     best = calibrate(
         lambda noise: [(dp.PoissonSampledDpEvent(0.01, dp.GaussianDpEvent(noise)), 1000), *norms],
         Budget(2.0, DELTA),
         accountant="rdp",
     )
-    assert plan.own["most_noise"] == pytest.approx(best, rel=2e-3)
+    assert plan.method_params["most_noise"] == pytest.approx(best, rel=2e-3)
     cost = spent(plan, [event] * 1000 + [norms[0][0]] * 10)
-    assert cost == pytest.approx(plan.filter["limit"], rel=1e-6)
+    assert cost == pytest.approx(plan.filter.limit, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["dpis_sigma_K1", "dpis_sigma_K0.25"])
@@ -194,20 +194,20 @@ def test_the_noise_at_a_fixed_sum_of_norms_has_its_reference_value(name: str) ->
 
 
 def test_a_private_number_of_records_is_counted_first_and_paid_for() -> None:
-    made = method(batch_size=None, sampling_rate=0.01, norm_noise_multiplier=100.0)
+    made = method(expected_batch_size=None, sampling_rate=0.01, norm_noise_multiplier=100.0)
     plan = planned(made, records=None)
-    assert (plan.steps, plan.own["norm_multiplier"]) == (1000, 100.0)
+    assert (plan.steps, plan.method_params["norm_multiplier"]) == (1000, 100.0)
     asked, states = run(made, plan, FALLING, records=5000.0)
     assert asked.events[0] == dp.GaussianDpEvent(plan.target.count_noise)
     assert float(states[0].epoch.expected_batch) == 50.0
     assert asked.steps[0]["divisor"] == pytest.approx(50.0)
-    assert spent(plan, asked.events) == pytest.approx(plan.filter["limit"], rel=1e-6)
+    assert spent(plan, asked.events) == pytest.approx(plan.filter.limit, rel=1e-6)
 
 
 def test_public_norms_are_a_schedule_with_one_noise() -> None:
-    made = method(epochs=3, batch_size=600, oversampling=1.0, public_norms=[0.5, 0.2])
+    made = method(epochs=3, expected_batch_size=600, oversampling=1.0, public_norms=[0.5, 0.2])
     plan = planned(made, accountant="pld")
-    assert plan.filter == {"kind": "schedule"}
+    assert plan.is_fixed
     assert plan.epsilon["pld"] == pytest.approx(2.0, rel=1e-3)
     assert plan.epsilon["pld"] < plan.epsilon["rdp"]
     asked, _ = run(made, plan, [])
@@ -221,20 +221,20 @@ def test_public_norms_are_a_schedule_with_one_noise() -> None:
 @pytest.mark.parametrize(
     ("settings", "records", "message"),
     [
-        ({"batch_size": 1200}, MANY, "every record a candidate"),
+        ({"expected_batch_size": 1200}, MANY, "every record a candidate"),
         ({"public_norms": [1.0, 0.05]}, MANY, "every record a candidate"),
         (
-            {"public_norms": [1.0, 0.5], "adaptive_clipping": {"least": 1.0, "most": 2.0}},
+            {"public_norms": [1.0, 0.5], "adaptive_clipping": {"min_clip_norm": 1.0, "max_clip_norm": 2.0}},
             MANY,
             "public_norms empty",
         ),
-        ({"adaptive_clipping": {"least": 2.0, "most": 1.0}}, MANY, "least above its most"),
-        ({"batch_size": None, "sampling_rate": 0.01}, None, "norm_noise_multiplier"),
+        ({"adaptive_clipping": {"min_clip_norm": 2.0, "max_clip_norm": 1.0}}, MANY, "least above its most"),
+        ({"expected_batch_size": None, "sampling_rate": 0.01}, None, "norm_noise_multiplier"),
         ({"norm_noise": 1e-5}, MANY, r"releases of norms; raise algorithm\.norm_noise or"),
         ({"norm_noise_multiplier": 1e-2}, MANY, r"raise algorithm\.norm_noise_multiplier or"),
         ({"norm_noise": 1e-5, "norm_noise_multiplier": 100.0}, MANY, "norm_noise_multiplier were both given"),
         ({"sampling_rate": 0.01}, MANY, r"both given.*leave algorithm\.sampling_rate empty"),
-        ({"sampling_rate": 0.01}, None, r"both given.*leave algorithm\.batch_size empty"),
+        ({"sampling_rate": 0.01}, None, r"both given.*leave algorithm\.expected_batch_size empty"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings: Any, records: int | None, message: str) -> None:
@@ -244,8 +244,8 @@ def test_settings_that_do_not_fit_are_refused(settings: Any, records: int | None
 
 def test_without_a_setting_the_noise_of_norms_is_a_part_of_the_number_of_records() -> None:
     assert (method().norm_noise, method(norm_noise_multiplier=9.0).norm_noise) == (0.02, None)
-    assert planned(method()).own["norm_multiplier"] == 0.02 * MANY
-    assert planned(method(norm_noise_multiplier=9.0)).own["norm_multiplier"] == 9.0
+    assert planned(method()).method_params["norm_multiplier"] == 0.02 * MANY
+    assert planned(method(norm_noise_multiplier=9.0)).method_params["norm_multiplier"] == 9.0
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_without_a_setting_the_noise_of_norms_is_a_part_of_the_number_of_records
     ],
 )
 def test_what_eats_the_budget_is_named(epsilon: float, before: Any, message: str) -> None:
-    target = Target(Budget(epsilon, DELTA), before=tuple(before))
+    target = Target(Budget(epsilon, DELTA), prior_events=tuple(before))
     with pytest.raises(RefusedError, match=message):
         precommitted(method()._event_at(0.01), 100, before, target)
 
@@ -272,10 +272,17 @@ def trained(
 @pytest.mark.parametrize(
     ("settings", "records"),
     [
-        ({"batch_size": 4, "norm_noise": 0.5}, RECORDS),
-        ({"batch_size": 4, "norm_noise": 0.5, "adaptive_clipping": {"least": 1.0, "most": 9.0}}, RECORDS),
-        ({"batch_size": None, "sampling_rate": 0.1, "norm_noise_multiplier": 20.0}, None),
-        ({"batch_size": 4, "public_norms": [1.0, 0.6]}, RECORDS),
+        ({"expected_batch_size": 4, "norm_noise": 0.5}, RECORDS),
+        (
+            {
+                "expected_batch_size": 4,
+                "norm_noise": 0.5,
+                "adaptive_clipping": {"min_clip_norm": 1.0, "max_clip_norm": 9.0},
+            },
+            RECORDS,
+        ),
+        ({"expected_batch_size": None, "sampling_rate": 0.1, "norm_noise_multiplier": 20.0}, None),
+        ({"expected_batch_size": 4, "public_norms": [1.0, 0.6]}, RECORDS),
     ],
 )
 def test_taken_up_anywhere_in_an_epoch_it_ends_bit_for_bit_the_same(
@@ -301,7 +308,7 @@ def test_a_checkpoint_without_its_last_norms_would_not_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same crashes with the norms forgotten: the test above can fail."""
-    made = method(epochs=2, oversampling=2.0, clip_norm=6.0, batch_size=4, norm_noise=0.5)
+    made = method(epochs=2, oversampling=2.0, clip_norm=6.0, expected_batch_size=4, norm_noise=0.5)
     plan = made.plan(
         Target(Budget(8.0, 1e-3), "rdp"), PublicInfo(RECORDS, small_model().parameter_count, 1, 3)
     )

@@ -34,7 +34,7 @@ from tests.tasks.test_train import Workspace, prepared_digits, workspace
 __all__ = ["prepared_digits", "workspace"]
 
 DELTA = 1e-3
-FEW = DPSGD(steps=4, batch_size=20)
+FEW = DPSGD(steps=4, expected_batch_size=20)
 
 
 def two_classes(count: int = 60) -> tuple[Any, Any]:
@@ -74,7 +74,7 @@ def test_it_is_the_pipelines_run_for_the_same_seed_and_settings(workspace: Works
     expected = load_file(workspace.root / "artifacts/model.safetensors")
     data = load_as(workspace.root / "datasets/prepared", workspace.public)
     start = build("softmax", input_shape=workspace.public.input_shape, classes=10, seed=0).module
-    method = DPSGD(steps=6, batch_size=64, update=OptimizerConfig(momentum=0.9, averaging="ema"))
+    method = DPSGD(steps=6, expected_batch_size=64, update=OptimizerConfig(momentum=0.9, averaging="ema"))
     result = fit(
         start,
         nn.CrossEntropyLoss(),
@@ -96,7 +96,7 @@ def test_it_is_the_pipelines_run_for_the_same_seed_and_settings(workspace: Works
 def test_without_privacy_and_without_sampling_it_is_plain_gradient_descent() -> None:
     X, y = two_classes()
     model, rate = linear(), 0.5
-    method = NonPrivate(steps=3, batch_size=60, update=OptimizerConfig(learning_rate=rate))
+    method = NonPrivate(steps=3, expected_batch_size=60, update=OptimizerConfig(learning_rate=rate))
     found = seeded(model=model, method=method)
     parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
     for _ in range(3):
@@ -133,7 +133,7 @@ def test_the_card_holds_against_the_files_and_says_that_no_ledger_kept_it(
 
 
 def test_a_public_run_without_noise_has_a_card_that_promises_nothing(tmp_path: Path) -> None:
-    result = call(method=NonPrivate(steps=2, batch_size=20), public=True, noise="seeded")
+    result = call(method=NonPrivate(steps=2, expected_batch_size=20), public=True, noise="seeded")
     result.save(tmp_path)
     assert verify(result.card, tmp_path, unsigned=True).passed
     assert result.card.setting.guarantee == "none"
@@ -196,7 +196,7 @@ def test_a_regression_is_trained_on_each_records_own_target() -> None:
     X, _ = two_classes()
     y = X @ np.arange(5.0) + 1.0
     update = OptimizerConfig(learning_rate=0.2)
-    method = NonPrivate(steps=60, batch_size=60, update=update)
+    method = NonPrivate(steps=60, expected_batch_size=60, update=update)
     for loss in ("mse_loss", nn.MSELoss(), lambda outputs, targets: (outputs - targets).square()):
         weight, bias = seeded(model=linear(1), loss=loss, y=y, method=method)
         torch.testing.assert_close(weight[0], torch.arange(5.0), atol=1e-2, rtol=0.0)
@@ -206,7 +206,7 @@ def test_a_regression_is_trained_on_each_records_own_target() -> None:
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_method_trains_or_is_refused_in_a_sentence(name: str, own_home: Path) -> None:
     method: Algorithm[Any] = bench.algorithm(name)
-    free = name in ("non_private", "sgd_adv") or "not_private" in _own(method)
+    free = name in ("non_private", "sgd_adv") or _is_not_private(method)
     try:
         result = call(method=method, public=free, noise="seeded" if free else "secure")
     except RefusedError as refusal:
@@ -217,12 +217,12 @@ def test_every_method_trains_or_is_refused_in_a_sentence(name: str, own_home: Pa
         assert verify(result.card, unsigned=True).passed
 
 
-def _own(method: Algorithm[Any]) -> Any:
+def _is_not_private(method: Algorithm[Any]) -> bool:
     model = bench.small_model()
     try:
-        return bench.planned(method, model).own
+        return bench.planned(method, model).not_private is not None
     except RefusedError:
-        return {}
+        return False
 
 
 X, Y = two_classes()
@@ -252,10 +252,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dropout": ({"model": nn.Sequential(nn.Dropout(), nn.Linear(5, 2))}, "draws random numbers"),
     "seeded noise": ({"noise": "seeded"}, "protects nobody"),
     "unknown noise": ({"noise": "none"}, "choose"),
-    "no noise": ({"method": NonPrivate(steps=2, batch_size=20)}, "without noise|infinite|no noise"),
+    "no noise": ({"method": NonPrivate(steps=2, expected_batch_size=20)}, "without noise|infinite|no noise"),
     "no method": ({"method": DPSGD}, "give the settings of one"),
     "an unknown device": ({"device": "tpu"}, "which is no device"),
-    "a batch beyond the data": ({"method": DPSGD(steps=2, batch_size=1000)}, "batch"),
+    "a batch beyond the data": ({"method": DPSGD(steps=2, expected_batch_size=1000)}, "batch"),
     "a cap without a population": ({"cap": (1.0, 1e-5), "population": None}, "without a population"),
     "an unknown population": ({"population": "others", "cap": None}, "does not know the population"),
 }
@@ -277,7 +277,7 @@ def test_a_population_of_another_kind_is_refused() -> None:
 
 def test_settings_that_are_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="steps"):
-        call(method=DPSGD(steps=0, batch_size=20))
+        call(method=DPSGD(steps=0, expected_batch_size=20))
 
 
 def test_the_example_in_the_docstring_runs() -> None:

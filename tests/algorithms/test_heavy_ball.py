@@ -166,10 +166,12 @@ def test_taken_up_after_a_crash_it_ends_bit_for_bit_the_same(
 
 @pytest.mark.parametrize("kind", [HeavyBall, Nesterov])
 def test_a_smoothness_from_the_data_marks_the_plan(kind: Any) -> None:
-    assert "not_private" not in kind(20, noise="laplace").plan(PURE, public()).own
+    assert kind(20, noise="laplace").plan(PURE, public()).not_private is None
     method = kind(20, noise="laplace", smoothness=5.1, smoothness_is_data_dependent=True)
-    own = method.plan(PURE, public()).own
-    assert "computed from the private records" in own["not_private"]
+    plan = method.plan(PURE, public())
+    assert plan.not_private is not None
+    assert "computed from the private records" in plan.not_private
+    own = plan.method_params
     assert own["smoothness"] == 5.1
     assert own["stages"][0]["step_size"] == 1 / 5.1
 
@@ -208,7 +210,9 @@ def test_refuses_models_and_data_without_public_bounds(kind: Any) -> None:
 
 
 def test_gradient_descent_needs_no_strong_convexity() -> None:
-    (stage,) = HeavyBall(5, momentum=0.0, regularisation=0.0).plan(APPROXIMATE, public()).own["stages"]
+    (stage,) = (
+        HeavyBall(5, momentum=0.0, regularisation=0.0).plan(APPROXIMATE, public()).method_params["stages"]
+    )
     assert stage == {"steps": 5, "step_size": pytest.approx(0.2), "momentum": 0.0}
 
 

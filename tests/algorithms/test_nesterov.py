@@ -42,14 +42,16 @@ def multipliers(plan: Plan) -> np.ndarray:
 
 def importance(plan: Plan) -> np.ndarray:
     """The coefficients a_t of the plan's own path, shape [steps]."""
-    stages = [Stage(stage["steps"], stage["step_size"]) for stage in plan.own["stages"]]
-    return coefficients(stages, Curve(plan.own["smoothness"], plan.own["strong_convexity"]))
+    stages = [Stage(stage["steps"], stage["step_size"]) for stage in plan.method_params["stages"]]
+    return coefficients(
+        stages, Curve(plan.method_params["smoothness"], plan.method_params["strong_convexity"])
+    )
 
 
 def test_on_exact_gradients_it_is_nesterovs_method_with_restarts() -> None:
     method = Nesterov(60, variant="masg", noise="laplace", regularisation=1.0, start=3.0)
     plan = method.plan(PURE, public())
-    assert [stage["steps"] for stage in plan.own["stages"]] == [3, 16, 32, 9]  # kappa = 7 / 2
+    assert [stage["steps"] for stage in plan.method_params["stages"]] == [3, 16, 32, 9]  # kappa = 7 / 2
     now = torch.full((FEATURES,), 3.0, dtype=torch.float64)
     expected = [now]
     for stage, length in enumerate((3, 16, 32, 9), start=1):
@@ -73,7 +75,7 @@ def test_the_gradient_is_asked_for_ahead_of_the_iterate() -> None:
     method = Nesterov(3, variant="nag", noise="laplace", start=1.0, regularisation=0.5)
     plan = method.plan(PURE, public())
     _, _, watching = run(method, plan, box())
-    size, beta = plan.own["stages"][0]["step_size"], plan.own["stages"][0]["momentum"]
+    size, beta = plan.method_params["stages"][0]["step_size"], plan.method_params["stages"][0]["momentum"]
     first, second = watching.points[:2]
     moved = first - size * (watching.answers[0] + first)
     torch.testing.assert_close(second, moved + beta * (moved - first), rtol=1e-5, atol=1e-5)

@@ -27,7 +27,7 @@ def test_sgd_adv_has_the_noise_of_its_formula_on_adult(
 
 
 def test_sgd_adv_s_noise_gives_back_the_target_by_advanced_composition() -> None:
-    plan = SGDAdv(steps=60, batch_size=300).plan(TARGET, public(40_000))
+    plan = SGDAdv(steps=60, expected_batch_size=300).plan(TARGET, public(40_000))
     step_epsilon = 2 * math.sqrt(2 * math.log(1.25 * 2 * 60 / 1e-8)) / plan.noise_multiplier
     sampled = 2 * (300 / 40_000) * step_epsilon
     assert sampled * 2 * math.sqrt(2 * 60 * math.log(2 / 1e-8)) == pytest.approx(1.0)
@@ -35,7 +35,7 @@ def test_sgd_adv_s_noise_gives_back_the_target_by_advanced_composition() -> None
 
 def test_sgd_adv_states_both_epsilons() -> None:
     plan = SGDAdv().plan(TARGET, public(39_073))
-    assert plan.own == {"claimed_epsilon": 1.0}
+    assert plan.method_params == {"claimed_epsilon": 1.0}
     assert 0.005 < plan.cost.epsilon < 0.05
 
 
@@ -49,15 +49,15 @@ ADULT = {1: 0.5757, 100: 0.5787, 1000: 0.6058, 10_000: 0.8776, 20_000: 1.1795}
 def test_sgd_ma_s_epsilon_is_that_of_its_paper_on_adult(steps: int) -> None:
     plan = SGDMA(steps=steps, noise_multiplier=4.0).plan(Target(Budget(2.0, 1e-8), "rdp"), public(39_074))
     assert plan.divisor == 207.0
-    assert plan.own["claimed_epsilon"] == pytest.approx(ADULT[steps], abs=6e-5)
-    assert plan.cost.epsilon < plan.own["claimed_epsilon"]
+    assert plan.method_params["claimed_epsilon"] == pytest.approx(ADULT[steps], abs=6e-5)
+    assert plan.cost.epsilon < plan.method_params["claimed_epsilon"]
 
 
 def test_sgd_ma_takes_the_least_noise_that_its_accountant_allows() -> None:
     plan = SGDMA(steps=500).plan(TARGET, public(10_000))
-    assert 1 - 1e-4 < plan.own["claimed_epsilon"] <= 1.0
+    assert 1 - 1e-4 < plan.method_params["claimed_epsilon"] <= 1.0
     less = SGDMA(steps=500, noise_multiplier=0.999 * plan.noise_multiplier).plan(TARGET, public(10_000))
-    assert less.own["claimed_epsilon"] > 1.0
+    assert less.method_params["claimed_epsilon"] > 1.0
     assert plan.cost.epsilon < 0.8
 
 
@@ -65,7 +65,7 @@ def test_sgd_ma_cannot_state_a_small_epsilon() -> None:
     with pytest.raises(RefusedError, match=r"no epsilon below 0\.5756"):
         SGDMA().plan(Target(Budget(0.5, 1e-8)), public(39_074))
     fixed = SGDMA(steps=100, noise_multiplier=4.0).plan(Target(Budget(0.5, 1e-8)), public(39_074))
-    assert fixed.cost.epsilon < 0.5 < fixed.own["claimed_epsilon"]
+    assert fixed.cost.epsilon < 0.5 < fixed.method_params["claimed_epsilon"]
 
 
 def test_noise_that_costs_more_than_the_target_is_refused() -> None:

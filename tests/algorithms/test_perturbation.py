@@ -184,7 +184,7 @@ def test_the_noise_of_kifer_smith_and_thakurta_costs_less_than_they_claim(epsilo
     variance = 8 * math.log(2 / 1e-8) / epsilon**2 + 4 / epsilon
     assert plan.noise_multiplier == pytest.approx(math.sqrt(variance))
     assert noise_multiplier_by_kst(budget) == plan.noise_multiplier
-    assert plan.own == {"claimed_epsilon": epsilon}
+    assert plan.method_params == {"claimed_epsilon": epsilon}
     assert 0.5 * epsilon < plan.cost.epsilon < epsilon
 
 

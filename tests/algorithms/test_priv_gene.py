@@ -88,8 +88,8 @@ def test_the_rounds_share_rho_equally_and_use_it_up(rounds: int) -> None:
     parts = [event.rho for event in trace.events() if isinstance(event, dp.dp_event.ZCDpEvent)]
     assert len(parts) == len(trace.rows) == plan.steps == rounds
     assert len(set(parts)) == 1
-    assert math.fsum(parts) <= plan.filter["rho"]
-    assert math.fsum(parts) == pytest.approx(plan.filter["rho"], rel=1e-8)
+    assert math.fsum(parts) <= plan.filter.rho
+    assert math.fsum(parts) == pytest.approx(plan.filter.rho, rel=1e-8)
     # epsilon^2 / 8 a round, for losses that move within [0, loss_bound]
     epsilon = 1 / trace.rows[0].noise_multiplier
     assert parts[0] == pytest.approx(epsilon**2 / 8)
@@ -133,4 +133,4 @@ def test_what_does_not_fit_is_refused_in_a_sentence(public: dict[str, Any], sent
 
 def test_a_private_number_of_records_is_not_asked_for() -> None:
     method = PrivGene(rounds=3)
-    assert planned(method, records=None).own == planned(method).own
+    assert planned(method, records=None).method_params == planned(method).method_params

@@ -54,7 +54,7 @@ def test_the_clip_norm_settles_at_its_quantile(quantile: float, expected: float,
 
 
 def test_the_step_of_the_clip_norm_follows_its_formula_within_its_limits() -> None:
-    method = QuantileClipping(1, 10, least=0.5, most=2.0, quantile=0.3, rate=0.2)
+    method = QuantileClipping(1, 10, min_clip_norm=0.5, max_clip_norm=2.0, quantile=0.3, rate=0.2)
     assert method.followed(1.0, 0.8) == pytest.approx(math.exp(-0.2 * 0.5), rel=1e-12)
     assert method.followed(1.0, -5.0) == pytest.approx(math.exp(0.2 * 0.3), rel=1e-12)
     assert method.followed(1.99, 0.0) == 2.0
@@ -90,9 +90,9 @@ def test_a_run_asks_for_a_count_at_each_clip_norm() -> None:
 @pytest.mark.parametrize(
     ("settings", "records", "sentence"),
     [
-        ({"batch_size": 10, "clip_norm": 2.0, "most": 1.0}, 1000, "lies outside"),
+        ({"expected_batch_size": 10, "clip_norm": 2.0, "max_clip_norm": 1.0}, 1000, "lies outside"),
         ({"sampling_rate": 0.1}, None, r"set algorithm\.count_noise_multiplier"),
-        ({"batch_size": 500, "count_noise_multiplier": 0.5}, 1000, "no noise multiplier up to"),
+        ({"expected_batch_size": 500, "count_noise_multiplier": 0.5}, 1000, "no noise multiplier up to"),
     ],
 )
 def test_impossible_settings_are_refused(

@@ -18,12 +18,12 @@ def plan_with(
     records: int = 1000,
     parameters: int = 10,
     weights: Array | None = None,
-    **own: Any,
+    **method_params: Any,
 ) -> Plan:
     """A plan of `steps` with an expected batch of `records`; weights: of the noise of each step, shape [steps]."""
     if weights is not None:
         runs = zip(*in_levels(weights), strict=True)
-        own["noise"] = [{"steps": int(count), "weight": float(weight)} for weight, count in runs]
+        method_params["noise"] = [{"steps": int(count), "weight": float(weight)} for weight, count in runs]
     return Plan(
         target=Target(Budget(1.0, 1e-5)),
         public=PublicInfo(records, parameters, 1, 2),
@@ -33,7 +33,7 @@ def plan_with(
         divisor=float(batch),
         schedule=[],
         epsilon={"pld": 1.0},
-        own=own,
+        method_params=method_params,
     )
 
 
@@ -46,6 +46,6 @@ def with_schedule(plan: Plan) -> Plan:
             ),
             run["steps"],
         )
-        for run in plan.own["noise"]
+        for run in plan.method_params["noise"]
     ]
     return replace(plan, schedule=schedule)

@@ -93,6 +93,16 @@ def test_a_plan_says_the_cost_and_spends_nothing(here: Checkout) -> None:
     assert (here.root / "params.yaml").read_text() == params
 
 
+def test_a_plan_says_what_the_attack_that_is_its_target_achieves(here: Checkout) -> None:
+    target = ("privacy.target={false_alarms: 0.01, caught: 0.05}", "privacy.epsilon=null")
+    result = call("plan", *(word for setting in target for word in ("--set", setting)))
+    assert result.exit_code == 0, result.output
+    said = {cells[0]: cells[1] for cells in _cells(result.stdout)}["an attacker"]
+    found = float(said.removeprefix("recognises at most ").split("%")[0])
+    assert 4.5 < found <= 5.0
+    assert said.endswith("5.00% is allowed")
+
+
 @pytest.mark.parametrize(
     ("algorithm", "words"), [("dpis", r"at most \d+\.?\d*, chosen by epoch"), ("dp_agd", "chosen on the way")]
 )
@@ -130,7 +140,7 @@ def test_a_preset_is_planned_as_it_stands(here: Checkout, preset: Path) -> None:
     ("arguments", "words"),
     [
         (("--delta", "0.01"), "at most"),
-        (("--set", "algorithm.batch_size=100000"), "algorithm.batch_size"),
+        (("--set", "algorithm.expected_batch_size=100000"), "algorithm.expected_batch_size"),
         (("--set", "model.name=logistic"), "2 classes"),
     ],
 )

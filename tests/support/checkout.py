@@ -21,7 +21,7 @@ _FEW_STEPS = Request(
     epsilon=3.0,
     delta=1e-5,
     seed=0,
-    settings={"algorithm.steps": 5, "algorithm.batch_size": 64, "algorithm.update.momentum": 0.0},
+    settings={"algorithm.steps": 5, "algorithm.expected_batch_size": 64, "algorithm.update.momentum": 0.0},
 )
 
 

@@ -37,14 +37,14 @@ def document() -> dict[str, Any]:
                 "accountant": "rdp",
                 "algorithm": {
                     "name": "dp_sgd",
-                    "batch_size": 64,
+                    "expected_batch_size": 64,
                     "steps": 5,
                     "update": {"learning_rate": 2.0},
                 },
             },
             "plain": {
                 "private": False,
-                "algorithm": {"name": "non_private", "batch_size": 64, "steps": 5},
+                "algorithm": {"name": "non_private", "expected_batch_size": 64, "steps": 5},
             },
         },
         "record": {"objective": {"regularisation": 0.1}, "curves": True},

@@ -26,9 +26,9 @@ BRIEF = {"run_id", "dataset", "algorithm"}
 CONFIG = BRIEF | {
     "population", "public_records", "unit", "adjacency", "target_epsilon", "delta", "accountant", "steps",
     "noise_multiplier", "sampling_rate", "divisor", "private", "noise_is_secret",
-    "settings/batch_size", "settings/steps", "settings/update/learning_rate", "settings/update/schedule",
+    "settings/expected_batch_size", "settings/steps", "settings/update/learning_rate", "settings/update/schedule",
     "model/name", "model/parameters", "model/seed", "model/precision", "model/settings", "model/start", "model/files",
-    "model/fresh", "model/frozen", "model/views",
+    "model/reinitialize", "model/frozen", "model/augmentations",
 }  # fmt: skip
 HISTORY = {
     "privacy/step", "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier",

@@ -128,7 +128,7 @@ def _plan(
         "algorithm": "non_private" if kind == "none" else "dp_sgd",
         "settings": {
             "steps": steps,
-            "batch_size": 40,
+            "expected_batch_size": 40,
             "update": {"learning_rate": 0.5, "schedule": "constant"},
         },
         "features": {"name": "none"},
@@ -148,7 +148,9 @@ def _plan(
         "divisor": BATCH,
         "schedule": events,
         "filter": {"kind": "schedule"},
-        "own": {},
+        "method_params": {},
+        "not_private": None,
+        "prior_events": [],
     }
 
 

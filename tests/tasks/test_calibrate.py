@@ -51,7 +51,7 @@ def test_an_epsilon_that_would_not_hold_is_planned_only_with_seeded_noise(worksp
     privacy = {"epsilon": 1.0, "delta": 1e-5}
     with pytest.raises(RefusedError, match=r"privacy\.noise to seeded"):
         plan_of(public, privacy=privacy, **changes)
-    assert "not_private" in plan_of(public, privacy=privacy | {"noise": "seeded"}, **changes).own
+    assert plan_of(public, privacy=privacy | {"noise": "seeded"}, **changes).not_private
 
 
 def test_diagnostics_of_private_records_are_refused(workspace: Workspace) -> None:
@@ -67,7 +67,7 @@ def test_diagnostics_of_private_records_are_refused(workspace: Workspace) -> Non
 @pytest.mark.parametrize(
     ("algorithm", "privacy"),
     [
-        ({"name": "dp_sgd", "batch_size": 64, "steps": 20}, {"delta": 1e-5}),
+        ({"name": "dp_sgd", "expected_batch_size": 64, "steps": 20}, {"delta": 1e-5}),
         ({"name": "dp_agd"}, {"delta": 1e-5}),
         ({"name": "heavy_ball", "noise": "laplace", "steps": 5}, {"delta": 0.0, "accountant": "pure"}),
     ],

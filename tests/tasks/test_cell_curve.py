@@ -24,7 +24,7 @@ def test_it_starts_where_the_algorithm_does_and_ends_where_that_ended() -> None:
     part = Records(draw.random((50, 3), dtype=np.float32), draw.integers(0, 2, 50))
     curve = Curve(lambda state: state, 5, start=torch.full((3,), 10.0))
     for step in (1, 2, 3):  # ends before its last planned step
-        curve.observe(step, torch.full((3,), 10.0 - step))
+        curve.on_state(step, torch.full((3,), 10.0 - step))
     frame = curve.frame(MODEL, Trace(), Sides(public(), part, part), regularisation=0.5)
     points_ = torch.stack([torch.full((3,), value) for value in (10.0, 9.0, 8.0, 7.0)])
     rows = torch.from_numpy(part.features) @ points_.T

@@ -189,10 +189,13 @@ def test_a_fold_of_one_class_is_refused_before_anything_trains(
 @pytest.mark.parametrize(
     ("method", "words"),
     [
-        ({"algorithm": {"name": "dp_sgd", "batch_size": 10**6, "steps": 1}}, "batch_size"),
-        ({"private": False, "algorithm": {"name": "dp_sgd", "batch_size": 9, "steps": 1}}, "adds noise"),
-        ({"algorithm": {"name": "non_private", "batch_size": 9, "steps": 1}}, "adds no noise"),
-        ({"algorithm": {"name": "dp_sgd", "batch_size": 9, "steps": 1}, "delta": 0.5}, "at most"),
+        ({"algorithm": {"name": "dp_sgd", "expected_batch_size": 10**6, "steps": 1}}, "expected_batch_size"),
+        (
+            {"private": False, "algorithm": {"name": "dp_sgd", "expected_batch_size": 9, "steps": 1}},
+            "adds noise",
+        ),
+        ({"algorithm": {"name": "non_private", "expected_batch_size": 9, "steps": 1}}, "adds no noise"),
+        ({"algorithm": {"name": "dp_sgd", "expected_batch_size": 9, "steps": 1}, "delta": 0.5}, "at most"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_a_sentence(

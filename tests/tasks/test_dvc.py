@@ -220,7 +220,7 @@ def test_queued_experiments_leave_their_tracked_runs_in_the_checkout(checkout: C
     ("old", "new", "words"),
     [
         ("dataset: digits", "dataset: nist", "no data set 'nist'"),
-        ("batch_size: 64", "batch_size: 5000", "algorithm.batch_size"),
+        ("expected_batch_size: 64", "expected_batch_size: 5000", "algorithm.expected_batch_size"),
     ],
 )
 def test_bad_parameters_are_refused_in_a_sentence_and_nothing_is_spent(

@@ -164,8 +164,8 @@ def choices_of(name: str) -> Iterator[tuple[str, Any]]:
             yield from ((f"algorithm.{field.name}", value) for value in values)
         if hints[field.name] is bool:
             yield from ((f"algorithm.{field.name}", value) for value in (False, True))
-        if field.name in ("batch_size", "sampling_rate"):
-            yield f"algorithm.{field.name}", 20 if field.name == "batch_size" else 0.2
+        if field.name in ("batch_size", "expected_batch_size", "sampling_rate"):
+            yield f"algorithm.{field.name}", 0.2 if field.name == "sampling_rate" else 20
 
 
 class Runs:
@@ -202,8 +202,11 @@ class Runs:
         settings = {name: short.get(name, v) for name, v in usual.settings.items()}
         own |= {"smoothness": 5.0} if own.get("smoothness_is_data_dependent") else {}
         settings |= {"steps": STEPS} if self.name == "sgd_ma" else {}
-        settings |= {"batch_size": None} if "sampling_rate" in own and "batch_size" in settings else {}
-        settings |= {"sampling_rate": None} if "batch_size" in own and "sampling_rate" in settings else {}
+        for one, other in (
+            ("sampling_rate", "expected_batch_size"),
+            ("expected_batch_size", "sampling_rate"),
+        ):
+            settings |= {other: None} if one in own and other in settings else {}
         accountant, features = chosen["accountant"], chosen["features"]
         document = {
             "data": {"dataset": card.name},

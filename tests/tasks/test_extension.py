@@ -38,7 +38,7 @@ class Mine(DPSGD):
     extra: int = 1
 
 def short(steps):
-    return DPSGD(steps=steps, batch_size=64)
+    return DPSGD(steps=steps, expected_batch_size=64)
 
 def nothing():
     return 3

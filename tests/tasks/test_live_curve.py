@@ -28,7 +28,7 @@ PLAN: dict[str, Any] = {
     "steps": 9,
     "delta": 1e-5,
     "target": {"epsilon": 3.0},
-    "own": {"secret": "of nobody's concern"},
+    "method_params": {"secret": "of nobody's concern"},
 }
 ONLINE = Tracking(mode="online")
 

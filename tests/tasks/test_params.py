@@ -64,7 +64,7 @@ def test_the_projects_own_file_is_valid() -> None:
         ("tracking.mode", "on"),
         ("algorithm.steps", 0),
         ("algorithm.steps", "many"),
-        ("algorithm.batch_size", 2.5),
+        ("algorithm.expected_batch_size", 2.5),
         ("algorithm.clip_norm", -1.0),
         ("algorithm.clipping", "l3"),
         ("algorithm.update.momentum", 1.0),

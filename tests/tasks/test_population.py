@@ -219,7 +219,7 @@ def test_a_card_that_moves_records_to_the_other_side_is_refused_before_anything_
 
     prepared(card)
     place = Workspace(tmp_path, own_home)
-    place.set("algorithm", batch_size=None, sampling_rate=0.1)
+    place.set("algorithm", expected_batch_size=None, sampling_rate=0.1)
     place.set("privacy", epsilon=1.0)
     place.train()
     monkeypatch.chdir(tmp_path)

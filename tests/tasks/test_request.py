@@ -89,7 +89,7 @@ def test_single_values_come_after_the_recipe(root: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "gone"),
     [
-        ("sampling_rate", "batch_size"),
+        ("sampling_rate", "expected_batch_size"),
         ("norm_noise", "norm_noise_multiplier"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_setting_that_is_asked_for_replaces_the_other_one_for_the_same_thing(
 def test_every_recipe_is_valid_and_its_batches_fit(root: Path, dataset: str, name: str) -> None:
     records = registry.card(dataset).records.train
     chosen = revise(root, Request(dataset=dataset, algorithm=name)).params
-    batch = chosen.algorithm_settings.get("batch_size") or 1
+    batch = chosen.algorithm_settings.get("expected_batch_size") or 1
     assert records is None or batch <= records
     assert chosen.algorithm is not None
 
@@ -138,10 +138,10 @@ def test_a_data_set_without_a_recipe_gets_a_model_by_its_shape(
 def test_batches_follow_from_a_public_number_of_records_and_never_from_a_private_one() -> None:
     public = recipe(own_card((3,), ("a", "b"), Records(train=1000, test=100)), "dp_sgd", 1.0).settings
     private = recipe(own_card((3,), ("a", "b"), Records(at_most=5000)), "dp_sgd", 1.0).settings
-    assert public["batch_size"] == 100
+    assert public["expected_batch_size"] == 100
     assert "sampling_rate" not in public
     assert private["sampling_rate"] == 0.1
-    assert "batch_size" not in private
+    assert "expected_batch_size" not in private
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
@@ -190,7 +190,9 @@ def test_the_usual_settings_learn_where_the_majority_is_the_easy_answer() -> Non
     chosen = recipe(made.card(), "dp_sgd", 1.0)
     majority = np.bincount(made.labels[-made.test :]).max() / made.test
     found = accuracy(made, chosen.model, chosen.settings, name="dp_sgd", epsilon=1.0, seeds=1)
-    before = accuracy(made, chosen.model, BEFORE | {"batch_size": 250}, name="dp_sgd", epsilon=1.0, seeds=1)
+    before = accuracy(
+        made, chosen.model, BEFORE | {"expected_batch_size": 250}, name="dp_sgd", epsilon=1.0, seeds=1
+    )
     assert before == pytest.approx(majority, abs=0.002)
     assert found > majority + 0.03
 

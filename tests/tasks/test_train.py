@@ -41,7 +41,7 @@ PARAMS: dict[str, Any] = {
     "privacy": {"epsilon": 3.0, "delta": 1e-5},
     "algorithm": {
         "name": "dp_sgd",
-        "batch_size": 64,
+        "expected_batch_size": 64,
         "steps": 6,
         "update": {"momentum": 0.9, "averaging": "ema"},
     },
@@ -371,7 +371,7 @@ def test_a_start_that_is_replaced_after_its_check_trains_nothing(
 
 def test_a_run_without_privacy_is_for_public_records_only(workspace: Workspace) -> None:
     workspace.set("privacy")
-    document = {"name": "non_private", "batch_size": 64, "steps": 5}
+    document = {"name": "non_private", "expected_batch_size": 64, "steps": 5}
     text = YAML(typ="safe", pure=True).load(workspace.root / "params.yaml") | {"algorithm": document}
     YAML(typ="safe", pure=True).dump(text, workspace.root / "params.yaml")
     workspace.set("privacy")
@@ -522,13 +522,15 @@ def test_a_delta_above_one_in_n_is_refused(workspace: Workspace, delta: float) -
 
 def test_a_batch_larger_than_the_data_is_refused(workspace: Workspace) -> None:
     with pytest.raises(RefusedError, match="a batch of 5000 was asked for"):
-        workspace.set("algorithm", batch_size=5000)
+        workspace.set("algorithm", expected_batch_size=5000)
 
 
 def test_evaluation_scores_the_model_and_takes_the_result_up(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workspace.set("algorithm", steps=150, batch_size=256, update={"learning_rate": 0.5, "momentum": 0.9})
+    workspace.set(
+        "algorithm", steps=150, expected_batch_size=256, update={"learning_rate": 0.5, "momentum": 0.9}
+    )
     workspace.train()
     for records in (workspace.root / "datasets/prepared").glob("train_*.npy"):
         records.unlink()  # what was trained on is not even opened

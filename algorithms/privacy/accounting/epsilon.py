@@ -1,4 +1,4 @@
-"""From privacy events to epsilon, and from a target epsilon to a noise multiplier.
+"""From privacy events to epsilon.
 
 Two accountants of dp_accounting do the work: PLD (privacy loss distributions, tight) and RDP (Rényi). Both are
 valid for a schedule that was fixed before its first release; a spend chosen on the way is held by `filters`. The
@@ -8,13 +8,12 @@ Events carry the noise multiplier std / C of the clip bound C, whatever the adja
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from typing import Literal
 
 import dp_accounting as dp
-from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.adjacency import (
@@ -23,7 +22,6 @@ from algorithms.privacy.accounting.adjacency import (
     as_add_remove,
     pure_epsilon,
 )
-from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.event_rules import parts
 from algorithms.privacy.accounting.events import Schedule, kept
 from algorithms.privacy.accounting.pld import composed, in_few_kinds
@@ -38,10 +36,7 @@ LEAST_PLD_DELTA = 1e-11
 TRANSFORM_NOISE = 2.0**-49
 """What that noise adds to a tail, times the root of the number of releases: three times what was seen."""
 _STEPS_A_LOSS, _STEPS_IN_ALL = 16, 1e6
-_FEW_ORDERS = (1.25, 1.5, *map(float, range(2, 64)), 128.0, 256.0, 512.0, 1024.0)
 _TAIL_ORDER = 63.0
-_NOISE_RANGE = (1e-6, 1e7)
-_TOLERANCE, _WASTE = 2e-4, 1e-3
 
 
 def epsilon(
@@ -124,74 +119,3 @@ def _largest_losses(schedule: Schedule, adjacency: Adjacency) -> Iterator[float]
         with suppress(RefusedError):
             if 0 < (loss := pure_epsilon(as_add_remove(adjacency, event))) < math.inf:
                 yield loss
-
-
-def calibrate(
-    schedule_at: Callable[[float], Schedule],
-    target: Budget,
-    *,
-    accountant: Accountant = "pld",
-    adjacency: Adjacency = ADD_OR_REMOVE_ONE,
-) -> float:
-    """The smallest noise multiplier, up to a tolerance, whose schedule costs at most `target`.
-
-    schedule_at: the schedule at a noise multiplier; its cost must fall as the multiplier grows.
-    Never above the target: the multiplier that is returned was itself evaluated at the fine discretisation.
-    Raises RefusedError when no multiplier up to 1e7 meets the target.
-    """
-    if accountant != "pld":
-
-        def quick_cost(z: float) -> float:
-            return epsilon(schedule_at(z), target.delta, accountant=accountant, adjacency=adjacency)
-
-        return _solve(quick_cost, target.epsilon, tolerance=2e-5)
-
-    @lru_cache
-    def cost(z: float, coarsening: float = 1.0) -> float:
-        if coarsening == 1.0:
-            return epsilon(schedule_at(z), target.delta, adjacency=adjacency)  # as the plan asks for it
-        schedule = in_few_kinds(schedule_at(z))
-        grid = (discretisation_of(schedule, target.delta, adjacency) or FINE) * coarsening
-        return epsilon(schedule, target.delta, adjacency=adjacency, discretisation=grid)
-
-    def bracket(z: float) -> float:
-        few = in_few_kinds(schedule_at(z))
-        try:
-            divergences = rdp(few, orders=_FEW_ORDERS, adjacency=adjacency)
-        except RefusedError:
-            return cost(z, COARSENING)
-        return epsilon_of_rdp(divergences, target.delta, _FEW_ORDERS)
-
-    rough = _solve(bracket, target.epsilon, tolerance=0.02)
-    coarse = _solve(lambda z: cost(z, COARSENING), target.epsilon, start=rough)
-    if 0 <= target.epsilon - cost(coarse) < _WASTE * target.epsilon:
-        return coarse
-    return _solve(cost, target.epsilon, start=coarse, factor=1.02)
-
-
-def _solve(
-    cost: Callable[[float], float],
-    target: float,
-    *,
-    start: float = 1.0,
-    factor: float = 1.5,
-    tolerance: float = _TOLERANCE,
-) -> float:
-    """A multiplier with cost <= target, within a relative tolerance of the smallest; `cost` is decreasing."""
-    low = high = start
-    while cost(high) > target:
-        low, high = high, high * factor
-        if high > _NOISE_RANGE[1]:
-            raise RefusedError(
-                f"no noise multiplier up to {_NOISE_RANGE[1]:.0e} meets epsilon = {target:g};"
-                " ask for a larger epsilon, fewer steps, smaller batches or more noise in what is released beside them."
-            )
-    while low >= high and low > _NOISE_RANGE[0]:
-        low /= factor
-        if cost(low) <= target:
-            high = low
-    if low <= _NOISE_RANGE[0]:
-        return high
-    root = brentq(lambda x: cost(math.exp(x)) - target, math.log(low), math.log(high), xtol=tolerance)
-    candidates = (math.exp(root + k * tolerance) for k in range(1000))
-    return next(z for z in candidates if cost(z) <= target)

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import attrs
@@ -57,6 +58,19 @@ class RenyiDpEvent(dp.DpEvent):  # type: ignore[misc]
     bound: float
 
 
+@dataclass(frozen=True)
+class Traced:
+    """What the row of a release with a given event can say in a noise trace.
+
+    sampling: the names of the samples that it can be of. rate: how likely a record takes part. multipliers: the noise
+    multiplier, by the name of each noise that has this event; none for an event of no release.
+    """
+
+    multipliers: Mapping[str, float]
+    sampling: tuple[str, ...] = ("full batch",)
+    rate: float = 1.0
+
+
 class EventRule:
     """What an event is worth. What a rule does not say is refused, or left to dp_accounting's accountants."""
 
@@ -96,6 +110,29 @@ class EventRule:
         """What the event is under replace-one."""
         raise RefusedError(f"{event} has no bound under replace-one; keep to add-or-remove-one.")
 
+    def traced(self, event: Any) -> Traced:
+        """What the trace of a release with this event says."""
+        return Traced({})
+
+    def poisson_replacing(self, event: Any, rate: float) -> dp.DpEvent:
+        """What a Poisson sample of the event is under replace-one."""
+        raise RefusedError(
+            f"a Poisson sample of {event} has no bound under replace-one; keep to add-or-remove-one."
+        )
+
+    def poisson_amplified(self, event: Any, rate: float) -> dp.DpEvent:
+        """A Poisson sample of the event in a form that the accountants have."""
+        return dp.PoissonSampledDpEvent(rate, event)
+
+    def poisson_rdp(self, event: Any, rate: float, orders: tuple[float, ...]) -> np.ndarray | None:
+        """The Rényi bounds of a Poisson sample, shape [orders]; None leaves them to dp_accounting."""
+        return None
+
+    def sample_replacing(self, event: Any, records: int, size: int) -> dp.DpEvent:
+        """What a sample of `size` of `records` without replacement is under replace-one."""
+        inner = self.replacing(event)
+        return PureDpEvent(_of_sample(size / records, rule_of(inner).pure_epsilon(inner)))
+
     def amplified(self, event: Any) -> dp.DpEvent:
         """The event with its samples' gain worked out where the accountants have no form for it."""
         return event
@@ -117,6 +154,10 @@ class EventRule:
     def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
         """The event as if its samples had been taken of all records."""
         return event
+
+    def poisson_grouped(self, event: Any, rate: float, count: int) -> dp.DpEvent:
+        """What bounds a Poisson sample of the event when `count` records come or go together."""
+        return EventRule.grouped(self, dp.PoissonSampledDpEvent(rate, event), count)
 
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
         """An event whose loss bounds that of `event` when `count` records come or go together."""
@@ -144,6 +185,9 @@ class _NotPrivate(EventRule):
     def is_not_private(self, event: Any) -> bool:
         return True
 
+    def traced(self, event: Any) -> Traced:
+        return Traced({"nonoise": 0.0}, ("full batch", "poisson", "importance", "without replacement"))
+
     def pure_epsilon(self, event: Any) -> float:
         return math.inf
 
@@ -167,9 +211,33 @@ class _Gaussian(EventRule):
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
         return type(event)(event.noise_multiplier / count)
 
+    def poisson_grouped(self, event: Any, rate: float, count: int) -> dp.DpEvent:
+        return dp.PoissonSampledDpEvent(_any_of(count, rate), self.grouped(event, count))
+
+    def traced(self, event: Any) -> Traced:
+        return Traced({"gaussian": event.noise_multiplier})
+
+    def poisson_replacing(self, event: Any, rate: float) -> dp.DpEvent:
+        return dp.PoissonSampledDpEvent(rate, event)
+
+    def sample_replacing(self, event: Any, records: int, size: int) -> dp.DpEvent:
+        return dp.SampledWithoutReplacementDpEvent(records, size, self.replacing(event))
+
 
 class _Laplace(_Gaussian):
     """Of pure epsilon 1/z, and so of rho 1 / (2 z^2) too (Bun and Steinke 2016, Proposition 1.4)."""
+
+    def traced(self, event: Any) -> Traced:
+        return Traced({"laplace": event.noise_multiplier})
+
+    def poisson_replacing(self, event: Any, rate: float) -> dp.DpEvent:
+        return EventRule.poisson_replacing(self, event, rate)
+
+    def poisson_rdp(self, event: Any, rate: float, orders: tuple[float, ...]) -> np.ndarray:
+        return _rdp_of_pure(_of_sample(rate, self.pure_epsilon(event)), np.array(orders))
+
+    def sample_replacing(self, event: Any, records: int, size: int) -> dp.DpEvent:
+        return EventRule.sample_replacing(self, event, records, size)
 
     def pure_epsilon(self, event: Any) -> float:
         return float(1.0 / event.noise_multiplier)
@@ -198,6 +266,15 @@ class _Pure(EventRule):
 
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
         return PureDpEvent(count * event.epsilon)
+
+    def poisson_grouped(self, event: Any, rate: float, count: int) -> dp.DpEvent:
+        return dp.PoissonSampledDpEvent(_any_of(count, rate), self.grouped(event, count))
+
+    def poisson_amplified(self, event: Any, rate: float) -> dp.DpEvent:
+        return PureDpEvent(_of_sample(rate, event.epsilon))
+
+    def traced(self, event: Any) -> Traced:
+        return Traced(dict.fromkeys(("laplace", "gumbel", "knorm"), 1 / event.epsilon))
 
 
 class _Objective(EventRule):
@@ -238,6 +315,11 @@ class _ZCDP(EventRule):
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
         return super().grouped(event, count) if event.xi else dp.dp_event.ZCDpEvent(count**2 * event.rho)
 
+    def traced(self, event: Any) -> Traced:
+        if event.xi:
+            return Traced({})
+        return Traced({"gumbel": math.sqrt(1 / (8 * event.rho)), "laplace": math.sqrt(1 / (2 * event.rho))})
+
 
 class _Poisson(EventRule):
     def is_possible(self, event: Any) -> bool:
@@ -247,10 +329,14 @@ class _Poisson(EventRule):
         return _of_sample(event.sampling_probability, rule_of(event.event).pure_epsilon(event.event))
 
     def replacing(self, event: Any) -> dp.DpEvent:
-        return event if isinstance(event.event, dp.GaussianDpEvent) else super().replacing(event)
+        return rule_of(event.event).poisson_replacing(event.event, event.sampling_probability)
 
     def amplified(self, event: Any) -> dp.DpEvent:
-        return PureDpEvent(self.pure_epsilon(event)) if isinstance(event.event, PureDpEvent) else event
+        return rule_of(event.event).poisson_amplified(event.event, event.sampling_probability)
+
+    def traced(self, event: Any) -> Traced:
+        inner = rule_of(event.event).traced(event.event)
+        return Traced(inner.multipliers, ("poisson", "importance"), event.sampling_probability)
 
     def pld(
         self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
@@ -258,18 +344,14 @@ class _Poisson(EventRule):
         return _by_pld(event, count, grid, adjacency)
 
     def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
-        if isinstance(event.event, dp.LaplaceDpEvent):
-            return _rdp_of_pure(self.pure_epsilon(event), np.array(orders))
-        return _rounded_up(_by_rdp(event, orders, adjacency), np.array(orders))
+        own = rule_of(event.event).poisson_rdp(event.event, event.sampling_probability, orders)
+        return _rounded_up(_by_rdp(event, orders, adjacency), np.array(orders)) if own is None else own
 
     def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
         return rule_of(event.event).unsampled(event.event, adjacency)
 
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
-        inner, rate = event.event, event.sampling_probability
-        if not isinstance(inner, dp.GaussianDpEvent | dp.LaplaceDpEvent | PureDpEvent):
-            return super().grouped(event, count)
-        return dp.PoissonSampledDpEvent(_any_of(count, rate), rule_of(inner).grouped(inner, count))
+        return rule_of(event.event).poisson_grouped(event.event, event.sampling_probability, count)
 
 
 class _WithoutReplacement(EventRule):
@@ -280,14 +362,13 @@ class _WithoutReplacement(EventRule):
         return bool(adjacency is _REPLACE_ONE)
 
     def replacing(self, event: Any) -> dp.DpEvent:
-        n, m, inner = (
-            event.source_dataset_size,
-            event.sample_size,
-            rule_of(event.event).replacing(event.event),
+        return rule_of(event.event).sample_replacing(
+            event.event, event.source_dataset_size, event.sample_size
         )
-        if isinstance(event.event, dp.GaussianDpEvent):
-            return dp.SampledWithoutReplacementDpEvent(n, m, inner)
-        return PureDpEvent(_of_sample(m / n, rule_of(inner).pure_epsilon(inner)))
+
+    def traced(self, event: Any) -> Traced:
+        inner, rate = rule_of(event.event).traced(event.event), event.sample_size / event.source_dataset_size
+        return Traced(inner.multipliers, ("without replacement",), rate)
 
     def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
         return _rounded_up(_by_rdp(event, orders, adjacency), np.array(orders))
@@ -328,6 +409,14 @@ class _SelfComposed(EventRule):
 
 
 class _Composed(EventRule):
+    def traced(self, event: Any) -> Traced:
+        match event.events:
+            case [ObjectivePerturbationDpEvent(noise_multiplier=z), dp.GaussianDpEvent()]:
+                return Traced({"objectivenoise": z})
+            case [PureDpEvent(epsilon=epsilon), PureDpEvent()]:
+                return Traced({"pureobjectivenoise": 1 / epsilon})
+        return Traced({})
+
     def pure_epsilon(self, event: Any) -> float:
         return math.fsum(rule_of(inner).pure_epsilon(inner) for inner in event.events)
 

@@ -6,18 +6,73 @@ order, or Rényi at one order fixed in advance (Feldman and Zrnic 2021, Lécuyer
 """
 
 import math
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import dp_accounting as dp
 import numpy as np
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import minimize_scalar
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, as_add_remove
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.calibration import smallest
 from algorithms.privacy.accounting.event_rules import rule_of
 from algorithms.privacy.accounting.events import Schedule, schedule_to_json
 from algorithms.privacy.accounting.rdp import ORDERS, epsilon_of_rdp, rdp
+
+
+@dataclass(frozen=True)
+class FixedSchedule:
+    """Every release is fixed before the first one; the schedule is accounted as a whole."""
+
+
+@dataclass(frozen=True)
+class ZCDPBudget:
+    """Releases are chosen adaptively, and their zCDP costs add up to at most `rho`."""
+
+    rho: float
+
+
+@dataclass(frozen=True)
+class RenyiBudget:
+    """Releases are chosen adaptively, and their Rényi divergences at `order` add up to at most `limit`."""
+
+    order: float
+    limit: float
+
+
+FIXED = FixedSchedule()
+
+Holding = FixedSchedule | ZCDPBudget | RenyiBudget
+"""What holds a run to its budget."""
+
+_KINDS: dict[str, type[FixedSchedule] | type[ZCDPBudget] | type[RenyiBudget]] = {
+    "schedule": FixedSchedule,
+    "zcdp": ZCDPBudget,
+    "renyi": RenyiBudget,
+}
+
+
+def holding_to_json(held_by: Holding) -> dict[str, Any]:
+    """As plans and cards write it: its kind, and its numbers.
+
+    Example:
+        >>> holding_to_json(ZCDPBudget(0.5))
+        {'kind': 'zcdp', 'rho': 0.5}
+    """
+    (kind,) = (name for name, known in _KINDS.items() if isinstance(held_by, known))
+    return {"kind": kind, **asdict(held_by)}
+
+
+def holding_from_json(document: Mapping[str, Any]) -> Holding:
+    """What `holding_to_json` wrote; raises RefusedError for anything else."""
+    numbers = {name: value for name, value in document.items() if name != "kind"}
+    try:
+        return _KINDS[document["kind"]](**numbers)
+    except (KeyError, TypeError):
+        raise RefusedError(f"the plan's filter {dict(document)} is not known; make the plan again.") from None
 
 
 class Filter(Protocol):
@@ -161,10 +216,16 @@ def rho_of_budget(budget: Budget) -> float:
     """The largest rho whose zCDP implies (epsilon, delta); 1.1 to 1.5 times that of Bun and Steinke's formula."""
     if not 0 < budget.epsilon < math.inf or not 0 < budget.delta < 1:
         raise RefusedError(f"{budget} has no finite rho; give a finite epsilon above 0 and delta in (0, 1).")
-    excess = brentq(
-        lambda x: epsilon_of_zcdp(math.exp(x), budget.delta) - budget.epsilon, -60.0, math.log(budget.epsilon)
+    inverse = smallest(
+        lambda x: epsilon_of_zcdp(1 / x, budget.delta),
+        budget.epsilon,
+        low=1 / budget.epsilon,
+        high=math.exp(60.0),
+        tolerance=1e-10,
     )
-    return math.exp(excess) * (1 - 1e-9)
+    if inverse is None:
+        raise RefusedError(f"{budget} leaves no rho above {math.exp(-60.0):.0e}; ask for a larger epsilon.")
+    return (1 - 1e-9) / inverse
 
 
 def rho_of(event: dp.DpEvent) -> float:

@@ -7,10 +7,8 @@ limit that holds for the best attacker, never an estimate.
 """
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
@@ -22,6 +20,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
 from algorithms.privacy.accounting.epsilon import FINE, TRANSFORM_NOISE, discretisation_of
 from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.accounting.filters import FixedSchedule, Holding, RenyiBudget, ZCDPBudget
 from algorithms.privacy.accounting.pld import composed, in_few_kinds
 from algorithms.privacy.accounting.rdp import ORDERS, epsilon_of_rdp, is_not_private, rdp
 
@@ -97,7 +96,7 @@ def profile_of_zcdp(rho: float) -> Profile:
     return profile_of_rdp(np.array(ORDERS), rho * np.array(ORDERS))
 
 
-def risk_profile(held_by: Mapping[str, Any], schedule: Schedule, adjacency: str) -> Profile:
+def risk_profile(held_by: Holding, schedule: Schedule, adjacency: str) -> Profile:
     """What a run tells at each epsilon: of its events where these are fixed, else of the filter that holds it.
 
     held_by: the plan's filter. schedule, adjacency: of the plan.
@@ -105,11 +104,12 @@ def risk_profile(held_by: Mapping[str, Any], schedule: Schedule, adjacency: str)
     Raises RefusedError where an event has no bound.
     """
     match held_by:
-        case {"kind": "zcdp", "rho": rho}:
+        case ZCDPBudget(rho):
             return profile_of_zcdp(rho)
-        case {"kind": "renyi", "order": order, "limit": limit}:
+        case RenyiBudget(order, limit):
             return profile_of_rdp(np.array([order]), np.array([limit]))
-    return profile(schedule, adjacency=named(adjacency))
+        case FixedSchedule():
+            return profile(schedule, adjacency=named(adjacency))
 
 
 def _grid(largest: float) -> Array:

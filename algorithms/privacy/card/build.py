@@ -20,8 +20,6 @@ from algorithms.privacy.card.schema import ROUNDING, SCHEMA_VERSION, Guarantee, 
 from algorithms.privacy.card.trace import queries
 from algorithms.privacy.ledger.composition import Composition
 
-FIXED = {"kind": "schedule"}
-"""The filter of a plan whose releases are fixed in advance."""
 _LIBRARY = "dp-accounting"
 
 
@@ -88,7 +86,7 @@ def mechanism_of(plan: Mapping[str, Any]) -> dict[str, Any]:
         **{name: plan[name] for name in copied},
         "features": features_of(plan["features"]),
         "model": model_of(plan["model"]),
-        "settings_from_records": "not_private" in plan["own"],
+        "settings_from_records": plan["not_private"] is not None,
     }
 
 
@@ -106,15 +104,15 @@ def model_of(described: Mapping[str, Any]) -> dict[str, Any]:
         "settings": described.get("settings", {}),
         "start": files.pop("start", None),
         "files": files,
-        "fresh": described.get("fresh", []),
+        "reinitialize": described.get("reinitialize", []),
         "frozen": described.get("freeze", []),
-        "views": described.get("views", 1),
+        "augmentations": described.get("augmentations", 1),
     }
 
 
 def composition_of(plan: Mapping[str, Any]) -> dict[str, Any]:
     """How a plan's releases add up."""
-    return {"rho": None, "order": None, "limit": None, **plan.get("filter", FIXED)}
+    return {"rho": None, "order": None, "limit": None, **plan["filter"]}
 
 
 def _validated(content: str | bytes, where: str = "") -> PrivacyCard:

@@ -127,8 +127,8 @@ class Model(Section):
     """The trained model.
 
     parameters: how many numbers it has. start: checksum of the file it starts from, which may be in it whole; null for
-    one that starts from its seed. files: checksums of what else it is made of. fresh: what the start does not give.
-    frozen: what is not trained. views: of each record, by which its gradient is averaged.
+    one that starts from its seed. files: checksums of what else it is made of. reinitialize: what the start does not
+    give. frozen: what is not trained. augmentations: views of each record, by which its gradient is averaged.
     """
 
     name: Name
@@ -138,9 +138,9 @@ class Model(Section):
     settings: Settings
     start: Sha256 | None
     files: dict[str, Sha256]
-    fresh: tuple[Name, ...]
+    reinitialize: tuple[Name, ...]
     frozen: tuple[Name, ...]
-    views: Count
+    augmentations: Count
 
 
 class Features(Section):

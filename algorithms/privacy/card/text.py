@@ -183,10 +183,16 @@ def model_parts(model: Model) -> str:
     start = "Starts as its name and seed have it"
     if model.start is not None:
         start = f"Starts from the file with SHA-256 {model.start}"
-    said = [f"{start}{f', except {_listed(model.fresh)}, from the seed' if model.fresh else ''}."]
+    said = [
+        f"{start}{f', except {_listed(model.reinitialize)}, from the seed' if model.reinitialize else ''}."
+    ]
     said += [f"{name}: the file with SHA-256 {checksum}." for name, checksum in model.files.items()]
     said += [f"Not trained: {_listed(model.frozen)}." if model.frozen else "Every parameter is trained."]
-    said += [f"Each gradient is the mean over {model.views} views of a record."] if model.views > 1 else []
+    said += (
+        [f"Each gradient is the mean over {model.augmentations} views of a record."]
+        if model.augmentations > 1
+        else []
+    )
     return " ".join(said)
 
 

@@ -7,7 +7,6 @@ release. An event has no clip norm of its own: noise is compared as a multiple o
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -16,9 +15,8 @@ import numpy as np
 import pandas as pd
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.event_rules import rule_of
 from algorithms.privacy.accounting.events import (
-    ObjectivePerturbationDpEvent,
-    PureDpEvent,
     Schedule,
     event_from_json,
     event_to_json,
@@ -34,55 +32,13 @@ _CLOSE = 1e-3
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class _Terms:
-    """What a release with a given event can be: its samples, a record's probability, and its noises by multiplier."""
-
-    sampling: tuple[str, ...]
-    rate: float
-    multipliers: Mapping[str, float]
-
-
-def _terms_of(event: dp.DpEvent) -> _Terms:
-    match event:
-        case dp.PoissonSampledDpEvent(sampling_probability=rate, event=inner):
-            return _Terms(("poisson", "importance"), rate, _multipliers(inner))
-        case dp.SampledWithoutReplacementDpEvent(source_dataset_size=records, sample_size=size, event=inner):
-            return _Terms(("without replacement",), size / records, _multipliers(inner))
-        case dp.NonPrivateDpEvent():
-            return _Terms(
-                ("full batch", "poisson", "importance", "without replacement"), 1.0, {"nonoise": 0.0}
-            )
-    return _Terms(("full batch",), 1.0, _multipliers(event))
-
-
-def _multipliers(event: dp.DpEvent) -> Mapping[str, float]:
-    """By the name of each noise that has this event, its multiplier; none for an event of no release."""
-    match event:
-        case dp.GaussianDpEvent(noise_multiplier=z):
-            return {"gaussian": z}
-        case dp.LaplaceDpEvent(noise_multiplier=z):
-            return {"laplace": z}
-        case dp.dp_event.ZCDpEvent(rho=rho, xi=0.0):
-            return {"gumbel": math.sqrt(1 / (8 * rho)), "laplace": math.sqrt(1 / (2 * rho))}
-        case PureDpEvent(epsilon=epsilon):
-            return dict.fromkeys(("laplace", "gumbel", "knorm"), 1 / epsilon)
-        case dp.ComposedDpEvent(
-            events=[ObjectivePerturbationDpEvent(noise_multiplier=z), dp.GaussianDpEvent()]
-        ):
-            return {"objectivenoise": z}
-        case dp.ComposedDpEvent(events=[PureDpEvent(epsilon=epsilon), PureDpEvent()]):
-            return {"pureobjectivenoise": 1 / epsilon}
-    return {}
-
-
 def row_fits(row: Mapping[str, Any], event: dp.DpEvent) -> bool:
     """Whether a row of the trace has the sampling and the noise multiplier of its event.
 
     Without noise any sample does. Of pure noise in an objective the event has a bound alone, since the curvature is in
     it, too.
     """
-    terms, noise = _terms_of(event), row["noise"]
+    terms, noise = rule_of(event).traced(event), row["noise"]
     if noise not in terms.multipliers or row["sampling"] not in terms.sampling:
         return False
     known, multiplier = terms.multipliers[noise], row["noise_multiplier"]
@@ -112,7 +68,7 @@ def made_up_trace(schedule: Schedule) -> pd.DataFrame:
     """
     rows = []
     for event, _ in schedule:
-        terms = _terms_of(event)
+        terms = rule_of(event).traced(event)
         if not terms.multipliers:
             raise RefusedError(
                 f"{event} is the event of no release that a card can state; use another method."

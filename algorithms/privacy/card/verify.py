@@ -19,9 +19,15 @@ from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json
-from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_of
+from algorithms.privacy.accounting.filters import (
+    FIXED,
+    conversion,
+    epsilon_of_zcdp,
+    holding_from_json,
+    rho_of,
+)
 from algorithms.privacy.accounting.rdp import rdp
-from algorithms.privacy.card.build import FIXED, composition_of, guarantee, mechanism_of
+from algorithms.privacy.card.build import composition_of, guarantee, mechanism_of
 from algorithms.privacy.card.schema import (
     RELEASED,
     ROUNDING,
@@ -260,10 +266,10 @@ def _plan(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]:
 
 def _planned(plan: Mapping[str, Any], schedule: Schedule) -> str | None:
     """A fixed schedule is released to its end, or the run has failed; under a filter its beginning alone is fixed."""
-    if plan.get("filter", FIXED) == FIXED:
+    if holding_from_json(plan["filter"]) == FIXED:
         same = same_events(schedule_from_json(plan["schedule"]), schedule)
         return None if same else "other events than the card's"
-    before = merged(schedule_from_json(plan.get("before", [])))
+    before = merged(schedule_from_json(plan["prior_events"]))
     first, left = [], sum(count for _, count in before)
     for event, count in schedule:
         first += [(event, min(count, left))] if left > 0 else []
@@ -274,7 +280,7 @@ def _planned(plan: Mapping[str, Any], schedule: Schedule) -> str | None:
 
 def _differing(plan: Mapping[str, Any], card: PrivacyCard) -> str | None:
     mechanism, setting, accounts = card.mechanism.model_dump(mode="json"), card.setting, card.accounting
-    is_fixed = plan.get("filter", FIXED) == FIXED
+    is_fixed = holding_from_json(plan["filter"]) == FIXED
     expected = mechanism_of(plan) | {
         "composition": composition_of(plan),
         "adjacency": plan["adjacency"],

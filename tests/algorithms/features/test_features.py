@@ -193,11 +193,11 @@ def facts(model: Model) -> PublicInfo:
 
 
 def target(features: Features) -> Target:
-    return Target(Budget(3.0, 1e-4), before=tuple(schedule(features, SHAPE, COUNT, 100.0)))
+    return Target(Budget(3.0, 1e-4), prior_events=tuple(schedule(features, SHAPE, COUNT, 100.0)))
 
 
 def plan(features: Features) -> Plan:
-    method = algorithm("dp_sgd", steps=4, batch_size=100)
+    method = algorithm("dp_sgd", steps=4, expected_batch_size=100)
     return method.plan(target(features), facts(model_behind(features)))
 
 
@@ -209,10 +209,10 @@ def loud(name: str) -> Features:
 def test_learning_is_paid_out_of_the_run_s_budget(name: str) -> None:
     whole, model = plan(loud(name)), model_behind(loud(name))
     public = replace(whole.public)
-    alone = algorithm("dp_sgd", steps=4, batch_size=100).plan(Target(Budget(3.0, 1e-4)), public)
+    alone = algorithm("dp_sgd", steps=4, expected_batch_size=100).plan(Target(Budget(3.0, 1e-4)), public)
     assert whole.noise_multiplier > alone.noise_multiplier
     assert whole.epsilon["pld"] <= 3.0
-    assert whole.schedule[: len(whole.target.before)] == list(whole.target.before)
+    assert whole.schedule[: len(whole.target.prior_events)] == list(whole.target.prior_events)
     assert Plan.from_json(whole.to_json()) == whole
     assert model.parameter_count == public.parameters
     with pytest.raises(RefusedError):
@@ -222,7 +222,7 @@ def test_learning_is_paid_out_of_the_run_s_budget(name: str) -> None:
 def trained(
     features: Features, folder: Path, *, by: str = "dp_sgd", stop_after: int | None = None, **settings: Any
 ) -> training.Trained:
-    wanted = {"batch_size": 100} | (settings or {"steps": 4})
+    wanted = {"expected_batch_size": 100} | (settings or {"steps": 4})
     method, model = algorithm(by, **wanted), model_behind(features)
     return bench.trained(
         method,
@@ -258,7 +258,7 @@ def test_importance_sampling_goes_on_behind_them_with_what_they_left(tmp_path: P
     """A budget spent on the way pays for them, and a run taken up draws by the norms that it had."""
 
     def run(folder: str, *, stop_after: int | None = None) -> training.Trained:
-        own = {"epochs": 2, "batch_size": 100, "floor": 0.001, "oversampling": 2.0}
+        own = {"epochs": 2, "expected_batch_size": 100, "floor": 0.001, "oversampling": 2.0}
         return trained(loud("standardised"), tmp_path / folder, by="dpis", stop_after=stop_after, **own)
 
     whole = run("whole")
@@ -303,7 +303,7 @@ def test_what_a_run_holds_of_its_records_follows_from_public_numbers(
     model, method = model_behind(features), algorithm("dp_gd", steps=2)
     before = tuple(schedule(features, SHAPE, public, 100.0))
     facts = PublicInfo(public, model.parameter_count, len(model.layers), 3)
-    plan = method.plan(Target(Budget(3.0, 1e-4), before=before), facts)
+    plan = method.plan(Target(Budget(3.0, 1e-4), prior_events=before), facts)
 
     def noted(owner: Any, way: str) -> None:
         real = getattr(owner, way)

@@ -50,11 +50,11 @@ def public(prepared_digits: Path) -> PublicDescription:
         ("settings", ["hidden"]),
         ("start", ""),
         ("start", 3),
-        ("fresh", "fc1"),
+        ("reinitialize", "fc1"),
         ("freeze", [""]),
         ("freeze", [1]),
-        ("views", 0),
-        ("views", 2.0),
+        ("augmentations", 0),
+        ("augmentations", 2.0),
         ("freezes", []),
     ],
 )
@@ -69,7 +69,7 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
         ({"settings": {"width": 2}}, "no setting 'width'"),
         ({"freeze": ["fc9"]}, "model.freeze lists 'fc9'"),
         ({"start": "nowhere.safetensors"}, "nowhere.safetensors"),
-        ({"views": 99}, "model.views is 99"),
+        ({"augmentations": 99}, "model.augmentations is 99"),
         ({"name": "bilstm"}, "takes texts as tokens"),
     ],
 )
@@ -99,7 +99,7 @@ def test_what_was_trained_from_a_start_with_frozen_layers_is_evaluated_without_t
     workspace: Workspace, tmp_path: Path
 ) -> None:
     path = start_file(tmp_path / "start.safetensors")
-    workspace.set("model", name="mlp", settings=HIDDEN, start=str(path), freeze=["1"], views=2)
+    workspace.set("model", name="mlp", settings=HIDDEN, start=str(path), freeze=["1"], augmentations=2)
     workspace.train()
     start = load_file(path)
     path.unlink()
@@ -154,9 +154,9 @@ def test_a_cell_s_digest_is_what_it_was_and_changes_with_the_model_s_settings_an
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hidden": 3}, "unknown key model_settings.hidden, the keys are freeze, fresh, precision"),
+        ({"hidden": 3}, "unknown key model_settings.hidden, the keys are freeze, reinitialize, precision"),
         ({"seed": 3}, "unknown key model_settings.seed"),
-        ({"views": 0}, "model_settings.views is 0"),
+        ({"augmentations": 0}, "model_settings.augmentations is 0"),
     ],
 )
 def test_impossible_settings_of_a_comparison_s_model_are_refused(settings: Any, message: str) -> None:
@@ -165,7 +165,7 @@ def test_impossible_settings_of_a_comparison_s_model_are_refused(settings: Any, 
 
 
 def test_a_start_on_several_views_is_the_same_start(public: PublicDescription) -> None:
-    chosen = settings_of(settings=HIDDEN, views=3).model
+    chosen = settings_of(settings=HIDDEN, augmentations=3).model
     model = calibrate.model_of(chosen, public)
     plain = adapted(calibrate.model_of(settings_of(settings=HIDDEN).model, public), input_shape=SHAPE)
     assert torch.equal(model.initial_parameters(), plain.initial_parameters())

@@ -40,7 +40,7 @@ def test_a_fresh_layer_keeps_its_random_start_whatever_the_file_has(tmp_path: Pa
         del tensors["fc3.bias"]
 
     path = stored(tmp_path / "start.safetensors", other_head)
-    model = adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, fresh=["fc3"])
+    model = adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, reinitialize=["fc3"])
     own, other = form_of("conv_fc"), form_of("conv_fc", seed=5)
     for name, value in model.named(model.initial_parameters()).items():
         origin = own if name.startswith("fc3") else other
@@ -97,12 +97,12 @@ def test_a_damaged_file_and_a_missing_one_are_refused(tmp_path: Path) -> None:
 
 def test_fresh_layers_without_a_start_or_without_a_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelRefusedError, match=r"give model\.start"):
-        adapted(form_of("conv_fc"), input_shape=SHAPE, fresh=["fc3"])
+        adapted(form_of("conv_fc"), input_shape=SHAPE, reinitialize=["fc3"])
     path = stored(tmp_path / "start.safetensors")
     with pytest.raises(
         ModelRefusedError, match="'fc4', which the model 'conv_fc' has not; its layers are conv1"
     ):
-        adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, fresh=["fc4"])
+        adapted(form_of("conv_fc"), input_shape=SHAPE, start=path, reinitialize=["fc4"])
 
 
 def test_frozen_layers_are_not_trained_and_the_rest_has_the_same_gradient() -> None:

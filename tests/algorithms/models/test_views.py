@@ -17,7 +17,7 @@ NAMES = ["softmax", "cifar_cnn"]
 
 
 def seen(name: str, count: int) -> Model:
-    return adapted(form_of(name), input_shape=FORMS[name].shape, views=count)
+    return adapted(form_of(name), input_shape=FORMS[name].shape, augmentations=count)
 
 
 def test_the_first_views_are_the_image_and_its_mirror_image() -> None:
@@ -80,7 +80,7 @@ def test_an_evaluation_sees_the_record_alone() -> None:
 
 def test_views_go_with_a_start_and_frozen_layers() -> None:
     form = FORMS["cifar_cnn"]
-    model = adapted(form_of("cifar_cnn"), input_shape=form.shape, freeze=["conv1"], views=2)
+    model = adapted(form_of("cifar_cnn"), input_shape=form.shape, freeze=["conv1"], augmentations=2)
     assert "conv1.weight" not in model.shapes
     published = model.published(model.initial_parameters())
     assert published.keys() == form_of("cifar_cnn").shapes.keys()
@@ -89,11 +89,11 @@ def test_views_go_with_a_start_and_frozen_layers() -> None:
 
 @pytest.mark.parametrize(("name", "count"), [("mlp", 2), ("scatter_cnn", 2), ("bilstm", 2), ("softmax", 19)])
 def test_views_of_what_is_no_image_and_more_than_there_are_are_refused(name: str, count: int) -> None:
-    with pytest.raises(ModelRefusedError, match=f"model.views is {count}"):
+    with pytest.raises(ModelRefusedError, match=f"model.augmentations is {count}"):
         seen(name, count)
 
 
 def test_views_of_a_tiny_image_are_refused() -> None:
     model = build("softmax", input_shape=(1, 2, 9), classes=2, seed=0)
-    with pytest.raises(ModelRefusedError, match=r"set model\.views to 1"):
-        adapted(model, input_shape=(1, 2, 9), views=2)
+    with pytest.raises(ModelRefusedError, match=r"set model\.augmentations to 1"):
+        adapted(model, input_shape=(1, 2, 9), augmentations=2)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import calibrate, epsilon
+from algorithms.privacy.accounting.calibration import calibrate
+from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import (
     Schedule,
     event_from_json,

@@ -9,9 +9,9 @@ import dp_accounting as dp
 import numpy as np
 import pytest
 
-from algorithms.core.calibration import LEVELS, in_levels
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import calibrate, epsilon
+from algorithms.privacy.accounting.calibration import LEVELS, calibrate, in_levels
+from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_of_budget
 from algorithms.privacy.accounting.rdp import epsilon_of_rdp, rdp

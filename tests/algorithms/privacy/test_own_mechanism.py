@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,20 +15,26 @@ from dp_accounting.pld import privacy_loss_distribution as distributions
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algorithms.core.calibration import plan_fixed
+from algorithms.core.method import PublicInfo, Target
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1
 from algorithms.privacy.accounting import event_rules
 from algorithms.privacy.accounting.adjacency import REPLACE_ONE
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import Accountant, epsilon
-from algorithms.privacy.accounting.event_rules import EventRule, register
+from algorithms.privacy.accounting.event_rules import EventRule, Traced, register
 from algorithms.privacy.accounting.events import schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import ZCDPFilter
 from algorithms.privacy.accounting.group_privacy import group_privacy
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.card import build, verify
 from algorithms.privacy.mechanisms.mechanisms import FullBatch, Mechanism
 from algorithms.privacy.mechanisms.noise import Stream, seeded_generator
+from algorithms.privacy.mechanisms.release import Release, total_release
 from tests.algorithms.bench import MadeUp, small_model
+from tests.support.synthetic_run import left_by
 
 DELTA, K = 1e-5, 20_000
 
@@ -62,6 +69,9 @@ class TwofoldRule(EventRule):
 
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
         return TwofoldDpEvent(event.width / count)
+
+    def traced(self, event: Any) -> Traced:
+        return Traced({"twofold": event.width})
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,30 @@ def test_a_new_mechanism_is_charged_drawn_and_traced() -> None:
     assert (row.noise, row.noise_multiplier, trace.events()) == ("twofold", 4.0, [TwofoldDpEvent(4.0)])
     with pytest.raises(BudgetRefusedError, match="TwofoldDpEvent"):
         barrier.total(nothing, bound=L1(2.0), noise=Twofold(4.0))
+
+
+def test_a_new_mechanism_is_planned_and_stands_on_a_card(tmp_path: Path) -> None:
+    def releases(multiplier: float) -> list[tuple[Release, int]]:
+        return [(total_release(L1(2.0), Twofold(multiplier)), 1)]
+
+    public = PublicInfo(records=400, parameters=15, layers=1, classes=3)
+    target = Target(Budget(0.5, DELTA))
+    plan = plan_fixed(releases, target=target, public=public, steps=1, sampling_rate=1.0, divisor=1.0)
+    assert plan.noise_multiplier == pytest.approx(2.0, rel=1e-3)
+    trace = Trace()
+    barrier = Barrier(
+        MadeUp(np.zeros((0, 16), dtype=np.float32), np.zeros(0, dtype=np.int64)),
+        small_model(),
+        spend=plan.open_filter(),
+        generator=seeded_generator(5),
+        delta=DELTA,
+        trace=trace,
+    )
+    barrier.total(nothing, bound=L1(2.0), noise=Twofold(plan.noise_multiplier))
+    run = left_by(tmp_path, plan, trace)
+    card = build(run)
+    assert [query.noise for query in card.mechanism.queries] == ["twofold"]
+    assert verify(card, tmp_path, unsigned=True).passed
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "pure"])

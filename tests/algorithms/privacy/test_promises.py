@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,19 @@ def gaussian(multiplier: float) -> list[tuple[Release, int]]:
     return [(released(L2(0.5), Gaussian(multiplier)), 12)]
 
 
+@dataclass(frozen=True)
+class Own:
+    lengths: tuple[int, ...]
+    why: str
+
+
 FIXED: dict[str, Any] = {"public": PUBLIC, "steps": 12, "sampling_rate": 1.0, "divisor": 400.0}
 
 
 @cache
 def replacing() -> Plan:
-    own = {"lengths": [3, 9], "why": "public"}
-    return plan_fixed(gaussian, target=TARGET, adjacency="REPLACE_ONE", own=own, **FIXED)
+    own = Own((3, 9), "public")
+    return plan_fixed(gaussian, target=TARGET, adjacency="REPLACE_ONE", method_params=own, **FIXED)
 
 
 def zcdp() -> Plan:

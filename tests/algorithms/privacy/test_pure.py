@@ -15,7 +15,8 @@ from algorithms.core.method import PublicInfo, Target, by_accountants
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, pure_epsilon
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import calibrate, discretisation_of, epsilon
+from algorithms.privacy.accounting.calibration import calibrate
+from algorithms.privacy.accounting.epsilon import discretisation_of, epsilon
 from algorithms.privacy.accounting.events import PureDpEvent, Schedule
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.accounting.pld import composed

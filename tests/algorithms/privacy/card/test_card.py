@@ -22,7 +22,7 @@ from data.prepare.description import Transform
 from tests.algorithms.privacy.conftest import KEY
 from tests.support.synthetic_run import DELTA, Folders, Kind, read_json, record, write_run
 
-MAY_BE_EMPTY = {"settings", "files", "fresh", "frozen"}
+MAY_BE_EMPTY = {"settings", "files", "reinitialize", "frozen"}
 FIXED = Composition(kind="schedule", rho=None, order=None, limit=None)
 
 
@@ -41,7 +41,7 @@ def holder(document: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 
 
 def without_privacy(run: RunRecord, *, diagnosed: bool, caveat: bool) -> RunRecord:
-    plan = {**run.plan, "own": {"not_private": "It was computed from the records."} if caveat else {}}
+    plan = {**run.plan, "not_private": "It was computed from the records." if caveat else None}
     return replace(run, plan=plan, receipt={**run.receipt, "diagnostics": diagnosed})
 
 
@@ -160,9 +160,13 @@ def test_the_model_and_the_features_are_told(folders: Folders) -> None:
     plain = build(run).mechanism
     assert text.features(plain.features) == text.NOTHING_LEARNED
     assert text.model_parts(plain.model) == "Starts as its name and seed have it. Every parameter is trained."
-    model = {"files": {"start": "a" * 64, "words_file": "b" * 64}, "fresh": ["head"], "freeze": ["body"]}
+    model = {
+        "files": {"start": "a" * 64, "words_file": "b" * 64},
+        "reinitialize": ["head"],
+        "freeze": ["body"],
+    }
     plan = {**run.plan, "features": {"name": "whitened", "noise_multiplier": 8.0}}
-    plan["model"] = {**run.plan["model"], **model, "views": 4}
+    plan["model"] = {**run.plan["model"], **model, "augmentations": 4}
     made = build(replace(run, plan=plan, public={**run.public, "transform": "scattering"})).mechanism
     assert made.transform == "scattering"
     assert text.features(made.features).startswith("whitened (noise_multiplier: 8.0): learned from the")

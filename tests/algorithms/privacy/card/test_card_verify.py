@@ -37,7 +37,7 @@ def full(folder: Path) -> PrivacyCard:
     model = run.plan["model"] | {
         "settings": {"units": 3},
         "files": {"start": "a" * 64, "words_file": "b" * 64},
-        "fresh": ["head"],
+        "reinitialize": ["head"],
         "freeze": ["body"],
     }
     run.plan.update(
@@ -304,11 +304,11 @@ def test_the_beginning_of_a_run_under_a_filter_is_that_of_its_plan(folder: Path,
     plan, document = read_json(folder / "plan.json"), built.to_json()
     plan["filter"] = {"kind": "zcdp", "rho": 0.5}
     for before, holds in ([], True), (plan["schedule"][:1], True), (plan["schedule"][1:], False):
-        write_json(folder / "plan.json", plan | {"before": before})
+        write_json(folder / "plan.json", plan | {"prior_events": before})
         assert ("releases of the plan" not in failed(of(document), folder)) is holds
     document["events"] = document["events"][:1]
     for before, holds in (plan["schedule"][:1], True), (plan["schedule"], False):
-        write_json(folder / "plan.json", plan | {"before": before})
+        write_json(folder / "plan.json", plan | {"prior_events": before})
         assert ("releases of the plan" not in failed(of(document), folder)) is holds
 
 
