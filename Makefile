@@ -42,6 +42,7 @@ soak: $(VENV)/installed-dev
 	python -m tests.soak.kills
 	python -m tests.soak.scheduler
 	python -m tests.soak.year
+	python -m tests.soak.fuzz
 
 lint: $(VENV)/installed-dev
 	ruff check .

@@ -40,7 +40,14 @@ def read_text(path: Path, declared: Csv, *, skip_lines: int) -> Iterator[pa.Tabl
                     "remove the line break or the stray quote."
                 )
             yield table
-    except (pa.ArrowException, OSError, zipfile.BadZipFile, zlib.error, KeyError) as error:
+    except (
+        pa.ArrowException,
+        OSError,
+        zipfile.BadZipFile,
+        zlib.error,
+        KeyError,
+        UnicodeDecodeError,
+    ) as error:
         if "Empty CSV file" not in str(error):
             raise DataRefusedError(_what_is_wrong(path, declared)) from None  # the cause quotes the line
 

@@ -184,6 +184,7 @@ _TABLE_EXISTS, _TYPE_EXISTS = "42P07", "42710"  # a table in PostgreSQL is a typ
 _LOST_A_RACE = {_SERIALIZATION_FAILURE, _DEADLOCK, _UNIQUE_VIOLATION, _TABLE_EXISTS, _TYPE_EXISTS}
 _SHUTTING_DOWN = {"57P01", "57P02", "57P03", "57P05"}
 _NOT_ALLOWED = "42501"
+_DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, sa.exc.InvalidRequestError)
 
 _COLUMNS = [field.name for field in fields(Entry)]
 _TABLE = sa.table("epsilonflow_ledger", *(sa.column(name) for name in _COLUMNS))
@@ -223,7 +224,8 @@ class Store:
         """
 
         def work(connection: Connection) -> tuple[Head, T]:
-            return self._current(connection), ask(connection)
+            with self.damage():
+                return self._current(connection), ask(connection)
 
         try:
             self.verified, found = self._transaction(work)
@@ -305,6 +307,19 @@ class Store:
                 raise broken(self.place.name, entry.seq)
             yield entry
 
+    @contextmanager
+    def damage(self) -> Iterator[None]:
+        """Says in a sentence that the database holds what no ledger ever wrote, where only what it holds is read."""
+        try:
+            yield
+        except _DAMAGE as error:
+            if isinstance(error, RefusedError):
+                raise
+            raise LedgerBrokenError(
+                f"the ledger {self.place.name} is damaged, what it holds cannot be read ({type(error).__name__});"
+                " restore it from a copy whose chain holds."
+            ) from error
+
     def _current(self, connection: Connection, *, writes: bool = False) -> Head:
         """The head of the chain, verified on from the last time; a write brings the balances up to it where need be.
 
@@ -374,6 +389,10 @@ class Store:
                     if writes and connection.dialect.name == "postgresql":
                         _make_durable(connection)
                     return found
+            except UnicodeDecodeError:
+                raise RefusedError(
+                    f"the ledger {self.place.name} is damaged; restore it from a copy whose chain holds."
+                ) from None
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) == _NOT_ALLOWED:
                     raise NotAllowedError(self.place.not_allowed()) from None
