@@ -31,7 +31,7 @@ def read(files: Mapping[str, Path], declared: Reviews, *, classes: tuple[str, ..
 
     Records are in the order of class and number, since archives of the same texts differ in theirs; what is kept
     until all are read is their tokens. Raises DataRefusedError, naming the file and no text, when the archive is cut
-    short, lacks the list of words, has a text twice or one that is not UTF-8, and when the list is too short.
+    short, lacks the list of words or has a text twice, and when the list is too short or not UTF-8.
     """
     archive, words = files["archive"], _words(files, declared)
     found: dict[Part, dict[tuple[int, int], NDArray[np.int32]]] = {part: {} for part in PARTS}
@@ -120,7 +120,7 @@ def _texts(path: Path, classes: tuple[str, ...]) -> Iterator[tuple[Part, int, in
     for name, content in _members(path, place):
         *_, part, folder, file = name.split("/")
         number = int(file.split("_")[0])
-        yield "train" if part == "train" else "test", classes.index(folder), number, _decoded(content, path)
+        yield "train" if part == "train" else "test", classes.index(folder), number, _decoded_text(content)
 
 
 def _member(path: Path, name: str) -> bytes:
@@ -142,11 +142,19 @@ def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, bytes]]
         raise DataRefusedError(f"{path} is not a whole tar archive; fetch it again.") from None
 
 
+def _decoded_text(content: bytes) -> str:
+    """A record's text; the empty one stands in where it is not UTF-8, since a refusal would tell of that record."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        return ""
+
+
 def _decoded(content: bytes, path: Path) -> str:
     try:
         return content.decode("utf-8")
-    except UnicodeDecodeError:  # it quotes the text
-        raise DataRefusedError(f"{path} has a text that is not UTF-8; correct it.") from None
+    except UnicodeDecodeError:
+        raise DataRefusedError(f"{path} has a list of words that is not UTF-8; correct it.") from None
 
 
 def _in_order(found: Mapping[tuple[int, int], NDArray[np.int32]], length: int) -> Records:

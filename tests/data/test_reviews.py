@@ -17,7 +17,7 @@ from data.prepare.description import rule_of
 from data.prepare.fetch import Places, fetch
 from data.prepare.reading import read, word_list
 from data.readers import reviews
-from data.readers.records import Block, Records
+from data.readers.records import Block, Parts, Records, whole
 from data.schema import registry
 from data.schema.card import DataCard
 from data.schema.formats import Reviews
@@ -132,12 +132,25 @@ def test_a_card_that_does_not_declare_the_words_keeps_its_digests(card: Callable
     assert rule_of(plain) == rule_of(declared)
 
 
+def test_a_text_that_cannot_be_decoded_is_one_record_without_words(
+    card: Callable[..., DataCard], tmp_path: Path
+) -> None:
+    def texts(content: bytes) -> Parts:
+        archive = packed(tmp_path / "reviews.gz", TEXTS | {"words.txt": LISTED, "test/neg/3_4.txt": content})
+        return whole(read(card(), {"archive": archive}))
+
+    corrupt, empty = texts(b"the film \xff"), texts(b"")
+    assert np.array_equal(corrupt.train.features, empty.train.features)
+    assert np.array_equal(corrupt.test.features, empty.test.features)
+    assert np.array_equal(corrupt.test.labels, empty.test.labels)
+
+
 @pytest.mark.parametrize(
     ("members", "message"),
     [
         (TEXTS, "holds no 'reviews/words.txt'"),
         (TEXTS | {"words.txt": b"the\n"}, "has 1 words, too few for a vocabulary of 6"),
-        (TEXTS | {"words.txt": LISTED, "test/neg/9_1.txt": b"secret \xff"}, "has a text that is not UTF-8"),
+        (TEXTS | {"words.txt": LISTED + b"\xff\n"}, "has a list of words that is not UTF-8"),
         (TEXTS | {"words.txt": LISTED, "test/neg/03_1.txt": b"secret"}, "a text twice in its test folder"),
         (TEXTS | {"words.txt": LISTED, "test/neg/9_1.txt": b"secret"}, "3 training and 3 test records"),
     ],
