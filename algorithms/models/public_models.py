@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import Field, JsonValue, model_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 from algorithms.models.libraries import imported_library
@@ -204,17 +204,17 @@ def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path
     """
     model.module.load_state_dict(dict(parameters))
     module = library_model(model)
-    for name, layer in list(module.named_modules()):
+    layers: list[tuple[str, Any]] = list(module.named_modules())
+    for name, layer in layers:
         if hasattr(layer, "base_layer"):
             layer.merge()
             parent, _, last = name.rpartition(".")
             setattr(module.get_submodule(parent), last, layer.get_base_layer())
     folder.mkdir(parents=True, exist_ok=True)
+    as_any: Any = module
     if hasattr(module, "save_pretrained"):
-        module.save_pretrained(folder)
+        as_any.save_pretrained(folder)
     else:
-        from safetensors.torch import save_model
-
         save_model(module, str(folder / "model.safetensors"))
 
 
