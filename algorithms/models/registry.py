@@ -30,6 +30,12 @@ from algorithms.models.networks import (
     relu_cnn,
     tanh_cnn,
 )
+from algorithms.models.public_models import (
+    HuggingFaceSettings,
+    TimmSettings,
+    huggingface_model,
+    timm_model,
+)
 from algorithms.models.recurrent import TextSettings, bilstm
 from algorithms.models.reinitialize import frozen, started
 from algorithms.models.scattering import (
@@ -72,6 +78,8 @@ CATALOGUE: dict[str, Architecture] = {
     "scatter_linear": Architecture(scatter_linear, ScatteredSettings),
     "scatter_cnn": Architecture(scatter_cnn, GroupSettings),
     "bilstm": Architecture(bilstm, TextSettings, takes_tokens=True),
+    "timm": Architecture(timm_model, TimmSettings),
+    "huggingface": Architecture(huggingface_model, HuggingFaceSettings, takes_tokens=True),
 }
 
 _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}

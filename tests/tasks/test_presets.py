@@ -19,7 +19,7 @@ def test_a_preset_can_be_planned_for_its_data_set(path: Path) -> None:
     public = public_of(registry.card(settings.data.dataset), settings.data)
     plan = plan_for(settings, public)
     assert 0.99 * settings.privacy.epsilon < plan.cost.epsilon <= settings.privacy.epsilon
-    assert plan.target.prior_events
+    assert bool(plan.target.prior_events) == (settings.features is not None)
 
 
 def test_there_is_a_preset() -> None:

@@ -17,6 +17,17 @@ class Form(NamedTuple):
     settings: dict[str, Any] = {}  # noqa: RUF012 - not changed
 
 
+TINY_VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 12, "depth": 1, "num_heads": 2}
+TINY_BERT = {
+    "model_type": "bert",
+    "vocab_size": 9,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+    "max_position_embeddings": 4,
+}
+
 FORMS = {
     "softmax": Form((1, 5, 5)),
     "logistic": Form((7,), 2),
@@ -33,6 +44,8 @@ FORMS = {
     "scatter_linear": Form((6, 2, 2), settings={"groups": 3}),
     "scatter_cnn": Form((81, 3, 2)),
     "bilstm": Form((4,), 2, tokens=9, settings={"width": 6}),
+    "timm": Form((3, 8, 8), settings={"architecture": "vit_tiny_patch16_224", "options": TINY_VIT}),
+    "huggingface": Form((4,), 2, tokens=9, settings={"config": TINY_BERT}),
 }
 
 

@@ -14,6 +14,7 @@ NEW = [
     name
     for name in FORMS
     if name not in ("softmax", "logistic", "logistic_through_origin", "svm", "huber_svm")
+    and name not in ("timm", "huggingface")  # test_public_models compares their sums, on whatever way they go
 ]
 
 

@@ -1,0 +1,294 @@
+"""Architectures of timm and Hugging Face, with random or public weights, whole or through LoRA adapters.
+
+Weights are read from safetensors files alone, never from a pickle. They count as public and stand on the card by their
+checksum. Nothing is downloaded here.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import gcd
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field, JsonValue, model_validator
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_model
+from torch import Tensor, nn
+
+from algorithms.models.libraries import imported_library
+from algorithms.models.linear import CROSS_ENTROPY, as_they_are, cross_entropy
+from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings
+from algorithms.models.recurrent import digest
+
+_PADDING = 0
+"""The token id that fills up a text, in all prepared data."""
+
+_GROUPS = 32
+"""Groups of a GroupNorm in place of a BatchNorm: the largest common divisor of this and its channels."""
+
+
+class Adapter(Settings):
+    """Low-rank adapters (Hu et al. 2022) by PEFT: the rest is frozen but for the head.
+
+    rank: of each. alpha: their sum is scaled by alpha / rank. targets: ends of the names of the layers that get one.
+    """
+
+    kind: Literal["lora"] = "lora"
+    rank: int = Field(default=8, ge=1)
+    alpha: float = Field(default=16.0, gt=0)
+    targets: list[str] = Field(min_length=1)
+
+
+class _Public(Settings):
+    """What both libraries' models have.
+
+    checkpoint_file: safetensors, public; the head may be missing in it or have another number of classes.
+    replace_batch_norm: by GroupNorm.
+    """
+
+    checkpoint_file: str | None = Field(default=None, min_length=1)
+    replace_batch_norm: bool = False
+    adapter: Adapter | None = None
+
+    def without_files(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"checkpoint_file"}, exclude_none=True)
+
+
+class TimmSettings(_Public):
+    """architecture: its name in timm. options: further arguments of `timm.create_model`, such as img_size."""
+
+    architecture: str = Field(min_length=1)
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class HuggingFaceSettings(_Public):
+    """task: what the model does. config: as in config.json, with its model_type; or config_file, the file itself."""
+
+    task: Literal["sequence-classification", "image-classification"] = "sequence-classification"
+    config: dict[str, JsonValue] | None = None
+    config_file: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _has_one_config(self) -> Self:
+        if (self.config is None) == (self.config_file is None):
+            raise ValueError("it needs config or config_file, one of both; give one")
+        return self
+
+    def without_files(self) -> dict[str, Any]:
+        own = super().without_files()
+        own.pop("config_file", None)
+        return own | {"config": self.content()}
+
+    def content(self) -> dict[str, Any]:
+        """The configuration; raises ModelRefusedError for a file that holds none."""
+        if self.config_file is None:
+            return dict(self.config or {})
+        try:
+            found = json.loads(Path(self.config_file).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict):
+            raise ModelRefusedError(
+                f"{self.config_file} is no JSON file with a configuration; get one with:"
+                " hf download NAME config.json model.safetensors --local-dir FOLDER."
+            )
+        return found
+
+
+class _Texts(nn.Module):
+    """Tokens [batch, length] -> logits [batch, classes], with the attention mask that the padding gives."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        ids = tokens.long()
+        found: Tensor = self.model(input_ids=ids, attention_mask=(ids != _PADDING).long()).logits
+        return found
+
+
+class _Images(nn.Module):
+    """Images [batch, channels, height, width] -> logits [batch, classes]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.model(pixel_values=images).logits
+        return found
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A library's model. prefix: of the names of what its head is put on. heads: prefixes of the head's parameters."""
+
+    module: nn.Module
+    prefix: str
+    heads: tuple[str, ...]
+
+
+def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
+    """A model of timm for images; raises ModelRefusedError for other records and for what timm does not make."""
+    if len(given.input_shape) != 3:
+        raise ModelRefusedError(
+            f"the model 'timm' takes images [channels, height, width], not records of shape {given.input_shape};"
+            " use 'softmax' or 'mlp'."
+        )
+    timm = imported_library("timm")
+    try:
+        module = timm.create_model(
+            settings.architecture,
+            pretrained=False,
+            num_classes=given.classes,
+            in_chans=given.input_shape[0],
+            **settings.options,
+        )
+    except Exception as error:
+        raise _cannot("timm", error) from None
+    named = module.pretrained_cfg.get("classifier") or ()
+    heads = (named,) if isinstance(named, str) else tuple(named)
+    return _finished("timm", _Made(module, "", heads), module, settings)
+
+
+def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
+    """A model of transformers from its configuration; raises ModelRefusedError where it does not fit the records."""
+    is_text = settings.task == "sequence-classification"
+    content = settings.content()
+    if is_text != (given.tokens is not None):
+        raise ModelRefusedError(
+            f"the model 'huggingface' was asked for {settings.task}, and the records are"
+            f" {'numbers' if given.tokens is None else 'tokens of a text'}; change the setting task."
+        )
+    if is_text and content.get("vocab_size", 0) < (given.tokens or 0):
+        raise ModelRefusedError(
+            f"the configuration has vocab_size {content.get('vocab_size')}, and the data have {given.tokens} tokens;"
+            " set vocab_size to at least that."
+        )
+    transformers = imported_library("transformers")
+    own = {"pad_token_id": _PADDING} | content | {"num_labels": given.classes}
+    # Labels by name would override their number.
+    own = {key: value for key, value in own.items() if key not in ("id2label", "label2id")}
+    try:
+        config = transformers.AutoConfig.for_model(own.pop("model_type"), **own)
+        kind = "Sequence" if is_text else "Image"
+        auto = getattr(transformers, f"AutoModelFor{kind}Classification")
+        module = auto.from_config(config, attn_implementation="eager")
+    except Exception as error:
+        raise _cannot("huggingface", error) from None
+    prefix = f"{module.base_model_prefix}."
+    heads = tuple(name for name, _ in module.named_children() if f"{name}." != prefix)
+    around = _Texts(module) if is_text else _Images(module)
+    return _finished("huggingface", _Made(module, prefix, heads), around, settings)
+
+
+def library_model(model: Model) -> nn.Module:
+    """The library's own module in a model of this file."""
+    return model.module.model if isinstance(model.module, _Texts | _Images) else model.module
+
+
+def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path) -> None:
+    """Writes a released model as its library reads it.
+
+    For transformers, `AutoModelForSequenceClassification.from_pretrained(folder)`; for timm,
+    `timm.create_model(architecture, checkpoint_path=folder / "model.safetensors", ...)`. Adapters are merged into the
+    weights, so that neither needs PEFT. The model is changed in place.
+
+    Args:
+        model: of the names `huggingface` or `timm`.
+        parameters: by name, as `Model.published` gives them.
+        folder: of the files; made where it is not there.
+    """
+    model.module.load_state_dict(dict(parameters))
+    module = library_model(model)
+    layers: list[tuple[str, Any]] = list(module.named_modules())
+    for name, layer in layers:
+        if hasattr(layer, "base_layer"):
+            layer.merge()
+            parent, _, last = name.rpartition(".")
+            setattr(module.get_submodule(parent), last, layer.get_base_layer())
+    folder.mkdir(parents=True, exist_ok=True)
+    as_any: Any = module
+    if hasattr(module, "save_pretrained"):
+        as_any.save_pretrained(folder)
+    else:
+        save_model(module, str(folder / "model.safetensors"))
+
+
+def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> Model:
+    """The model with its normalisation replaced, its checkpoint read and its adapters put in."""
+    notes = []
+    _without_batch_norm(name, made.module, replaces=settings.replace_batch_norm)
+    if settings.checkpoint_file is not None:
+        notes.append(_filled(made, Path(settings.checkpoint_file)))
+    if settings.adapter is not None:
+        notes.append(_with_adapters(name, made, settings.adapter))
+    around.eval()  # dropout is off: clipping and noise regularise already
+    return Model(name, around, cross_entropy, as_they_are, bounds=CROSS_ENTROPY, notes=tuple(notes))
+
+
+def _without_batch_norm(name: str, module: nn.Module, *, replaces: bool) -> None:
+    for layer, found in list(module.named_modules()):
+        if not isinstance(found, nn.modules.batchnorm._BatchNorm):
+            continue
+        if not replaces:
+            raise ModelRefusedError(
+                f"the model {name!r} has the BatchNorm layer {layer}, which mixes the records of a batch; set"
+                " replace_batch_norm to true among its settings, which makes it GroupNorm."
+            )
+        channels = found.num_features
+        norm = nn.GroupNorm(gcd(_GROUPS, channels), channels, eps=found.eps, affine=found.affine)
+        # timm's BatchNormAct2d has its activation inside
+        parts = [getattr(found, part) for part in ("drop", "act") if hasattr(found, part)]
+        parent, _, last = layer.rpartition(".")
+        setattr(module.get_submodule(parent), last, nn.Sequential(norm, *parts) if parts else norm)
+
+
+def _filled(made: _Made, path: Path) -> str:
+    """Reads a checkpoint into the module; a sentence on it. The head keeps its random start where it does not fit."""
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError):
+        raise ModelRefusedError(
+            f"{path} is no safetensors file that can be read whole; get one with:"
+            " hf download NAME config.json model.safetensors --local-dir FOLDER."
+        ) from None
+    own = made.module.state_dict()
+    found = {name if name in own else made.prefix + name: tensor for name, tensor in stored.items()}
+    is_new = [name for name in own if name not in found or found[name].shape != own[name].shape]
+    misfits = [name for name in is_new if not name.startswith(tuple(f"{head}." for head in made.heads))]
+    if misfits:
+        raise ModelRefusedError(
+            f"{path.name} does not give {misfits[0]} in the form that the model has; give the file of the same"
+            " architecture and configuration."
+        )
+    fitting = {name: tensor for name, tensor in found.items() if name in own and name not in is_new}
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in fitting.values()):
+        raise ModelRefusedError(f"{path.name} is not finite everywhere; give the file of a sound model.")
+    made.module.load_state_dict(fitting, strict=False)
+    new = f", but for {', '.join(is_new)}, drawn from the model's seed." if is_new else "."
+    return f"The start is the public file {path.name} (SHA-256 {digest(path)}){new}"
+
+
+def _with_adapters(name: str, made: _Made, adapter: Adapter) -> str:
+    """Puts LoRA into the module, freezes the rest but for the head; a sentence on it."""
+    peft = imported_library("peft")
+    config = peft.LoraConfig(
+        r=adapter.rank, lora_alpha=adapter.alpha, target_modules=adapter.targets, lora_dropout=0.0
+    )
+    try:
+        peft.inject_adapter_in_model(config, made.module)
+    except ValueError as error:
+        raise _cannot(name, error) from None
+    heads = tuple(f"{head}." for head in made.heads)
+    for parameter, value in made.module.named_parameters():
+        value.requires_grad_("lora_" in parameter or parameter.startswith(heads))
+    return f"Trained are LoRA adapters of rank {adapter.rank} on {', '.join(adapter.targets)}, and the head alone."
+
+
+def _cannot(name: str, error: Exception) -> ModelRefusedError:
+    why = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return ModelRefusedError(f"the model {name!r} cannot be made with these settings ({why}); change them.")

@@ -1,0 +1,147 @@
+"""Models of timm and Hugging Face: made, refused, started from files, adapted, and read again by their libraries."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from algorithms.gradients import L2, Engine
+from algorithms.models import Model, ModelRefusedError, build
+from algorithms.models.libraries import imported_library
+from algorithms.models.public_models import library_model, save_pretrained
+from tests.algorithms.gradients import naive
+from tests.algorithms.models.forms import FORMS, TINY_BERT, form_of, moved, records
+
+LORA = {"kind": "lora", "rank": 2, "alpha": 4.0, "targets": ["query", "value"]}
+
+
+def of_timm(architecture: str, **settings: Any) -> Model:
+    own = {"architecture": architecture} | settings
+    return build("timm", input_shape=(3, 16, 16), classes=3, seed=0, settings=own)
+
+
+def test_padding_changes_nothing() -> None:
+    model = form_of("huggingface")
+    at = model.named(moved(model))
+    texts = torch.tensor([[3, 5, 0, 0], [3, 5, 7, 8]])
+    own = library_model(model)
+    with torch.no_grad():
+        short = model.outputs(at, texts[:, :2])
+        found = model.outputs(at, texts)
+        unmasked = model.inside(at, lambda: own(input_ids=texts).logits)
+    torch.testing.assert_close(found[0], short[0])
+    assert not torch.allclose(unmasked[0], short[0])
+
+
+def test_batch_norm_is_refused_by_name_and_replaced_where_asked() -> None:
+    with pytest.raises(ModelRefusedError, match=r"BatchNorm layer conv1\.1, .*replace_batch_norm to true"):
+        of_timm("resnet10t")
+    model = of_timm("resnet10t", replace_batch_norm=True)
+    kinds = {type(layer) for layer in model.module.modules()}
+    assert nn.GroupNorm in kinds
+    assert not kinds & {nn.BatchNorm1d, nn.BatchNorm2d}
+    assert model.module(torch.zeros(2, 3, 16, 16)).shape == (2, 3)
+
+
+def test_an_activation_inside_a_batch_norm_is_kept() -> None:
+    model = of_timm("mobilenetv3_small_050", replace_batch_norm=True)
+    replaced = [
+        layer
+        for layer in model.module.modules()
+        if isinstance(layer, nn.Sequential) and len(layer) and isinstance(layer[0], nn.GroupNorm)
+    ]
+    assert any(isinstance(part, nn.Hardswish) for layer in replaced for part in layer)
+
+
+def test_adapters_and_the_head_alone_are_trained_and_clipped_rightly() -> None:
+    model = form_of("huggingface", adapter=LORA)
+    assert all("lora_" in name or name.startswith("model.classifier.") for name in model.shapes)
+    assert len(model.shapes) == 6
+    inputs, labels = records(FORMS["huggingface"])
+    at = moved(model)
+    rows = naive.loop(model, at, inputs, labels)
+    clipping = L2(float(rows.norm(dim=1).median()))
+    engine = Engine(model, input_shape=(4,), input_dtype=inputs.dtype)
+    expected = naive.contributions(model, rows, clipping).sum(dim=0)
+    assert naive.relative(engine.clipped_sum(at, inputs, labels, clipping), expected) < 1e-5
+
+
+def test_a_checkpoint_gives_all_but_the_head_and_stands_in_the_notes(tmp_path: Path) -> None:
+    other = form_of("huggingface", seed=5)
+    body = {
+        name.removeprefix("bert."): tensor
+        for name, tensor in library_model(other).state_dict().items()
+        if name.startswith("bert.")
+    }
+    path = tmp_path / "model.safetensors"
+    save_file(body, path)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(TINY_BERT), encoding="utf-8")
+    own = {"config_file": str(config), "checkpoint_file": str(path)}
+    model = build("huggingface", input_shape=(4,), classes=2, seed=0, tokens=9, settings=own)
+    found = library_model(model).state_dict()
+    assert all(torch.equal(found[f"bert.{name}"], tensor) for name, tensor in body.items())
+    assert torch.equal(found["classifier.weight"], library_model(form_of("huggingface")).classifier.weight)
+    assert "SHA-256" in model.notes[0] and "classifier.weight" in model.notes[0]
+    again = build("huggingface", input_shape=(4,), classes=2, seed=0, tokens=9, settings=model.settings)
+    assert again.shapes == model.shapes
+
+    save_file({name: tensor for name, tensor in body.items() if "query" not in name}, path)
+    with pytest.raises(ModelRefusedError, match=r"does not give bert\.encoder.*query"):
+        build("huggingface", input_shape=(4,), classes=2, seed=0, tokens=9, settings=own)
+    path.unlink()
+    with pytest.raises(ModelRefusedError, match="hf download"):
+        build("huggingface", input_shape=(4,), classes=2, seed=0, tokens=9, settings=own)
+
+
+@pytest.mark.parametrize("adapter", [None, LORA])
+def test_a_release_is_read_by_transformers_in_one_line(adapter: Any, tmp_path: Path) -> None:
+    model = form_of("huggingface", adapter=adapter)
+    released = model.published(moved(model))
+    inputs, _ = records(FORMS["huggingface"])
+    with torch.no_grad():
+        expected = model.outputs(released, inputs)
+        save_pretrained(model, released, tmp_path)
+        auto = imported_library("transformers").AutoModelForSequenceClassification
+        read = auto.from_pretrained(tmp_path, use_safetensors=True).eval()
+        ids = inputs.long()
+        found = read(input_ids=ids, attention_mask=(ids != 0).long()).logits
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_release_is_read_by_timm_in_one_line(tmp_path: Path) -> None:
+    model = form_of("timm")
+    released = model.published(moved(model))
+    inputs, _ = records(FORMS["timm"])
+    with torch.no_grad():
+        expected = model.outputs(released, inputs)
+        save_pretrained(model, released, tmp_path)
+        own = FORMS["timm"].settings
+        read = imported_library("timm").create_model(
+            own["architecture"],
+            num_classes=3,
+            checkpoint_path=str(tmp_path / "model.safetensors"),
+            **own["options"],
+        )
+        found = read.eval()(inputs)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "settings", "message"),
+    [
+        ("timm", None, {"architecture": "no_such_net"}, "cannot be made with these settings"),
+        ("huggingface", 9, {}, "config or config_file, one of both"),
+        ("huggingface", 10, {"config": TINY_BERT}, "vocab_size 9, and the data have 10 tokens"),
+        ("huggingface", None, {"config": TINY_BERT}, "change the setting task"),
+        ("huggingface", 9, {"config": TINY_BERT, "adapter": LORA | {"targets": ["nowhere"]}}, "nowhere"),
+    ],
+)
+def test_what_does_not_fit_is_refused(name: str, tokens: int | None, settings: Any, message: str) -> None:
+    shape = (3, 8, 8) if name == "timm" else (4,)
+    with pytest.raises(ModelRefusedError, match=message):
+        build(name, input_shape=shape, classes=2, seed=0, tokens=tokens, settings=settings)
