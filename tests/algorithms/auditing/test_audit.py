@@ -46,7 +46,8 @@ def coins_shared_by_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn, last = unnoised_queries.chosen, []
 
     def shared(*args: Any) -> Any:
-        last.append(drawn(*args) if len(last) % 4 != 1 else last[-1])
+        own = drawn(*args)
+        last.append(own if len(last) % 4 != 1 else last[-1])
         return last[-1]
 
     monkeypatch.setattr(unnoised_queries, "chosen", shared)

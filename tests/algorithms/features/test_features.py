@@ -45,6 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "principal_components": {"components": 5, "noise": QUIET},
     "standardised": {"noise": QUIET, "mean_bound": 50.0, "square_bound": 500.0},
+    "centred": {"mean_noise": QUIET, "moment_noise": QUIET},
 }
 
 
@@ -105,6 +106,13 @@ def test_principal_components_are_those_of_records_of_norm_1() -> None:
     torch.testing.assert_close(overlap, torch.ones(5, dtype=torch.float64), rtol=0, atol=1e-3)
     expected = torch.from_numpy(data.features).flatten(1) @ tensors["components"]
     torch.testing.assert_close(mapped(features, tensors, data.features), expected)
+
+
+def test_centred_records_have_unit_length_mean_0_and_are_whitened_to_a_power() -> None:
+    features, data = kind("centred", power=0.5, ridge=1e-9), records()
+    found = mapped(features, learned(features, barrier(features, data), COUNT, QUIET), data.features)
+    torch.testing.assert_close(found.mean(dim=0), torch.zeros(36), rtol=0, atol=1e-2)
+    torch.testing.assert_close(found.T @ found / COUNT, torch.eye(36), rtol=0, atol=2e-2)
 
 
 def test_standardised_channels_have_mean_0_and_mean_square_1() -> None:
