@@ -136,7 +136,7 @@ class CellCard(Signed):
     settings_from_records: bool
     diagnostics: bool
     transform: Literal["none", "scattering", "encoder"]
-    encoder: CardEncoder | None = None
+    encoder: CardEncoder | None
     features: Features
     model: CardModel
     unit: Name

@@ -197,7 +197,7 @@ class Mechanism(Section):
     """
 
     transform: Literal["none", "scattering", "encoder"]
-    encoder: Encoder | None = None
+    encoder: Encoder | None
     features: Features
     diagnostics: bool
     settings_from_records: bool

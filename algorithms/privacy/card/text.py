@@ -24,11 +24,12 @@ NOTHING_LEARNED = "None: nothing was learned from the records before training."
 TRANSFORMS = {
     "none": "None: the records are used as they were read.",
     "scattering": "Scattering coefficients of each image, a fixed transform of each record by itself, which is free.",
+    "encoder": (
+        "The {width} features that the frozen public encoder {name} makes of each record by itself, which is free. Its"
+        " weights have the SHA-256 {sha256}; it was pretrained on {pretrained_on}, whose people this run does"
+        " not protect."
+    ),
 }
-ENCODED = (
-    "The {width} features that the frozen public encoder {name} makes of each record by itself, which is free. Its"
-    " weights have the SHA-256 {sha256}; it was pretrained on {pretrained_on}, whose people this run does not protect."
-)
 COMPOSITION = {
     "schedule": "The releases were fixed before the first one, so both accountants apply to them as a whole.",
     "zcdp": (
@@ -183,7 +184,7 @@ def transform(mechanism: Mechanism) -> str:
     told = mechanism.encoder.model_dump() | {
         "pretrained_on": "data that are unknown" if on == "unknown" else on
     }
-    return ENCODED.format(**told)
+    return TRANSFORMS["encoder"].format(**told)
 
 
 def tuning(card: PrivacyCard) -> str:
