@@ -172,7 +172,7 @@ def train(
     on_state: OnState | None = None,
     features: Features | None = None,
     diagnostics: Diagnostics | None = None,
-    barrier_of: Callable[..., Barrier] = Barrier,
+    barrier_of: Callable[..., Barrier] | None = None,
 ) -> Trained:
     """Trains to the plan's end, or from the checkpoint in `folder` on.
 
@@ -191,7 +191,7 @@ def train(
         Trace(),
     )
     spend = recharged(plan.open_filter(), trace)
-    barrier = barrier_of(
+    barrier = (barrier_of or Barrier)(
         open_records(),
         model,
         spend=spend,

@@ -123,10 +123,10 @@ class Performance:
 
     def placed(self, records: Records) -> Records:
         """The records on a GPU where they fit its memory as given, else as they are."""
-        size = records.features.nbytes + records.labels.nbytes
-        if isinstance(records, OnDevice) or self.device.type != "cuda" or size > self.memory_mb * 1e6:
+        if isinstance(records, OnDevice) or self.device.type != "cuda":
             return records
-        return OnDevice.of(records, self.device)
+        fits = records.features.nbytes + records.labels.nbytes <= self.memory_mb * 1e6
+        return OnDevice.of(records, self.device) if fits else records
 
     def loaded(
         self, records: Records, passes: Iterable[NDArray[np.intp]]

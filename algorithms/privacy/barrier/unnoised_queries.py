@@ -233,13 +233,18 @@ class UnnoisedQueries:
     def __init__(
         self, records: Records, model: Model, performance: Performance, last_norms: LastNorms
     ) -> None:
-        self.records, self.performance = performance.placed(records), performance
+        self._given, self.performance = records, performance
         # A copy, which nobody else can change or switch to training after it was examined.
         self.model = replace(model, module=copy.deepcopy(model.module))
         self.engine = performance.engine(self.model, records)
         self._side_by_side = performance.side_by_side(self.engine, model.parameter_count)
         self._whole = WholeRecords(self.model, records, performance)
         self._norms = Norms(self.engine, self._batches, self._each, last_norms)
+
+    @functools.cached_property
+    def records(self) -> Records:
+        """The records where the arithmetic is; they are brought there by the first answer, after its charge."""
+        return self.performance.placed(self._given)
 
     @property
     def last_norms(self) -> LastNorms:
