@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from ruamel.yaml import YAML
@@ -10,12 +11,14 @@ from algorithms.core.method import Plan
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
 from data.schema import registry
-from tasks import tuning
 from tasks.config import params
 from tasks.config.overrides import Request, reasons, recipe, revise
 from tasks.config.params import Params
 from tasks.runs.encoders import public_of
 from tasks.runs.preflight import Outlook, outlook
+
+if TYPE_CHECKING:
+    from tasks import tuning
 
 
 def cost_table(outlook: Outlook, settings: Params) -> Table:
@@ -52,6 +55,8 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
 
 def search_table(root: Path, file: Path) -> Table:
     """What a search costs in both ways, as the winner alone and with all trials shown; nothing is spent."""
+    from tasks import tuning  # here, since it imports what draws pages
+
     asked = tuning.load(file)
     base = YAML(typ="safe", pure=True).load(root / "params.yaml")
     settings = params.load(root / "params.yaml", reads=tuning.READS)
@@ -76,7 +81,7 @@ def search_table(root: Path, file: Path) -> Table:
     return table
 
 
-def _noises(way: tuning.Priced) -> str:
+def _noises(way: "tuning.Priced") -> str:
     found = [plan["noise_multiplier"] for plan in way.plans]
     return f"{min(found):.4g} to {max(found):.4g}"
 

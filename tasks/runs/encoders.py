@@ -1,15 +1,18 @@
 """The frozen encoder that params.yaml names: its public facts, and its function."""
 
 import json
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from algorithms.encoders import Encoder, Frozen, encoder
 from algorithms.errors import EncoderRefusedError
 from data import PublicDescription, public_description
 from data.prepare.description import EncoderFacts
 from data.schema.card import DataCard
 from tasks.config import params
+
+if TYPE_CHECKING:
+    from algorithms.encoders import Encoder
 
 
 def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
@@ -22,8 +25,10 @@ def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
     return public_description(card, chosen.transform, found)
 
 
-def encoder_of(chosen: params.Encoder) -> Encoder:
+def encoder_of(chosen: params.Encoder) -> "Encoder":
     """The encoder that is named, without its weights; raises EncoderRefusedError where it cannot be had."""
+    from algorithms.encoders import Frozen, encoder  # here, since torch takes seconds to import
+
     try:
         settings = Frozen.model_validate(chosen.settings)
     except ValidationError as error:

@@ -163,6 +163,8 @@ def test_the_stage_imports_no_torch() -> None:
 
 def test_the_stage_runs_as_dvc_runs_it(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("data: {dataset: digits}\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/cards").symlink_to(PROJECT / "data/cards")
     environment = os.environ | {"EPSILONFLOW_HOME": str(tmp_path / "home"), "PYTHONPATH": str(PROJECT)}
     command = [sys.executable, "-m", "tasks.prepare"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

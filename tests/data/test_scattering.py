@@ -113,7 +113,8 @@ def test_small_images_are_refused_before_anything_is_fetched(
 
 def test_an_unknown_transform_is_refused() -> None:
     with pytest.raises(
-        ParamsRefusedError, match=r"data\.transform is 'wavelets', but should be 'none' or 'scattering'"
+        ParamsRefusedError,
+        match=r"data\.transform is 'wavelets', but should be 'none', 'scattering' or 'encoder'",
     ):
         params.parse({"data": {"dataset": "mnist", "transform": "wavelets"}}, reads=("data",))
 

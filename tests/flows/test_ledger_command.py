@@ -190,10 +190,10 @@ def test_an_older_copy_at_another_url_is_an_older_copy_too(
 def test_a_verification_goes_on_from_the_checkpoint_that_this_home_signed(
     ledger: Ledger, own_home: Path
 ) -> None:
-    assert "The chain holds, 4 rows; 1 prices" in call("verify").stdout
+    assert "The chain holds, 4 rows; one price is" in call("verify").stdout
     ledger.settle("a", Budget(1.0, 1e-6), events=EVENTS)
     again = call("verify", "--resume")
-    assert "The chain holds, 5 rows, 1 of them read now; 1 prices" in again.stdout
+    assert "The chain holds, 5 rows, 1 of them read now; one price" in again.stdout
     (kept,) = (own_home / "ledger_checkpoints").iterdir()
     text = kept.read_text()
     kept.write_text(text.replace('"priced": true', '"priced": false'))

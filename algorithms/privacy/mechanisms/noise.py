@@ -21,12 +21,14 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
-from torch import Tensor
+
+if TYPE_CHECKING:  # it takes seconds to import, and who verifies a card has no use for it
+    from torch import Tensor
 
 GRID_BITS = 24
 _PART = 2**16
@@ -200,6 +202,8 @@ def add_on_grid(total: NDArray[np.float64], noise: NDArray[np.float64], *, std: 
     total, noise: shape [d]. std: scale of the noise, above 0; public. A coordinate of the sum beyond 2^28 times
     `std` is clamped there, which no neighbour can feel as more than its own contribution.
     """
+    import torch
+
     return add_steps(torch.from_numpy(total), steps_of(noise, std=std), std=std).numpy()
 
 
@@ -208,8 +212,10 @@ def steps_of(noise: NDArray[np.float64], *, std: float) -> NDArray[np.float64]:
     return np.rint(noise / grid_step(std))
 
 
-def add_steps(total: Tensor, noise: NDArray[np.float64], *, std: float) -> Tensor:
+def add_steps(total: "Tensor", noise: NDArray[np.float64], *, std: float) -> "Tensor":
     """`add_on_grid` where the sum is, on any device, of noise in steps."""
+    import torch
+
     step = grid_step(std)
     steps = torch.round(total / step).clamp_(-_MAX_STEPS, _MAX_STEPS)
     return steps.add_(torch.from_numpy(noise).to(total.device)).mul_(step)
