@@ -220,6 +220,7 @@ def environment() -> str:
         ),
         ("EPSILONFLOW_TRAIN_ANYWAY", "`yes`: settings that look wrong are trained with unasked"),
         ("EPSILONFLOW_RETRAINING", "set by a scheduled retraining: which one a run is for"),
+        ("EPSILONFLOW_PROCESS", "set by the first of several processes: which one this is"),
         ("PREFECT_API_URL", "a Prefect server, on which runs are then shown"),
     ]
     return "# Environment\n\n" + _rows(("variable", "meaning"), [(f"`{name}`", text) for name, text in rows])

@@ -37,10 +37,11 @@ def wordllama(settings: Frozen) -> Encoder:
 
     def load() -> Encode:
         from safetensors.numpy import load_file
-        from tokenizers import Tokenizer
 
         (table,) = load_file(weights).values()
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json"))
+        tokenizer = imported_library("tokenizers").Tokenizer.from_file(
+            str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json")
+        )
         tokenizer.no_padding()
         tokenizer.no_truncation()
         vectors = table.astype(np.float32)

@@ -37,6 +37,7 @@ _COLUMNS = [
     "events",
     "about",
     "written_at",
+    "written_by",
     "previous_hash",
     "hash",
 ]
