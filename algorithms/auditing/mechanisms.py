@@ -82,7 +82,7 @@ def _on_a_line(release: Release, stream: Stream, is_in: bool, draws: int) -> Arr
     reached = is_in * np.ones(draws)
     if not isinstance(release.sampling, FullBatch):
         reached = np.zeros(draws)
-        reached[chosen(release.sampling, draws, stream)] = float(is_in)
+        reached[chosen(release, draws, stream)] = float(is_in)
     seen = add_noise(reached * release.clipping.sensitivity, release, stream) / scale
     shift = release.clipping.sensitivity / scale
     is_laplace = isinstance(release.noise, Laplace)

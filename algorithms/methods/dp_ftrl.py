@@ -1,0 +1,91 @@
+"""DP-FTRL: gradients whose sums are noised by binary trees, without sampling (Kairouz et al. 2021, arXiv:2103.00039).
+
+Every record takes part once in a pass over all records. A tree over `restart` passes has a noised sum for each of its
+nodes; a sum of the first t gradients is that of few nodes. One Gaussian event for the whole run, charged with its first
+step: see `accounting.correlated`.
+
+Differences from the paper: records are divided into the batches of a pass by a coin of their own, not by their place in
+a list; a tree's last, incomplete nodes are not completed by virtual steps.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from algorithms.core.calibration import plan_fixed
+from algorithms.core.correlated_steps import (
+    CorrelatedPlan,
+    correlated_step,
+    correlated_steps,
+    in_order,
+    multiplier,
+)
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.minibatch import State, batches, start
+from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.core.strategies import noise_in_iterates, workload
+from algorithms.gradients import L2
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree
+
+
+@dataclass(frozen=True)
+class DPFTRL:
+    """Settings of DP-FTRL.
+
+    expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not; a pass has as
+    many steps as batches. clip_norm: the L2 bound C of a record's gradient. restart: passes after which a new tree
+    begins.
+    """
+
+    steps: Annotated[int, Field(ge=1)]
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
+    restart: Annotated[int, Field(ge=1)] = 1
+    update: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The least noise with which the count, if it is private, and the whole run fit the target."""
+        sampled = in_order(
+            batches(public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate),
+            public,
+        )
+        parts, asked = round(1 / sampled.rate), workload(self.update, self.steps)
+
+        def noise(kept: CorrelatedPlan) -> float:
+            releases = correlated_steps(
+                kept, sampled, L2(self.clip_norm), steps=self.steps, count_noise=target.count_noise
+            )
+            return noise_in_iterates(kept.strategy(), asked, multiplier(releases, target))
+
+        tree = Tree(self.restart * parts)
+        one, alone = (CorrelatedPlan.of(way, "fixed_order", parts, 1.0) for way in (tree, Toeplitz((1.0,))))
+        kept = CorrelatedPlan.of(tree, "fixed_order", parts, noise(one) / noise(alone))
+        return plan_fixed(
+            correlated_steps(
+                kept, sampled, L2(self.clip_norm), steps=self.steps, count_noise=target.count_noise
+            ),
+            target=target,
+            public=public,
+            steps=self.steps,
+            sampling_rate=sampled.rate,
+            divisor=sampled.divisor,
+            method_params=kept,
+        )
+
+    def init(self, parameters: Tensor, plan: Plan) -> State:
+        """The state at the model's start."""
+        return start(self.update, parameters, plan)
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One gradient with the noise of its step, one update."""
+        return correlated_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
+
+    def released(self, state: State) -> Tensor:
+        """The last iterate, or the average the settings ask for, shape [d]."""
+        return self.update.published(state.moving)
