@@ -5,6 +5,7 @@ gradient so far has moved iterate t by. Their noise is A C^-1 W, of squared size
 sensitivity of the strategy C, which is what is minimised here.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,7 +37,7 @@ class Workload:
     @property
     def steps(self) -> int:
         """Of the run."""
-        return self.rows.shape[1]
+        return int(self.rows.shape[1])
 
 
 def prefix_sums(steps: int, *, rows: int | None = None) -> Workload:
@@ -148,7 +149,7 @@ def best_banded(asked: Workload, bands: int, *, momentum: float = 0.0) -> Toepli
     def noise(tail: Tensor) -> Tensor:
         column = torch.cat([torch.ones(1, dtype=torch.float64), tail])
         error = _applied(rows, _inverse(column, asked.steps), spectrum).square().sum()
-        return torch.log(error) + torch.log(column.square().sum())
+        return torch.log(error * column.square().sum())
 
     start = square_root(bands, momentum=momentum).coefficients
     found = _minimised(noise, np.array(start[1:]) / start[0])
@@ -169,7 +170,6 @@ def best_buffered(asked: Workload, buffers: int, *, parts: int) -> Buffered:
     steps = asked.steps
     rows = torch.from_numpy(asked.rows)
     spectrum, powers = _spectrum(rows), torch.arange(max(steps - 1, 1), dtype=torch.float64)
-    places = torch.arange(0, steps, parts)
 
     def terms(point: Tensor) -> tuple[Tensor, Tensor]:
         return torch.exp(point[:buffers]), torch.sigmoid(point[buffers:])
@@ -179,10 +179,10 @@ def best_buffered(asked: Workload, buffers: int, *, parts: int) -> Buffered:
         column = torch.cat([torch.ones(1, dtype=torch.float64), weights @ decays[:, None] ** powers])[:steps]
         error = _applied(rows, _inverse(column, steps), spectrum).square().sum()
         # No coefficient is negative, so a record's columns move most where all its gradients are alike.
-        moved = sum(
-            (torch.nn.functional.pad(column, (int(p), 0))[:steps] for p in places), torch.zeros(steps)
-        )
-        return torch.log(error) + torch.log(moved.square().sum())
+        moved = torch.zeros_like(column)
+        for place in range(0, steps, parts):
+            moved = moved + torch.nn.functional.pad(column, (place, 0))[:steps]
+        return torch.log(error * moved.square().sum())
 
     slow = np.linspace(0.5, np.log(max(steps, 8)), buffers)
     found = _minimised(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
@@ -192,7 +192,7 @@ def best_buffered(asked: Workload, buffers: int, *, parts: int) -> Buffered:
 
 def noise_in_iterates(strategy: Strategy, asked: Workload, noise_multiplier: float) -> float:
     """The root of their mean squared noise, over the bound of a record's gradient."""
-    return noise_multiplier * mean_squared_noise(strategy, asked) ** 0.5
+    return noise_multiplier * math.sqrt(mean_squared_noise(strategy, asked))
 
 
 def _normalised(column: Array) -> Toeplitz:
@@ -224,7 +224,8 @@ def _applied(rows: Tensor, inverse: Tensor, spectrum: Tensor | None = None) -> T
     """A C^-1 for the first column of C^-1, shape [iterates, steps], by the Fourier transform."""
     steps = rows.shape[1]
     spectrum = _spectrum(rows) if spectrum is None else spectrum
-    return torch.fft.irfft(spectrum * torch.fft.rfft(inverse, n=2 * steps).conj(), n=2 * steps)[:, :steps]
+    found: Tensor = torch.fft.irfft(spectrum * torch.fft.rfft(inverse, n=2 * steps).conj(), n=2 * steps)
+    return found[:, :steps]
 
 
 def _inverse(column: Tensor, steps: int) -> Tensor:
@@ -234,5 +235,6 @@ def _inverse(column: Tensor, steps: int) -> Tensor:
         size = min(2 * len(found), steps)
         there = torch.fft.rfft(found, n=4 * size)
         series = torch.fft.rfft(column[:size], n=4 * size)
-        found = torch.fft.irfft(there * (2.0 - series * there), n=4 * size)[:size]
+        following: Tensor = torch.fft.irfft(there * (2.0 - series * there), n=4 * size)
+        found = following[:size]
     return found

@@ -111,7 +111,8 @@ class MatrixFactorisation:
             return noise_in_iterates(strategy, asked, needed)
 
         alone = noise(_ALONE, parts)
-        best, found = (_ALONE, parts), math.inf
+        best: tuple[Strategy, int] = (_ALONE, parts)
+        found = math.inf
         for strategy, own_parts in self._candidates(sampled):
             there = alone if strategy == _ALONE else noise(strategy, own_parts)
             if there >= (1 - _WORTH) * found:
