@@ -22,6 +22,7 @@ from torch import Tensor
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Box, Clipping, Normalised
+from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.mechanisms.correlated import Correlated, Correlator
 from algorithms.privacy.mechanisms.mechanisms import (
     CyclicPoisson,
@@ -155,7 +156,10 @@ def _of_sample(release: Release, inner: dp.DpEvent) -> dp.DpEvent:
         case FullBatch():
             return inner
         case CyclicPoisson(parts=parts) | FixedOrder(parts=parts):
-            return attrs.evolve(inner, parts=parts, rate=release.sampling.chance)
+            event = attrs.evolve(inner, parts=parts, rate=release.sampling.chance)
+            if isinstance(event, CorrelatedDpEvent):
+                releases_of(event)  # which refuses what no theorem covers
+            return event
         case WithoutReplacement(size=size, records=records):
             return dp.SampledWithoutReplacementDpEvent(records, size, inner)
         case Importance() if not isinstance(release.clipping, Normalised) or release.clipping.stability:
