@@ -10,9 +10,12 @@ import numpy as np
 import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from matplotlib.figure import Figure
+from pydantic import TypeAdapter
 
+from algorithms.core.correlated_steps import CorrelatedPlan, noise_in_parameters
 from algorithms.core.software import software
 from algorithms.errors import RefusedError
+from algorithms.methods.registry import from_settings
 from algorithms.privacy.accounting.adjacency import named
 from algorithms.privacy.accounting.epsilon import COARSENING, FINE, epsilon
 from algorithms.privacy.accounting.events import schedule_from_json
@@ -37,6 +40,7 @@ from tasks.reporting.figures import (
     Theme,
     class_figure,
     confusion_figure,
+    correlated_figure,
     epsilon_figure,
     noise_figure,
     png,
@@ -172,6 +176,20 @@ def compose(
     return Composed(card, curve, pictures, text)
 
 
+def _noise_figure(run: Run, theme: Theme) -> Figure:
+    """The noise on each release; of correlated steps that in the parameters, which is what they are about."""
+    correlated = run.trace[run.trace["noise"] == "correlated"]
+    if correlated.empty or "noise_against_independent" not in run.plan["method_params"]:
+        return noise_figure(run.trace, theme=theme)
+    row, kept = correlated.iloc[0], TypeAdapter(CorrelatedPlan).validate_python(run.plan["method_params"])
+    method: Any = from_settings({"name": run.plan["algorithm"], **run.plan["settings"]})
+    found = noise_in_parameters(
+        kept, method.update, steps=len(correlated), multiplier=row["noise_multiplier"]
+    )
+    scale = row["clip_norm"] / row["divisor"]
+    return correlated_figure(found.after, scale * found.correlated, scale * found.independent, theme=theme)
+
+
 def _history(run: Run, root: Path) -> History:
     if not is_on_blocks(run.receipt):
         return nothing()
@@ -272,7 +290,7 @@ def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tup
             lambda theme: risk_figure(promised, theme=theme),
             "What the best attacker recognises, by false alarms.",
         ),
-        "noise": (lambda theme: noise_figure(run.trace, theme=theme), "The noise on each release, by step."),
+        "noise": (lambda theme: _noise_figure(run, theme), "The noise on each release, by step."),
         "confusion": (
             lambda theme: confusion_figure(run.pairs, names, theme=theme),
             "Real classes against the model's answers.",

@@ -30,9 +30,10 @@ _AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Workload:
-    """How iterates move with the gradients before them, up to one factor. rows: shape [iterates, steps]."""
+    """How iterates move with the gradients before them. rows: shape [iterates, steps]. after: the steps of each."""
 
     rows: Array
+    after: tuple[int, ...]
 
     @property
     def steps(self) -> int:
@@ -69,9 +70,8 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Worklo
         weight_decay=update.weight_decay,
     )
     moving = plain.start(torch.zeros(steps, dtype=torch.float64))
-    kept = set(
-        np.unique(np.linspace(steps - 1, 0, min(rows, steps), endpoint=rows >= steps).round().astype(int))
-    )
+    places = np.linspace(steps - 1, 0, min(rows, steps), endpoint=rows >= steps)
+    kept = {round(float(place)) for place in places}
     found = []
     for step in range(steps):
         gradient = torch.zeros(steps, dtype=torch.float64)
@@ -79,26 +79,32 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Worklo
         moving = plain.apply(moving, gradient, steps=steps)
         if step in kept:
             found.append(plain.published(moving).numpy())
-    return Workload(np.stack(found))
+    return Workload(np.stack(found), tuple(step + 1 for step in sorted(kept)))
 
 
-def mean_squared_noise(strategy: Strategy, asked: Workload) -> float:
-    """Of a coordinate of the iterates, where the rows of W have variance 1.
+def squared_noise(strategy: Strategy, asked: Workload) -> Array:
+    """Of a coordinate of each iterate, shape [iterates], where the rows of W have variance 1.
 
     Example:
-        >>> mean_squared_noise(Toeplitz((1.0,)), prefix_sums(4))
-        2.5
+        >>> squared_noise(Toeplitz((1.0,)), prefix_sums(4)).tolist()
+        [1.0, 2.0, 3.0, 4.0]
     """
     if isinstance(strategy, Toeplitz | Buffered):
         inverse = torch.from_numpy(strategy.inverse(asked.steps))
-        return float(_applied(torch.from_numpy(asked.rows), inverse).square().sum(1).mean())
-    total = 0.0
+        found: Array = _applied(torch.from_numpy(asked.rows), inverse).square().sum(1).numpy()
+        return found
+    total = np.zeros(len(asked.rows))
     for start in range(0, 2 * asked.steps, _AT_ONCE):
         draws = _Units(start)
         correlator = strategy.correlator(_AT_ONCE)
         noise = np.stack([correlator.draw(draws) for _ in range(asked.steps)])
-        total += float(np.square(asked.rows @ noise).sum())
-    return total / len(asked.rows)
+        total += np.square(asked.rows @ noise).sum(1)
+    return total
+
+
+def mean_squared_noise(strategy: Strategy, asked: Workload) -> float:
+    """The mean of `squared_noise` over the iterates."""
+    return float(squared_noise(strategy, asked).mean())
 
 
 class _Units(Stream):
@@ -217,15 +223,17 @@ def _minimised(value: Callable[[Tensor], Tensor], start: Array) -> Array:
 
 
 def _spectrum(rows: Tensor) -> Tensor:
-    return torch.fft.rfft(rows, n=2 * rows.shape[1])
+    found: Tensor = torch.fft.rfft(rows, n=2 * rows.shape[1])
+    return found
 
 
 def _applied(rows: Tensor, inverse: Tensor, spectrum: Tensor | None = None) -> Tensor:
     """A C^-1 for the first column of C^-1, shape [iterates, steps], by the Fourier transform."""
     steps = rows.shape[1]
     spectrum = _spectrum(rows) if spectrum is None else spectrum
-    found: Tensor = torch.fft.irfft(spectrum * torch.fft.rfft(inverse, n=2 * steps).conj(), n=2 * steps)
-    return found[:, :steps]
+    found = torch.fft.irfft(spectrum * torch.fft.rfft(inverse, n=2 * steps).conj(), n=2 * steps)
+    applied: Tensor = found[:, :steps]
+    return applied
 
 
 def _inverse(column: Tensor, steps: int) -> Tensor:

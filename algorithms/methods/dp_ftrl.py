@@ -8,7 +8,8 @@ Differences from the paper: records are divided into the batches of a pass by a 
 a list; a tree's last, incomplete nodes are not completed by virtual steps.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from pydantic import Field
@@ -29,6 +30,7 @@ from algorithms.core.strategies import noise_in_iterates, workload
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree
+from algorithms.privacy.mechanisms.release import Release
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,21 @@ class DPFTRL:
         )
         parts, asked = round(1 / sampled.rate), workload(self.update, self.steps)
 
-        def noise(kept: CorrelatedPlan) -> float:
-            releases = correlated_steps(
-                kept, sampled, L2(self.clip_norm), steps=self.steps, count_noise=target.count_noise
-            )
-            return noise_in_iterates(kept.strategy(), asked, multiplier(releases, target))
+        def releases(kept: CorrelatedPlan) -> Callable[[float], list[tuple[Release, int]]]:
+            clipping = L2(self.clip_norm)
+            return correlated_steps(kept, sampled, clipping, steps=self.steps, count_noise=target.count_noise)
 
-        tree = Tree(self.restart * parts)
-        one, alone = (CorrelatedPlan.of(way, "fixed_order", parts, 1.0) for way in (tree, Toeplitz((1.0,))))
-        kept = CorrelatedPlan.of(tree, "fixed_order", parts, noise(one) / noise(alone))
+        tree, alone = Tree(self.restart * parts), Toeplitz((1.0,))
+        kept, other = (CorrelatedPlan.of(way, "fixed_order", parts) for way in (tree, alone))
+        independent = multiplier(releases(other), target)
+        noise = noise_in_iterates(tree, asked, multiplier(releases(kept), target))
+        kept = replace(
+            kept,
+            independent_noise_multiplier=independent,
+            noise_against_independent=noise / noise_in_iterates(alone, asked, independent),
+        )
         return plan_fixed(
-            correlated_steps(
-                kept, sampled, L2(self.clip_norm), steps=self.steps, count_noise=target.count_noise
-            ),
+            releases(kept),
             target=target,
             public=public,
             steps=self.steps,

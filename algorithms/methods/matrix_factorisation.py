@@ -11,7 +11,7 @@ momentum, weight decay and averaging of the run.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -105,20 +105,22 @@ class MatrixFactorisation:
         asked = workload(self.update, self.steps)
         parts = sampled.sampling.parts if isinstance(sampled.sampling, FixedOrder) else 1
 
-        def noise(strategy: Strategy, parts: int) -> float:
-            kept = CorrelatedPlan.of(strategy, self.participation, parts, 1.0)
-            needed = multiplier(self._releases(kept, sampled, target), target)
-            return noise_in_iterates(strategy, asked, needed)
+        def needed(strategy: Strategy, parts: int) -> float:
+            kept = CorrelatedPlan.of(strategy, self.participation, parts)
+            return multiplier(self._releases(kept, sampled, target), target)
 
-        alone = noise(_ALONE, parts)
-        best: tuple[Strategy, int] = (_ALONE, parts)
-        found = math.inf
+        independent = needed(_ALONE, parts)
+        alone = noise_in_iterates(_ALONE, asked, independent)
+        best, found = CorrelatedPlan.of(_ALONE, self.participation, parts), math.inf
         for strategy, own_parts in self._candidates(sampled):
-            there = alone if strategy == _ALONE else noise(strategy, own_parts)
+            is_alone = strategy == _ALONE
+            there = alone if is_alone else noise_in_iterates(strategy, asked, needed(strategy, own_parts))
             if there >= (1 - _WORTH) * found:
                 break
-            best, found = (strategy, own_parts), there
-        return CorrelatedPlan.of(best[0], self.participation, best[1], found / alone)
+            best, found = CorrelatedPlan.of(strategy, self.participation, own_parts), there
+        return replace(
+            best, independent_noise_multiplier=independent, noise_against_independent=found / alone
+        )
 
     def _candidates(self, sampled: Batches) -> Iterator[tuple[Strategy, int]]:
         """Strategies in the order of their memory, and the parts of the records that each goes with."""
@@ -161,7 +163,7 @@ class MatrixFactorisation:
         return steps(sampled, self._clipping(), steps=self.steps, count_noise=target.count_noise)
 
     def _is_dp_sgd(self, kept: CorrelatedPlan) -> bool:
-        return self.participation == "cyclic_poisson" and kept.coefficients == _ALONE.coefficients
+        return self.participation == "cyclic_poisson" and kept.correlation() == _ALONE
 
     def _clipping(self) -> L2 | Normalised:
         return L2(self.clip_norm) if self.clipping == "l2" else Normalised(self.clip_norm, self.stability)

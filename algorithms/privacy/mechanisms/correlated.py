@@ -154,6 +154,20 @@ class Tree(Strategy):
         return total
 
 
+def strategy_of(event: CorrelatedDpEvent) -> Strategy:
+    """The strategy that an event states.
+
+    Example:
+        >>> strategy_of(Toeplitz((0.8, 0.6)).event(2.0, 10))
+        Toeplitz(coefficients=(0.8, 0.6))
+    """
+    if event.leaves:
+        return Tree(event.leaves)
+    if event.coefficients:
+        return Toeplitz(tuple(event.coefficients))
+    return Buffered(tuple(event.weights), tuple(event.decays))
+
+
 def _height(place: int) -> int:
     """Of the tallest node that is complete with the place-th leaf."""
     return (place & -place).bit_length() - 1
