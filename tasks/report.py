@@ -10,12 +10,9 @@ import numpy as np
 import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from matplotlib.figure import Figure
-from pydantic import TypeAdapter
 
-from algorithms.core.correlated_steps import CorrelatedPlan, noise_in_parameters
 from algorithms.core.software import software
 from algorithms.errors import RefusedError
-from algorithms.methods.registry import from_settings
 from algorithms.privacy.accounting.adjacency import named
 from algorithms.privacy.accounting.epsilon import COARSENING, FINE, epsilon
 from algorithms.privacy.accounting.events import schedule_from_json
@@ -179,15 +176,13 @@ def compose(
 def _noise_figure(run: Run, theme: Theme) -> Figure:
     """The noise on each release; of correlated steps that in the parameters, which is what they are about."""
     correlated = run.trace[run.trace["noise"] == "correlated"]
-    if correlated.empty or "noise_against_independent" not in run.plan["method_params"]:
+    course = run.plan["method_params"].get("course")
+    if correlated.empty or not course:
         return noise_figure(run.trace, theme=theme)
-    row, kept = correlated.iloc[0], TypeAdapter(CorrelatedPlan).validate_python(run.plan["method_params"])
-    method: Any = from_settings({"name": run.plan["algorithm"], **run.plan["settings"]})
-    found = noise_in_parameters(
-        kept, method.update, steps=len(correlated), multiplier=row["noise_multiplier"]
+    share = correlated["clip_norm"].iloc[0] / correlated["divisor"].iloc[0]
+    return correlated_figure(
+        [(after, share * own, share * other) for after, own, other in course], theme=theme
     )
-    scale = row["clip_norm"] / row["divisor"]
-    return correlated_figure(found.after, scale * found.correlated, scale * found.independent, theme=theme)
 
 
 def _history(run: Run, root: Path) -> History:

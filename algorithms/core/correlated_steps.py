@@ -1,18 +1,18 @@
 """What the methods with correlated noise share: who takes part in which step, their plan and a step of it."""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import Batches, State, count_release, expected_batch
 from algorithms.core.optimizers import OptimizerConfig
-from algorithms.core.strategies import squared_noise, workload
+from algorithms.core.strategies import Workload, squared_noise
 from algorithms.gradients import Clipping
 from algorithms.privacy.accounting.calibration import calibrate
 from algorithms.privacy.accounting.events import CorrelatedDpEvent, event_from_json, event_to_json
@@ -21,8 +21,10 @@ from algorithms.privacy.mechanisms.correlated import Correlated, Strategy, Toepl
 from algorithms.privacy.mechanisms.mechanisms import Cyclic, CyclicPoisson, FixedOrder
 from algorithms.privacy.mechanisms.release import Release, gradient_release
 
-Array = NDArray[np.float64]
 Participation = Literal["cyclic_poisson", "fixed_order"]
+INDEPENDENT = Toeplitz((1.0,))
+"""The strategy of noise that is not correlated."""
+_POINTS = 64
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,16 @@ class CorrelatedPlan:
     """What a plan keeps of correlated noise.
 
     strategy: its event at a noise multiplier of 1, as cards have it. participation, parts: of the records.
-    independent_noise_multiplier: of a run with the same cost, batches and steps. noise_against_independent: the root
-    mean squared noise in the iterates over that of such a run; below 1 it gains.
+    noise_against_independent: the root mean squared noise in the iterates over that of independent noise of the same
+    cost, batches and steps; below 1 it gains. course: by the number of steps, the standard deviation of a parameter's
+    noise and that with independent noise, over the share of a record in a batch's mean.
     """
 
     strategy: dict[str, JsonValue]
     participation: Participation
     parts: int
-    independent_noise_multiplier: float = 1.0
     noise_against_independent: float = 1.0
+    course: tuple[tuple[int, float, float], ...] = ()
 
     @classmethod
     def of(cls, strategy: Strategy, participation: Participation, parts: int) -> "CorrelatedPlan":
@@ -50,6 +53,15 @@ class CorrelatedPlan:
         event = event_from_json(self.strategy)
         assert isinstance(event, CorrelatedDpEvent)
         return strategy_of(event)
+
+    def beside_independent(self, asked: Workload, *, own: float, independent: float) -> "CorrelatedPlan":
+        """The same with what it is expected to gain. own, independent: the noise multipliers of equal cost."""
+        strategies = (self.correlation(), own), (INDEPENDENT, independent)
+        one, other = (multiplier**2 * squared_noise(strategy, asked) for strategy, multiplier in strategies)
+        some = np.unique(np.linspace(0, len(asked.after) - 1, _POINTS).round().astype(int))
+        course = [(asked.after[i], math.sqrt(one[i]), math.sqrt(other[i])) for i in some]
+        share = math.sqrt(float(one.mean() / other.mean()))
+        return replace(self, noise_against_independent=share, course=tuple(course))
 
     def sampling(self, rate: float) -> Cyclic:
         """Who takes part, at a rate of a step over all records."""
@@ -105,23 +117,3 @@ def correlated_step(
     )
     moving = update.apply(state.moving, gradient, steps=plan.steps)
     return State(moving, torch.full_like(state.divisor, divisor))
-
-
-@dataclass(frozen=True)
-class NoiseByStep:
-    """Standard deviations of a parameter after some numbers of steps, over the bound of a record's share of a batch."""
-
-    after: tuple[int, ...]
-    correlated: Array
-    independent: Array
-
-
-def noise_in_parameters(
-    kept: CorrelatedPlan, update: OptimizerConfig, *, steps: int, multiplier: float
-) -> NoiseByStep:
-    """The noise in what a run would publish, beside that of independent noise of the same cost."""
-    asked = workload(update, steps)
-    own, other = (squared_noise(strategy, asked) for strategy in (kept.correlation(), Toeplitz((1.0,))))
-    return NoiseByStep(
-        asked.after, multiplier * np.sqrt(own), kept.independent_noise_multiplier * np.sqrt(other)
-    )

@@ -9,7 +9,7 @@ a list; a tree's last, incomplete nodes are not completed by virtual steps.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
 from algorithms.core.correlated_steps import (
+    INDEPENDENT,
     CorrelatedPlan,
     correlated_step,
     correlated_steps,
@@ -26,10 +27,10 @@ from algorithms.core.correlated_steps import (
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.minibatch import State, batches, start
 from algorithms.core.optimizers import STRICT, OptimizerConfig
-from algorithms.core.strategies import noise_in_iterates, workload
+from algorithms.core.strategies import workload
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.correlated import Toeplitz, Tree
+from algorithms.privacy.mechanisms.correlated import Tree
 from algorithms.privacy.mechanisms.release import Release
 
 
@@ -63,14 +64,14 @@ class DPFTRL:
             clipping = L2(self.clip_norm)
             return correlated_steps(kept, sampled, clipping, steps=self.steps, count_noise=target.count_noise)
 
-        tree, alone = Tree(self.restart * parts), Toeplitz((1.0,))
-        kept, other = (CorrelatedPlan.of(way, "fixed_order", parts) for way in (tree, alone))
-        independent = multiplier(releases(other), target)
-        noise = noise_in_iterates(tree, asked, multiplier(releases(kept), target))
-        kept = replace(
-            kept,
-            independent_noise_multiplier=independent,
-            noise_against_independent=noise / noise_in_iterates(alone, asked, independent),
+        tree, independent = (
+            CorrelatedPlan.of(strategy, "fixed_order", parts)
+            for strategy in (Tree(self.restart * parts), INDEPENDENT)
+        )
+        kept = tree.beside_independent(
+            asked,
+            own=multiplier(releases(tree), target),
+            independent=multiplier(releases(independent), target),
         )
         return plan_fixed(
             releases(kept),

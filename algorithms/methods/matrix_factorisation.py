@@ -11,7 +11,7 @@ momentum, weight decay and averaging of the run.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
 from algorithms.core.correlated_steps import (
+    INDEPENDENT,
     CorrelatedPlan,
     Participation,
     correlated_step,
@@ -40,7 +41,6 @@ from algorithms.privacy.mechanisms.release import Release
 
 _WORTH = 0.01
 """Of the noise in the iterates, that twice the bands have to take away."""
-_ALONE = Toeplitz((1.0,))
 
 
 @dataclass(frozen=True)
@@ -109,18 +109,16 @@ class MatrixFactorisation:
             kept = CorrelatedPlan.of(strategy, self.participation, parts)
             return multiplier(self._releases(kept, sampled, target), target)
 
-        independent = needed(_ALONE, parts)
-        alone = noise_in_iterates(_ALONE, asked, independent)
-        best, found = CorrelatedPlan.of(_ALONE, self.participation, parts), math.inf
+        independent = needed(INDEPENDENT, parts)
+        best, own = CorrelatedPlan.of(INDEPENDENT, self.participation, parts), independent
+        found = math.inf
         for strategy, own_parts in self._candidates(sampled):
-            is_alone = strategy == _ALONE
-            there = alone if is_alone else noise_in_iterates(strategy, asked, needed(strategy, own_parts))
-            if there >= (1 - _WORTH) * found:
+            there = independent if strategy == INDEPENDENT else needed(strategy, own_parts)
+            noise = noise_in_iterates(strategy, asked, there)
+            if noise >= (1 - _WORTH) * found:
                 break
-            best, found = CorrelatedPlan.of(strategy, self.participation, own_parts), there
-        return replace(
-            best, independent_noise_multiplier=independent, noise_against_independent=found / alone
-        )
+            best, own, found = CorrelatedPlan.of(strategy, self.participation, own_parts), there, noise
+        return best.beside_independent(asked, own=own, independent=independent)
 
     def _candidates(self, sampled: Batches) -> Iterator[tuple[Strategy, int]]:
         """Strategies in the order of their memory, and the parts of the records that each goes with."""
@@ -163,7 +161,7 @@ class MatrixFactorisation:
         return steps(sampled, self._clipping(), steps=self.steps, count_noise=target.count_noise)
 
     def _is_dp_sgd(self, kept: CorrelatedPlan) -> bool:
-        return self.participation == "cyclic_poisson" and kept.correlation() == _ALONE
+        return self.participation == "cyclic_poisson" and kept.correlation() == INDEPENDENT
 
     def _clipping(self) -> L2 | Normalised:
         return L2(self.clip_norm) if self.clipping == "l2" else Normalised(self.clip_norm, self.stability)

@@ -108,11 +108,10 @@ def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> Figure:
     return figure
 
 
-def correlated_figure(
-    after: Sequence[int], correlated: Sequence[float], independent: Sequence[float], *, theme: Theme
-) -> Figure:
+def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Theme) -> Figure:
     """Standard deviation of the noise in a parameter after some numbers of steps, with either kind of noise."""
     figure, axes = empty(theme)
+    after, correlated, independent = zip(*course, strict=True)
     axes.set(xlabel="training steps", ylabel="noise in a parameter (std)")
     axes.plot(after, correlated, color=theme.accent, label="correlated")
     axes.plot(after, independent, color=theme.second, linestyle="--", label="independent, of the same cost")
