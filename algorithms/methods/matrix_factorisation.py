@@ -39,6 +39,8 @@ from algorithms.privacy.mechanisms.correlated import Strategy, Toeplitz
 from algorithms.privacy.mechanisms.mechanisms import FixedOrder
 from algorithms.privacy.mechanisms.release import Release
 
+_MOST = 64
+"""Bands that "auto" tries: each is a vector of memory."""
 _WORTH = 0.01
 """Of the noise in the iterates, that twice the bands have to take away."""
 
@@ -147,7 +149,8 @@ class MatrixFactorisation:
     def _bands(self, most: int) -> list[int]:
         if self.bands != "auto":
             return [min(self.bands, self.steps)]
-        return [bands for bands in (1, 2, 4, 8, 16, 32, 64) if bands <= min(most, self.steps)]
+        limit = min(most, self.steps, _MOST)
+        return [bands for bands in (1, 2, 4, 8, 16, 32) if bands < limit] + [limit]
 
     def _banded(self, bands: int) -> Toeplitz:
         if self.strategy == "square_root":
