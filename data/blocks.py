@@ -141,7 +141,7 @@ def _records(
     """The records of rows as they come; name, file: of what they are digested as."""
     declared = _table(card)
     for rows, where in digests.counted(name, read, declared, file):
-        yield Block(part, table.records(rows, declared, card.classes, where))
+        yield Block(part, table.records(rows, declared, card.known, where))
 
 
 def _rows(card: DataCard, name: str, root: Path, url: str | None) -> Iterator[_Rows]:

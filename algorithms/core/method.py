@@ -56,8 +56,8 @@ class PublicInfo:
     """What an algorithm may know before its first release.
 
     records: number of training records, or None where it is private. parameters: d. layers: length of the model's
-    list of layers. classes: number of classes. inputs: for a linear model on data whose card bounds them, else None.
-    loss: of a record, by the model's outputs, or None where nothing is known.
+    list of layers. classes: their number, or 1 where a number is predicted. inputs: for a linear model on data whose
+    card bounds them, else None. loss: of a record, by the model's outputs, or None where nothing is known.
     """
 
     records: int | None

@@ -65,6 +65,20 @@ def as_they_are(outputs: Tensor) -> Tensor:
     return outputs
 
 
+def linear(given: ModelSpec) -> Model:
+    """Linear regression of one number: half the squared error of a linear layer's output."""
+    if given.classes != 1:
+        raise ModelRefusedError(
+            f"the model 'linear' predicts a number, and the data have {given.classes} classes; use 'softmax'."
+        )
+    return Model("linear", _linear(given, 1), squared_error, as_they_are)
+
+
+def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Half the squared error of each record, outputs [batch, 1], labels [batch] in [-1, 1] -> [batch]."""
+    return (outputs[..., 0] - labels).square() / 2
+
+
 def _linear(given: ModelSpec, outputs: int, *, bias: bool = True) -> nn.Module:
     layer = nn.Linear(torch.Size(given.input_shape).numel(), outputs, bias=bias)
     for parameter in layer.parameters():
@@ -74,9 +88,8 @@ def _linear(given: ModelSpec, outputs: int, *, bias: bool = True) -> nn.Module:
 
 def _two_classes(name: str, classes: int) -> None:
     if classes != 2:
-        raise ModelRefusedError(
-            f"the model {name!r} is for 2 classes, the data have {classes}; use 'softmax'."
-        )
+        others = f"{classes} classes; use 'softmax'" if classes > 1 else "a number to predict; use 'linear'"
+        raise ModelRefusedError(f"the model {name!r} is for 2 classes, the data have {others}.")
 
 
 def _signs(labels: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ def _of_the_split(card: DataCard) -> dict[str, Any]:
         "encoding": _encoding(card.reader),
         "classes": card.classes,
         "shape": card.input_shape,
+        **({} if card.target is None else {"target": card.target.bounds}),
     }
 
 
@@ -106,7 +107,8 @@ class PublicDescription:
     them. tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them;
     None for real features, float32. words_sha256: checksum of the words that the tokens stand for, in their order,
     where the card declares it; left out where it does not, so that the digest of other descriptions stays. transform:
-    what the features were made of each record by, after it was read. encoder: where that is an encoder.
+    what the features were made of each record by, after it was read. encoder: where that is an encoder. target:
+    the bounds of the number that is predicted, where that is no class.
     """
 
     dataset: str
@@ -134,6 +136,12 @@ class PublicDescription:
     blocks_by: str | None = None
     words_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     encoder: Annotated[EncoderFacts | None, Field(exclude_if=lambda given: given is None)] = None
+    target: Annotated[tuple[float, float] | None, Field(exclude_if=lambda given: given is None)] = None
+
+    @property
+    def outputs(self) -> int:
+        """The number of classes, or 1 where a number is predicted."""
+        return len(self.classes) or 1
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
@@ -198,6 +206,7 @@ def public_description(
         blocks_by=None if card.public or card.blocks is None else card.blocks.divides_by,
         words_sha256=None if encoder else card.words_sha256,
         encoder=encoder,
+        target=None if card.target is None else card.target.bounds,
     )
 
 

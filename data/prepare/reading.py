@@ -39,13 +39,16 @@ def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
     for start in range(0, len(records), _BLOCK):
         stop = min(start + _BLOCK, len(records))
         hashes[start:stop] = _hashes(salted, _canonical(records, start, stop))
-    return hashes.astype(np.float64) < rule.test_fraction * 2.0**64
+    found: NDArray[np.bool_] = hashes.astype(np.float64) < rule.test_fraction * 2.0**64
+    return found
 
 
 def _canonical(records: Records, start: int, stop: int) -> NDArray[np.uint8]:
-    """One row of bytes a record: features as little-endian float32 without negative zeros, label as int64."""
+    """One row of bytes a record: features as little-endian float32 without negative zeros, label as int64 or,
+    where it is a number, as float32."""
     features = (records.features[start:stop].reshape(stop - start, -1) + 0.0).astype("<f4")
-    labels = records.labels[start:stop, None].astype("<i8")
+    is_number = records.labels.dtype.kind == "f"
+    labels = (records.labels[start:stop, None] + 0).astype("<f4" if is_number else "<i8")
     return np.hstack([features.view(np.uint8), labels.view(np.uint8)])
 
 
@@ -104,4 +107,4 @@ def _of_the_source(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]
         return reviews.read(files, card.reader, classes=card.classes)
     from data.readers import table  # pyarrow takes half a second to import, and only tables need it
 
-    return table.read_table(files, card.reader, classes=card.classes)
+    return table.read_table(files, card.reader, known=card.known)

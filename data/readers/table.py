@@ -21,7 +21,7 @@ from pyarrow import csv, parquet
 from data.readers import encoding
 from data.readers.records import PARTS, Block, Part, Records
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Csv, Label, Parquet, SkipLines, Table
+from data.schema.formats import Csv, Label, Parquet, SkipLines, Table, Target
 
 _BLOCK_BYTES = 4 * 2**20
 
@@ -120,17 +120,19 @@ def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
         raise DataRefusedError(f"{path} is not a whole Parquet file; correct it or its card.") from None
 
 
-def read_table(files: Mapping[str, Path], declared: Table, *, classes: tuple[str, ...]) -> Iterator[Block]:
+def read_table(
+    files: Mapping[str, Path], declared: Table, *, known: tuple[str, ...] | Target
+) -> Iterator[Block]:
     """The records of the train file and, where there is one, of the test file; features float32 [n, width].
 
     A block is a few megabytes of its file, so that memory does not grow with the file. Raises DataRefusedError, naming
     the file and the column but no value, when a number is missing without leave, is no number or is not finite,
-    or when a label is none of `classes`.
+    or when a label is none of the known classes or, where a number is predicted, no number.
     """
     for part in PARTS:
         if part in files:
             for table in tables(part, files[part], declared):
-                yield Block(part, records(table, declared, classes, str(files[part])))
+                yield Block(part, records(table, declared, known, str(files[part])))
 
 
 def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
@@ -181,13 +183,13 @@ def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]
     return made
 
 
-def records(table: pa.Table, declared: Table, classes: tuple[str, ...], path: str) -> Records:
+def records(table: pa.Table, declared: Table, known: tuple[str, ...] | Target, path: str) -> Records:
     """The records of some rows; path: what messages call their source. Raises DataRefusedError as `read` does."""
     _check_columns(table, declared.in_the_file, path)
     label = declared.label
     where = f"{path}, column {label.name!r}"
     made = features(table, declared, path)
-    return Records(made, encoding.classes(table[label.name], label, classes, where))
+    return Records(made, encoding.labels(table[label.name], label, known, declared.missing, where))
 
 
 def _check_columns(table: pa.Table, names: tuple[str, ...], path: str, *, but: str | None = None) -> None:
