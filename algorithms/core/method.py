@@ -81,6 +81,11 @@ class PublicInfo:
         Raises RefusedError where a public bound is missing.
         """
         inputs, loss = self._bounded("sensitivity")
+        if not math.isfinite(loss.slope):
+            raise RefusedError(
+                "a sensitivity was asked of the squared error, whose gradient has no bound; use an algorithm that"
+                " clips, such as 'dp_sgd' or 'dp_gd'."
+            )
         return loss.slope * {1: inputs.l1, 2: inputs.l2, "box": inputs.width}[order]
 
     def smoothness(self) -> float:

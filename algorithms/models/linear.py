@@ -17,6 +17,9 @@ CROSS_ENTROPY = LossBounds(slope=math.sqrt(2.0), curvature=0.5, least=0.0)
 LOGISTIC = LossBounds(slope=1.0, curvature=0.25, least=0.0)
 HINGE = LossBounds(slope=1.0, curvature=math.inf, least=0.0)
 
+SQUARED = LossBounds(slope=math.inf, curvature=1.0, least=0.0)
+"""Half the squared error: the further off an output is, the steeper."""
+
 ROUNDED = 0.5
 """Half the width of the kink that the Huber hinge loss rounds off; as in Chaudhuri et al. 2011, section 6."""
 HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * ROUNDED), least=0.0)
@@ -24,6 +27,10 @@ HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * ROUNDED), least=0.0)
 
 def softmax(given: ModelSpec) -> Model:
     """Softmax regression: cross-entropy of one linear layer with an output for each class."""
+    if given.classes < 2:
+        raise ModelRefusedError(
+            "the model 'softmax' is for classes, the data have a number to predict; use 'linear'."
+        )
     return Model("softmax", _linear(given, given.classes), cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
 
 
@@ -71,7 +78,7 @@ def linear(given: ModelSpec) -> Model:
         raise ModelRefusedError(
             f"the model 'linear' predicts a number, and the data have {given.classes} classes; use 'softmax'."
         )
-    return Model("linear", _linear(given, 1), squared_error, as_they_are)
+    return Model("linear", _linear(given, 1), squared_error, as_they_are, bounds=SQUARED)
 
 
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:

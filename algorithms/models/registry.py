@@ -12,6 +12,7 @@ from algorithms.extension import imported, is_own
 from algorithms.models.augmentation import with_views
 from algorithms.models.linear import (
     CROSS_ENTROPY,
+    SQUARED,
     as_they_are,
     cross_entropy,
     huber_svm,
@@ -128,10 +129,10 @@ def build(
 
 
 def _predicting_a_number(model: Model) -> Model:
-    """The same with the loss of a regression, which is not bounded."""
+    """The same with the loss of a regression."""
     if model.losses is not cross_entropy:
         return model
-    return replace(model, losses=squared_error, bounds=None)
+    return replace(model, losses=squared_error, bounds=SQUARED)
 
 
 def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed: int) -> Model:
