@@ -210,6 +210,40 @@ def test_without_a_server_a_run_needs_no_prefect(here: Checkout, monkeypatch: py
     assert has_prefect_api()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("audit", "--method", "magic"), "no algorithm 'magic'"),
+        (("audit", "--method", "non_private"), "claims no privacy"),
+        (("audit", "--set", "nothing=1"), "unknown key algorithm.nothing"),
+        (("tune",), "copy examples/tune.yaml"),
+        (("tune", "params.yaml"), "params.yaml: space: Field required"),
+    ],
+)
+def test_audits_and_searches_are_refused_once_and_before_prefect(
+    here: Checkout, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "prefect", None)
+    assert_refused(call(*arguments), words)
+
+
+def test_audits_and_searches_need_no_prefect(here: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prefect", None)
+    few = ("--runs", "8", "--canaries", "8", "--workers", "1")
+    audited = call("audit", "--method", "majority", *few)
+    assert audited.exit_code == 0, audited.output
+    assert audited.stdout.startswith("majority: claimed 4, found ")
+    assert audited.stderr == "auditing majority on 1 cores ...\n"
+    (here.root / "tune.yaml").write_text(
+        "epsilon: 4.0\nspace: {algorithm.update.learning_rate: [0.5, 2.0]}\ntrials: {mean: 2}\n"
+    )
+    found = call("tune")
+    assert found.exit_code == 0, found.output
+    assert re.match(r"the winner of search \w+-1 is in tuned; all of it cost epsilon 3\.9", found.stdout)
+    assert found.stderr == "searching: at most epsilon 4 for all trials together ...\n"
+    assert call("card", "verify", "tuned/privacy_card.json").exit_code == 0
+
+
 def test_the_version_is_said_and_a_shell_completes() -> None:
     assert re.fullmatch(r"epsilonflow \d+\.\d+\.\d+\n", call("--version").stdout)
     typed = {"_EPSILONFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "epsilonflow le", "COMP_CWORD": "1"}
