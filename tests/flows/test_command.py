@@ -50,8 +50,8 @@ def test_help_does_not_wait_for_torch_or_prefect() -> None:
     ("command", "unneeded"),
     [
         ("ledger show", {"torch", "prefect", "pandas", "dp_accounting", "scipy", "wandb"}),
-        ("card verify", {"torch", "prefect", "dvc", "matplotlib", "wandb"}),
-        ("card show none.json", {"torch", "prefect", "dvc", "matplotlib", "wandb"}),
+        ("card verify", {"torch", "prefect", "dvc", "matplotlib", "wandb", "pandas", "sqlalchemy", "sklearn"}),
+        ("card show", {"torch", "prefect", "dvc", "matplotlib", "wandb", "pandas", "sqlalchemy", "sklearn"}),
         ("plan", {"prefect", "dvc", "pandas", "matplotlib", "wandb", "sklearn"}),
     ],
 )
