@@ -442,7 +442,10 @@ def init(
     unit: Annotated[str, typer.Option(help="What one record is, and so what is protected.")] = "one person",
     cap: Annotated[float, typer.Option(help="Epsilon that all runs together may spend.")] = 10.0,
 ) -> None:
-    """Make a project of your own, under git and DVC: params.yaml, dvc.yaml and a data card of what you declare."""
+    """Make a project of your own, under git and DVC.
+
+    It has params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
+    """
     with sentences():
         from flows.cli.asking import columns_asked, number_asked
         from tasks.config.new_project import Declared, make, of_schema
@@ -455,6 +458,7 @@ def init(
     if file is None:
         say(f"  put the table at datasets/raw/{name}.csv; `data check` says its checksum for the card")
     say(f"  epsilonflow data check {name}\n  epsilonflow plan\n  epsilonflow run")
+    say(f'  git add --all && git commit --message "{name}", for `dvc exp run` and `dvc metrics diff`')
 
 
 @data_app.command("check")

@@ -31,7 +31,7 @@ WORDS = {
 _STEP = re.compile(r"(?:.* - )?step (?P<step>\d+) of (?P<steps>\d+), (?P<rest>.*)")
 _NOISE = re.compile(
     r"(Running stage |> python -m |Stage '|(Updating|Generating) lock file|To (track|enable) |\s*(git add|dvc config) "
-    r"|Use `dvc |Verifying data sources|Data and pipelines are up|ERROR: failed to (reproduce|run))"
+    r"|Use `dvc |Verifying data sources|Data and pipelines are up|(ERROR: )?failed to (reproduce|run) )"
 )
 """What DVC says beside a stage."""
 

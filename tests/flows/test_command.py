@@ -1,5 +1,6 @@
 """The command `epsilonflow`: what it says, what it refuses, and that it spends nothing unasked."""
 
+import io
 import json
 import re
 import shutil
@@ -8,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.card import PrivacyCard, load
 from flows.cli.main import app
-from flows.cli.steps import has_prefect_api
+from flows.cli.steps import Steps, has_prefect_api
 from tests.support.checkout import PROJECT, Checkout
 
 
@@ -50,7 +52,10 @@ def test_help_does_not_wait_for_torch_or_prefect() -> None:
     ("command", "unneeded"),
     [
         ("ledger show", {"torch", "prefect", "pandas", "dp_accounting", "scipy", "wandb"}),
-        ("card verify", {"torch", "prefect", "dvc", "matplotlib", "wandb", "pandas", "sqlalchemy", "sklearn"}),
+        (
+            "card verify",
+            {"torch", "prefect", "dvc", "matplotlib", "wandb", "pandas", "sqlalchemy", "sklearn"},
+        ),
         ("card show", {"torch", "prefect", "dvc", "matplotlib", "wandb", "pandas", "sqlalchemy", "sklearn"}),
         ("plan", {"prefect", "dvc", "pandas", "matplotlib", "wandb", "sklearn"}),
     ],
@@ -208,6 +213,21 @@ def test_without_a_server_a_run_needs_no_prefect(here: Checkout, monkeypatch: py
         'active = "own"\n[profiles.own]\nPREFECT_API_URL = "http://127.0.0.1:4200/api"\n'
     )
     assert has_prefect_api()
+
+
+def test_of_a_refused_stage_its_sentence_alone_is_shown_once() -> None:
+    written = io.StringIO()
+    steps = Steps(console=Console(file=written))
+    steps.begin("train")
+    for line in (
+        "Running stage 'train':",
+        "> python -m tasks.train",
+        "refused: the run costs too much.",
+        "failed to reproduce 'train': failed to run: python -m tasks.train, exited with 2",
+        "ERROR: failed to reproduce 'train'",
+    ):
+        steps.line(line)
+    assert written.getvalue() == "training ...\n"
 
 
 @pytest.mark.parametrize(

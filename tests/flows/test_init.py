@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from prefect.flows import load_flow_from_entrypoint
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
@@ -57,6 +58,19 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
     plan = call("plan")
     assert plan.exit_code == 0, plan.output
     assert re.search(r"delta *│ 1e-06", plan.stdout) or "1e-06" in plan.stdout
+    for _ in range(2):  # the second time it is there
+        done = call("run", "--set", "algorithm.steps=2")
+        assert done.exit_code == 0 and "test accuracy" in done.stdout, done.output
+    assert "Nothing was spent" in done.stdout
+    assert call("card", "verify").exit_code == 0
+    identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+    for command in (["add", "--all"], [*identity, "commit", "--quiet", "--message", "a project"]):
+        subprocess.run(["git", *command], check=True)
+    left = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {path.split("/")[0] for path in left} == {
+        *(".dvc", ".dvcignore", ".gitignore", "data", "requirements.txt"),
+        *("dvc.lock", "dvc.yaml", "params.yaml", "prefect.yaml"),
+    }
     refused = call("init", ".", "--from", "../schema.json", "--at-most", "10")
     assert refused.exit_code == 2 and "is not empty" in refused.stderr
 
@@ -90,6 +104,18 @@ def test_the_templates_are_those_of_this_checkout() -> None:
     yaml = YAML(typ="safe", pure=True)
     ours, theirs = yaml.load(PROJECT / "dvc.yaml"), yaml.load(TEMPLATES / "stages.yaml")
     code = re.compile(r"(algorithms|tasks|data)(/|$)")
+    deployed, ours_deployed = (
+        {deployment["name"]: deployment for deployment in yaml.load(path)["deployments"]}
+        for path in (TEMPLATES / "prefect.yaml", PROJECT / "prefect.yaml")
+    )
+    assert deployed.keys() == ours_deployed.keys() - {"compare"}
+    for name, deployment in deployed.items():
+        file = ours_deployed[name].pop("entrypoint")
+        module, _, flow = deployment.pop("entrypoint").rpartition(".")
+        assert load_flow_from_entrypoint(f"{module}.{flow}").fn.__module__ == module
+        assert file == f"{module.replace('.', '/')}.py:{flow}"
+        about = [one.pop("description") for one in (deployment, ours_deployed[name])]
+        assert all(about) and deployment == ours_deployed[name]
     for name, stage in ours["stages"].items():
         stage["deps"] = [dep for dep in stage["deps"] if not code.match(dep)]
         stage["deps"] += ["data/cards"] if name == "prepare" else []
