@@ -212,7 +212,7 @@ def test_queued_experiments_leave_their_tracked_runs_in_the_checkout(checkout: C
     trained = {name.split("-", 3)[3] for name in tracked}
     assert len(reserved) == 2
     assert trained >= set(reserved), tracked
-    assert len(tracked) == 2 * len(STAGES)
+    assert len(tracked) == 2
     assert all((checkout.root / f".wandb/report-{run_id}.json").is_file() for run_id in reserved)
 
 
