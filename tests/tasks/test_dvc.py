@@ -3,6 +3,8 @@
 import importlib
 import json
 import re
+import shlex
+import subprocess
 from collections.abc import Set
 from functools import cache
 from pathlib import Path
@@ -193,10 +195,18 @@ def test_metrics_plots_and_parameters_can_be_looked_at(checkout: Checkout) -> No
 
 def test_an_experiment_runs_and_is_charged(checkout: Checkout) -> None:
     before = checkout.balance.spent.epsilon
+    subprocess.run(["git", "add", "dvc.lock"], cwd=checkout.root, check=True)
+    subprocess.run(["git", "commit", "--quiet", "--message", "a run"], cwd=checkout.root, check=True)
     checkout.dvc("exp", "run", "-S", "privacy.epsilon=0.5")
     spent = checkout.artifact("metrics.json")["epsilon"]
     assert 0.4 < spent <= 0.5
     assert checkout.balance.spent.epsilon == pytest.approx(before + spent)
+    page = (PROJECT / "docs/how-to/dvc.md").read_text()
+    (shown,) = re.findall(r"^    dvc (exp show .*)$", page, flags=re.MULTILINE)
+    heads = checkout.dvc(*shlex.split(shown), "--csv").splitlines()[0].split(",")
+    results = {"test_accuracy", "test_loss", "test_auc", "test_f1", "calibration_error", "epsilon"}
+    assert set(heads[4:]) <= results | {"verdict", "privacy.epsilon"}
+    assert {"test_accuracy", "privacy.epsilon"} <= set(heads)
 
 
 def test_queued_experiments_leave_their_tracked_runs_in_the_checkout(checkout: Checkout) -> None:
