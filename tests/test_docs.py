@@ -15,6 +15,7 @@ import pytest
 import torch
 import typer
 
+from algorithms.methods.registry import CATALOGUE
 from flows.cli.main import app
 from tests.support.checkout import PROJECT
 
@@ -71,6 +72,15 @@ def test_the_links_of_pages_lead_somewhere() -> None:
 
 def test_the_readme_is_one_page() -> None:
     assert len((PROJECT / "README.md").read_text().split()) <= 900
+
+
+def test_each_method_is_explained() -> None:
+    """By what its paper says, what is repaired and what it gives."""
+    text = (PROJECT / "docs/explanation/methods.md").read_text()
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", text, flags=re.DOTALL | re.MULTILINE))
+    assert sections.keys() == CATALOGUE.keys()
+    parts = re.compile(r"\*\*The\s+paper\*\*.*\*\*Repaired:\*\*.*\*\*It\s+gives\*\*\s+\w", flags=re.DOTALL)
+    assert [name for name, words in sections.items() if not parts.search(words)] == []
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorials/notebook.md"])
