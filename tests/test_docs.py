@@ -7,17 +7,24 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from algorithms.methods.registry import CATALOGUE
 from flows.cli.main import app
-from tests.support.checkout import PROJECT
+from tasks.config import params
+from tasks.tuning import Tuning
+from tests.support.checkout import PROJECT, Checkout
 
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "examples/own_data/README.md")]
 PAGES += sorted((PROJECT / "docs").rglob("*.md"))
@@ -83,14 +90,57 @@ def test_each_method_is_explained() -> None:
     assert [name for name, words in sections.items() if not parts.search(words)] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/notebook.md"])
-def test_the_example_of_fit_runs(page: str) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (PROJECT / page).read_text(), flags=re.DOTALL)
+def examples(page: Path) -> list[str]:
+    """The blocks of Python on a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+PYTHON = [
+    (page.relative_to(PROJECT).as_posix(), place) for page in PAGES for place, _ in enumerate(examples(page))
+]
+
+
+@pytest.mark.parametrize(("page", "place"), PYTHON)
+def test_an_example_in_python_runs(
+    finished_once: Checkout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: str, place: int
+) -> None:
+    (tmp_path / "artifacts").symlink_to(finished_once.root / "artifacts")
+    np.save(tmp_path / "new_visits.npy", np.zeros((3, 1, 8, 8), np.float32))
+    monkeypatch.chdir(tmp_path)
+    X = torch.rand(400, 5, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = {"model": torch.nn.Linear(5, 2), "X": X, "y": (X[:, 0] > 0.5).long()}
+    exec(examples(PROJECT / page)[place].replace(".csv", ".npy"), given | {"inputs": torch.zeros(2, 1, 8, 8)})
+
+
+def test_the_example_of_fit_gives_what_it_says() -> None:
+    code = examples(PROJECT / "README.md")[0]
     X = torch.rand(400, 5, generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = {"model": torch.nn.Linear(5, 2), "X": X, "y": (X[:, 0] > 0.5).long()}
     exec(code, given)
     assert 2.9 < given["result"].epsilon["pld"] <= 3.0
     assert len(given["result"].trace) == 30 and given["result"].card is not None
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """Every block of YAML with its page."""
+    for page in PAGES:
+        for block in re.findall(r"(?:^    [^\n]*\n|^\n(?=    ))+", page.read_text(), flags=re.MULTILINE):
+            with suppress(YAMLError):
+                if isinstance(YAML(typ="safe", pure=True).load(dedent(block)), dict):
+                    yield page.relative_to(PROJECT).as_posix(), dedent(block)
+
+
+@pytest.mark.parametrize(("page", "block"), list(blocks()))
+def test_settings_that_are_written_down_are_allowed(page: str, block: str) -> None:
+    """Those of params.yaml by the group, and those of a search."""
+    document = YAML(typ="safe", pure=True).load(block)
+    if "space" in document:
+        Tuning.model_validate(document)
+        return
+    assert document.keys() <= set(params.GROUPS), page
+    for group, values in document.items():
+        whole = {"model": {"seed": 0}, "data": {"dataset": "cifar-10"}}.get(group, {}) | values
+        params.parse({group: whole}, reads=(group,))
 
 
 def test_reference_is_made_from_the_code() -> None:
