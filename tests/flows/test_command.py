@@ -279,6 +279,7 @@ def test_the_ledger_shows_what_was_spent(here: Checkout) -> None:
     assert shown["cap"]["epsilon"] - shown["spent"]["epsilon"] == pytest.approx(shown["remaining"]["epsilon"])
     rows = {cells[1]: cells[2] for cells in _cells(call("ledger", "show").stdout)}
     assert float(rows["spent"]) == pytest.approx(spent, rel=1e-4)
+    assert call("ledger", "verify").stdout.startswith("The chain holds, 3 rows. Its head is ")
 
 
 def test_a_cap_is_changed_and_the_change_is_in_the_history(here: Checkout) -> None:
