@@ -231,6 +231,29 @@ def test_of_a_refused_stage_its_sentence_alone_is_shown_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("step 30 of 300, 124.9 steps/s, 2 s left, epsilon so far 0.3", "steps"),
+        ("encoded 30 of 300 records, 9 s left", "encoded records"),
+    ],
+)
+def test_what_takes_long_is_one_bar_at_a_terminal_and_lines_elsewhere(line: str, words: str) -> None:
+    for is_terminal in (True, False):
+        written = io.StringIO()
+        steps = Steps(console=Console(file=written, force_terminal=is_terminal, width=120))
+        steps.begin("prepare")
+        for _ in range(3):
+            steps.line(line)
+        assert (steps._bar is not None) == is_terminal
+        if steps._bar is not None:
+            (task,) = steps._bar.tasks
+            assert (task.completed, task.total, task.description) == (30, 300, line.split(", ", 1)[1])
+            steps.end()
+            assert f"  {words} " in written.getvalue()
+        assert written.getvalue().count(line) == (0 if is_terminal else 3)
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("audit", "--method", "magic"), "no algorithm 'magic'"),
