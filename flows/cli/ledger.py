@@ -61,6 +61,7 @@ def forecast(
         from tasks.runs.summary import open_ledger
 
         ledger = open_ledger(checkout())
+        limit = _limit(ledger, population)
         if planned is None and fraction is None and epsilon is None and spread != "geometric":
             planned = _PLANNED
             if not as_json:
@@ -68,7 +69,6 @@ def forecast(
                     f"Each block's budget is spread over {planned} retrainings; --planned or --epsilon say otherwise."
                 )
         pricing = _pricing(ledger, population, (spread, planned, fraction), (epsilon, delta))
-        limit = _limit(ledger, population)
         share = smallest if smallest is not None else _SMALLEST_SHARE if fraction else 0.0
         least = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
         found = play(

@@ -71,6 +71,12 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
         *(".dvc", ".dvcignore", ".gitignore", "data", "requirements.txt"),
         *("dvc.lock", "dvc.yaml", "params.yaml", "prefect.yaml"),
     }
+    assert "data is a folder; give a table" in call("predict", "data").stderr
+    card_file = tmp_path / "clinic/data/cards/clinic.yaml"
+    declared = card_file.read_text()
+    known = re.findall(r"keyed_sha256: (\w{64})", declared)[0]
+    card_file.write_text(declared.replace(known, "0" * 64))
+    assert f"its card should have  keyed_sha256: {known}" in call("data", "check", "clinic").stdout
     refused = call("init", ".", "--from", "../schema.json", "--at-most", "10")
     assert refused.exit_code == 2 and "is not empty" in refused.stderr
 

@@ -236,7 +236,7 @@ def rounding(stated: Rounding | None) -> str:
         "A noised sum is rounded to a grid whose step is a power of two at most"
         f" 2^-{stated.grid_bits} of the noise, and the noise is a whole number of these steps, so that which values can"
         " occur does not depend on the data; the noise is raised by what rounding adds to the sensitivity."
-        f" PerExampleGradients are added up in {stated.sum_bits} bits. Left open: that a draw is computed in"
+        f" Contributions are added up in {stated.sum_bits} bits. Left open: that a draw is computed in"
         f" 64-bit floating"
         f" point, which changes how likely each value is, of Laplace noise within {stated.laplace_scales} scales by"
         f" less than one part in 2^{stated.laplace_error_bits}, and is in no epsilon and no delta; that a record's own"
@@ -299,7 +299,8 @@ def signature(card: PrivacyCard) -> str:
 def markdown(card: PrivacyCard) -> str:
     """The whole card in sentences, as Markdown; its facts are the file itself."""
     setting, mechanism, accounting = card.setting, card.mechanism, card.accounting
-    costs, account = accounting.epsilon.model_dump().items(), accounting.population
+    every, account = accounting.epsilon.model_dump(), accounting.population
+    costs = {name: cost for name, cost in every.items() if cost is not None} or {"pld": None}
     lines = [f"# Privacy card: {setting.title}", "", f"**{statement(card)}**"]
     sections = {
         "Protected": [protected(card)],
@@ -314,7 +315,7 @@ def markdown(card: PrivacyCard) -> str:
             f"Rounding: {rounding(card.implementation.rounding)}",
         ],
         "Accounting": [
-            ", ".join(f"epsilon by {name.upper()}: {_number(cost)}" for name, cost in costs)
+            ", ".join(f"epsilon by {name.upper()}: {_number(cost)}" for name, cost in costs.items())
             + f", at delta {accounting.delta:g}, held to {_number(accounting.target.epsilon)}",
             f"Population {setting.population}: epsilon {_number(account.spent.epsilon)} of"
             f" {_number(account.cap.epsilon)} was spent when this run had settled",
