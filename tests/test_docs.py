@@ -143,11 +143,31 @@ def test_settings_that_are_written_down_are_allowed(page: str, block: str) -> No
         params.parse({group: whole}, reads=(group,))
 
 
+def keys_of(document: Any, path: str = "") -> Iterator[str]:
+    """Of a file of parameters, by dots, except those of what a library calls its options."""
+    if not isinstance(document, dict) or not document:
+        yield path
+        return
+    for name, inner in document.items():
+        if path == "model.settings" and name in ("config", "options"):
+            yield f"{path}.{name}"
+        else:
+            yield from keys_of(inner, f"{path}.{name}" if path else name)
+
+
 def test_reference_is_made_from_the_code() -> None:
     pytest.importorskip("mkdocs")
     made = {name: make() for name, make in reference().PAGES.items()}
     assert "| `privacy.epsilon` | number or null | `null` | > 0 |" in made["params"]
     assert "| `algorithm.clip_norm` |" in made["params"] and "### dp_sgd" in made["params"]
+    assert "| `data.blocks` | list of string | `[]` |" in made["params"]
+    files = [PROJECT / "params.yaml", *(PROJECT / "presets").glob("*.yaml")]
+    written = {key for file in files for key in keys_of(YAML(typ="safe", pure=True).load(file))}
+    assert {key for key in written if f"| `{key}` |" not in made["params"]} == {
+        "algorithm.name",
+        "features.name",
+    }
+    assert "| `data.encoder.name` |" in made["params"]
     assert "## epsilonflow ledger forecast" in made["command-line"]
     assert "| `digits` |" in made["datasets"] and "### Categorical" in made["data-card"]
     names = set(re.findall(r"EPSILONFLOW_[A-Z_]+", made["environment"]))
