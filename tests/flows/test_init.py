@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prefect.flows import load_flow_from_entrypoint
@@ -79,6 +80,32 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
     assert f"its card should have  keyed_sha256: {known}" in call("data", "check", "clinic").stdout
     refused = call("init", ".", "--from", "../schema.json", "--at-most", "10")
     assert refused.exit_code == 2 and "is not empty" in refused.stderr
+
+
+def test_columns_are_asked_for_and_a_slip_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flows.cli.asking.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    age = ["age", "numbers", "numeric", "old", "100", "18", "18", "100"]
+    other = ["insurance", "categorical", "public, private", "notes", "ignored", "", "returned", "no,yes"]
+    typed = "\n".join([*age, *other, "20000", ""])
+    made = CliRunner().invoke(app, ["init", "clinic"], input=typed, env={"COLUMNS": "200"})
+    assert made.exit_code == 0, made.output
+    card = registry.card("clinic", tmp_path / "clinic/data/cards")
+    assert (card.input_shape, card.classes, card.records.at_most) == ((4,), ("no", "yes"), 20000)
+    assert "numbers is none of these" in made.output and "must be below the highest" in made.output
+
+
+def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (PROJECT / "docs/tutorials/own-table.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "schema.json").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    made = call("init", "clinic", "--from", "schema.json", "--at-most", "20000")
+    assert made.exit_code == 0, made.output
+    card = registry.card("clinic", tmp_path / "clinic/data/cards")
+    assert (card.input_shape, card.classes) == ((5,), ("no", "yes"))
 
 
 @pytest.mark.parametrize(
