@@ -129,6 +129,8 @@ def _huggingface(
     """A folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads, with epsilonflow installed."""
     from tasks.hub import EpsilonflowConfig, EpsilonflowModel
 
+    logs: Any = import_module("transformers.utils.logging")
+    logs.disable_progress_bar()
     folder.mkdir()
     # its own facts, so that the network is made again by name and settings
     config = EpsilonflowConfig(facts=json.dumps(dict(model.facts)))

@@ -84,6 +84,8 @@ def records_in(
     card = _card(preparation)
     reader = card.reader
     if isinstance(reader, Table):
+        if path.is_dir():
+            raise DataRefusedError(f"{path} is a folder; give a table, as CSV or Parquet.")
         found = _rows(path, reader)
     elif isinstance(reader, Reviews):
         found = _raw_texts(path) if encode else _texts(path, reader, preparation.get("words"))

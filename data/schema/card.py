@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from posixpath import normpath
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, FiniteFloat, PositiveInt, StringConstraints, model_validator
+from pydantic import Field, FiniteFloat, PositiveInt, StringConstraints, field_validator, model_validator
 
 from data.schema.formats import (
     Cifar,
@@ -45,6 +45,12 @@ class File(Strict):
     keyed_sha256: Sha256 | None = None
     # left out of a document where it is not given, so that the digest of a card that does not use it stays
     md5: Md5 | None = Field(default=None, exclude_if=lambda given: given is None)
+
+    @field_validator("sha256", "keyed_sha256", mode="before")
+    @classmethod
+    def _of_zeros(cls, given: object) -> object:
+        """64 zeros, which stand for a checksum not known yet, and which YAML takes for a number."""
+        return "0" * 64 if given == 0 else given
 
     @property
     def name(self) -> str:

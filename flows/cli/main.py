@@ -442,7 +442,10 @@ def init(
     unit: Annotated[str, typer.Option(help="What one record is, and so what is protected.")] = "one person",
     cap: Annotated[float, typer.Option(help="Epsilon that all runs together may spend.")] = 10.0,
 ) -> None:
-    """Make a project of your own, under git and DVC: params.yaml, dvc.yaml and a data card of what you declare."""
+    """Make a project of your own, under git and DVC.
+
+    It has params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
+    """
     with sentences():
         from flows.cli.asking import columns_asked, number_asked
         from tasks.config.new_project import Declared, make, of_schema
@@ -455,6 +458,7 @@ def init(
     if file is None:
         say(f"  put the table at datasets/raw/{name}.csv; `data check` says its checksum for the card")
     say(f"  epsilonflow data check {name}\n  epsilonflow plan\n  epsilonflow run")
+    say(f'  git add --all && git commit --message "{name}", for `dvc exp run` and `dvc metrics diff`')
 
 
 @data_app.command("check")
@@ -571,6 +575,7 @@ def tune(
     only_plan: Annotated[
         bool, typer.Option("--plan", help="Say what it would cost; nothing is spent.")
     ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Search for settings privately: only the winner leaves, for one price that its card states."""
     with sentences():
@@ -583,16 +588,22 @@ def tune(
             show(search_table(root, root / file))
             return
 
-        def flow() -> "State[Any]":
-            from flows.compare import runner_named
-            from flows.tune import search
+        from tasks import tuning
 
-            return search(file, runner=runner_named(runner), workers=workers)
+        asked = tuning.load(root / file)
+        if runner == "threads" and not has_prefect_api():
+            steps = Steps(verbose)
+            say(f"searching: at most epsilon {asked.epsilon:g} for all trials together ...", error=True)
+            say(_alone(lambda: tuning.deliver(asked, root, say=steps.line, workers=workers), root))
+            return
+        if not verbose:
+            quieten_prefect()
+        from flows.compare import runner_named
+        from flows.tune import search
 
-        state = _stoppable(flow, root)
-        if not state.is_completed():
-            _say_why(state)
-        say(str(state.message))
+        chosen = runner_named(runner)
+        state = _stoppable(lambda: search(file, runner=chosen, workers=workers), root)
+        say(str(_completed(state).message))
 
 
 @app.command()
@@ -623,17 +634,30 @@ def audit(
             key.removeprefix("algorithm."): value for key, value in settings_of(assignments or ()).items()
         }
 
-        def flow() -> "State[Any]":
+        from functools import partial
+
+        from tasks.auditing import Asked, audit_all, audit_one, auditable, check
+
+        cores = workers or os.cpu_count() or 1
+        names = [method] if method else auditable()
+        every = [Asked(name, settings, epsilon, delta, runs, canaries, seed) for name in names]
+        for asked in every:
+            check(asked)
+        if has_prefect_api():
+            quieten_prefect()
             from flows.audit import audit as auditing
 
-            return auditing(
-                method, epsilon, delta, settings, runs, canaries, seed, workers, return_state=True
-            )
-
-        state = _stoppable(flow, root)
-        if not state.is_completed():
-            _say_why(state)
-        say(str(state.message))
+            given = (method, epsilon, delta, settings, runs, canaries, seed, workers)
+            said = str(_completed(_stoppable(lambda: auditing(*given, return_state=True), root)).message)
+        else:
+            say(f"auditing {', '.join(names)} on {cores} cores ...", error=True)
+            one = partial(audit_one, root=root, workers=cores)
+            each: Callable[[str], object] = partial(say, error=True) if len(every) > 1 else str
+            is_violated, said = _stoppable(lambda: audit_all(every, one, say=each), root)
+            if is_violated:
+                say(said, error=True)
+                raise typer.Exit(1)
+        say(said)
 
 
 @card_app.command()

@@ -1,4 +1,4 @@
-"""A project of one's own: a folder under git and DVC with parameters, stages and a data card, for `epsilonflow init`.
+"""A project of one's own: a folder under git and DVC with parameters, stages, deployments and a data card, for `init`.
 
 The card is made of what its owner declares; no row of the data is read.
 """
@@ -34,6 +34,9 @@ _IGNORED = (
     "/models/",
     "/dvc_plots/",
     "/.wandb/",
+    "/.prefect/",
+    "/audits/",
+    "/tuned/",
     ".venv/",
 )
 
@@ -109,6 +112,8 @@ def make(folder: Path, declared: Declared) -> None:
     shutil.copyfile(
         TEMPLATES / "stages.yaml", folder / "dvc.yaml"
     )  # by that name DVC would find it in this project
+    deployments = (TEMPLATES / "prefect.yaml").read_text(encoding="utf-8").replace("NAME", declared.name, 1)
+    (folder / "prefect.yaml").write_text(deployments, encoding="utf-8")
     (folder / "requirements.txt").write_text(f"epsilonflow=={version('epsilonflow')}\n", encoding="utf-8")
     (folder / ".gitignore").write_text("".join(f"{line}\n" for line in _IGNORED), encoding="utf-8")
     (folder / _RAW).mkdir(parents=True)

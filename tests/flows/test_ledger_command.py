@@ -92,6 +92,14 @@ def test_a_forecast_has_a_default_and_is_short(ledger: Ledger) -> None:
     assert "988 more; --json has all" in long.stdout and len(long.stdout.splitlines()) < 25
 
 
+def test_a_forecast_of_nothing_is_a_sentence(ledger: Ledger) -> None:
+    said = call("forecast", "patients", "--epsilon", "8").stdout
+    assert said.startswith("The caps allow no more retrainings of population patients: 0 of 2 blocks can pay")
+    assert "retires" not in said and said.count("\n") == 1
+    ends = call("forecast", "patients", "--planned", "4").stdout.splitlines()[-1]
+    assert ends.startswith("Then every block has retired, so")
+
+
 def test_the_history_keeps_run_ids_whole_in_80_columns(ledger: Ledger) -> None:
     run_id = "5f0c3a9be1d27746-1"
     ledger.reserve(run_id, "patients", Budget(0.25, 1e-7), events=EVENTS, about={}, blocks=("january",))

@@ -127,7 +127,7 @@ def test_an_export_is_loaded_by_its_library_and_agrees(
     pytest.importorskip("onnxscript") if form == "onnx" else None
     to = tmp_path / form
     done = call("export", "--to", form, "--output", str(to), "--model", str(artifacts))
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0 and done.stderr == "", done.output
     refused = call("export", "--to", form, "--output", str(to), "--model", str(artifacts))
     assert refused.exit_code == 2 and "is there already" in refused.stderr
     if form == "huggingface":

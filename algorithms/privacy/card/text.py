@@ -340,7 +340,8 @@ def signature(card: PrivacyCard) -> str:
 def markdown(card: PrivacyCard) -> str:
     """The whole card in sentences, as Markdown; its facts are the file itself."""
     setting, mechanism, accounting = card.setting, card.mechanism, card.accounting
-    costs, account = accounting.epsilon.model_dump().items(), accounting.population
+    every, account = accounting.epsilon.model_dump(), accounting.population
+    costs = {name: cost for name, cost in every.items() if cost is not None} or {"pld": None}
     lines = [f"# Privacy card: {setting.title}", "", f"**{statement(card)}**"]
     sections = {
         "Protected": [protected(card)],
@@ -356,7 +357,7 @@ def markdown(card: PrivacyCard) -> str:
             f"Rounding: {rounding(card.implementation.rounding)}",
         ],
         "Accounting": [
-            ", ".join(f"epsilon by {name.upper()}: {_number(cost)}" for name, cost in costs)
+            ", ".join(f"epsilon by {name.upper()}: {_number(cost)}" for name, cost in costs.items())
             + f", at delta {accounting.delta:g}, held to {_number(accounting.target.epsilon)}",
             f"Population {setting.population}: epsilon {_number(account.spent.epsilon)} of"
             f" {_number(account.cap.epsilon)} was spent when this run had settled",

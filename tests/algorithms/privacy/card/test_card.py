@@ -82,6 +82,7 @@ def test_every_guarantee_has_facts_that_hold_and_sentences(
     assert ("start" in text.owner_must(card)[-1]) is started
     number = text.rounded_up(card.cost or 0.0)
     assert f"epsilon by PLD: {'none' if card.cost is None else number}" in page
+    assert "PURE: none" not in page and "PerExample" not in page
     assert (f"epsilon = {number}" in said) is (guarantee != "none" and not caveat)
 
 
