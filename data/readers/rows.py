@@ -26,6 +26,7 @@ from data.schema.formats import Rows
 
 _ROWS = 1024
 _LONGEST_LINE = 2**26
+csv.field_size_limit(_LONGEST_LINE)  # of Python's own, 2**17, a long text is more
 _Row: TypeAlias = Mapping[str, Any]
 _BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, KeyError, TypeError)
 

@@ -169,7 +169,7 @@ def test_a_table_of_bytes_as_hugging_face_writes_it(card: Callable[..., DataCard
     features, labels = rows_of(own, {"train": tmp_path / "t.parquet"})
     assert sorted(labels) == [0, 0, 1]
     assert (features[labels == 0] == np.float32(GREY)).all()
-    assert features[labels == 1][0, :, 0, 0].tolist() == [1, 0, 0.2]
+    assert features[labels == 1][0, :, 0, 0].tolist() == pytest.approx([1, 0, 0.2])
     (found,) = records_in(tmp_path / "t.parquet", preparation_of(own, "none", None), (3, 3, 2))
     assert found.names == ("1", "2", "3") and (found.features[1:] == np.float32(GREY)).all()
 
