@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from algorithms.extension import source_digest
 from data.prepare.fetch import RAW, Places, checksum_for, fetch
 from data.prepare.reading import read
 from data.prepare.secret_key import PUBLIC_KEY, owner_key
@@ -28,6 +29,7 @@ from data.schema.formats import (
     Ignored,
     Label,
     Numeric,
+    Own,
     Pixels,
     Reviews,
     Table,
@@ -71,6 +73,11 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
         and (root / file.path).exists()
         and (found := checksum_for(root / file.path, file, key=key))
     }
+    if (
+        isinstance(card.reader, Own)
+        and (source := source_digest(card.reader.factory)) != card.reader.source_sha256
+    ):
+        right[card.reader.factory] = f"source_sha256: {source}"
     if right:
         first = next(iter(right))
         return Look(card, right, None, f"{first} has another checksum than its card declares")

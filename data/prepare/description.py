@@ -64,7 +64,7 @@ def _of_the_split(card: DataCard) -> dict[str, Any]:
 def _encoding(reader: Format) -> object:
     if not isinstance(reader, Table):
         return reader.model_dump(
-            mode="json", exclude_defaults=True, exclude={"words_sha256"}
+            mode="json", exclude_defaults=True, exclude={"words_sha256", "source_sha256"}
         )  # moves no record
     read = [column for column in reader.columns if not isinstance(column, Ignored)]
     columns = [column.model_dump(mode="json", exclude_defaults=True) for column in read]
@@ -192,8 +192,6 @@ def public_description(
     card: DataCard,
     transform: Transform = "none",
     encoder: EncoderFacts | None = None,
-    *,
-    reader_sha256: str | None = None,
 ) -> PublicDescription:
     """The public facts that `card` declares; raises DataRefusedError for a transform that its records cannot have."""
     is_as_read = transform == "none"
@@ -224,7 +222,7 @@ def public_description(
         words_sha256=None if encoder else card.words_sha256,
         encoder=encoder,
         per_person=None if card.person is None else card.person.per_person,
-        reader_sha256=reader_sha256,
+        reader_sha256=card.reader.source_sha256 if isinstance(card.reader, Own) else None,
     )
 
 

@@ -424,12 +424,14 @@ class Texts(Rows):
 class Own(Strict):
     """A reader of one's own: `factory` is `package.module:factory`, which gets `settings` and returns a function.
 
-    That takes the files by role, or {"new": PATH} to predict on, and yields `data.readers.records.Block`s; it must take
-    each record by itself. texts: whether the features are texts, for a text encoder.
+    The function takes the files by role, or {"new": PATH} to predict on, and yields `data.readers.records.Block`s; it
+    must take each record by itself. source_sha256: of all source of its package; write zeros first, and
+    `epsilonflow data check` says it. texts: whether the features are texts, for a text encoder.
     """
 
     kind: Literal["own"]
     factory: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    source_sha256: Sha256
     settings: dict[str, JsonValue] = Field(default_factory=dict)
     texts: bool = False
 

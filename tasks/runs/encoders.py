@@ -11,6 +11,7 @@ from data import PublicDescription, public_description
 from data.prepare.description import EncoderFacts
 from data.prepare.reading import Own as OwnReader
 from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
 from data.schema.formats import Format, Own
 from tasks.config import params
 
@@ -25,14 +26,22 @@ def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
     here.
     """
     found = None if chosen.encoder is None else facts_of(chosen.encoder)
-    sha256 = source_digest(card.reader.factory) if isinstance(card.reader, Own) else None
-    return public_description(card, chosen.transform, found, reader_sha256=sha256)
+    reader_of(card.reader)
+    return public_description(card, chosen.transform, found)
 
 
 def reader_of(reader: Format | None) -> OwnReader | None:
-    """The function of a reader of the user's own; None for one that is shipped. Raises NotUsable."""
+    """The function of a reader of the user's own; None for one that is shipped.
+
+    Raises NotUsable for one that is not there, DataRefusedError for one of another source than is declared.
+    """
     if not isinstance(reader, Own):
         return None
+    if (found := source_digest(reader.factory)) != reader.source_sha256:
+        raise DataRefusedError(
+            f"the source of the reader {reader.factory!r} is not the one that source_sha256 declares, so records could"
+            f" be read otherwise than they were; restore it, or write {found} into the data card if it is right."
+        )
     made: OwnReader = imported(reader.factory, "a reader")(dict(reader.settings))
     return made
 

@@ -16,10 +16,13 @@ from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.card.verify import check_charged
 from data.prepare.prepared import load as load_prepared
 from data.schema import registry
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Own
 from tasks import evaluate, prepare, report
 from tasks.check_data import look
 from tasks.config import params
 from tasks.predict import predict
+from tasks.runs.encoders import reader_of
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]
@@ -57,8 +60,9 @@ def declared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Callable[
         cards.mkdir(parents=True, exist_ok=True)
         document = CARD | {"files": {"train": {"path": path, "keyed_sha256": "0" * 64}}} | keys
         _write(cards / "mine.yaml", document)
-        (line,) = look("mine", workspace.root, counted=False).checksums.values()
-        document["files"]["train"]["keyed_sha256"] = line.removeprefix("keyed_sha256: ")
+        right = dict(look("mine", workspace.root, counted=False).checksums)
+        document["files"]["train"]["keyed_sha256"] = right.pop(path).removeprefix("keyed_sha256: ")
+        document["reader"] |= dict(line.split(": ") for line in right.values())
         _write(cards / "mine.yaml", document)
         group = {"dataset": "mine"} | (data or {})
         settings = params.parse({"data": group}, reads=prepare.READS)
@@ -144,11 +148,11 @@ def test_a_folder_of_images_goes_from_its_card_to_predictions(
 
 
 def test_a_reader_of_ones_own(workspace: Workspace, declared: Callable[..., None], tmp_path: Path) -> None:
-    """Its source decides the run."""
+    """Its source stands in the card, and so decides the run."""
     lines = "".join(f"{place % 2} {place / 90} 0.5\n" for place in range(90))
     (workspace.root / "lines").write_text(lines)
     factory = "tests.support.tiny_reader:make"
-    reader = {"kind": "own", "factory": factory, "settings": {"scale": 2}}
+    reader = {"kind": "own", "factory": factory, "settings": {"scale": 2}, "source_sha256": "0" * 64}
     declared("lines", reader=reader, shape=[2])
     public = workspace.public
     assert (public.reader_sha256, public.feature_norms) == (source_digest(factory), None)
@@ -157,6 +161,9 @@ def test_a_reader_of_ones_own(workspace: Workspace, declared: Callable[..., None
     (tmp_path / "new").write_text("0 0.1 0.2\n")
     (found,) = predict(load_model(workspace.root / "artifacts/model.safetensors"), tmp_path / "new")
     assert found.names == ("1",)
+    settings = Own(**reader | {"source_sha256": "1" * 64})
+    with pytest.raises(DataRefusedError, match="is not the one that source_sha256 declares"):
+        reader_of(settings)
     with pytest.raises(NotUsable, match="has no 'made'"):
         declared("lines", reader=reader | {"factory": "tests.support.tiny_reader:made"}, shape=[2])
 
