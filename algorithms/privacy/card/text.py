@@ -112,7 +112,7 @@ def _group(card: PrivacyCard) -> str:
         return ""
     together = group_of(Budget(cost, card.setting.delta), most)
     numbers = f"epsilon = {rounded_up(together.epsilon)} and delta = {rounded_up(together.delta)}"
-    return f"; for all records of a person together it is {numbers}, which is what the account is charged"
+    return f"; for all records of a person together it is {numbers}, and the account is charged for them all"
 
 
 def protected(card: PrivacyCard) -> str:
@@ -125,16 +125,15 @@ def protected(card: PrivacyCard) -> str:
         f" Except for the model that it starts from: {shown}, and who was in both trainings by both together. The"
         " account of the population has the sum, where both were charged to it."
     )
-    who = f"Whoever contributed one record ({setting.unit})"
+    who = f"Whoever contributed one record ({setting.unit}) to the training data"
     if setting.per_person is not None:
         who = (
-            f"Whoever contributed records ({setting.unit}): of each person at most {setting.per_person} were used,"
-            " chosen by a keyed hash of each, and of those each"
+            f"Whoever contributed records to the training data ({setting.unit}), of which {setting.per_person} a person"
+            " at most was used, chosen by a keyed hash of each"
         )
     return (
-        f"{who} to the training data: all that was released would have looked"
-        f" nearly the same {_OTHERWISE[setting.adjacency]}, whatever else an attacker knows and can compute."
-        f"{start if is_started else ''}"
+        f"{who}: all that was released would have looked nearly the same {_OTHERWISE[setting.adjacency]}, whatever else"
+        f" an attacker knows and can compute.{start if is_started else ''}"
     )
 
 
