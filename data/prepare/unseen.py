@@ -112,7 +112,7 @@ def records_in(
     elif isinstance(reader, ImageTable) and _is_rows(path):
         found = _row_images(path, card, reader)
     elif card.has_texts:
-        read = _row_texts(path, reader) if isinstance(reader, Texts) and _is_rows(path) else _each_text(path)
+        read = _row_texts(path, reader) if isinstance(reader, Texts) else _each_text(path)
         words = None if encode else preparation.get("words")
         found = _texts(read, reader, words)
     elif len(card.input_shape) == 3:
@@ -219,6 +219,9 @@ def _tables(path: Path, reader: Rows) -> Iterator[Any]:
 def _row_texts(path: Path, reader: Texts) -> Iterator[tuple[str, str]]:
     from data.readers import texts
 
+    if not _is_rows(path):
+        yield from ((name, texts.cut(text, reader)) for name, text in _each_text(path))
+        return
     number = 0
     for some in _tables(path, reader):
         for text in texts.joined(some, reader)[0]:

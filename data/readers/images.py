@@ -35,6 +35,8 @@ def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[in
 
     Raises DataRefusedError for a folder of none of the classes, as for a label of a table.
     """
+    if not folder.is_dir():
+        raise not_a_folder(folder)
     found = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not {*found} <= {*classes}:
         raise DataRefusedError(
@@ -45,6 +47,11 @@ def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[in
         some = each[start : start + _AT_ONCE]
         features, keys = pixels([path for _, path in some], declared, shape)
         yield Records(features, np.array([label for label, _ in some], np.int64), keys)
+
+
+def not_a_folder(path: Path) -> DataRefusedError:
+    """What is said of a file that is named in place of a folder of images."""
+    return DataRefusedError(f"{path} is no folder of images; correct its path in the data card.")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -48,6 +48,8 @@ class RowReader:
         A block is a few megabytes of its file, so that memory does not grow with the file. Raises DataRefusedError,
         naming the file and the column but no value.
         """
+        if "images" in self.files and not self.files["images"].is_dir():
+            raise images.not_a_folder(self.files["images"])
         elsewhere = self.people("test") if self.person is not None and "test" in self.files else frozenset()
         for part in PARTS:
             if part in self.files:

@@ -19,7 +19,7 @@ def joined(table: pa.Table, declared: Texts) -> tuple[list[str], list[bytes]]:
     """
     columns = [rows.contents(table[name]) for name in declared.columns]
     whole = list(zip(*columns, strict=True))
-    texts = [_cut(declared.join.join(map(_decoded, parts)), declared) for parts in whole]
+    texts = [cut(declared.join.join(map(_decoded, parts)), declared) for parts in whole]
     keys = [b"".join(b"%d " % len(part or b"") + (part or b"") for part in parts) for parts in whole]
     return texts, keys
 
@@ -44,5 +44,6 @@ def _decoded(content: bytes | None) -> str:
         return ""
 
 
-def _cut(text: str, declared: Texts) -> str:
+def cut(text: str, declared: Texts) -> str:
+    """What is kept of a text."""
     return text[: declared.longest] if declared.keep == "start" else text[-declared.longest :]
