@@ -225,3 +225,5 @@ def test_a_folder_of_no_class_is_refused(card: Callable[..., DataCard], tmp_path
     with pytest.raises(DataRefusedError, match="none of the declared classes"):
         whole(read(card(), {"train": place}))
     assert public_description(card()).feature_norms == (18.0, 18.0**0.5)
+    with pytest.raises(DataRefusedError, match="is no folder of images"):
+        whole(read(card(), {"train": place / "light/a.png"}))

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 from pydantic import ValidationError
 
-from data import DataRefusedError, public_description
+from data import DataRefusedError, blocks, public_description
 from data.prepare.description import rule_of
 from data.prepare.reading import read, row_reader, word_list
 from data.prepare.secret_key import PUBLIC_KEY
@@ -106,6 +106,9 @@ def test_words_become_the_tokens_of_a_public_list(card: Callable[..., DataCard],
     found = records(own, path, words=listed)
     assert found.features.dtype == np.int32 and found.features[:2].tolist() == [[1, 1, 4], [2, 2, 3]]
     assert public_description(own).tokens == 5 and word_list(own, {"words": listed}) == b"the\nfilm\ngood\n"
+    (tmp_path / "new.txt").write_text("the film\n" + "good " * 50)
+    (lines,) = records_in(tmp_path / "new.txt", preparation_of(own, "none", b"the\nfilm\ngood\n"), (3,))
+    assert lines.features.tolist() == [[0, 2, 3], [4, 4, 4]]
     (tmp_path / "new.csv").write_text("title,body\nthe,good\n")
     (unseen,) = records_in(tmp_path / "new.csv", preparation_of(own, "none", b"the\nfilm\ngood\n"), (3,))
     assert unseen.features.tolist() == [[0, 2, 4]]
@@ -244,3 +247,40 @@ def test_all_splits_at_once_are_refused(card: Callable[..., DataCard], tmp_path:
     (tmp_path / "dataset_dict.json").write_text("{}")
     with pytest.raises(DataRefusedError, match="several splits; give one of its folders"):
         records(card(format="datasets"), tmp_path)
+
+
+def test_a_table_that_save_to_disk_wrote(
+    table: Document, card_of: Callable[[Document], DataCard], tmp_path: Path
+) -> None:
+    """Numbers, categories and a class as its number."""
+    path = write(
+        tmp_path,
+        "datasets",
+        [("12", "Rome", "pos"), ("90", "Oslo", "neg"), ("50", "x", "pos"), ("0", "", "neg")],
+    )
+    columns = [
+        {"name": "title", "kind": "numeric", "bounds": [0, 100]},
+        {"name": "body", "kind": "categorical", "categories": ["Rome", "Oslo"]},
+        {"name": "mood", "kind": "label", "spellings": {"no": ["0"], "yes": ["1"]}},
+    ]
+    own = card_of(table | {"reader": {"kind": "datasets", "columns": columns}})
+    found = records(own, path)
+    np.testing.assert_allclose(found.features[:2], [[0.12, 1, 0, 0], [0.9, 0, 1, 0]], rtol=1e-6)
+    assert found.labels.tolist() == [1, 0, 1, 0]
+    unseen = [some.features for some in records_in(path, preparation_of(own, "none", None), (4,))]
+    np.testing.assert_array_equal(np.concatenate(unseen), found.features)
+
+
+def test_blocks_of_texts(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    """Each with digests of its rows in any order, by which an exact repeat is known."""
+    (tmp_path / "weeks").mkdir()
+    for name, some in (("one", ROWS), ("two", ROWS[::-1]), ("three", ROWS[1:])):
+        write(tmp_path, "jsonl", some).rename(tmp_path / "weeks" / f"{name}.jsonl")
+    blocks_of: Document = {"files": {}, "blocks": {"kind": "folder", "path": "weeks"}, "split": None}
+    own = card(blocks_of | {"files": {"test": {"path": "test.csv", "sha256": "0" * 64}}}, format="jsonl")
+    test = write(tmp_path, "jsonl", [("t", "t", "pos")])
+    digests, names = blocks.Digests("dots", key=PUBLIC_KEY), ("one", "two", "three")
+    read_ = blocks.read(own, names, {"test": test}, root=tmp_path, url=None, digests=digests, as_texts=True)
+    assert sorted(whole(read_).train.features) == sorted([*TEXTS, *TEXTS, *TEXTS[1:]])
+    held = [digests.by_block[name][0] for name in names]
+    assert held[0] == held[1] != held[2]
