@@ -129,11 +129,21 @@ def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArra
         with Image.open(BytesIO(content), formats=("PNG", "JPEG")) as opened:
             if opened.width * opened.height > declared.most_pixels:
                 return None
-            image = _fitted(opened.convert(declared.mode), declared, shape[2], shape[1])
+            image = _of_8_bits(opened).convert(declared.mode)
+            image = _fitted(image, declared, shape[2], shape[1])
     except Exception:  # of a hostile file, whatever Pillow raises
         return None
     found = np.asarray(image, np.float32) / np.float32(255)
     return found[None] if shape[0] == 1 else np.ascontiguousarray(found.transpose(2, 0, 1))
+
+
+def _of_8_bits(image: "_Image") -> "_Image":
+    """Of an image with 16 bits a pixel the upper eight, of which Pillow would clip all but the darkest."""
+    from PIL import Image
+
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
 
 
 def _fitted(image: "_Image", declared: Pixels, width: int, height: int) -> "_Image":

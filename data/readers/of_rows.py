@@ -99,10 +99,8 @@ class RowReader:
     def _drawn(self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], person: Person) -> _Tables:
         owners, ranks, usable = bytearray(), bytearray(), []
         for some in make():
-            columns = (
-                rows.contents(some[name])
-                for name in (*self.declared.content, self.declared.label_column.name)
-            )
+            names = (*self.declared.content, self.declared.label_column.name)
+            columns = (rows.contents(rows.column(some, name)) for name in names)
             for who, *row in zip(self._who(some), *columns, strict=True):
                 owner = blake2b(who, key=self.key, digest_size=16).digest()
                 owners += owner
@@ -117,10 +115,8 @@ class RowReader:
 
     def _who(self, some: pa.Table) -> list[bytes]:
         """Whom each row names, nobody as the empty name."""
-        column = "" if self.person is None else self.person.column
-        if column not in some.column_names:
-            raise rows.missing(column)
-        return [(who or b"").strip() for who in rows.contents(some[column])]
+        column = rows.column(some, "" if self.person is None else self.person.column)
+        return [(who or b"").strip() for who in rows.contents(column)]
 
     @cached_property
     def _words(self) -> dict[str, int] | None:

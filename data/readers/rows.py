@@ -67,6 +67,13 @@ _WORDS = {
 }
 
 
+def column(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """A column of the table; raises DataRefusedError where there is none of that name, or two."""
+    if table.column_names.count(name) != 1:
+        raise missing(name)
+    return table[name]
+
+
 def labels(table: pa.Table, declared: Rows, classes: tuple[str, ...], where: str) -> NDArray[np.int64]:
     """The places of the rows' classes; raises DataRefusedError for one that is none of them."""
     label = declared.label_column
@@ -82,9 +89,14 @@ def contents(column: pa.ChunkedArray) -> list[bytes | None]:
         if kind.get_field_index("bytes") < 0:
             return [None] * len(column)
         return contents(pc.struct_field(column, "bytes"))
-    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-        column = pc.cast(column, pa.large_string(), safe=False)
-    found: list[bytes | None] = pc.cast(column, pa.large_binary(), safe=False).to_pylist()
+    try:
+        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            column = pc.cast(column, pa.large_string(), safe=False)
+        found: list[bytes | None] = pc.cast(column, pa.large_binary(), safe=False).to_pylist()
+    except pa.ArrowException:
+        raise DataRefusedError(
+            "A column that was declared holds neither texts, bytes nor numbers; correct the file or its card."
+        ) from None
     return found
 
 

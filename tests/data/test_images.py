@@ -22,6 +22,7 @@ from data.prepare.fetch import Places, checksum_for, fetch
 from data.prepare.reading import read, row_reader
 from data.prepare.secret_key import PUBLIC_KEY
 from data.prepare.unseen import preparation_of, records_in
+from data.readers import images
 from data.readers.records import Parts, whole
 from data.schema.card import DataCard
 
@@ -138,6 +139,20 @@ def test_the_checksum_of_a_folder_is_of_all_that_is_in_it(
     (place / "dark/c.png").rename(place / "light/c.png")
     with pytest.raises(DataRefusedError, match="is not the declared one"):
         fetch(good, places, key=PUBLIC_KEY)
+
+
+def test_an_image_of_16_bits_and_one_of_too_many_pixels(
+    card: Callable[..., DataCard], tmp_path: Path
+) -> None:
+    deep = io.BytesIO()
+    Image.fromarray(np.full((3, 2), 51 * 256, np.uint16)).save(deep, "PNG")
+    place = folder(
+        tmp_path / "photos", {"dark/deep.png": deep.getvalue(), "light/a.png": PICTURES["light/a.png"]}
+    )
+    few = card(most_pixels=23)
+    (found,) = images.read(place, few.reader, few.classes, few.input_shape)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found.features[0], 0.2, rtol=1e-6)
+    assert (found.features[1] == np.float32(GREY)).all()
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from data import blocks, public_description
+from data import DataRefusedError, blocks, public_description
 from data.prepare.description import rule_of
 from data.prepare.reading import read
 from data.prepare.unseen import preparation_of, records_in
@@ -158,3 +158,9 @@ def test_the_person_is_never_a_feature_and_never_leaves(
 def test_wrong_declarations_are_refused(card: Callable[..., DataCard], changes: Document, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         card(**changes)
+
+
+def test_a_file_without_the_person_is_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    (tmp_path / "tiny.csv").write_text("age,town,answer\n1,Rome,no\n")
+    with pytest.raises(DataRefusedError, match="must have one column 'who'"):
+        whole(read(card(), {"train": tmp_path / "tiny.csv"}))

@@ -284,3 +284,9 @@ def test_blocks_of_texts(card: Callable[..., DataCard], tmp_path: Path) -> None:
     assert sorted(whole(read_).train.features) == sorted([*TEXTS, *TEXTS, *TEXTS[1:]])
     held = [digests.by_block[name][0] for name in names]
     assert held[0] == held[1] != held[2]
+
+
+def test_a_column_of_lists_is_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"title": [["a"]], "body": ["b"], "mood": ["pos"]}), tmp_path / "t")
+    with pytest.raises(DataRefusedError, match="neither texts, bytes nor numbers"):
+        records(card(format="parquet"), tmp_path / "t")
