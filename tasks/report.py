@@ -37,6 +37,7 @@ from tasks.reporting.figures import (
     Theme,
     class_figure,
     confusion_figure,
+    correlated_figure,
     epsilon_figure,
     noise_figure,
     png,
@@ -172,6 +173,18 @@ def compose(
     return Composed(card, curve, pictures, text)
 
 
+def _noise_figure(run: Run, theme: Theme) -> Figure:
+    """The noise on each release; of correlated steps that in the parameters, which is what they are about."""
+    correlated = run.trace[run.trace["noise"] == "correlated"]
+    course = run.plan["method_params"].get("course")
+    if correlated.empty or not course:
+        return noise_figure(run.trace, theme=theme)
+    share = correlated["clip_norm"].iloc[0] / correlated["divisor"].iloc[0]
+    return correlated_figure(
+        [(after, share * own, share * other) for after, own, other in course], theme=theme
+    )
+
+
 def _history(run: Run, root: Path) -> History:
     if not is_on_blocks(run.receipt):
         return nothing()
@@ -272,7 +285,7 @@ def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tup
             lambda theme: risk_figure(promised, theme=theme),
             "What the best attacker recognises, by false alarms.",
         ),
-        "noise": (lambda theme: noise_figure(run.trace, theme=theme), "The noise on each release, by step."),
+        "noise": (lambda theme: _noise_figure(run, theme), "The noise on each release, by step."),
         "confusion": (
             lambda theme: confusion_figure(run.pairs, names, theme=theme),
             "Real classes against the model's answers.",

@@ -45,7 +45,12 @@ from algorithms.privacy.accounting.event_rules import (
     RenyiDpEvent,
     parts,
 )
-from algorithms.privacy.accounting.events import Schedule, schedule_from_json
+from algorithms.privacy.accounting.events import (
+    CorrelatedDpEvent,
+    CorrelatedStepDpEvent,
+    Schedule,
+    schedule_from_json,
+)
 from algorithms.privacy.accounting.pld import composed, in_few_kinds
 from algorithms.privacy.accounting.risk import Profile, misses, profile, risk_profile
 from algorithms.privacy.mechanisms.mechanisms import (
@@ -386,7 +391,7 @@ def _leaking(event: dp.DpEvent, leak: float) -> dp.DpEvent:
     match event:
         case dp.GaussianDpEvent() | dp.LaplaceDpEvent():
             return type(event)(event.noise_multiplier / leak)
-        case ObjectivePerturbationDpEvent():
+        case ObjectivePerturbationDpEvent() | CorrelatedDpEvent() | CorrelatedStepDpEvent():
             return attrs.evolve(event, noise_multiplier=event.noise_multiplier / leak)
         case PureDpEvent():
             return PureDpEvent(event.epsilon * leak)

@@ -29,6 +29,7 @@ from algorithms.models import LossBounds, Model
 from algorithms.privacy.accounting.adjacency import REPLACE_ONE
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import Accountant
+from algorithms.privacy.accounting.events import CorrelatedDpEvent
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.mechanisms.mechanisms import FullBatch, KNorm, Laplace, Minimum, NoNoise
 from algorithms.privacy.mechanisms.noise import Generator
@@ -107,6 +108,11 @@ class Game:
         if not math.isfinite(plan.epsilon.get(plan.accountant, math.inf)) or plan.not_private:
             raise RefusedError(
                 f"the method {self.algorithm!r} claims no privacy here, so there is nothing to audit; choose another."
+            )
+        if any(isinstance(event, CorrelatedDpEvent) for event, _ in plan.schedule):
+            raise RefusedError(
+                f"the method {self.algorithm!r} correlates its noise over steps, and attacks here look at one answer"
+                " after the other; audit that mechanism alone, which every audit does, or another method."
             )
         return plan
 

@@ -6,7 +6,7 @@ what it reaches is held against the mechanism's own event.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import dp_accounting as dp
 import numpy as np
@@ -17,9 +17,19 @@ from algorithms.auditing.audit import Attack, family_of, many_runs
 from algorithms.auditing.game import key_of
 from algorithms.gradients import L1, L2, Box
 from algorithms.privacy.accounting.epsilon import Accountant, epsilon
-from algorithms.privacy.mechanisms.mechanisms import FullBatch, Gaussian, Gumbel, KNorm, Laplace, Poisson
+from algorithms.privacy.mechanisms.correlated import Correlated, Toeplitz
+from algorithms.privacy.mechanisms.mechanisms import (
+    FixedOrder,
+    FullBatch,
+    Gaussian,
+    Gumbel,
+    KNorm,
+    Laplace,
+    Poisson,
+)
 from algorithms.privacy.mechanisms.noise import Stream
 from algorithms.privacy.mechanisms.release import (
+    NoiseAhead,
     Release,
     add_noise,
     argmin_release,
@@ -31,6 +41,8 @@ from algorithms.privacy.mechanisms.release import (
 Array = NDArray[np.float64]
 DELTA = 1e-5
 _DIMENSION, _CANDIDATES = 3, 2
+_STEPS, _PARTS, _WORDS = 4, 2, 8
+"""Of a run with correlated noise: steps, parts of the records, and words of a stream that a draw needs at most."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,7 @@ class _Neighbours:
 
 
 def tested(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> list[Tested]:
-    """The audit of every mechanism at a noise multiplier of 1.
+    """The audit of every mechanism at a noise multiplier of 1, of correlated noise at 1.5.
 
     Args:
         draws: On either side; those in several dimensions are drawn one after the other.
@@ -82,7 +94,7 @@ def _on_a_line(release: Release, stream: Stream, is_in: bool, draws: int) -> Arr
     reached = is_in * np.ones(draws)
     if not isinstance(release.sampling, FullBatch):
         reached = np.zeros(draws)
-        reached[chosen(release.sampling, draws, stream)] = float(is_in)
+        reached[chosen(release, draws, stream)] = float(is_in)
     seen = add_noise(reached * release.clipping.sensitivity, release, stream) / scale
     shift = release.clipping.sensitivity / scale
     is_laplace = isinstance(release.noise, Laplace)
@@ -122,10 +134,36 @@ def _selected(release: Release, stream: Stream, is_in: bool, draws: int) -> Arra
     return found
 
 
+def _over_steps(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
+    """A record in every second step of a run; each coordinate is a run of its own, seen through the strategy."""
+    noise = release.noise
+    assert isinstance(noise, Correlated)
+    assert isinstance(noise.strategy, Toeplitz)
+    column = noise.strategy.column(noise.steps)
+    correlator, released, means = noise.strategy.correlator(draws), [], []
+    for step in range(noise.steps):
+        asked = replace(release, noise=replace(noise, step=step))
+        takes_part = float(step % _PARTS == 0)
+        ahead = NoiseAhead.of(asked, stream.later(step * _WORDS * draws), draws, correlator=correlator)
+        sums = torch.full((draws,), is_in * takes_part * release.clipping.sensitivity, dtype=torch.float64)
+        released.append(ahead.added(sums).numpy() / release.noise_scale)
+        means.append(takes_part * release.clipping.sensitivity / release.noise_scale)
+    rows = range(noise.steps)
+    through = np.array([[column[i - j] if 0 <= i - j < len(column) else 0.0 for j in rows] for i in rows])
+    shift = through @ np.array(means)
+    return np.asarray(shift @ (through @ np.array(released)) - shift @ shift / 2)
+
+
 _NEIGHBOURS = {
     "Gaussian": _Neighbours(gradient_release(FullBatch(), L2(1.0), Gaussian(1.0), 1.0), _on_a_line),
     "Gaussian on a Poisson sample": _Neighbours(
         gradient_release(Poisson(0.5), L2(1.0), Gaussian(1.0), 1.0), _on_a_line
+    ),
+    "Gaussian, correlated over four steps": _Neighbours(
+        gradient_release(
+            FixedOrder(_PARTS), L2(1.0), Correlated(1.5, Toeplitz((0.7, 0.5, 0.3)), _STEPS), 1.0
+        ),
+        _over_steps,
     ),
     "Laplace": _Neighbours(gradient_release(FullBatch(), L1(1.0), Laplace(1.0), 1.0), _on_a_line),
     "K-norm of the box": _Neighbours(gradient_release(FullBatch(), Box(1.0), KNorm(1.0), 1.0), _in_space),

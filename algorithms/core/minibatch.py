@@ -13,6 +13,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Clipping
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
+    FixedOrder,
     FullBatch,
     Gaussian,
     Poisson,
@@ -26,7 +27,7 @@ from algorithms.privacy.mechanisms.release import (
 class Batches:
     """How records are sampled, and the public divisor of a sum where the number of records is public."""
 
-    sampling: FullBatch | Poisson
+    sampling: FullBatch | Poisson | FixedOrder
     divisor: float | None
 
     @property

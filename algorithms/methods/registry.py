@@ -12,6 +12,7 @@ from algorithms.extension import imported, is_own
 from algorithms.methods.adaclip import AdaCliP
 from algorithms.methods.adp_sgd import ADPSGD
 from algorithms.methods.dp_agd import DPAGD
+from algorithms.methods.dp_ftrl import DPFTRL
 from algorithms.methods.dp_gd import DPGD
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.methods.dp_sgd_decay import DPSGDDecay
@@ -19,6 +20,7 @@ from algorithms.methods.dpis import DPIS
 from algorithms.methods.heavy_ball import HeavyBall
 from algorithms.methods.lbfgs import LBFGS
 from algorithms.methods.majority import Majority
+from algorithms.methods.matrix_factorisation import MatrixFactorisation
 from algorithms.methods.nesterov import Nesterov
 from algorithms.methods.non_private import NonPrivate
 from algorithms.methods.norm_bound_sgd import NormBoundSGD
@@ -35,6 +37,8 @@ CATALOGUE: dict[str, type[Algorithm[Any]]] = {
     "quantile_clipping": QuantileClipping,
     "adaclip": AdaCliP,
     "adp_sgd": ADPSGD,
+    "matrix_factorisation": MatrixFactorisation,
+    "dp_ftrl": DPFTRL,
     "dp_gd": DPGD,
     "dp_agd": DPAGD,
     "dpis": DPIS,

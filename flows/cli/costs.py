@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from ruamel.yaml import YAML
 
+from algorithms.core.correlated_steps import CorrelatedPlan
 from algorithms.core.method import Plan
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
@@ -94,10 +95,21 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
         ("steps", f"{plan.steps:,}"),
         ("sampling rate", f"{plan.sampling_rate:.4g}"),
         ("noise multiplier", _noise(plan)),
+        *_correlation_rows(plan),
         ("epsilon", costs),
         ("delta", f"{plan.target.budget.delta:g}"),
         *_attack_rows(settings, plan),
     ]
+
+
+def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:
+    """What correlated noise is expected to gain."""
+    if "noise_against_independent" not in plan.method_params:
+        return []
+    kept = plan.params(CorrelatedPlan)
+    share, parts = kept.noise_against_independent, kept.parts
+    gain = f"{100 * abs(1 - share):.1f} % {'less' if share <= 1 else 'more'}"
+    return [("correlated noise", f"{gain} in the iterates than independent noise; records in {parts} parts")]
 
 
 def _attack_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:

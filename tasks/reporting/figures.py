@@ -108,6 +108,19 @@ def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> Figure:
     return figure
 
 
+def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Theme) -> Figure:
+    """Standard deviation of the noise in a parameter after some numbers of steps, with either kind of noise."""
+    figure, axes = empty(theme)
+    after, correlated, independent = zip(*course, strict=True)
+    axes.set(xlabel="training steps", ylabel="noise in a parameter (std)")
+    axes.plot(after, correlated, color=theme.accent, label="correlated")
+    axes.plot(after, independent, color=theme.second, linestyle="--", label="independent, of the same cost")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    legend(axes, theme)
+    return figure
+
+
 def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Theme) -> Figure:
     """How held-out records of each class were classified; columns `actual` and `predicted`, a row a record."""
     counts = pd.crosstab(pairs["actual"], pairs["predicted"])

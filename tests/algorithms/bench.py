@@ -32,6 +32,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "quantile_clipping": {"steps": 2, "expected_batch_size": 10, "count_noise_multiplier": 10.0},
     "adaclip": {"steps": 5, "expected_batch_size": 10},
     "adp_sgd": {"steps": 5, "expected_batch_size": 10, "decay": {"form": "constant"}},
+    "matrix_factorisation": {"steps": 5, "expected_batch_size": 10},
+    "dp_ftrl": {"steps": 5, "expected_batch_size": 10},
     "dp_gd": {"steps": 5},
     "dp_agd": {},
     "dpis": {"epochs": 3, "expected_batch_size": 10, "clip_norm": 4.0, "oversampling": 1, "norm_noise": 0.5},

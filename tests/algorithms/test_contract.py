@@ -37,6 +37,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dp_sgd by layer": {"name": "dp_sgd", "clipping": "per_layer"},
     "dp_sgd with automatic clipping": {"name": "dp_sgd", "clipping": "normalised", "stability": 0.01},
     "adaclip as printed": {"name": "adaclip", "paper_update": True, "scale": "paper", "h2": 1.0},
+    "matrix_factorisation in fixed order": {
+        "name": "matrix_factorisation",
+        "participation": "fixed_order",
+        "bands": 3,
+    },
+    "matrix_factorisation by cyclic samples": {"name": "matrix_factorisation", "bands": 2},
+    "matrix_factorisation with buffers": {
+        "name": "matrix_factorisation",
+        "participation": "fixed_order",
+        "strategy": "buffered",
+    },
     "dpis with public norms": {"name": "dpis", "public_norms": [1.0, 0.99]},
     "dpis with adaptive clipping": {
         "name": "dpis",
@@ -69,8 +80,9 @@ def outcome(case: str, records: MadeUp, **settings: Any) -> Outcome:
 
 
 def most(case: str) -> int:
-    """The largest batch: of all records, but where that leaves importance sampling nothing to choose."""
-    return RECORDS - 1 if case.startswith("dpis") else RECORDS
+    """The largest batch: of all records, but where that leaves importance sampling nothing to choose, and of those of
+    one of two parts."""
+    return RECORDS - 1 if case.startswith("dpis") else RECORDS // 2 if "cyclic" in case else RECORDS
 
 
 def is_adaptive(plan: Plan) -> bool:
@@ -130,15 +142,15 @@ def moved_by_one_record(case: str) -> tuple[float, Outcome]:
         "batch_size": most(case),
         "expected_batch_size": most(case),
         "sampling_rate": None,
-        "steps": 1,
+        "steps": 2 if "cyclic" in case else 1,
     }
     records = made_up()
     kept = MadeUp(records.features[:-1], records.labels[:-1])
     near = with_record(kept, np.zeros(SHAPE, dtype=np.float32), 1 - int(kept.labels[0]))
     far = with_record(kept, np.full(SHAPE, 1e6, dtype=np.float32), int(kept.labels[0]))
     before, after = (outcome(case, data, **settings) for data in (near, far))
-    row = before.trace.rows[0]
-    difference = (after.answers[0].double() - before.answers[0].double()) * row.divisor
+    row, turn = before.trace.rows[0], 1 if "cyclic" in case else 0  # of the two parts, by its coin
+    difference = (after.answers[turn].double() - before.answers[turn].double()) * row.divisor
     order = 1 if row.clipping == "L1" else 2
     rounding = 1e-6 * row.noise_std
     return max(0.0, float(difference.norm(p=order)) - rounding) / row.clip_norm, before

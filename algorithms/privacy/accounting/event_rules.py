@@ -125,6 +125,10 @@ class EventRule:
         """What the trace of a release with this event says."""
         return Traced({})
 
+    def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
+        """The events that the accountants take in its place, and how often each."""
+        yield event, 1
+
     def poisson_replacing(self, event: Any, rate: float) -> dp.DpEvent:
         """What a Poisson sample of the event is under replace-one."""
         raise RefusedError(

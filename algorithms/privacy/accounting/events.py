@@ -1,4 +1,4 @@
-"""Privacy events as JSON: dp_accounting's own class and field names, nested as the events are, and three more."""
+"""Privacy events as JSON: dp_accounting's own class and field names, nested as the events are, and five more."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -6,18 +6,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import dp_accounting as dp
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, check_paid
 from algorithms.privacy.accounting.event_rules import (
     ObjectivePerturbationDpEvent,
     PureDpEvent,
     RenyiDpEvent,
     event_from_json,
     event_to_json,
+    rule_of,
 )
 
 if TYPE_CHECKING:
     from functools import _lru_cache_wrapper
 
 __all__ = [
+    "CorrelatedDpEvent",
+    "CorrelatedStepDpEvent",
     "ObjectivePerturbationDpEvent",
     "PureDpEvent",
     "RenyiDpEvent",
@@ -28,6 +32,7 @@ __all__ = [
     "run_lengths",
     "schedule_from_json",
     "schedule_to_json",
+    "unrolled",
 ]
 
 T = TypeVar("T")
@@ -42,6 +47,21 @@ def kept(function: "_lru_cache_wrapper[T]", *key: Any) -> T:
         return function(*key)
     except TypeError:  # a ComposedDpEvent holds a list
         return function.__wrapped__(*key)
+
+
+def unrolled(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
+    """A schedule with the releases that the accountants know in place of an event that stands for many.
+
+    Raises RefusedError for a step of correlated noise that no event before it has paid for.
+
+    Example:
+        >>> unrolled([(CorrelatedDpEvent(2.0, [2.0], [], [], 0, 4, 1.0, 4), 1)])
+        [(GaussianDpEvent(noise_multiplier=1.0), 1)]
+    """
+    check_paid(schedule)
+    return [
+        (part, times * count) for event, count in schedule for part, times in rule_of(event).releases(event)
+    ]
 
 
 def schedule_to_json(schedule: Schedule) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from algorithms.privacy.accounting.adjacency import Adjacency, as_add_remove
 from algorithms.privacy.accounting.event_rules import loss_of
-from algorithms.privacy.accounting.events import Schedule
+from algorithms.privacy.accounting.events import Schedule, unrolled
 
 _GROUPS = 24
 
@@ -27,8 +27,10 @@ def in_few_kinds(schedule: Schedule) -> Schedule:
     """A schedule that costs at least as much with fewer kinds of events, so that it is composed quickly.
 
     Equal events are counted together, and Gaussian ones added up exactly. More than 24 kinds of Laplace events, as
-    noise that changes with each step has them, become 24 whose noise is the least of those that they stand for.
+    noise that changes with each step has them, become 24 whose noise is the least of those that they stand for. An
+    event of many releases becomes these.
     """
+    schedule = unrolled(schedule)
     gaussian = [(event, count) for event, count in schedule if isinstance(event, dp.GaussianDpEvent)]
     laplace = [(event, count) for event, count in schedule if isinstance(event, dp.LaplaceDpEvent)]
     apart = (dp.GaussianDpEvent, dp.LaplaceDpEvent)

@@ -31,6 +31,7 @@ from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, PerLa
 from algorithms.models import Model
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier import minimum, statistics
+from algorithms.privacy.barrier.correlation import Correlation
 from algorithms.privacy.barrier.diagnostics import Answered, Diagnostics
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.performance import Performance, Records
@@ -150,6 +151,7 @@ class Barrier:
         self.__delta = delta
         self.__trace = trace
         self.__diagnostics = diagnostics
+        self.__correlation = Correlation(generator, trace, len(records.labels))
         self.__group = self.__exact.performance.group
         self.__process = os.getpid()
 
@@ -164,10 +166,16 @@ class Barrier:
         """
         check_gradient(self.__model, parameters, sampling, clipping)
         release = releases.gradient_release(sampling, clipping, noise, divisor)
+        correlator = self.__correlation.of(release, len(parameters))
         stream = self.__charge(release, dimension=len(parameters))
+        if correlator is not None:
+            self.__correlation.charged()
         drawn = words_of_sample(sampling, len(self.__records.labels))
-        is_first = self.__group.is_first
-        noise_ahead = NoiseAhead.of(release, stream, len(parameters), skip=drawn) if is_first else None
+        noise_ahead = (
+            NoiseAhead.of(release, stream, len(parameters), skip=drawn, correlator=correlator)
+            if self.__group.is_first
+            else None
+        )
         total = self.__exact.clipped_sum(parameters, clipping, release, stream, step=self.__trace.step)
         if noise_ahead is None:
             return self.__group.first(torch.empty_like(parameters))

@@ -85,4 +85,6 @@ _SAMPLING = {
     "FullBatch": "full batch",
     "WithoutReplacement": "without replacement",
     "Importance": "importance",
+    "CyclicPoisson": "cyclic poisson",
+    "FixedOrder": "fixed order",
 }

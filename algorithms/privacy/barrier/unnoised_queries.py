@@ -273,7 +273,7 @@ class UnnoisedQueries:
             return engine.clipped_sum(point, *records(), clipping)
 
         group = self.performance.group
-        rows = group.shard(chosen(release.sampling, self._count, stream), self._count)
+        rows = group.shard(chosen(release, self._count, stream), self._count)
         total = torch.zeros(len(point), dtype=torch.float64, device=point.device)
         for found in self._each(summed, rows):
             total += found
@@ -314,7 +314,7 @@ class UnnoisedQueries:
     @_computed
     def norm_balance(self, point: Tensor, bound: L2, release: Release, stream: Stream) -> float:
         """Half of how many more of the sample's norms at a point [d] are within `bound` than beyond it."""
-        rows = chosen(release.sampling, self._count, stream)
+        rows = chosen(release, self._count, stream)
         return self._norms.balance(self._copied(point), rows, bound)
 
     @_computed
@@ -324,7 +324,7 @@ class UnnoisedQueries:
 
     def drawn(self, release: Release, stream: Stream) -> Iterator[tuple[Tensor, Tensor]]:
         """The records that take part, in physical batches, on the device."""
-        return self._batches(chosen(release.sampling, self._count, stream))
+        return self._batches(chosen(release, self._count, stream))
 
     def _copied(self, points: Tensor) -> Tensor:
         """Points on the device, of which nothing that a model does to them is seen outside."""

@@ -3,6 +3,7 @@
 from decimal import ROUND_CEILING, Context
 
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.accounting.selection import trials_of
 from algorithms.privacy.card.schema import Features, Mechanism, Model, PrivacyCard, Rounding, Setting
@@ -264,6 +265,46 @@ def noise(card: PrivacyCard) -> str:
     return _GENERATORS[card.implementation.noise]
 
 
+def correlation(card: PrivacyCard) -> str | None:
+    """How the noise of steps hangs together, and what the whole run then costs like; None where it does not."""
+    events = schedule_from_json([row.model_dump() for row in card.events])
+    for event, _ in events:
+        if isinstance(event, CorrelatedDpEvent):
+            return _correlated(event)
+    return None
+
+
+def _correlated(event: CorrelatedDpEvent) -> str:
+    if event.leaves:
+        how = f"the nodes of binary trees over {event.leaves} steps each are noised, and sums made of them"
+    else:
+        form = (
+            f"is ({', '.join(f'{c:.6g}' for c in event.coefficients)})"
+            if event.coefficients
+            else f"is 1, then the sum of {_terms(event)} at distance i from the diagonal"
+        )
+        how = (
+            "it is C^-1 W for independent normal rows of W, where C is lower triangular with equal entries along its"
+            f" diagonals and its first column {form}"
+        )
+    turn = (
+        "takes part in each of them"
+        if event.rate == 1
+        else f"takes part in each of them with a chance of {event.rate:.6g}"
+    )
+    (inner, count) = releases_of(event)
+    return (
+        f"Correlated over {event.steps} steps: {how}. A record belongs to one of {event.parts} parts by a coin of the"
+        f" run, whose steps come in turn, and {turn}. The whole run was charged with its first step and costs like"
+        f" {count} times {inner}."
+    )
+
+
+def _terms(event: CorrelatedDpEvent) -> str:
+    pairs = zip(event.weights, event.decays, strict=True)
+    return " + ".join(f"{weight:.6g} * {decay:.6g}^(i-1)" for weight, decay in pairs)
+
+
 def rounding(stated: Rounding | None) -> str:
     """What the arithmetic does to the guarantee, and what is left open."""
     if stated is None:
@@ -272,7 +313,7 @@ def rounding(stated: Rounding | None) -> str:
         "A noised sum is rounded to a grid whose step is a power of two at most"
         f" 2^-{stated.grid_bits} of the noise, and the noise is a whole number of these steps, so that which values can"
         " occur does not depend on the data; the noise is raised by what rounding adds to the sensitivity."
-        f" PerExampleGradients are added up in {stated.sum_bits} bits. Left open: that a draw is computed in"
+        f" Contributions are added up in {stated.sum_bits} bits. Left open: that a draw is computed in"
         f" 64-bit floating"
         f" point, which changes how likely each value is, of Laplace noise within {stated.laplace_scales} scales by"
         f" less than one part in 2^{stated.laplace_error_bits}, and is in no epsilon and no delta; that a record's own"
@@ -347,6 +388,7 @@ def markdown(card: PrivacyCard) -> str:
             f"Learned features: {features(mechanism.features)}",
             f"Model {mechanism.model.name}: {model_parts(mechanism.model)}",
             f"Noise: {noise(card)}",
+            *([f"Correlation: {how}"] if (how := correlation(card)) else []),
             f"Rounding: {rounding(card.implementation.rounding)}",
         ],
         "Accounting": [

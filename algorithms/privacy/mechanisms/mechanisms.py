@@ -80,7 +80,52 @@ class Importance:
             )
 
 
-Sampling = FullBatch | Poisson | WithoutReplacement | Importance
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """A record belongs to one of `parts` by a coin of the run, and takes part with `chance` in every parts-th step.
+
+    rate: of a step over all records; the chance is `parts` times that. For correlated noise alone.
+    """
+
+    parts: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        if self.parts < 1 or not self.rate > 0 or not self.chance <= 1:
+            raise RefusedError(
+                f"{self.parts} parts with a rate of {self.rate:g} were asked for; give at least 1 part and a rate in"
+                f" (0, 1 / parts], so that a record's chance in its step is at most 1."
+            )
+
+    @property
+    def chance(self) -> float:
+        """With which a record takes part in a step of its part."""
+        return self.parts * self.rate
+
+
+@dataclass(frozen=True)
+class FixedOrder:
+    """A record belongs to one of `parts` by a coin of the run, and takes part in every parts-th step, always."""
+
+    parts: int
+
+    def __post_init__(self) -> None:
+        if self.parts < 1:
+            raise RefusedError(f"{self.parts} parts were asked for; give 1 or more steps to a pass.")
+
+    @property
+    def rate(self) -> float:
+        """The share of all records in a step."""
+        return 1.0 / self.parts
+
+    @property
+    def chance(self) -> float:
+        """With which a record takes part in a step of its part."""
+        return 1.0
+
+
+Cyclic = CyclicPoisson | FixedOrder
+Sampling = FullBatch | Poisson | WithoutReplacement | Importance | Cyclic
 
 
 @dataclass(frozen=True)
@@ -161,7 +206,7 @@ class Mechanism(ABC):
 
 
 @dataclass(frozen=True)
-class _Multiplied(Mechanism):
+class Multiplied(Mechanism):
     multiplier: float
 
     def __post_init__(self) -> None:
@@ -172,7 +217,7 @@ _SUMMED_L2 = (L2, PerLayer, Affine, Normalised)
 
 
 @dataclass(frozen=True)
-class Gaussian(_Multiplied):
+class Gaussian(Multiplied):
     """Normal noise; its standard deviation on the sum is `multiplier` times the L2 bound of a record."""
 
     proven = (
@@ -198,7 +243,7 @@ class Gaussian(_Multiplied):
 
 
 @dataclass(frozen=True)
-class Laplace(_Multiplied):
+class Laplace(Multiplied):
     """Laplace noise; its scale is `multiplier` times the L1 bound of a record (pure epsilon = 1 / multiplier)."""
 
     proven = (
@@ -228,7 +273,7 @@ class Laplace(_Multiplied):
 
 
 @dataclass(frozen=True)
-class KNorm(_Multiplied):
+class KNorm(Multiplied):
     """Noise x of density proportional to exp(-|x| / scale) in the norm of the bound (Hardt and Talwar 2010).
 
     Its scale is `multiplier` times the bound of a record (pure epsilon = 1 / multiplier). The norms are that of `L2`
@@ -251,7 +296,7 @@ class KNorm(_Multiplied):
 
 
 @dataclass(frozen=True)
-class Gumbel(_Multiplied):
+class Gumbel(Multiplied):
     """Gumbel noise on the scores of a selection; its scale is `multiplier` times the bound of a record's score."""
 
     proven = (("argmin", L1, FullBatch), ("argmin", L1, Poisson))
@@ -287,7 +332,7 @@ class NoNoise(Mechanism):
 
 
 @dataclass(frozen=True)
-class ObjectiveNoise(_Multiplied):
+class ObjectiveNoise(Multiplied):
     """Normal noise in an objective before it is minimised, and on the minimum that was found.
 
     multiplier: of the linear term, whose standard deviation is `multiplier` times the bound of a record's gradient.

@@ -35,6 +35,8 @@ _PART = 2**16
 """Draws of a part, as many as stay in a core's cache; a multiple of all vectors' lengths, so that no bit changes."""
 
 _MAX_STEPS = 2.0**52
+_OF_RUN = 2**64 - 1
+"""The number of the stream of what holds for a whole run; no release has it."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,6 +105,12 @@ class Stream:
     def pairs(self, count: int) -> NDArray[np.uint64]:
         """Two words for each of `count` records, shape [count, 2]; a record's own do not depend on later records."""
         return self.words(2 * count).reshape(count, 2)
+
+    def parts(self, count: int, parts: int) -> NDArray[np.int64]:
+        """To which of `parts` each of `count` records belongs, shape [count]; the same in all releases of a run."""
+        words = Stream(self._key, _OF_RUN).words(count)
+        found: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
+        return found
 
     def subset(self, count: int, size: int) -> NDArray[np.intp]:
         """A random subset of `size` of `count` places, ascending, each subset equally likely up to ties of 64 bits."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+import attrs
 import dp_accounting as dp
 import numpy as np
 import torch
@@ -21,7 +22,11 @@ from torch import Tensor
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Box, Clipping, Normalised
+from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
+from algorithms.privacy.mechanisms.correlated import Correlated, Correlator
 from algorithms.privacy.mechanisms.mechanisms import (
+    CyclicPoisson,
+    FixedOrder,
     FullBatch,
     Gaussian,
     Gumbel,
@@ -40,6 +45,9 @@ from algorithms.privacy.mechanisms.mechanisms import (
 from algorithms.privacy.mechanisms.noise import Stream, add_on_grid, add_steps, steps_of
 
 __all__ = [
+    "Correlated",
+    "CyclicPoisson",
+    "FixedOrder",
     "FullBatch",
     "Gaussian",
     "Gumbel",
@@ -147,6 +155,11 @@ def _of_sample(release: Release, inner: dp.DpEvent) -> dp.DpEvent:
     match release.sampling:
         case FullBatch():
             return inner
+        case CyclicPoisson(parts=parts) | FixedOrder(parts=parts):
+            event = attrs.evolve(inner, parts=parts, rate=release.sampling.chance)
+            if isinstance(event, CorrelatedDpEvent):
+                releases_of(event)  # which refuses what no theorem covers
+            return event
         case WithoutReplacement(size=size, records=records):
             return dp.SampledWithoutReplacementDpEvent(records, size, inner)
         case Importance() if not isinstance(release.clipping, Normalised) or release.clipping.stability:
@@ -158,7 +171,7 @@ def _of_sample(release: Release, inner: dp.DpEvent) -> dp.DpEvent:
 
 
 def _combinations() -> str:
-    noises = (Gaussian, Laplace, KNorm, Gumbel, ObjectiveNoise, PureObjectiveNoise)
+    noises = (Gaussian, Laplace, KNorm, Gumbel, ObjectiveNoise, PureObjectiveNoise, Correlated)
     return ", ".join(
         f"{kind}/{sampling.__name__}/{bound.__name__}/{noise.__name__}"
         for noise in noises
@@ -166,13 +179,18 @@ def _combinations() -> str:
     )
 
 
-def chosen(sampling: Sampling, count: int, stream: Stream) -> NDArray[np.intp]:
+def chosen(release: Release, count: int, stream: Stream) -> NDArray[np.intp]:
     """The indices of those of `count` records that take part, ascending; not for importance sampling."""
-    match sampling:
+    match sampling := release.sampling:
         case FullBatch():
             return np.arange(count)
         case WithoutReplacement():
             return stream.subset(count, sampling.size)
+        case CyclicPoisson() | FixedOrder():
+            if not isinstance(release.noise, Correlated):
+                raise TypeError("parts are taken in turn by the steps of correlated noise alone")
+            has_turn = stream.parts(count, sampling.parts) == release.noise.step % sampling.parts
+            return np.flatnonzero(has_turn & stream.coins(count, sampling.chance))
         case Importance():
             raise TypeError("who takes part in an importance sample depends on gradients")
     return np.flatnonzero(stream.coins(count, sampling.rate))
@@ -198,15 +216,26 @@ class NoiseAhead:
     steps: Future[NDArray[np.float64]] | None
 
     @staticmethod
-    def of(release: Release, stream: Stream, dimension: int, *, skip: int = 0) -> "NoiseAhead":
-        """The draws that come in a stream after `skip` more words; few draws are made at once."""
+    def of(
+        release: Release,
+        stream: Stream,
+        dimension: int,
+        *,
+        skip: int = 0,
+        correlator: Correlator | None = None,
+    ) -> "NoiseAhead":
+        """The draws that come in a stream after `skip` more words; few draws are made at once.
+
+        correlator: what goes on with the noise of the steps before, for correlated noise.
+        """
         if isinstance(release.noise, NoNoise):
             return NoiseAhead(release, stream.position + skip, None)
         later, start = stream.later(skip), stream.position + skip
+        asked = release, later, dimension, correlator
         if dimension >= _MANY:
-            return NoiseAhead(release, start, _drawer().submit(_noise_in_steps, release, later, dimension))
+            return NoiseAhead(release, start, _drawer().submit(_noise_in_steps, *asked))
         steps: Future[NDArray[np.float64]] = Future()
-        steps.set_result(_noise_in_steps(release, later, dimension))
+        steps.set_result(_noise_in_steps(*asked))
         return NoiseAhead(release, start, steps)
 
     def added(self, total: Tensor) -> Tensor:
@@ -228,7 +257,9 @@ def words_of_sample(sampling: Sampling, count: int) -> int:
             return 0
         case Importance():
             return 2 * count
-        case Poisson(rate=rate) if rate >= 1:
+        case Poisson() | FixedOrder() if sampling.rate >= 1 or isinstance(sampling, FixedOrder):
+            return 0
+        case CyclicPoisson() if sampling.chance >= 1:
             return 0
     return count
 
@@ -246,9 +277,11 @@ def _noise_on_grid(release: Release, dimension: int) -> float:
     )
 
 
-def _noise_in_steps(release: Release, stream: Stream, dimension: int) -> NDArray[np.float64]:
-    noise = _noise_on_grid(release, dimension) * draws(release, stream, dimension)
-    return steps_of(noise, std=release.noise_scale)
+def _noise_in_steps(
+    release: Release, stream: Stream, dimension: int, correlator: Correlator | None
+) -> NDArray[np.float64]:
+    drawn = draws(release, stream, dimension) if correlator is None else correlator.draw(stream)
+    return steps_of(_noise_on_grid(release, dimension) * drawn, std=release.noise_scale)
 
 
 def noise_std(release: Release, dimension: int) -> float:

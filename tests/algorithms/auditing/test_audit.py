@@ -15,7 +15,7 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import Engine
 from algorithms.gradients.clipping import Unclipped
 from algorithms.privacy.barrier import unnoised_queries
-from algorithms.privacy.mechanisms import release
+from algorithms.privacy.mechanisms import correlated, release
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 
@@ -28,6 +28,8 @@ def quick(method: str = "dp_sgd", seed: int = 0, **settings: Any) -> Audit:
 def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = release.draws
     monkeypatch.setattr(release, "draws", lambda *args: 0.5 * drawn(*args))
+    step = correlated._Recursion.draw
+    monkeypatch.setattr(correlated._Recursion, "draw", lambda *args: 0.5 * step(*args))
 
 
 def one_layer_unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +109,14 @@ def test_a_records_reach_is_seen_in_both_layers() -> None:
     assert int((features != 0).sum()) == 2
 
 
+def test_correlated_steps_are_not_taken_for_a_violation() -> None:
+    with pytest.raises(RefusedError, match="correlates its noise"):
+        Game("dp_ftrl", {}, 1.0, 1e-5, 4).plan()
+
+
 def test_every_mechanism_is_tested_at_its_two_worst_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(found.attack.is_violated for found in tested(draws=200))
-    exact = ("Gaussian", "Laplace")
+    exact = ("Gaussian", "Gaussian, correlated over four steps", "Laplace")
     honest = tested(draws=2000, only=exact)
     assert all(0.75 * found.claimed < found.attack.found <= found.claimed for found in honest)
     half_the_noise(monkeypatch)

@@ -1,0 +1,248 @@
+"""Strategies of correlated noise for the workload of a run: how much noise is in its iterates, and which have least.
+
+The iterates are linear in the noised gradients, by public numbers alone: row t of the workload A holds what each
+gradient so far has moved iterate t by. Their noise is A C^-1 W, of squared size |A C^-1|^2 times the squared
+sensitivity of the strategy C, which is what is minimised here.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from torch import Tensor
+
+from algorithms.core.optimizers import OptimizerConfig
+from algorithms.privacy.mechanisms.correlated import Buffered, Strategy, Toeplitz
+from algorithms.privacy.mechanisms.noise import Stream
+
+Array = NDArray[np.float64]
+
+ROWS = 256
+"""Iterates whose noise is counted, evenly spaced over the run where it has more."""
+_NOWHERE = 1e6
+_AT_ONCE = 512
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How iterates move with the gradients before them. rows: shape [iterates, steps]. after: the steps of each."""
+
+    rows: Array
+    after: tuple[int, ...]
+
+    @property
+    def steps(self) -> int:
+        """Of the run."""
+        return int(self.rows.shape[1])
+
+
+def prefix_sums(steps: int, *, rows: int | None = None) -> Workload:
+    """Every gradient counts alike in all later iterates: a constant learning rate."""
+    return workload(OptimizerConfig(1.0), steps, rows=rows or steps)
+
+
+def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Workload:
+    """The published course of an update: with averaging that of the average, for Adam as if its scale were constant.
+
+    Args:
+        update: Its learning rate, schedule, momentum, weight decay and averaging, which are public.
+        steps: Of the run.
+        rows: The most iterates that are counted.
+
+    Returns:
+        The workload, at its last row the last iterate.
+
+    Example:
+        >>> workload(OptimizerConfig(0.5, momentum=0.5), 3).rows.round(3).tolist()
+        [[0.5, 0.0, 0.0], [0.75, 0.5, 0.0], [0.875, 0.75, 0.5]]
+    """
+    # An update moves its parameters alike by each gradient, so that each step is a coordinate of its own here.
+    plain = OptimizerConfig(
+        update.learning_rate,
+        schedule=update.schedule,
+        momentum=update.momentum,
+        averaging=update.averaging,
+        weight_decay=update.weight_decay,
+    )
+    moving = plain.start(torch.zeros(steps, dtype=torch.float64))
+    places = np.linspace(steps - 1, 0, min(rows, steps), endpoint=rows >= steps)
+    kept = {round(float(place)) for place in places}
+    found = []
+    for step in range(steps):
+        gradient = torch.zeros(steps, dtype=torch.float64)
+        gradient[step] = -1.0
+        moving = plain.apply(moving, gradient, steps=steps)
+        if step in kept:
+            found.append(plain.published(moving).numpy())
+    return Workload(np.stack(found), tuple(step + 1 for step in sorted(kept)))
+
+
+def squared_noise(strategy: Strategy, asked: Workload) -> Array:
+    """Of a coordinate of each iterate, shape [iterates], where the rows of W have variance 1.
+
+    Example:
+        >>> squared_noise(Toeplitz((1.0,)), prefix_sums(4)).tolist()
+        [1.0, 2.0, 3.0, 4.0]
+    """
+    if isinstance(strategy, Toeplitz | Buffered):
+        inverse = torch.from_numpy(strategy.inverse(asked.steps))
+        found: Array = _applied(torch.from_numpy(asked.rows), inverse).square().sum(1).numpy()
+        return found
+    total = np.zeros(len(asked.rows))
+    for start in range(0, 2 * asked.steps, _AT_ONCE):
+        draws = _Units(start)
+        correlator = strategy.correlator(_AT_ONCE)
+        noise = np.stack([correlator.draw(draws) for _ in range(asked.steps)])
+        total += np.square(asked.rows @ noise).sum(1)
+    return total
+
+
+def mean_squared_noise(strategy: Strategy, asked: Workload) -> float:
+    """The mean of `squared_noise` over the iterates."""
+    return float(squared_noise(strategy, asked).mean())
+
+
+class _Units(Stream):
+    """In place of draws: the n-th one is the n-th unit vector, of which some coordinates are seen."""
+
+    def __init__(self, start: int) -> None:
+        self._start, self._drawn = start, 0
+
+    def normal(self, count: int) -> Array:
+        found = np.zeros(count)
+        if 0 <= self._drawn - self._start < count:
+            found[self._drawn - self._start] = 1.0
+        self._drawn += 1
+        return found
+
+
+def square_root(bands: int, *, momentum: float = 0.0) -> Toeplitz:
+    """The first bands of the square root of the workload of a constant learning rate, its first column of norm 1.
+
+    Source: Kalinin and Lampert 2024, arXiv:2405.13763, Theorem 1, without weight decay.
+    """
+    falls = np.cumprod(np.concatenate([[1.0], 1.0 - 0.5 / np.arange(1, bands)]))
+    column = np.convolve(falls, falls * momentum ** np.arange(bands))[:bands] if momentum else falls
+    return _normalised(column)
+
+
+@lru_cache(maxsize=64)
+def banded(update: OptimizerConfig, steps: int, bands: int) -> Toeplitz:
+    """The banded Toeplitz strategy with the least noise in the iterates, its first column of norm 1.
+
+    Source: McKenna 2024, arXiv:2405.15913, for records that take part again after `bands` steps or more.
+
+    Example:
+        >>> banded(OptimizerConfig(1.0), 64, 1).coefficients
+        (1.0,)
+    """
+    return best_banded(workload(update, steps), bands, momentum=update.momentum)
+
+
+def best_banded(asked: Workload, bands: int, *, momentum: float = 0.0) -> Toeplitz:
+    """`banded` of a workload."""
+    bands = min(bands, asked.steps)
+    if bands == 1:
+        return Toeplitz((1.0,))
+    rows = torch.from_numpy(asked.rows)
+    spectrum = _spectrum(rows)
+
+    def noise(tail: Tensor) -> Tensor:
+        column = torch.cat([torch.ones(1, dtype=torch.float64), tail])
+        error = _applied(rows, _inverse(column, asked.steps), spectrum).square().sum()
+        return torch.log(error * column.square().sum())
+
+    start = square_root(bands, momentum=momentum).coefficients
+    found = _minimised(noise, np.array(start[1:]) / start[0])
+    return _normalised(np.concatenate([[1.0], found]))
+
+
+@lru_cache(maxsize=64)
+def buffered(update: OptimizerConfig, steps: int, buffers: int, parts: int) -> Buffered:
+    """The buffered strategy with the least noise in the iterates for records that take part in every parts-th step.
+
+    Source: McMahan et al. 2024, arXiv:2408.08868.
+    """
+    return best_buffered(workload(update, steps), buffers, parts=parts)
+
+
+def best_buffered(asked: Workload, buffers: int, *, parts: int) -> Buffered:
+    """`buffered` of a workload."""
+    steps = asked.steps
+    rows = torch.from_numpy(asked.rows)
+    spectrum, powers = _spectrum(rows), torch.arange(max(steps - 1, 1), dtype=torch.float64)
+
+    def terms(point: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.exp(point[:buffers]), torch.sigmoid(point[buffers:])
+
+    def noise(point: Tensor) -> Tensor:
+        weights, decays = terms(point)
+        column = torch.cat([torch.ones(1, dtype=torch.float64), weights @ decays[:, None] ** powers])[:steps]
+        error = _applied(rows, _inverse(column, steps), spectrum).square().sum()
+        # No coefficient is negative, so a record's columns move most where all its gradients are alike.
+        moved = torch.zeros_like(column)
+        for place in range(0, steps, parts):
+            moved = moved + torch.nn.functional.pad(column, (place, 0))[:steps]
+        return torch.log(error * moved.square().sum())
+
+    slow = np.linspace(0.5, np.log(max(steps, 8)), buffers)
+    found = _minimised(noise, np.concatenate([np.log(0.4 / buffers) - slow / 2, slow]))
+    weights, decays = terms(torch.from_numpy(found))
+    return Buffered(tuple(map(float, weights)), tuple(map(float, decays)))
+
+
+def noise_in_iterates(strategy: Strategy, asked: Workload, noise_multiplier: float) -> float:
+    """The root of their mean squared noise, over the bound of a record's gradient."""
+    return noise_multiplier * math.sqrt(mean_squared_noise(strategy, asked))
+
+
+def _normalised(column: Array) -> Toeplitz:
+    return Toeplitz(tuple(map(float, column / np.sqrt(np.square(column).sum()))))
+
+
+def _minimised(value: Callable[[Tensor], Tensor], start: Array) -> Array:
+    """A local minimum by L-BFGS."""
+
+    def with_gradient(point: Array) -> tuple[float, Array]:
+        variables = torch.from_numpy(point.copy()).requires_grad_()
+        found = value(variables)
+        if not torch.isfinite(found):  # an inverse that grows without end; back to where it does not
+            return _NOWHERE, np.zeros_like(point)
+        (slope,) = torch.autograd.grad(found, variables)
+        return float(found.detach()), slope.numpy()
+
+    result = minimize(
+        with_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": 1e-9}
+    )
+    return np.asarray(result.x if result.fun <= with_gradient(start)[0] else start)
+
+
+def _spectrum(rows: Tensor) -> Tensor:
+    found: Tensor = torch.fft.rfft(rows, n=2 * rows.shape[1])
+    return found
+
+
+def _applied(rows: Tensor, inverse: Tensor, spectrum: Tensor | None = None) -> Tensor:
+    """A C^-1 for the first column of C^-1, shape [iterates, steps], by the Fourier transform."""
+    steps = rows.shape[1]
+    spectrum = _spectrum(rows) if spectrum is None else spectrum
+    found = torch.fft.irfft(spectrum * torch.fft.rfft(inverse, n=2 * steps).conj(), n=2 * steps)
+    applied: Tensor = found[:, :steps]
+    return applied
+
+
+def _inverse(column: Tensor, steps: int) -> Tensor:
+    """The first column of the inverse of a Toeplitz matrix, shape [steps], by Newton's iteration on power series."""
+    found = 1.0 / column[:1]
+    while len(found) < steps:
+        size = min(2 * len(found), steps)
+        there = torch.fft.rfft(found, n=4 * size)
+        series = torch.fft.rfft(column[:size], n=4 * size)
+        following: Tensor = torch.fft.irfft(there * (2.0 - series * there), n=4 * size)
+        found = following[:size]
+    return found

@@ -1,0 +1,170 @@
+"""DP-MF: gradients with Gaussian noise that is correlated over steps (Choquette-Choo et al. 2023, arXiv:2306.08153).
+
+What one step adds the next take away in part, so that the iterates hold less noise than with independent noise of the
+same cost. One event for the whole run, charged with its first step: see `accounting.correlated`. A run that ends early
+costs the whole.
+
+Differences from the papers: Toeplitz strategies alone, optimised by L-BFGS; records are divided into parts by a coin of
+their own, not by their place in a list, so that one record more or less moves no other; the workload has the schedule,
+momentum, weight decay and averaging of the run.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from algorithms.core.calibration import plan_fixed
+from algorithms.core.correlated_steps import (
+    INDEPENDENT,
+    CorrelatedPlan,
+    Participation,
+    correlated_step,
+    correlated_steps,
+    in_order,
+    multiplier,
+)
+from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.minibatch import Batches, State, batches, gradient_steps, sgd_step, start
+from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.core.strategies import banded, buffered, noise_in_iterates, square_root, workload
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2, Normalised
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.correlated import Strategy, Toeplitz
+from algorithms.privacy.mechanisms.mechanisms import FixedOrder
+from algorithms.privacy.mechanisms.release import Release
+
+_MOST = 64
+"""Bands that "auto" tries: each is a vector of memory."""
+_WORTH = 0.01
+"""Of the noise in the iterates, that twice the bands have to take away."""
+
+
+@dataclass(frozen=True)
+class MatrixFactorisation:
+    """Settings of DP-MF.
+
+    expected_batch_size, sampling_rate, clip_norm, clipping, update: as in DP-SGD. participation: "cyclic_poisson", a
+    Poisson sample of one of `bands` parts of the records in turn, or "fixed_order", every record once in a pass.
+    strategy: "banded", the best banded Toeplitz matrix; "square_root", its closed form for a constant learning rate;
+    "buffered", in fixed order alone. bands: steps over which noise is correlated, "auto" for as many as gain by the
+    run's own numbers; with 1 and Poisson samples the run is DP-SGD, bit for bit. buffers: of a buffered strategy.
+    """
+
+    steps: Annotated[int, Field(ge=1)]
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
+    clipping: Literal["l2", "normalised"] = "l2"
+    stability: Annotated[float, Field(ge=0, le=1e12)] = 0.01
+    participation: Participation = "cyclic_poisson"
+    strategy: Literal["banded", "square_root", "buffered"] = "banded"
+    bands: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    buffers: Annotated[int, Field(ge=1, le=16)] = 4
+    update: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The strategy with the least noise in the iterates, and the least noise with which its run fits the target."""
+        sampled = batches(
+            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
+        )
+        if self.participation == "fixed_order":
+            sampled = in_order(sampled, public)
+        kept = self._best(sampled, target)
+        return plan_fixed(
+            self._releases(kept, sampled, target),
+            target=target,
+            public=public,
+            steps=self.steps,
+            sampling_rate=sampled.rate,
+            divisor=sampled.divisor,
+            method_params=kept,
+        )
+
+    def init(self, parameters: Tensor, plan: Plan) -> State:
+        """The state at the model's start."""
+        return start(self.update, parameters, plan)
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One gradient with the noise of its step, one update."""
+        if self._is_dp_sgd(plan.params(CorrelatedPlan)):
+            return sgd_step(state, plan, barrier, clipping=self._clipping(), update=self.update)
+        return correlated_step(state, plan, barrier, clipping=self._clipping(), update=self.update)
+
+    def released(self, state: State) -> Tensor:
+        """The last iterate, or the average the settings ask for, shape [d]."""
+        return self.update.published(state.moving)
+
+    def _best(self, sampled: Batches, target: Target) -> CorrelatedPlan:
+        """The strategy that the settings ask for; of several the one with the least noise in the iterates."""
+        asked = workload(self.update, self.steps)
+        parts = sampled.sampling.parts if isinstance(sampled.sampling, FixedOrder) else 1
+
+        def needed(strategy: Strategy, parts: int) -> float:
+            kept = CorrelatedPlan.of(strategy, self.participation, parts)
+            return multiplier(self._releases(kept, sampled, target), target)
+
+        independent = needed(INDEPENDENT, parts)
+        best, own = CorrelatedPlan.of(INDEPENDENT, self.participation, parts), independent
+        found = math.inf
+        for strategy, own_parts in self._candidates(sampled):
+            there = independent if strategy == INDEPENDENT else needed(strategy, own_parts)
+            noise = noise_in_iterates(strategy, asked, there)
+            if noise >= (1 - _WORTH) * found:
+                break
+            best, own, found = CorrelatedPlan.of(strategy, self.participation, own_parts), there, noise
+        return best.beside_independent(asked, own=own, independent=independent)
+
+    def _candidates(self, sampled: Batches) -> Iterator[tuple[Strategy, int]]:
+        """Strategies in the order of their memory, and the parts of the records that each goes with."""
+        if isinstance(sampled.sampling, FixedOrder):
+            parts = sampled.sampling.parts
+            if self.strategy == "buffered":
+                yield buffered(self.update, self.steps, self.buffers, parts), parts
+                return
+            for bands in self._bands(parts):
+                yield self._banded(bands), parts
+            return
+        if self.strategy == "buffered":
+            raise RefusedError(
+                "algorithm.strategy is buffered, whose noise has no end, and a sample's gain is proven for bands alone;"
+                " set algorithm.participation to fixed_order, or algorithm.strategy to banded."
+            )
+        most = math.floor(1 / sampled.rate * (1 + 1e-12))
+        if self.bands != "auto" and self.bands > most:
+            raise RefusedError(
+                f"{self.bands} bands were asked for, and one of as many parts of the records has less than a batch at a"
+                f" rate of {sampled.rate:.4g}; set algorithm.bands to at most {most}, or to auto."
+            )
+        for bands in self._bands(most):
+            yield self._banded(bands), bands
+
+    def _bands(self, most: int) -> list[int]:
+        if self.bands != "auto":
+            return [min(self.bands, self.steps)]
+        limit = min(most, self.steps, _MOST)
+        return [bands for bands in (1, 2, 4, 8, 16, 32) if bands < limit] + [limit]
+
+    def _banded(self, bands: int) -> Toeplitz:
+        if self.strategy == "square_root":
+            return square_root(bands, momentum=self.update.momentum)
+        return banded(self.update, self.steps, bands)
+
+    def _releases(
+        self, kept: CorrelatedPlan, sampled: Batches, target: Target
+    ) -> Callable[[float], list[tuple[Release, int]]]:
+        steps = gradient_steps if self._is_dp_sgd(kept) else partial(correlated_steps, kept)
+        return steps(sampled, self._clipping(), steps=self.steps, count_noise=target.count_noise)
+
+    def _is_dp_sgd(self, kept: CorrelatedPlan) -> bool:
+        return self.participation == "cyclic_poisson" and kept.correlation() == INDEPENDENT
+
+    def _clipping(self) -> L2 | Normalised:
+        return L2(self.clip_norm) if self.clipping == "l2" else Normalised(self.clip_norm, self.stability)

@@ -1,0 +1,240 @@
+"""What correlated noise costs: one event for all steps of a run, by the sensitivity of its strategy.
+
+The noise of step t is row t of C^-1 W, for a lower triangular C, the strategy, and independent normal rows of W. To see
+all noised gradients G + C^-1 W is to see C G + W, so that the run is one Gaussian release of C G, also where gradients
+depend on what was released before (Denisov et al. 2022, arXiv:2202.08312, Theorem 2.1). A record belongs to one of
+`parts` and can take part in every parts-th step alone, with gradients u of norm at most 1.
+
+Fixed order (rate 1): the release moves by the sum of C's columns at those steps, each times its u. Of vectors u, whose
+products can have any sign, the square is at most the sum of the absolute products of these columns; exactly, where no
+product is negative. Cyclic Poisson (rate below 1): with at most `parts` bands the columns of one record do not overlap,
+and each is a Poisson sampled Gaussian release (Choquette-Choo et al. 2023, arXiv:2306.08153, Theorem 4). Of other
+strategies no gain by sampling is proven here, and they are refused.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import attrs
+import dp_accounting as dp
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.event_rules import EventRule, Traced, register, rule_of
+
+Array = NDArray[np.float64]
+
+
+@attrs.frozen
+class CorrelatedDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """All steps of a run with correlated Gaussian noise, charged with the first of them.
+
+    Attributes:
+        noise_multiplier: Standard deviation of a coordinate of W over the bound of a record's gradient.
+        coefficients: The first column of a Toeplitz strategy, without the zeros at its end; or none.
+        weights, decays: Of a buffered one instead: c_0 = 1 and c_i = sum_j weights_j decays_j^(i - 1).
+        leaves: Of a binary tree instead, which begins anew after so many steps; else 0.
+        parts: Into how many the records are divided.
+        rate: How likely a record takes part in a step of its part.
+        steps: How many there are.
+    """
+
+    noise_multiplier: float
+    coefficients: list[float]
+    weights: list[float]
+    decays: list[float]
+    leaves: int
+    parts: int
+    rate: float
+    steps: int
+
+
+@attrs.frozen
+class CorrelatedStepDpEvent(dp.DpEvent):  # type: ignore[misc]
+    """A later step of the run that a `CorrelatedDpEvent` before it has paid for."""
+
+    noise_multiplier: float
+    parts: int
+    rate: float
+
+
+def toeplitz(event: CorrelatedDpEvent) -> Array:
+    """The first column of a Toeplitz strategy, shape [at most steps]."""
+    if event.coefficients:
+        return np.array(event.coefficients[: event.steps], dtype=np.float64)
+    return buffered(np.array(event.weights), np.array(event.decays), event.steps)
+
+
+def buffered(weights: Array, decays: Array, steps: int) -> Array:
+    """The first column of a buffered strategy, shape [steps]."""
+    powers = decays[:, None] ** np.arange(max(steps - 1, 0))
+    return np.concatenate([[1.0], weights @ powers])[:steps]
+
+
+def squared_sensitivity(coefficients: Array, *, steps: int, parts: int) -> float:
+    """How far C G moves at most in squared Frobenius norm by a record that takes part in every parts-th step.
+
+    Args:
+        coefficients: The first column of C, shape [bands].
+        steps: Rows and columns of C.
+        parts: Steps from one part of a record in the run to its next.
+
+    Example:
+        >>> squared_sensitivity(np.array([1.0, 0.5]), steps=4, parts=2)
+        2.5
+    """
+    column = np.zeros(steps)
+    column[: min(len(coefficients), steps)] = coefficients[:steps]
+    totals = np.zeros(min(parts, steps))
+    for lag in range(0, steps, parts):
+        if lag >= len(coefficients):
+            break
+        # The product of the columns at steps p - lag and p is that of c and c moved by the lag, up to row steps - 1.
+        products = np.abs(np.cumsum(column[: steps - lag] * column[lag:]))
+        places = np.arange(lag, steps)
+        weights = (1.0 if lag == 0 else 2.0) * products[steps - 1 - places]
+        totals += np.bincount(places % parts, weights=weights, minlength=len(totals))[: len(totals)]
+    return float(totals.max())
+
+
+def squared_tree_sensitivity(*, leaves: int, steps: int, parts: int) -> float:
+    """The same of binary trees over `leaves` steps each: a node whose leaves are all there is a sum that is released.
+
+    Source: Kairouz et al. 2021, arXiv:2103.00039, where a record takes part in a tree once; a node of which it is in
+    several leaves moves by their number.
+
+    Example:
+        >>> squared_tree_sensitivity(leaves=8, steps=8, parts=8)
+        4.0
+    """
+
+    def total(first: int) -> float:
+        takes_part = np.zeros(steps)
+        takes_part[first::parts] = 1.0
+        found = 0.0
+        for start in range(0, steps, leaves):
+            nodes = takes_part[start : start + leaves]
+            while len(nodes):
+                found += float(np.square(nodes).sum())
+                nodes = nodes[: len(nodes) // 2 * 2].reshape(-1, 2).sum(axis=1)
+        return found
+
+    return max(map(total, range(min(parts, steps))))
+
+
+def is_banded(event: CorrelatedDpEvent) -> bool:
+    """Whether the columns of one record do not overlap."""
+    return 0 < len(event.coefficients) <= event.parts
+
+
+@lru_cache(maxsize=256)
+def _squared(
+    coefficients: tuple[float, ...],
+    weights: tuple[float, ...],
+    decays: tuple[float, ...],
+    leaves: int,
+    parts: int,
+    steps: int,
+) -> float:
+    if leaves:
+        return squared_tree_sensitivity(leaves=leaves, steps=steps, parts=parts)
+    column = np.array(coefficients) if coefficients else buffered(np.array(weights), np.array(decays), steps)
+    return squared_sensitivity(column, steps=steps, parts=parts)
+
+
+def releases_of(event: CorrelatedDpEvent) -> tuple[dp.DpEvent, int]:
+    """The event that a run costs like, and how often; raises RefusedError where no theorem gives one.
+
+    Example:
+        >>> releases_of(CorrelatedDpEvent(2.0, [1.0], [], [], 0, 1, 0.1, 50))
+        (PoissonSampledDpEvent(sampling_probability=0.1, event=GaussianDpEvent(noise_multiplier=2.0)), 50)
+    """
+    if event.rate == 1.0:
+        lists = (tuple(event.coefficients), tuple(event.weights), tuple(event.decays))
+        squared = _squared(*lists, event.leaves, event.parts, event.steps)
+        return dp.GaussianDpEvent(event.noise_multiplier / math.sqrt(squared)), 1
+    if not is_banded(event):
+        bands = "a tree" if event.leaves else f"{len(event.coefficients) or event.steps} bands"
+        raise RefusedError(
+            f"a sample from each of {event.parts} parts was asked for with the noise of {bands}; its gain is proven for"
+            " Toeplitz strategies of no more bands than parts: give more parts, fewer bands, or a fixed order."
+        )
+    norm = math.sqrt(float(np.square(toeplitz(event)).sum()))
+    inner = dp.GaussianDpEvent(event.noise_multiplier / norm)
+    return dp.PoissonSampledDpEvent(event.rate, inner), math.ceil(event.steps / event.parts)
+
+
+class _Correlated(EventRule):
+    def is_possible(self, event: Any) -> bool:
+        numbers = [event.noise_multiplier, *event.coefficients, *event.weights, *event.decays, event.rate]
+        kinds = [bool(event.coefficients), bool(event.weights), event.leaves > 0]
+        return bool(
+            all(map(math.isfinite, numbers))
+            and event.noise_multiplier > 0
+            and sum(kinds) == 1
+            and len(event.weights) == len(event.decays)
+            and all(0 <= decay < 1 for decay in event.decays)
+            and (not event.coefficients or event.coefficients[0] > 0)
+            and min(event.parts, event.steps) >= 1
+            and 0 < event.rate <= 1
+        )
+
+    def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
+        yield releases_of(event)
+
+    def amplified(self, event: Any) -> dp.DpEvent:
+        return dp.SelfComposedDpEvent(*releases_of(event))
+
+    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+        return attrs.evolve(event, rate=1.0)
+
+    def rho(self, event: Any) -> float:
+        plain = self.amplified(event)
+        return rule_of(plain).rho(plain)
+
+    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+        plain = self.amplified(event)
+        return rule_of(plain).rdp(plain, orders, adjacency)
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        """In fixed order: what several records move together is at most the sum of what each does."""
+        if event.rate < 1:
+            return super().grouped(event, count)
+        return attrs.evolve(event, noise_multiplier=event.noise_multiplier / count)
+
+    def traced(self, event: Any) -> Traced:
+        name = "fixed order" if event.rate == 1 else "cyclic poisson"
+        return Traced({"correlated": event.noise_multiplier}, (name,), event.rate / event.parts)
+
+
+class _CorrelatedStep(_Correlated):
+    def is_possible(self, event: Any) -> bool:
+        return bool(0 < event.noise_multiplier < math.inf and event.parts >= 1 and 0 < event.rate <= 1)
+
+    def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
+        return iter(())
+
+    def amplified(self, event: Any) -> dp.DpEvent:
+        return dp.NoOpDpEvent()
+
+
+register(CorrelatedDpEvent, _Correlated())
+register(CorrelatedStepDpEvent, _CorrelatedStep())
+
+
+def check_paid(schedule: Iterable[tuple[dp.DpEvent, int]]) -> None:
+    """Raises RefusedError for later steps of correlated noise that no event before them has paid for."""
+    paid, left = None, 0
+    for event, count in schedule:
+        if isinstance(event, CorrelatedDpEvent):
+            paid, left = (event.noise_multiplier, event.parts, event.rate), event.steps - 1
+        elif isinstance(event, CorrelatedStepDpEvent):
+            left -= count
+            if (event.noise_multiplier, event.parts, event.rate) != paid or left < 0:
+                raise RefusedError(
+                    f"{count} later steps of correlated noise stand among the events, and none before them has paid"
+                    " for as many; check the document."
+                )

@@ -1,0 +1,281 @@
+"""Noise that is correlated over steps: what one step adds, later ones take away in part.
+
+A strategy is a lower triangular matrix C; the noise of all steps is C^-1 W for independent normal rows of W. What it
+costs is in `accounting.correlated`. A step's row of W comes from the stream of its release, so that a run that is taken
+up again draws the noise of its earlier steps once more instead of keeping it.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import dp_accounting as dp
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2, Normalised, PerLayer
+from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, CorrelatedStepDpEvent, buffered
+from algorithms.privacy.mechanisms.mechanisms import CyclicPoisson, FixedOrder, Multiplied
+from algorithms.privacy.mechanisms.noise import Stream
+
+Array = NDArray[np.float64]
+
+
+class Strategy(ABC):
+    """How noise is correlated, whatever its scale."""
+
+    @abstractmethod
+    def correlator(self, dimension: int) -> "Correlator":
+        """What makes the noise of step after step of `dimension` coordinates."""
+
+    @abstractmethod
+    def variances(self, steps: int) -> Array:
+        """Of a coordinate of the noise of each step, shape [steps], where those of W are 1."""
+
+    @abstractmethod
+    def prefix_variances(self, steps: int) -> Array:
+        """Of a coordinate of the sum of the noise so far after each step, shape [steps]."""
+
+    @abstractmethod
+    def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
+        """What all steps cost where every record takes part in each; who does is for the sampling to say."""
+
+
+class Correlator(ABC):
+    """The noise of one run, step after step."""
+
+    @abstractmethod
+    def draw(self, stream: Stream) -> Array:
+        """The noise of the next step at scale 1, shape [dimension], from the stream of its release."""
+
+
+class _ToeplitzStrategy(Strategy):
+    @abstractmethod
+    def column(self, steps: int) -> Array:
+        """The first column of C, shape [at most steps]."""
+
+    def inverse(self, steps: int) -> Array:
+        """The first column of C^-1, shape [steps]."""
+        impulse = np.zeros(steps)
+        impulse[0] = 1.0
+        found: Array = lfilter([1.0], self.column(steps), impulse)
+        return found
+
+    def variances(self, steps: int) -> Array:
+        return np.cumsum(np.square(self.inverse(steps)))
+
+    def prefix_variances(self, steps: int) -> Array:
+        return np.cumsum(np.square(np.cumsum(self.inverse(steps))))
+
+
+@dataclass(frozen=True)
+class Toeplitz(_ToeplitzStrategy):
+    """A banded Toeplitz matrix. coefficients: its first column without the zeros at the end; (1,) is independent noise.
+
+    Its memory is one vector for each band but the first.
+    """
+
+    coefficients: tuple[float, ...]
+
+    def column(self, steps: int) -> Array:
+        return np.array(self.coefficients[:steps])
+
+    def correlator(self, dimension: int) -> Correlator:
+        return _Recursion(self.coefficients, dimension)
+
+    def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
+        return CorrelatedDpEvent(noise_multiplier, list(self.coefficients), [], [], 0, 1, 1.0, steps)
+
+
+@dataclass(frozen=True)
+class Buffered(_ToeplitzStrategy):
+    """A Toeplitz matrix with c_0 = 1, c_i = sum_j weights_j decays_j^(i - 1): one vector of memory for each weight.
+
+    Source: Dvijotham et al. 2024, arXiv:2404.16706; McMahan et al. 2024, arXiv:2408.08868.
+    """
+
+    weights: tuple[float, ...]
+    decays: tuple[float, ...]
+
+    def column(self, steps: int) -> Array:
+        return buffered(np.array(self.weights), np.array(self.decays), steps)
+
+    def correlator(self, dimension: int) -> Correlator:
+        return _Buffers(self.weights, self.decays, dimension)
+
+    def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
+        return CorrelatedDpEvent(
+            noise_multiplier, [], list(self.weights), list(self.decays), 0, 1, 1.0, steps
+        )
+
+
+@dataclass(frozen=True)
+class Tree(Strategy):
+    """Sums over the nodes of a binary tree over `leaves` steps, which then begins anew: the noise of DP-FTRL.
+
+    A node's sum is estimated from its own noise and its children's, weighted by their precisions, with nothing that
+    comes later. Source: Kairouz et al. 2021, arXiv:2103.00039; the estimate is Honaker's (2015), "from below".
+    """
+
+    leaves: int
+
+    def correlator(self, dimension: int) -> Correlator:
+        return _Tree(self.leaves, dimension)
+
+    def variances(self, steps: int) -> Array:
+        return np.array([self._variance(place % self.leaves + 1) for place in range(steps)])
+
+    def prefix_variances(self, steps: int) -> Array:
+        found, before, place = np.zeros(steps), 0.0, 0
+        for step in range(steps):
+            place = step % self.leaves + 1
+            found[step] = before + sum(
+                _node_variance(level) for level in range(place.bit_length()) if place >> level & 1
+            )
+            if place == self.leaves:
+                before = found[step]
+        return found
+
+    def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
+        return CorrelatedDpEvent(noise_multiplier, [], [], [], self.leaves, 1, 1.0, steps)
+
+    def _variance(self, place: int) -> float:
+        """Of the noise of the step that is the place-th of its tree: of the estimate of the node that it completes
+        and of those of the nodes that this takes the place of, whose weight in it is less than 1."""
+        height = _height(place)
+        total, share = _node_variance(height), 1.0
+        for level in reversed(range(height)):
+            share *= _weight_of_children(level + 1)
+            total += (1.0 - 2.0 * share) * _node_variance(level)
+        return total
+
+
+def strategy_of(event: CorrelatedDpEvent) -> Strategy:
+    """The strategy that an event states.
+
+    Example:
+        >>> strategy_of(Toeplitz((0.8, 0.6)).event(2.0, 10))
+        Toeplitz(coefficients=(0.8, 0.6))
+    """
+    if event.leaves:
+        return Tree(event.leaves)
+    if event.coefficients:
+        return Toeplitz(tuple(event.coefficients))
+    return Buffered(tuple(event.weights), tuple(event.decays))
+
+
+def _height(place: int) -> int:
+    """Of the tallest node that is complete with the place-th leaf."""
+    return (place & -place).bit_length() - 1
+
+
+@lru_cache
+def _node_variance(level: int) -> float:
+    """Of the estimate of a node's noise, by its own and by its children's."""
+    return 1.0 if level == 0 else 1.0 / (1.0 + 0.5 / _node_variance(level - 1))
+
+
+def _weight_of_children(level: int) -> float:
+    return 1.0 - _node_variance(level)
+
+
+class _Recursion(Correlator):
+    """C Z = W, solved row by row."""
+
+    def __init__(self, coefficients: tuple[float, ...], dimension: int) -> None:
+        self._coefficients, self._dimension = coefficients, dimension
+        self._past: deque[Array] = deque(maxlen=len(coefficients) - 1)
+
+    def draw(self, stream: Stream) -> Array:
+        noise = stream.normal(self._dimension)
+        for coefficient, before in zip(self._coefficients[1:], self._past, strict=False):
+            noise = noise - coefficient * before
+        if self._coefficients[0] != 1.0:
+            noise = noise / self._coefficients[0]
+        self._past.appendleft(noise)
+        return noise
+
+
+class _Buffers(Correlator):
+    """The same with a geometric sum of the noise so far for each decay."""
+
+    def __init__(self, weights: tuple[float, ...], decays: tuple[float, ...], dimension: int) -> None:
+        self._weights, self._decays = np.array(weights), np.array(decays)
+        self._sums = np.zeros((len(weights), dimension))
+
+    def draw(self, stream: Stream) -> Array:
+        noise: Array = stream.normal(self._sums.shape[1]) - self._weights @ self._sums
+        self._sums *= self._decays[:, None]
+        self._sums += noise
+        return noise
+
+
+class _Tree(Correlator):
+    """Estimates of the nodes that are complete, by level, and what their sum was a step before."""
+
+    def __init__(self, leaves: int, dimension: int) -> None:
+        self._leaves, self._dimension, self._place = leaves, dimension, 0
+        self._nodes: dict[int, Array] = {}
+
+    def draw(self, stream: Stream) -> Array:
+        if self._place == self._leaves:
+            self._place, self._nodes = 0, {}
+        self._place += 1
+        node = stream.normal(self._dimension)
+        taken = np.zeros(self._dimension)
+        for level in range(1, _height(self._place) + 1):
+            sibling = self._nodes.pop(level - 1)
+            taken += sibling
+            weight = _node_variance(level)
+            node = weight * stream.normal(self._dimension) + (1.0 - weight) * (node + sibling)
+        self._nodes[_height(self._place)] = node
+        return node - taken
+
+
+@dataclass(frozen=True)
+class Correlated(Multiplied):
+    """Normal noise of one step of a run, correlated with that of the others.
+
+    multiplier: standard deviation of a coordinate of W over the L2 bound of a record. strategy: how it is correlated.
+    steps: of the whole run, which is charged with its first step. step: which one this is, from 0.
+    """
+
+    strategy: Strategy = field(default_factory=lambda: Toeplitz((1.0,)))
+    steps: int = 1
+    step: int = 0
+
+    proven = tuple(
+        ("gradient", bound, sampling)
+        for bound in (L2, PerLayer, Normalised)
+        for sampling in (CyclicPoisson, FixedOrder)
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.step < self.steps:
+            raise RefusedError(
+                f"step {self.step} of {self.steps} with correlated noise was asked for; give one from 0 to"
+                f" {self.steps - 1}."
+            )
+
+    def draw(self, stream: Stream, count: int, *, box: bool) -> NDArray[np.float64]:
+        """Raises TypeError: a draw goes on with those of the steps before."""
+        raise TypeError("correlated noise is drawn by its correlator")
+
+    def std(self, dimension: int, *, box: bool) -> float:
+        return float(_stds(self.strategy, self.steps)[self.step])
+
+    def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
+        """The whole run's with the first step, nothing with the others."""
+        if self.step == 0:
+            return self.strategy.event(self.multiplier, self.steps)
+        return CorrelatedStepDpEvent(self.multiplier, 1, 1.0)
+
+
+@lru_cache(maxsize=64)
+def _stds(strategy: Strategy, steps: int) -> Array:
+    return np.sqrt(strategy.variances(steps))
