@@ -78,23 +78,29 @@ def params() -> str:
 
 def data_card() -> str:
     """Every key of a data card."""
-    from data.schema.card import Cap, Composition, DataCard, File, Records, Split
+    from data.schema.card import Cap, Composition, DataCard, File, Person, Records, Split
     from data.schema.formats import (
         Binned,
         Categorical,
         Cifar,
         Csv,
+        Datasets,
         Date,
         Digits,
         Folder,
         Idx,
         Ignored,
+        Images,
+        ImageTable,
         Label,
         Numeric,
+        Own,
         Parquet,
         Query,
         Reviews,
         Synthetic,
+        Texts,
+        Tokens,
     )
 
     text = [
@@ -105,8 +111,22 @@ def data_card() -> str:
         _table(TypeAdapter(DataCard).json_schema(), ""),
     ]
     parts: Mapping[str, Iterable[Any]] = {
-        "Parts": (File, Records, Cap, Split, Composition),
-        "Readers (`reader.kind`)": (Csv, Parquet, Idx, Cifar, Reviews, Digits, Synthetic),
+        "Parts": (File, Records, Cap, Split, Composition, Person),
+        "Readers (`reader.kind`)": (
+            Csv,
+            Parquet,
+            Datasets,
+            Images,
+            ImageTable,
+            Texts,
+            Tokens,
+            Own,
+            Idx,
+            Cifar,
+            Reviews,
+            Digits,
+            Synthetic,
+        ),
         "Columns of a table (`kind`)": (Numeric, Binned, Categorical, Date, Label, Ignored),
         "Blocks (`blocks.kind`)": (Folder, Query),
     }
@@ -180,7 +200,9 @@ def datasets() -> str:
         records = card.records
         count = "private" if records.train is None else f"{records.train:,} + {records.test:,}"
         shape = " x ".join(map(str, card.input_shape))
-        rows.append((f"`{name}`", card.title, count, shape, str(len(card.classes) or "a number"), card.licence))
+        rows.append(
+            (f"`{name}`", card.title, count, shape, str(len(card.classes) or "a number"), card.licence)
+        )
     heads = ("name", "what", "records to train and to test on", "features", "classes", "licence")
     return "\n\n".join(
         [

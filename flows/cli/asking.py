@@ -58,4 +58,9 @@ def number_asked() -> int:
 
 
 def _listed(question: str) -> list[str]:
-    return [part.strip() for part in str(typer.prompt(question)).split(",") if part.strip()]
+    return listed(str(typer.prompt(question)))
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a text that commas separate."""
+    return [part.strip() for part in text.split(",") if part.strip()]

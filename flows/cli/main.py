@@ -441,21 +441,46 @@ def init(
     ] = None,
     unit: Annotated[str, typer.Option(help="What one record is, and so what is protected.")] = "one person",
     cap: Annotated[float, typer.Option(help="Epsilon that all runs together may spend.")] = 10.0,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="In place of a table: a folder with a folder of images a class, which is copied."),
+    ] = None,
+    size: Annotated[
+        int, typer.Option(min=8, help="Pixels of a side that images are cut and resized to.")
+    ] = 64,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of a table: rows with texts, CSV, JSON lines or Parquet; copied, not read."
+        ),
+    ] = None,
+    columns: Annotated[str, typer.Option(help="Columns of the texts, with commas.")] = "text",
+    classes: Annotated[str, typer.Option(help="Of images and texts, with commas.")] = "",
 ) -> None:
     """Make a project of your own, under git and DVC.
 
     It has params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
     """
     with sentences():
-        from flows.cli.asking import columns_asked, number_asked
-        from tasks.config.new_project import Declared, make, of_schema
+        from flows.cli.asking import columns_asked, listed, number_asked
+        from tasks.config.new_project import Declared, make, of_images, of_schema, of_texts, table_of
 
-        columns, classes = of_schema(schema, label) if schema else columns_asked()
-        most = at_most or number_asked()
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
-        make(folder, Declared(name, columns, classes, most, unit, cap, file))
+        if images is not None:
+            most = at_most or number_asked()
+            declared = of_images(name, images, listed(classes), most, size, unit=unit, cap=cap)
+        elif texts is not None:
+            most, named = at_most or number_asked(), listed(columns)
+            declared = of_texts(
+                name, texts, named, label or "label", listed(classes), most, unit=unit, cap=cap
+            )
+        else:
+            found, values = of_schema(schema, label) if schema else columns_asked()
+            most = at_most or number_asked()
+            declared = Declared(name, table_of(found, file), values, most, unit, cap, file)
+        make(folder, declared)
     say(f"{folder} is a project. In it, see data/cards/{name}.yaml, then:")
-    if file is None:
+    if declared.file is None:
         say(f"  put the table at datasets/raw/{name}.csv; `data check` says its checksum for the card")
     say(f"  epsilonflow data check {name}\n  epsilonflow plan\n  epsilonflow run")
     say(f'  git add --all && git commit --message "{name}", for `dvc exp run` and `dvc metrics diff`')

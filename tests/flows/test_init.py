@@ -154,3 +154,34 @@ def test_the_templates_are_those_of_this_checkout() -> None:
         stage["deps"] += ["data/cards"] if name == "prepare" else []
         stage["deps"] += ["requirements.txt"]
     assert theirs == ours
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "encoder"),
+    [
+        (["--images", "photos", "--size", "16"], "images", "efficientnet-lite0"),
+        (["--texts", "t.csv", "--columns", "title, body", "--label", "mood"], "texts", "wordllama"),
+    ],
+)
+def test_a_project_of_images_or_texts_is_made_for_an_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], kind: str, encoder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("bad", "good"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for place in range(20):
+            (tmp_path / "photos" / name / f"{place}.png").write_bytes(name.encode() * place)
+    rows = "".join(f"{place},text,{'good' if place % 2 else 'bad'}\n" for place in range(40))
+    (tmp_path / "t.csv").write_text(f"title,body,mood\n{rows}")
+    made = call("init", "mine", *options, "--classes", "bad,good", "--at-most", "1000")
+    assert made.exit_code == 0, made.output
+    monkeypatch.chdir(tmp_path / "mine")
+    card = registry.card("mine", tmp_path / "mine/data/cards")
+    assert (card.reader.kind, card.classes, card.records.at_most) == (kind, ("bad", "good"), 1000)
+    params = YAML(typ="safe").load(tmp_path / "mine/params.yaml")
+    assert (params["data"]["transform"], params["data"]["encoder"]["name"]) == ("encoder", encoder)
+    checked = call("data", "check", "mine")
+    assert checked.exit_code == 0 and "can be read as its card declares" in checked.stdout, checked.output
+    monkeypatch.chdir(tmp_path)
+    refused = call("init", "other", *options, "--classes", "bad", "--at-most", "1000")
+    assert refused.exit_code == 2 and "classes" in refused.stderr

@@ -170,6 +170,7 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
         "model": about.get("model") in (None, card.evidence.files["model.safetensors"]),
         "adjacency": past.run.adjacency == card.setting.adjacency,
         "unit": past.books.term(past.population).bound.get(UNIT) == card.setting.unit,
+        "per_person": card.setting.per_person in (None, 1, declared.blocks_per_person),
         "composition": accounts.across_runs == declared.composition,
         "blocks_per_person": blocks is None or blocks.blocks_per_person == declared.blocks_per_person,
         "public_records": card.setting.public_records == declared.public,
