@@ -21,6 +21,7 @@ from data.readers.reviews import split, tokens
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from data.schema.formats import (
+    Datasets,
     Digits,
     Format,
     ImageTable,
@@ -109,7 +110,7 @@ def records_in(
     if isinstance(reader, Own) and own is not None:
         found = _of_own(own, path)
     elif isinstance(reader, Table):
-        if path.is_dir():
+        if path.is_dir() and not isinstance(reader, Datasets):
             raise DataRefusedError(f"{path} is a folder; give a table, as CSV or Parquet.")
         found = _rows(path, reader)
     elif isinstance(reader, ImageTable) and _is_rows(path):

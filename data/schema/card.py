@@ -261,7 +261,7 @@ class DataCard(Strict):
     @model_validator(mode="after")
     def _classes_and_shape_fit(self) -> "DataCard":
         if (self.target is None) != (len(self.classes) >= 2) or (self.target and self.classes):
-            raise ValueError("give two classes or more, or a target where a number is predicted")
+            raise ValueError("give two classes or more as classes, or a target where a number is predicted")
         if self.target is not None and not isinstance(self.reader, Table):
             raise ValueError("a target is a column of a table")
         if len(set(self.classes)) < len(self.classes):
