@@ -467,7 +467,7 @@ def _units(balances: "list[Balance]") -> str:
     notes = {}
     for balance in balances:
         count, composition = balance.blocks_per_person, balance.composition
-        unit = "one record in one block" if count == 1 else f"one person in at most {count} blocks"
+        unit = "one record in one block" if count == 1 else f"one person with at most {count} records"
         sums = "" if composition.kind == "basic" else f", by {composition}, whose epsilons do not add up"
         if count > 1 or sums or balance.block != "all":
             notes[balance.population] = f"{balance.population}: for {unit}{sums}"

@@ -50,7 +50,7 @@ def test_blocks_are_shown_one_by_one_with_their_unit(ledger: Ledger) -> None:
     assert shown[0]["composition"] == {"kind": "zcdp"}
     assert shown[0]["blocks_per_person"] == 2
     text = " ".join(call("show").stdout.split())
-    assert "patients: for one person in at most 2 blocks, by zCDP, whose epsilons do not add up" in text
+    assert "patients: for one person with at most 2 records, by zCDP, whose epsilons do not add up" in text
     assert "february" in call("history").stdout
 
 

@@ -18,11 +18,13 @@ from data.prepare.prepared import load as load_prepared
 from data.schema import registry
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Own
-from tasks import evaluate, prepare, report
+from flows.cli.costs import cost_table
+from tasks import calibrate, evaluate, prepare, report
 from tasks.check_data import look
 from tasks.config import params
 from tasks.predict import predict
 from tasks.runs.encoders import reader_of
+from tasks.runs.preflight import outlook
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]
@@ -109,6 +111,10 @@ def test_the_unit_is_the_person_at_the_price_of_as_many_records(
     data = load_prepared(workspace.root / "datasets/prepared")
     assert len(data.train_labels) + len(data.test_labels) == 60 * most
     assert not {*data.train_features[:, 0]} & {*data.test_features[:, 0]}
+    settings = params.load(workspace.root / "params.yaml", reads=("data", *calibrate.READS))
+    shown = [*cost_table(outlook(workspace.root, settings), settings).columns[1].cells]
+    assert ("one record of each" in shown) == (most == 1)
+    assert ("up to 3 records of each, and 3 times that is charged" in shown) == (most == 3)
     words = finish(workspace)
     spent = workspace.ledger.balance("mine").spent
     assert most * 2.9 < spent.epsilon <= most * 3.0 and (spent.delta > 1e-3) == (most > 1)
