@@ -196,7 +196,7 @@ def datasets() -> str:
         records = card.records
         count = "private" if records.train is None else f"{records.train:,} + {records.test:,}"
         shape = " x ".join(map(str, card.input_shape))
-        rows.append((f"`{name}`", card.title, count, shape, str(len(card.classes)), card.licence))
+        rows.append((f"`{name}`", card.title, count, shape, str(len(card.classes) or "a number"), card.licence))
     heads = ("name", "what", "records to train and to test on", "features", "classes", "licence")
     return "\n\n".join(
         [

@@ -49,7 +49,7 @@ def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
     model = models.build(
         chosen.name,
         input_shape=public.input_shape,
-        classes=len(public.classes),
+        classes=public.outputs,
         seed=chosen.seed,
         precision=chosen.precision,
         tokens=public.tokens,
@@ -144,7 +144,7 @@ def _known(model: Model, public: PublicDescription) -> PublicInfo:
         records=public.records,
         parameters=model.parameter_count,
         layers=len(model.layers),
-        classes=len(public.classes),
+        classes=public.outputs,
         inputs=_inputs(model, public),
         loss=model.bounds,
     )

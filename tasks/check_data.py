@@ -134,7 +134,10 @@ def _of_column(
         return
     text = pc.utf8_trim_whitespace(pc.cast(values, pa.string()))
     absent = pc.fill_null(pc.is_in(text, value_set=pa.array(reader.missing, pa.string())), True)
-    if isinstance(column, Label):
+    if isinstance(column, Label) and card.target is not None:
+        target = Numeric(name=column.name, kind="numeric", bounds=card.target.bounds)
+        yield from _of_column(target, values, card, reader)
+    elif isinstance(column, Label):
         known = [one for name in card.classes for one in column.spellings.get(name, (name,))]
         yield (
             "refused, of none of the classes",

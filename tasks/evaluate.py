@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,29 +21,40 @@ from algorithms.models.saved import load_model as load_model
 from data.prepare.prepared import HeldOut, load_held_out
 from tasks.config.environment import home
 from tasks.runs import store
-from tasks.runs.provenance import check_described, evaluated, verdict
+from tasks.runs.provenance import check_described, evaluated, in_units, verdict
 from tasks.runs.stage import main_of
 
 READS: tuple[str, ...] = ()
-_BATCH = 1024
+_BATCH, _INTERVALS = 1024, 10
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Of the held-out records: predicted classes [n], mean loss, and each class's probability [n, classes].
 
-    The last is the softmax of the scores, which are no logarithms of odds for an SVM.
+    The last is the softmax of the scores, which are no logarithms of odds for an SVM. numbers: the first score [n],
+    which is the prediction, within [-1, 1], where a number is predicted.
     """
 
     predicted: NDArray[np.int64]
     loss: float
     probabilities: NDArray[np.float64]
+    numbers: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Of held-out records: the interval that was predicted [n], the real one [n], and the intervals' names."""
+
+    predicted: NDArray[np.int64]
+    real: NDArray[np.int64]
+    names: tuple[str, ...]
 
 
 def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> Evaluation:
     """Predictions and mean loss on the held-out records."""
     model = models.for_evaluation(model)
-    predicted, losses, found = [], [], []
+    predicted, losses, found, numbers = [], [], [], []
     with torch.no_grad():
         for start in range(0, len(data.test_labels), _BATCH):
             inputs = torch.from_numpy(np.array(data.test_features[start : start + _BATCH]))
@@ -51,9 +63,42 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
             scores = model.scores(outputs)
             predicted.append(scores.argmax(dim=-1))
             found.append(scores.double().softmax(dim=-1))
+            numbers.append(scores[:, 0].double())
             losses.append(model.losses(outputs, labels))
     loss = float(torch.cat(losses).double().mean())
-    return Evaluation(torch.cat(predicted).numpy(), loss, torch.cat(found).numpy())
+    answered, shares, first = (torch.cat(parts).numpy() for parts in (predicted, found, numbers))
+    return Evaluation(answered, loss, shares, first)
+
+
+def regression(
+    evaluation: Evaluation, labels: NDArray[Any], receipt: Mapping[str, Any], bounds: tuple[float, float]
+) -> dict[str, Any]:
+    """The document of a model that predicts a number: errors in its own units, on the held-out records.
+
+    test_r2: 1 - MSE / variance, 0 for always naming the mean of these records. mean_rmse: what that misses by.
+    """
+    real, found = (in_units(np.asarray(x, np.float64), bounds) for x in (labels, evaluation.numbers))
+    squared, spread = float(np.square(found - real).mean()), float(np.var(real))
+    return {
+        "test_r2": 1.0 - squared / spread if spread > 0 else 0.0,
+        "test_rmse": squared**0.5,
+        "test_mae": float(np.abs(found - real).mean()),
+        "mean_rmse": spread**0.5,
+        "test_loss": evaluation.loss,
+        **evaluated(receipt),
+    }
+
+
+def in_intervals(evaluation: Evaluation, labels: NDArray[Any], bounds: tuple[float, float]) -> Intervals:
+    """Real and predicted numbers by ten equal intervals of what was declared, for pictures of where a model errs."""
+    edges = np.linspace(*bounds, _INTERVALS + 1)
+    names = tuple(f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges))
+    scaled = (np.asarray(x, np.float64) for x in (evaluation.numbers, labels))
+    found, real = (
+        np.clip(((np.clip(x, -1, 1) + 1) / 2 * _INTERVALS).astype(np.int64), 0, _INTERVALS - 1)
+        for x in scaled
+    )
+    return Intervals(found, real, names)
 
 
 def metrics(evaluation: Evaluation, labels: NDArray[np.int64], receipt: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,9 +199,14 @@ def main() -> None:
     check_described(receipt, data.public)
     store.take_up(home(), receipt["run_id"], keeps=not data.public.public)
     evaluation = evaluate(*load_model(path), data)
-    document = metrics(evaluation, data.test_labels, receipt)
     # The metrics last: where they are of a run, so are the plots.
-    write_plots(artifacts / "plots", evaluation.predicted, data.test_labels, data.public.classes)
+    if data.public.target is None:
+        document = metrics(evaluation, data.test_labels, receipt)
+        write_plots(artifacts / "plots", evaluation.predicted, data.test_labels, data.public.classes)
+    else:
+        document = regression(evaluation, data.test_labels, receipt, data.public.target)
+        found = in_intervals(evaluation, data.test_labels, data.public.target)
+        write_plots(artifacts / "plots", found.predicted, found.real, found.names)
     (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 

@@ -132,8 +132,9 @@ def _huggingface(
     folder.mkdir()
     # its own facts, so that the network is made again by name and settings
     config = EpsilonflowConfig(facts=json.dumps(dict(model.facts)))
-    config.id2label = dict(enumerate(model.classes))
-    config.label2id = {name: place for place, name in enumerate(model.classes)}
+    names = model.classes or ("number",)
+    config.id2label = dict(enumerate(names))
+    config.label2id = {name: place for place, name in enumerate(names)}
     config.auto_map = {
         "AutoConfig": "modeling_epsilonflow.EpsilonflowConfig",
         "AutoModelForSequenceClassification": "modeling_epsilonflow.EpsilonflowModel",
@@ -179,13 +180,22 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
     }
     if accuracy is not None:
         head["metrics"] = ["accuracy"]
+    elif metrics:
+        head["metrics"] = ["r2"]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", ""]
     lines += [f"# {setting.title}: {mechanism.model.name} by {mechanism.algorithm}", "", "## Model", ""]
     lines += [f"- Numbers that the model has: {parameters:,}"]
     classes = getattr(model, "classes", ())
-    lines += [f"- Classes: {', '.join(map(str, classes))}", f"- Data set: {setting.dataset}", ""]
+    target = getattr(model, "target", None)
+    what = f"Classes: {', '.join(map(str, classes))}" if target is None else f"A number in {list(target)}"
+    lines += [f"- {what}", f"- Data set: {setting.dataset}", ""]
     lines += ["## Evaluation", ""]
-    if accuracy is None:
+    if accuracy is None and "test_r2" in metrics:
+        lines += [
+            f"- Variance explained (R2) on held-out records, which are public: {metrics['test_r2']:.2%}",
+            "",
+        ]
+    elif accuracy is None:
         lines += ["None was recorded with the model.", ""]
     else:
         lines += [

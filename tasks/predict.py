@@ -24,6 +24,7 @@ from data.prepare.unseen import reader_in, records_in
 from data.schema.errors import DataRefusedError
 from tasks.config import params
 from tasks.runs.encoders import encoder_of, reader_of
+from tasks.runs.provenance import in_units
 
 _MARGINS = ("svm", "huber_svm")
 """Models whose scores are margins, no logarithms of odds."""
@@ -33,6 +34,8 @@ _BATCH = 1024
 @dataclass(frozen=True)
 class Predictions:
     """Of some records: their names, the classes that are predicted, and a number for each class, [n, classes].
+
+    Where a number is predicted, that in its own units, and no others.
 
     is_probability: whether these numbers are probabilities by the model; else they are its scores.
     """
@@ -64,9 +67,14 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
             features = torch.from_numpy(np.ascontiguousarray(some.features[start : start + _BATCH]))
             with torch.no_grad():
                 scores = model(features)
+            names = some.names[start : start + _BATCH]
+            if model.target is not None:
+                numbers = in_units(scores[:, 0].double().numpy(), model.target)
+                yield Predictions(names, tuple(f"{n:.6g}" for n in numbers), np.zeros((len(names), 0)), False)
+                continue
             shown = scores.double().softmax(-1) if is_probability else scores.double()
             predicted = tuple(model.classes[place] for place in scores.argmax(-1).tolist())
-            yield Predictions(some.names[start : start + _BATCH], predicted, shown.numpy(), is_probability)
+            yield Predictions(names, predicted, shown.numpy(), is_probability)
 
 
 def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str]) -> Iterator[int]:

@@ -270,7 +270,8 @@ def _kept_while_training(trace: pd.DataFrame) -> Curve:
 def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tuple[Drawing, str]]:
     """The figures by name, each with its words for who cannot see it."""
     bound, target = _kept_while_training(run.trace), run.plan["target"]["epsilon"]
-    overall, names, is_fixed = run.metrics["test_accuracy"], run.public.classes, _is_fixed(run)
+    names, is_fixed = list(run.classes["class"]), _is_fixed(run)
+    overall = float(np.average(run.classes["accuracy"].fillna(0.0), weights=run.classes["records"]))
     spent = (
         f"The privacy spent rises to {curve.epsilon[-1]:.3g}."
         if curve.epsilon

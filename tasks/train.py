@@ -251,6 +251,7 @@ def save_model(
         "tokens": public.tokens,
         "input_shape": public.input_shape,
         "classes": public.classes,
+        **({} if public.target is None else {"target": public.target}),
         "dataset": public.dataset,
         "algorithm": algorithm,
         "front": None if front is None else front.settings,

@@ -196,6 +196,11 @@ def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
     Raises RefusedError where a trial's releases are not fixed in advance, or none fits.
     """
     base = _with(base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]})
+    if public.target is not None:
+        raise RefusedError(
+            f"a search compares accuracies, and {public.dataset!r} has a number to predict; choose settings by"
+            " `advise`."
+        )
     if tuning.objective.on == "public" and not public.public and public.holdout != "public":
         raise RefusedError(
             f"the card of {public.dataset!r} declares no public held-out records; set objective.on to private."

@@ -56,8 +56,8 @@ class PublicInfo:
     """What an algorithm may know before its first release.
 
     records: number of training records, or None where it is private. parameters: d. layers: length of the model's
-    list of layers. classes: number of classes. inputs: for a linear model on data whose card bounds them, else None.
-    loss: of a record, by the model's outputs, or None where nothing is known.
+    list of layers. classes: their number, or 1 where a number is predicted. inputs: for a linear model on data whose
+    card bounds them, else None. loss: of a record, by the model's outputs, or None where nothing is known.
     """
 
     records: int | None
@@ -81,6 +81,11 @@ class PublicInfo:
         Raises RefusedError where a public bound is missing.
         """
         inputs, loss = self._bounded("sensitivity")
+        if not math.isfinite(loss.slope):
+            raise RefusedError(
+                "a sensitivity was asked of the squared error, whose gradient has no bound; use an algorithm that"
+                " clips, such as 'dp_sgd' or 'dp_gd'."
+            )
         return loss.slope * {1: inputs.l1, 2: inputs.l2, "box": inputs.width}[order]
 
     def smoothness(self) -> float:

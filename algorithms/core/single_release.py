@@ -31,7 +31,8 @@ def private_minimum(public: PublicInfo, *, clip_norm: float, regularisation: flo
     if public.classes != 2 or (public.inputs is not None and public.inputs.outputs != 1):
         raise RefusedError(
             "a minimum is released for linear models with one output, for 2 classes, and the model has another or the"
-            f" data have {public.classes} classes; use the model 'logistic', or 'dp_gd'."
+            f" data have {public.classes if public.classes > 1 else 'no'} classes; use the model 'logistic', or"
+            " 'dp_gd'."
         )
     curvature = public.smoothness()
     if clip_norm < SMALLEST_CLIP_NORM * public.gradient_norm(2):

@@ -17,6 +17,9 @@ CROSS_ENTROPY = LossBounds(slope=math.sqrt(2.0), curvature=0.5, least=0.0)
 LOGISTIC = LossBounds(slope=1.0, curvature=0.25, least=0.0)
 HINGE = LossBounds(slope=1.0, curvature=math.inf, least=0.0)
 
+SQUARED = LossBounds(slope=math.inf, curvature=1.0, least=0.0)
+"""Half the squared error: the further off an output is, the steeper."""
+
 ROUNDED = 0.5
 """Half the width of the kink that the Huber hinge loss rounds off; as in Chaudhuri et al. 2011, section 6."""
 HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * ROUNDED), least=0.0)
@@ -24,6 +27,10 @@ HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * ROUNDED), least=0.0)
 
 def softmax(given: ModelSpec) -> Model:
     """Softmax regression: cross-entropy of one linear layer with an output for each class."""
+    if given.classes < 2:
+        raise ModelRefusedError(
+            "the model 'softmax' is for classes, the data have a number to predict; use 'linear'."
+        )
     return Model("softmax", _linear(given, given.classes), cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
 
 
@@ -65,6 +72,20 @@ def as_they_are(outputs: Tensor) -> Tensor:
     return outputs
 
 
+def linear(given: ModelSpec) -> Model:
+    """Linear regression of one number: half the squared error of a linear layer's output."""
+    if given.classes != 1:
+        raise ModelRefusedError(
+            f"the model 'linear' predicts a number, and the data have {given.classes} classes; use 'softmax'."
+        )
+    return Model("linear", _linear(given, 1), squared_error, as_they_are, bounds=SQUARED)
+
+
+def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Half the squared error of each record, outputs [batch, 1], labels [batch] in [-1, 1] -> [batch]."""
+    return (outputs[..., 0] - labels).square() / 2
+
+
 def _linear(given: ModelSpec, outputs: int, *, bias: bool = True) -> nn.Module:
     layer = nn.Linear(torch.Size(given.input_shape).numel(), outputs, bias=bias)
     for parameter in layer.parameters():
@@ -74,9 +95,8 @@ def _linear(given: ModelSpec, outputs: int, *, bias: bool = True) -> nn.Module:
 
 def _two_classes(name: str, classes: int) -> None:
     if classes != 2:
-        raise ModelRefusedError(
-            f"the model {name!r} is for 2 classes, the data have {classes}; use 'softmax'."
-        )
+        others = f"{classes} classes; use 'softmax'" if classes > 1 else "a number to predict; use 'linear'"
+        raise ModelRefusedError(f"the model {name!r} is for 2 classes, the data have {others}.")
 
 
 def _signs(labels: Tensor) -> Tensor:

@@ -136,9 +136,10 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 class ModelSpec:
     """Public facts of the data.
 
-    input_shape: of one record. tokens: how many entries a vocabulary has, padding and unknown words included; None
-    where features are real numbers. words_sha256: of the file of the words that the entries stand for, one a line, the
-    first at entry 2; None where the data do not say it.
+    input_shape: of one record. classes: how many, or 1 where a number is predicted. tokens: how many entries a
+    vocabulary has, padding and unknown words included; None where features are real numbers. words_sha256: of the
+    file of the words that the entries stand for, one a line, the first at entry 2; None where the data do not say
+    it.
     """
 
     input_shape: tuple[int, ...]

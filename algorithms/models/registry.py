@@ -12,12 +12,15 @@ from algorithms.extension import imported, is_own
 from algorithms.models.augmentation import with_views
 from algorithms.models.linear import (
     CROSS_ENTROPY,
+    SQUARED,
     as_they_are,
     cross_entropy,
     huber_svm,
+    linear,
     logistic,
     logistic_through_origin,
     softmax,
+    squared_error,
     svm,
 )
 from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings, settings_of
@@ -64,6 +67,7 @@ def _plain(make: Callable[[ModelSpec], Model]) -> Architecture:
 
 CATALOGUE: dict[str, Architecture] = {
     "softmax": _plain(softmax),
+    "linear": _plain(linear),
     "logistic": _plain(logistic),
     "logistic_through_origin": _plain(logistic_through_origin),
     "svm": _plain(svm),
@@ -98,6 +102,7 @@ def build(
 ) -> Model:
     """The named model for inputs of a shape and a number of classes; its random start is drawn from `seed`.
 
+    With 1 class it predicts a number, by half the squared error in place of the cross-entropy.
     precision: float32 or bfloat16. tokens: entries of the vocabulary where records are tokens. words_sha256: of the
     list of its words, which word vectors from a file need. settings: of the model.
     Raises ModelRefusedError for an unknown name or setting and for a model that does not fit the data.
@@ -119,7 +124,15 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = architecture.make(ModelSpec(input_shape, classes, tokens, words_sha256), chosen)
+    model = _predicting_a_number(model) if classes == 1 else model
     return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
+
+
+def _predicting_a_number(model: Model) -> Model:
+    """The same with the loss of a regression."""
+    if model.losses is not cross_entropy:
+        return model
+    return replace(model, losses=squared_error, bounds=SQUARED)
 
 
 def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed: int) -> Model:
@@ -138,6 +151,7 @@ def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed:
         ) from None
     if isinstance(made, nn.Module):
         made = Model(name, made, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
+        made = _predicting_a_number(made) if given.classes == 1 else made
     if not isinstance(made, Model):
         raise ModelRefusedError(
             f"the model {name!r} made a {type(made).__name__}; return a Model or a torch.nn.Module."

@@ -54,7 +54,7 @@ def architecture(facts: Mapping[str, Any]) -> Model:
     model = build(
         facts["model"],
         input_shape=shape if features is None else shape_after(features, shape),
-        classes=len(facts["classes"]),
+        classes=len(facts["classes"]) or 1,
         seed=0,
         tokens=facts.get("tokens"),
         settings=facts.get("model_settings"),
@@ -68,7 +68,8 @@ class TrainedModel(nn.Module):
     The softmax of the scores are the probabilities of the classes, for models that were trained by cross-entropy.
 
     Attributes:
-        classes: names of the classes, in the order of the scores.
+        classes: names of the classes, in the order of the scores; none where a number is predicted.
+        target: bounds of that number, which the one score, clipped to [-1, 1], is scaled to; else None.
         input_shape: of one record's features.
         preparation: how records became features, as the data card declares it and JSON holds it; `tasks.predict` reads
             files by it. None for a model of an older version.
@@ -82,6 +83,8 @@ class TrainedModel(nn.Module):
         self.network = model.module.eval().requires_grad_(False)
         self._scores = model.scores
         self.classes: tuple[str, ...] = tuple(facts["classes"])
+        target = facts.get("target")
+        self.target: tuple[float, float] | None = None if target is None else (target[0], target[1])
         self.input_shape: tuple[int, ...] = tuple(facts["input_shape"])
         self.preparation: Mapping[str, Any] | None = facts.get("preparation")
         self.facts = facts

@@ -58,6 +58,7 @@ def _of_the_split(card: DataCard) -> dict[str, Any]:
         "encoding": _encoding(card.reader),
         "classes": card.classes,
         "shape": card.input_shape,
+        **({} if card.target is None else {"target": card.target.bounds}),
     }
 
 
@@ -125,7 +126,8 @@ class PublicDescription:
     them. tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them;
     None for real features, float32. words_sha256: checksum of the words that the tokens stand for, in their order,
     where the card declares it; left out where it does not, so that the digest of other descriptions stays. transform:
-    what the features were made of each record by, after it was read. encoder: where that is an encoder.
+    what the features were made of each record by, after it was read. encoder: where that is an encoder. target:
+    the bounds of the number that is predicted, where that is no class.
     """
 
     dataset: str
@@ -155,6 +157,12 @@ class PublicDescription:
     encoder: Annotated[EncoderFacts | None, Field(exclude_if=lambda given: given is None)] = None
     per_person: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
     reader_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
+    target: Annotated[tuple[float, float] | None, Field(exclude_if=lambda given: given is None)] = None
+
+    @property
+    def outputs(self) -> int:
+        """The number of classes, or 1 where a number is predicted."""
+        return len(self.classes) or 1
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
@@ -223,6 +231,7 @@ def public_description(
         encoder=encoder,
         per_person=None if card.person is None else card.person.per_person,
         reader_sha256=card.reader.source_sha256 if isinstance(card.reader, Own) else None,
+        target=None if card.target is None else card.target.bounds,
     )
 
 

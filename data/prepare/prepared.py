@@ -23,7 +23,7 @@ from data.readers.records import PARTS, Block, Features, Part
 from data.schema.errors import DataRefusedError
 
 Salt: TypeAlias = bytes | Callable[[], bytes]
-_Arrays: TypeAlias = tuple[Features, NDArray[np.int64]]
+_Arrays: TypeAlias = tuple[Features, NDArray[Any]]
 PREPARATION = "preparation.json"
 _LOCK, _CONTENTS, _DIGESTS = "lock", "contents", "digests.json"
 _REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
@@ -34,12 +34,12 @@ class HeldOut:
     """The held-out part of a prepared data set; the arrays are read-only maps of their files.
 
     Features are float32 [n, *public.input_shape], or int32 where they are tokens; labels int64 [n] count
-    public.classes.
+    public.classes, or are float32 within [-1, 1] where a number is predicted.
     """
 
     public: PublicDescription
     test_features: Features
-    test_labels: NDArray[np.int64]
+    test_labels: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Prepared(HeldOut):
     """A prepared data set, with the records to train on in arrays like the others."""
 
     train_features: Features
-    train_labels: NDArray[np.int64]
+    train_labels: NDArray[Any]
 
 
 def write(
@@ -122,7 +122,7 @@ def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> t
             {part: stack.enter_context(_Rows(folder / f"{part}_{name}.npy", kind, shape)) for part in PARTS}
             for name, kind, shape in (
                 ("features", _kind(public), public.input_shape),
-                ("labels", _LABELS, ()),
+                ("labels", _label_kind(public), ()),
             )
         )
         for block in blocks:
@@ -179,8 +179,12 @@ def _kind(public: PublicDescription) -> np.dtype[Any]:
     return _REAL if public.tokens is None else _TOKENS
 
 
+def _label_kind(public: PublicDescription) -> np.dtype[Any]:
+    return _LABELS if public.target is None else _REAL
+
+
 def _bytes_a_record(public: PublicDescription) -> int:
-    return prod(public.input_shape) * _kind(public).itemsize + _LABELS.itemsize
+    return prod(public.input_shape) * _kind(public).itemsize + _label_kind(public).itemsize
 
 
 def _write_salt(path: Path, salt: bytes, *, padding: int) -> None:
@@ -259,7 +263,7 @@ def _map(folder: Path, part: Part, public: PublicDescription) -> _Arrays:
     labels = np.load(folder / f"{part}_labels.npy", mmap_mode="r")
     if features.shape != (len(labels), *public.input_shape) or (features.dtype, labels.dtype) != (
         _kind(public),
-        _LABELS,
+        _label_kind(public),
     ):
         raise ValueError("the arrays do not fit the description")
     return features, labels

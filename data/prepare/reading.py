@@ -53,13 +53,16 @@ def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
 
 
 def _is_test(hashes: NDArray[np.uint64], rule: Split) -> NDArray[np.bool_]:
-    return hashes.astype(np.float64) < rule.test_fraction * 2.0**64
+    found: NDArray[np.bool_] = hashes.astype(np.float64) < rule.test_fraction * 2.0**64
+    return found
 
 
 def _canonical(records: Records, start: int, stop: int) -> NDArray[np.uint8]:
-    """One row of bytes a record: features as little-endian float32 without negative zeros, label as int64."""
+    """One row of bytes a record: features as little-endian float32 without negative zeros, label as int64 or,
+    where it is a number, as float32."""
     features = (records.features[start:stop].reshape(stop - start, -1) + 0.0).astype("<f4")
-    labels = records.labels[start:stop, None].astype("<i8")
+    is_number = records.labels.dtype.kind == "f"
+    labels = (records.labels[start:stop, None] + 0).astype("<f4" if is_number else "<i8")
     return np.hstack([features.view(np.uint8), labels.view(np.uint8)])
 
 
@@ -130,7 +133,7 @@ def row_reader(
     from data.readers.of_rows import RowReader  # pyarrow takes half a second to import, and only rows need it
 
     secret = keyed(key, ["records of a person", card.population])
-    return RowReader(card.reader, card.classes, card.input_shape, files, card.person, secret, as_texts)
+    return RowReader(card.reader, card.known, card.input_shape, files, card.person, secret, as_texts)
 
 
 def _of_the_source(

@@ -66,6 +66,7 @@ def preparation_of(
         "transform": transform,
         "words": listed,
         "encoder": encoder,
+        **({} if card.target is None else {"target": list(card.target.bounds)}),
     }
 
 

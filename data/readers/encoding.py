@@ -4,13 +4,15 @@ Every function takes the values as they were read and `where`, which names file 
 them puts a value into a message.
 """
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Binned, Categorical, Column, Date, Label, Numeric
+from data.schema.formats import Binned, Categorical, Column, Date, Label, Numeric, Target
 
 _FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
 
@@ -32,6 +34,25 @@ def fill(
         _mark(place, positions(table[column.name], column.categories, where))
     elif isinstance(column, Date):
         place[:, 0] = _days(table, column, missing, path)
+
+
+def labels(
+    values: pa.ChunkedArray,
+    label: Label,
+    known: tuple[str, ...] | Target,
+    missing: tuple[str, ...],
+    where: str,
+) -> NDArray[Any]:
+    """The labels [n]: int64 places among the known classes, or float32 in [-1, 1] where a number is predicted.
+
+    Raises DataRefusedError as `classes` does, and where a number is missing or none.
+    """
+    if not isinstance(known, Target):
+        return classes(values, label, known, where)
+    numbers, absent = _numbers(values, missing, where)
+    _refuse_missing(absent, where)
+    low, high = known.bounds
+    return (2.0 * (np.clip(numbers, low, high) - low) / (high - low) - 1.0).astype(np.float32)
 
 
 def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where: str) -> NDArray[np.int64]:

@@ -25,12 +25,12 @@ _WORDS = {"train": "training", "test": "test"}
 class Records:
     """Records side by side: features float32 [n, *shape], labels int64 [n] counting the declared classes.
 
-    Where a card declares tokens, its features are int32 and count these. keys: for each record, what decides its side
-    of the split, such as its person; None where the record as it is does.
+    Where a card declares a target, labels are float32 within [-1, 1]; where it declares tokens, features are int32.
+    keys: for each record, what decides its side of the split, such as its person; None where the record as it is does.
     """
 
     features: Features
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     keys: Sequence[bytes] | None = None
 
     def __len__(self) -> int:
@@ -125,6 +125,8 @@ def _check_values(card: DataCard, part: str, records: Records) -> None:
 
 
 def _check_labels(card: DataCard, part: str, records: Records) -> None:
+    if card.target is not None:
+        return  # the reader has made them of numbers, clamped to the bounds
     if records.labels.min() < 0 or records.labels.max() >= len(card.classes):
         raise DataRefusedError(
             f"The {part} labels of {card.name!r} go beyond its {len(card.classes)} declared classes; "

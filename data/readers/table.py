@@ -22,7 +22,7 @@ from data.readers import encoding
 from data.readers.records import Part, Records
 from data.readers.rows import arrow
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Csv, Datasets, Label, Parquet, SkipLines, Table
+from data.schema.formats import Csv, Datasets, Label, Parquet, SkipLines, Table, Target
 
 _BLOCK_BYTES = 4 * 2**20
 
@@ -174,13 +174,13 @@ def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]
     return made
 
 
-def records(table: pa.Table, declared: Table, classes: tuple[str, ...], path: str) -> Records:
+def records(table: pa.Table, declared: Table, known: tuple[str, ...] | Target, path: str) -> Records:
     """The records of some rows; path: what messages call their source. Raises DataRefusedError as `read` does."""
     _check_columns(table, declared.in_the_file, path)
     label = declared.label
     where = f"{path}, column {label.name!r}"
     made = features(table, declared, path)
-    return Records(made, encoding.classes(table[label.name], label, classes, where))
+    return Records(made, encoding.labels(table[label.name], label, known, declared.missing, where))
 
 
 def _check_columns(table: pa.Table, names: tuple[str, ...], path: str) -> None:

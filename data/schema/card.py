@@ -27,6 +27,7 @@ from data.schema.formats import (
     Strict,
     Synthetic,
     Table,
+    Target,
     Texts,
     Tokens,
     Word,
@@ -155,6 +156,7 @@ class DataCard(Strict):
     """A data set as its owner declares it; raises pydantic.ValidationError when parts do not fit together.
 
     folder: of its files in a mirror and among the downloads, if not its name; data sets may share one.
+    classes: by name; or instead target, for a regression on a table: the number that its label's column holds.
     alternatives: other sets of files of the same records (private ones: with the same test files), tried after `files`.
     composition: of the population's runs, fixed when it is first seen. blocks_per_person: in how many blocks of the
     population a person may have a record, one in each; with 1, the unit of privacy is one record in one block.
@@ -178,7 +180,8 @@ class DataCard(Strict):
     blocks_per_person: PositiveInt = Field(default=1, exclude_if=lambda given: given == 1)
     holdout: Literal["public"]
     records: Records
-    classes: tuple[Word, ...] = Field(min_length=2)
+    classes: tuple[Word, ...] = ()
+    target: Target | None = Field(default=None, exclude_if=lambda given: given is None)
     shape: tuple[PositiveInt, ...] | None = None
     reader: Format
     files: dict[str, File] = Field(default_factory=dict)
@@ -208,6 +211,16 @@ class DataCard(Strict):
         if isinstance(self.reader, Texts):
             return self.reader.tokens
         return self.reader if isinstance(self.reader, Reviews) else None
+
+    @property
+    def outputs(self) -> int:
+        """The number of classes, or 1 where a number is predicted."""
+        return len(self.classes) or 1
+
+    @property
+    def known(self) -> tuple[str, ...] | Target:
+        """What a label can be."""
+        return self.target or self.classes
 
     @property
     def tokens(self) -> int | None:
@@ -241,6 +254,10 @@ class DataCard(Strict):
 
     @model_validator(mode="after")
     def _classes_and_shape_fit(self) -> "DataCard":
+        if (self.target is None) != (len(self.classes) >= 2) or (self.target and self.classes):
+            raise ValueError("give two classes or more, or a target where a number is predicted")
+        if self.target is not None and not isinstance(self.reader, Table):
+            raise ValueError("a target is a column of a table")
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("a class is listed twice")
         if isinstance(self.reader, Synthetic):

@@ -143,6 +143,18 @@ class Label(Strict):
         return 0
 
 
+class Target(Strict):
+    """The number that is predicted, of the label's column: clamped to `bounds`, and scaled to [-1, 1] for training."""
+
+    bounds: tuple[FiniteFloat, FiniteFloat]
+
+    @model_validator(mode="after")
+    def _bounds_are_an_interval(self) -> "Target":
+        if not self.bounds[0] < self.bounds[1]:
+            raise ValueError("bounds must be [low, high] with low below high")
+        return self
+
+
 class Ignored(Strict):
     """A column of the file that nothing is made of by itself."""
 

@@ -10,6 +10,7 @@ from data import PublicDescription
 from data.prepare import folds
 from data.prepare.prepared import Prepared, load
 from data.readers.records import Records
+from data.schema.errors import DataRefusedError
 from tasks.comparing.trials import Fold, Trial, digest_of
 from tasks.config import params
 from tasks.config.environment import data_mirror, home
@@ -72,6 +73,10 @@ def _loaded(folder: Path) -> Prepared:
 def _own_split(folder: Path) -> Sides:
     """The data's own split; arrays that fit are read into memory, large ones stay mapped files."""
     data = _loaded(folder)
+    if data.public.target is not None:
+        raise DataRefusedError(
+            f"comparisons are of accuracies, and {data.public.dataset!r} has a number to predict; compare by `run`."
+        )
     train, test = (
         Records(data.train_features, data.train_labels),
         Records(data.test_features, data.test_labels),

@@ -105,8 +105,9 @@ def reasons(card: DataCard, advised: Recipe) -> dict[str, str]:
         else "a tenth of the records"
     )
     bound = "small, as images and texts gain by it" if kind != "tables" else "1, as for most tables"
+    predicted = "a number" if card.target else f"{len(card.classes)} classes"
     return {
-        "model": f"the usual one for {kind} of shape {list(card.input_shape)} and {len(card.classes)} classes",
+        "model": f"the usual one for {kind} of shape {list(card.input_shape)} and {predicted}",
         **({"batch size": f"{size}: larger ones gain little and cost time"} if batch else {}),
         "steps": "300: enough for large batches, and noise grows only by the root of their number",
         "clip norm": f"{bound}; with the learning rate it only sets the length of a step",
@@ -125,6 +126,8 @@ def _model_for(card: DataCard) -> str:
         return "bilstm"
     if len(card.input_shape) == 3:
         return "tanh_cnn" if min(card.input_shape[1:]) >= _SMALLEST_SIDE else "softmax"
+    if card.target is not None:
+        return "linear"
     return "logistic" if len(card.classes) == 2 else "softmax"
 
 
@@ -154,7 +157,7 @@ def _with_learning_rate(
         return settings
     from algorithms.models import build  # torch, which takes seconds to import
 
-    classes, records = len(card.classes), card.records.train or card.records.at_most or 1
+    classes, records = card.outputs, card.records.train or card.records.at_most or 1
     made = build(model, input_shape=card.input_shape, classes=classes, seed=0, tokens=card.tokens)
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_LARGEST_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))

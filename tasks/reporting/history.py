@@ -26,6 +26,7 @@ from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
 from tasks.reporting.figures import Theme, empty, legend, styled
 from tasks.retraining.registry import Registry, State, States
+from tasks.runs.provenance import quality
 
 _MOST_NAMES, _LONGEST_NAME, _FEWEST_PLACES, _MOST_BARS = 10, 12, 6, 60
 _OUT_OF_SIGHT = 20.0
@@ -214,7 +215,7 @@ def _retrainings(
         lambda state: state.period != period, States(home / "retrainings" / name).all()
     )
     rows = [_row(state, past, registry) for state in earlier]
-    this = (receipt["run_id"], metrics["epsilon"], metrics["test_accuracy"], _words(receipt["blocks"]))
+    this = (receipt["run_id"], metrics["epsilon"], quality(metrics), _words(receipt["blocks"]))
     return _frame([*rows, (period, THIS_RUN, *this)], RETRAININGS)
 
 
@@ -223,7 +224,7 @@ def _row(state: State, past: Settlement, registry: Registry) -> tuple[Any, ...]:
     found = registry.metrics(state.run_id) if state.run_id else {}
     run = past.books.runs.get(state.run_id or "")
     epsilon = found.get("epsilon", run.charged.epsilon if run else 0.0)
-    accuracy = found.get("test_accuracy")
+    accuracy = quality(found) if found else None
     return state.period, state.kind, state.run_id, epsilon, accuracy, _words(state.blocks)
 
 

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from algorithms.privacy.accounting.risk import Profile, advantage, caught, gaussian_mu
 from algorithms.privacy.card import PrivacyCard, Verification, text
 from algorithms.privacy.card.text import rounded_up
-from tasks.runs.provenance import interval, verdict
+from tasks.runs.provenance import REGRESSION, interval, verdict
 
 _SHARED = Path(__file__).parent
 
@@ -101,6 +101,26 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Errors:
+    """Of a predicted number on held-out records, in its own units.
+
+    r2: the share of its variance that is explained. rmse, mae: root mean squared and mean absolute error. mean_rmse:
+    that of always naming the mean of these records.
+    """
+
+    r2: float
+    rmse: float
+    mae: float
+    mean_rmse: float
+    records: int
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it is better than the mean."""
+        return self.r2 > 0
+
+
+@dataclass(frozen=True)
 class Picture:
     """A figure for a light and for a dark page, as PNG, and what it shows in words."""
 
@@ -134,10 +154,16 @@ def _growth(epsilon: float) -> float:
     return math.exp(min(epsilon, 700.0))
 
 
-def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> Score:
-    """The accuracy, its Wilson interval, and what was measured beside it; columns `class`, `accuracy`, `records`."""
-    accuracy = metrics["test_accuracy"]
+def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> Score | Errors:
+    """The accuracy, its Wilson interval, and what was measured beside it; or errors where a number was predicted.
+
+    classes: columns `class`, `accuracy`, `records`.
+    """
     records = int(classes["records"].sum())
+    if "test_accuracy" not in metrics:
+        r2, rmse, mae, mean = (metrics[name] for name in REGRESSION)
+        return Errors(r2, rmse, mae, mean, records)
+    accuracy = metrics["test_accuracy"]
     low, high = interval(accuracy, records)
     further = (metrics.get(name) for name in ("test_auc", "test_f1", "calibration_error"))
     return Score(accuracy, low, high, records, float(classes["records"].max()) / records, *further)
@@ -153,7 +179,7 @@ def strength(epsilon: float) -> str:
 def page(
     card: PrivacyCard,
     verification: Verification,
-    result: Score,
+    result: Score | Errors,
     pictures: Mapping[str, Picture],
     past: Mapping[str, object],
     *,

@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from algorithms.errors import RefusedError
 from data import PublicDescription
 
@@ -56,6 +59,27 @@ def verdict(accuracy: float, majority: float, records: int) -> str:
     else:
         how = "better than" if interval(accuracy, records)[0] > majority else "not clearly better than"
     return f"{how} always naming the most frequent class"
+
+
+REGRESSION = ("test_r2", "test_rmse", "test_mae", "mean_rmse")
+"""What metrics have of a model that predicts a number, in place of accuracies."""
+
+
+def in_units(scaled: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
+    """What a model predicts in [-1, 1], clipped to that, as the number that it stands for.
+
+    Example:
+        >>> in_units(np.array([-2.0, 0.0]), (10.0, 30.0)).tolist()
+        [10.0, 20.0]
+    """
+    low, high = bounds
+    found: NDArray[np.float64] = low + (np.clip(scaled, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
+    return found
+
+
+def quality(metrics: Mapping[str, Any]) -> float:
+    """What a model is compared by: its accuracy on held-out records, or R2 where it predicts a number."""
+    return float(metrics["test_accuracy"] if "test_accuracy" in metrics else metrics["test_r2"])
 
 
 def evaluated(receipt: Mapping[str, Any]) -> dict[str, Any]:

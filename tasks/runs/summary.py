@@ -11,6 +11,7 @@ from rich.table import Table
 from algorithms.privacy.ledger import Ledger
 from tasks.config import params
 from tasks.config.environment import home, ledger_url
+from tasks.runs.provenance import REGRESSION
 from tasks.runs.rollback_guard import open_newest, remember
 
 REPORT = Path("artifacts/report.html")
@@ -21,6 +22,8 @@ class RunSummary:
     """The result of a run.
 
     further: area under the ROC curve, F1 averaged over classes, calibration error; see `tasks.evaluate.further`.
+    errors: where a number was predicted in place of a class, R2, the root mean squared and the mean absolute error, and
+    the root mean squared error of always naming the mean; the accuracies are then None.
     majority_accuracy, verdict: what always naming the commonest class reaches on the same records, and how the test
     accuracy compares with it.
 
@@ -30,9 +33,10 @@ class RunSummary:
 
     dataset: str
     algorithm: str
-    test_accuracy: float
-    majority_accuracy: float
-    verdict: str
+    test_accuracy: float | None
+    majority_accuracy: float | None
+    verdict: str | None
+    errors: tuple[float, ...] | None
     further: tuple[float | None, float | None, float | None]
     epsilon: float | None
     delta: float
@@ -47,16 +51,28 @@ class RunSummary:
         return [
             ("data set", self.dataset),
             ("algorithm", self.algorithm),
+            *self._measured(),
+            ("epsilon of this run", cost),
+            (f"epsilon spent on population {self.population}", _number(self.spent)),
+            (f"epsilon left to population {self.population}", _number(self.remaining)),
+            ("report", os.path.relpath(self.report)),
+        ]
+
+    def _measured(self) -> list[tuple[str, str]]:
+        if self.errors is not None:
+            r2, rmse, mae, mean = self.errors
+            return [
+                ("variance explained (R2)", f"{r2:.2%}"),
+                ("root mean squared, mean absolute error", f"{rmse:.4g}, {mae:.4g}"),
+                ("root mean squared error of the mean alone", f"{mean:.4g}"),
+            ]
+        return [
             ("test accuracy", f"{self.test_accuracy:.2%}"),
             ("AUC, F1, calibration error", ", ".join(map(_share, self.further))),
             (
                 "of the most frequent class alone",
                 f"{self.majority_accuracy:.2%}: the model is {self.verdict}",
             ),
-            ("epsilon of this run", cost),
-            (f"epsilon spent on population {self.population}", _number(self.spent)),
-            (f"epsilon left to population {self.population}", _number(self.remaining)),
-            ("report", os.path.relpath(self.report)),
         ]
 
     def table(self) -> Table:
@@ -76,7 +92,8 @@ def run_summary(root: Path) -> RunSummary:
     return RunSummary(
         dataset=metrics["dataset"],
         algorithm=metrics["algorithm"],
-        **{name: metrics[name] for name in ("test_accuracy", "majority_accuracy", "verdict")},
+        **{name: metrics.get(name) for name in ("test_accuracy", "majority_accuracy", "verdict")},
+        errors=None if "test_accuracy" in metrics else tuple(metrics[name] for name in REGRESSION),
         further=(metrics.get("test_auc"), metrics.get("test_f1"), metrics.get("calibration_error")),
         epsilon=metrics["epsilon"],
         delta=metrics["delta"],

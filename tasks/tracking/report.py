@@ -21,6 +21,7 @@ from algorithms.privacy.card import PrivacyCard, text
 from algorithms.privacy.card.text import SO_FAR, statement
 from tasks.config.params import Tracking
 from tasks.reporting.history import History
+from tasks.runs.provenance import quality
 from tasks.tracking.runs import HISTORY, STEP, SUMMARY, TRAIN, Finished
 from tasks.tracking.session import Mode, safely, valid
 
@@ -98,7 +99,7 @@ def _blocks(blocks: pd.DataFrame) -> str:
 def _accuracy(run: Finished, retrainings: pd.DataFrame) -> str:
     own, known = run.card.evidence.run_id, retrainings.dropna(subset=["accuracy"])
     rows = known.loc[known["run_id"] != own, ["run_id", "epsilon", "accuracy"]].to_numpy().tolist()
-    rows.append([own, run.card.setting.epsilon, float(run.metrics["test_accuracy"])])
+    rows.append([own, run.card.setting.epsilon, quality(run.metrics)])
     return _table(("run", "epsilon", "accuracy on held-out records"), rows)
 
 

@@ -20,6 +20,7 @@ from algorithms.privacy.card import PrivacyCard
 from data import PublicDescription
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
+from tasks.runs.provenance import quality
 from tasks.tracking.session import Mode, add_file, safely, session, valid
 
 if TYPE_CHECKING:
@@ -103,7 +104,6 @@ CONFIG = (
 STEP = "privacy/step"
 HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier")
 SUMMARY = ("test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private")
-MEASURED = ("test/accuracy", "test/loss")
 BRIEF = ("run_id", "dataset", "algorithm")
 """The part of CONFIG that every step's run has."""
 
@@ -137,7 +137,9 @@ def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> 
                 _log_curves(logged, run)
                 logged.summary.update(summary(run))
             if step.job_type == "evaluate":
-                logged.summary.update({name: summary(run)[name] for name in MEASURED})
+                logged.summary.update(
+                    {name: value for name, value in summary(run).items() if name.startswith("test/")}
+                )
             link(logged, step, run.card, run.public, artifacts)
 
 
@@ -208,5 +210,6 @@ def history(run: Finished) -> Iterator[dict[str, float]]:
 def summary(run: Finished) -> dict[str, Any]:
     """The results, with the keys of SUMMARY. The held-out records are declared public."""
     setting, metrics = run.card.setting, run.metrics
-    values = (metrics["test_accuracy"], metrics["test_loss"], setting.epsilon, setting.delta, setting.private)
-    return dict(zip(SUMMARY, values, strict=True))
+    values = (quality(metrics), metrics["test_loss"], setting.epsilon, setting.delta, setting.private)
+    names = SUMMARY if "test_accuracy" in metrics else ("test/r2", *SUMMARY[1:])
+    return dict(zip(names, values, strict=True))

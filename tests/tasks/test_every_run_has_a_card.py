@@ -74,6 +74,22 @@ CARDS: dict[str, dict[str, Any]] = {
         "composition": {"kind": "renyi", "order": 6.0},
         "blocks_per_person": 2,
     },
+    "a number": {
+        "public": False,
+        "records": {"at_most": 500},
+        "files": ("train",),
+        "split": SPLIT,
+        "classes": [],
+        "target": {"bounds": [0, 2]},
+        "reader": {
+            "kind": "csv",
+            "columns": [
+                {"name": "age", "kind": "numeric", "bounds": [0, 100]},
+                {"name": "height", "kind": "label"},
+                {"name": "answer", "kind": "categorical", "categories": ["no", "yes"]},
+            ],
+        },
+    },
     "private, counted": {
         "public": False,
         "records": {"train": RECORDS, "test": TEST_RECORDS},
@@ -141,7 +157,7 @@ def _file(root: Path, role: str) -> dict[str, str]:
 
 
 def _dataset(name: str) -> str:
-    return "digits" if name == "images" else name.replace(", ", "-")
+    return "digits" if name == "images" else name.replace(", ", "-").replace(" ", "-")
 
 
 def _write_table(path: Path, seed: int, count: int) -> None:

@@ -1,0 +1,209 @@
+"""A number to predict: read within its bounds, trained on, measured and predicted in its own units."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+
+from algorithms.errors import ModelRefusedError, RefusedError
+from algorithms.methods.registry import from_settings
+from algorithms.models import build
+from algorithms.models.saved import load
+from algorithms.privacy.card import load as load_card
+from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
+from data.prepare.prepared import load as load_prepared
+from data.schema import registry
+from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
+from tasks import calibrate, evaluate, prepare, report, train
+from tasks.config import params
+from tasks.config.overrides import recipe
+from tasks.predict import predict
+from tasks.runs.summary import run_summary
+
+LOW, HIGH = 10.0, 50.0
+DIGITS = {"kind": "digits", "sha256": "0" * 64}
+SPLIT = {"salt": "tiny", "test_fraction": 0.3}
+CARD: dict[str, Any] = {
+    "name": "prices",
+    "title": "Made-up prices",
+    "source": "this test",
+    "licence": "CC0",
+    "citation": "none",
+    "public": True,
+    "unit": "one sale",
+    "population": "prices",
+    "cap": {"epsilon": 100.0, "delta": 1e-2},
+    "holdout": "public",
+    "records": {"train": 600, "test": 200},
+    "target": {"bounds": [LOW, HIGH]},
+    "reader": {
+        "kind": "csv",
+        "columns": [
+            {"name": "size", "kind": "numeric", "bounds": [0, 1]},
+            {"name": "kind", "kind": "categorical", "categories": ["old", "new"]},
+            {"name": "price", "kind": "label"},
+        ],
+    },
+}
+
+
+def write(path: Path, count: int, seed: int) -> np.ndarray:
+    draw = np.random.default_rng(seed)
+    sizes, kinds = draw.uniform(0, 1, count).round(4), draw.integers(0, 2, count)
+    prices = (15 + 20 * sizes + 8 * kinds + draw.normal(0, 1, count)).round(3)
+    prices[:2] = 5.0, 500.0  # beyond the bounds
+    rows = [f"{s},{('old', 'new')[k]},{p}" for s, k, p in zip(sizes, kinds, prices, strict=True)]
+    path.write_text("\n".join(["size,kind,price", *rows]) + "\n")
+    return prices
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root: Path = tmp_path_factory.mktemp("regression")
+    (root / "data/cards").mkdir(parents=True)
+    (root / "home").mkdir()
+    write(root / "train.csv", 600, 1)
+    write(root / "test.csv", 200, 2)
+    files = {
+        part: {
+            "path": f"{part}.csv",
+            "sha256": hashlib.sha256((root / f"{part}.csv").read_bytes()).hexdigest(),
+        }
+        for part in ("train", "test")
+    }
+    YAML(typ="safe", pure=True).dump(CARD | {"files": files}, root / "data/cards/prices.yaml")
+    YAML(typ="safe", pure=True).dump({}, root / "params.yaml")
+    settings = params.parse({"data": {"dataset": "prices"}}, reads=prepare.READS)
+    prepare.prepare(
+        settings,
+        mirror=None,
+        home=root / "home",
+        destination=root / "datasets/prepared",
+        root=root,
+        cards=root / "data/cards",
+    )
+    return root
+
+
+def document(root: Path, algorithm: str, **model: Any) -> dict[str, Any]:
+    card = registry.card("prices", root / "data/cards")
+    usual = recipe(card, algorithm, 8.0)
+    return {
+        "data": {"dataset": "prices"},
+        "privacy": {"epsilon": 8.0, "delta": 1e-4},
+        "algorithm": {"name": algorithm} | usual.settings,
+        "model": {"name": usual.model} | model,
+        "performance": {"threads": 1, "device": "cpu"},
+        "tracking": {"mode": "disabled"},
+    }
+
+
+def run(root: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, **model: Any) -> dict[str, Any]:
+    monkeypatch.setenv("EPSILONFLOW_HOME", str(root / "home"))
+    monkeypatch.chdir(root)
+    artifacts, prepared = root / "artifacts", root / "datasets/prepared"
+    artifacts.mkdir(exist_ok=True)
+    public = prepare.PublicDescription.read(prepared)
+    plan = calibrate.calibrate(
+        params.parse(document(root, algorithm, **model), reads=calibrate.READS), public
+    )
+    (artifacts / "plan.json").write_text(json.dumps(plan))
+    ledger = Ledger.open(f"sqlite:///{root}/home/ledger.sqlite")
+    settings = params.parse(document(root, algorithm, **model), reads=train.READS)
+    written = (artifacts / "plan.json").read_bytes()
+    job = train.Job(settings, written, prepared, public, blocks=(WHOLE_POPULATION,))
+    train.train(job, ledger=ledger, home=root / "home", root=root, artifacts=artifacts)
+    evaluate.main()
+    report.report(artifacts=artifacts, prepared=prepared, root=root)
+    found: dict[str, Any] = json.loads((artifacts / "metrics.json").read_text())
+    return found
+
+
+def test_labels_are_clamped_to_their_bounds_and_scaled(root: Path) -> None:
+    prepared = load_prepared(root / "datasets/prepared")
+    labels = np.array(prepared.train_labels)
+    assert labels.dtype == np.float32 and labels[:2].tolist() == [-1.0, 1.0]
+    prices = np.loadtxt(root / "train.csv", delimiter=",", skiprows=1, usecols=2)
+    assert labels == pytest.approx((2 * (prices.clip(LOW, HIGH) - LOW) / (HIGH - LOW) - 1).astype(np.float32))
+
+
+def test_a_run_ends_with_errors_in_the_numbers_own_units(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = run(root, monkeypatch, "dp_sgd")
+    assert set(measured) == {
+        "test_r2", "test_rmse", "test_mae", "mean_rmse", "test_loss",
+        "epsilon", "delta", "algorithm", "dataset", "steps", "run_id", "model_sha256",
+    }  # fmt: skip
+    said = [row for some in predict(root / "artifacts", root / "test.csv") for row in some.predicted]
+    found = np.array(said, float)
+    real = np.loadtxt(root / "test.csv", delimiter=",", skiprows=1, usecols=2).clip(LOW, HIGH)
+    assert measured["test_rmse"] == pytest.approx(np.sqrt(np.square(found - real).mean()), rel=1e-4)
+    assert measured["test_mae"] == pytest.approx(np.abs(found - real).mean(), rel=1e-4)
+    assert measured["mean_rmse"] == pytest.approx(real.std(), rel=1e-5)
+    assert measured["test_r2"] == pytest.approx(1 - np.square(found - real).mean() / real.var(), rel=1e-3)
+    assert measured["test_r2"] > 0.5 and found.min() >= LOW and found.max() <= HIGH
+    page = (root / "artifacts/report.html").read_text()
+    assert "of the variance explained (R2)" in page and "right answers" not in page
+    assert load_card(root / "artifacts/privacy_card.json").setting.private
+    rows = dict(run_summary(root).rows())
+    assert rows["variance explained (R2)"] == f"{measured['test_r2']:.2%}" and "test accuracy" not in rows
+    assert load(root / "artifacts").target == (LOW, HIGH)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "model"), [("dp_agd", {}), ("non_private", {"name": "mlp", "settings": {"hidden": 8}})]
+)
+def test_other_methods_and_models_predict_numbers_too(
+    root: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, model: dict[str, Any]
+) -> None:
+    assert run(root, monkeypatch, algorithm, **model)["test_r2"] > 0.3
+
+
+@pytest.mark.parametrize("model", ["softmax", "logistic", "huber_svm"])
+def test_models_of_classes_are_refused(model: str) -> None:
+    with pytest.raises(ModelRefusedError, match="'linear'"):
+        build(model, input_shape=(3,), classes=1, seed=0)
+    with pytest.raises(ModelRefusedError, match="predicts a number"):
+        build("linear", input_shape=(3,), classes=2, seed=0)
+
+
+@pytest.mark.parametrize("algorithm", ["majority", "heavy_ball", "norm_bound_sgd", "objective_perturbation"])
+def test_methods_that_need_classes_or_a_bounded_gradient_are_refused(root: Path, algorithm: str) -> None:
+    public = prepare.PublicDescription.read(root / "datasets/prepared")
+    settings = params.parse(document(root, algorithm), reads=calibrate.READS)
+    with pytest.raises(RefusedError):
+        calibrate.calibrate(settings, public)
+    assert from_settings(document(root, algorithm)["algorithm"]) is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"target": {"bounds": [5, 5]}}, "low below high"),
+        ({"classes": ["a", "b"]}, "two classes or more, or a target"),
+        ({"target": None}, "two classes or more, or a target"),
+        ({"reader": DIGITS, "shape": [1, 8, 8], "split": SPLIT}, "column of a table"),
+    ],
+)
+def test_a_card_has_classes_or_a_target(change: dict[str, Any], match: str) -> None:
+    files = {
+        part: {"path": f"{part}.csv", "sha256": f"{n}" * 64} for n, part in enumerate(("train", "test"), 1)
+    }
+    card = CARD | {"files": {} if "reader" in change else files} | change
+    with pytest.raises(ValueError, match=match):
+        DataCard.model_validate_json(json.dumps(card))
+
+
+def test_a_label_that_is_no_number_is_refused_without_its_value(root: Path, tmp_path: Path) -> None:
+    from data.readers.of_rows import RowReader
+
+    path = tmp_path / "train.csv"
+    path.write_text("size,kind,price\n0.5,old,a secret\n")
+    card = registry.card("prices", root / "data/cards")
+    with pytest.raises(DataRefusedError) as refused:
+        list(RowReader(card.reader, card.known, (), {"train": path}).read())  # type: ignore[arg-type]
+    assert "not a number" in str(refused.value) and "secret" not in str(refused.value)
