@@ -155,15 +155,14 @@ class PublicDescription:
     blocks_by: str | None = None
     words_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     encoder: Annotated[EncoderFacts | None, Field(exclude_if=lambda given: given is None)] = None
+    per_person: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
+    reader_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     target: Annotated[tuple[float, float] | None, Field(exclude_if=lambda given: given is None)] = None
 
     @property
     def outputs(self) -> int:
         """The number of classes, or 1 where a number is predicted."""
         return len(self.classes) or 1
-
-    per_person: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
-    reader_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
@@ -230,9 +229,9 @@ def public_description(
         blocks_by=None if card.public or card.blocks is None else card.blocks.divides_by,
         words_sha256=None if encoder else card.words_sha256,
         encoder=encoder,
-        target=None if card.target is None else card.target.bounds,
         per_person=None if card.person is None else card.person.per_person,
         reader_sha256=card.reader.source_sha256 if isinstance(card.reader, Own) else None,
+        target=None if card.target is None else card.target.bounds,
     )
 
 

@@ -23,10 +23,9 @@ _Tables: TypeAlias = Iterator[pa.Table]
 class RowReader:
     """Reads the rows of a card.
 
-    declared: the card's reader. known: what a label can be. shape: of an image. files: by role, of which those
-    beside the rows are read here.
-    person, key: of the card, and a secret that decides which of a person's rows are taken. as_texts: whether texts stay
-    as they are though they could be tokens.
+    declared: the card's reader. known: what a label can be. shape: of an image. files: by role, of which those beside
+    the rows are read here. person, key: of the card, and a secret that decides which of a person's rows are taken.
+    as_texts: whether texts stay as they are though they could be tokens.
     """
 
     declared: OfRows
@@ -67,7 +66,7 @@ class RowReader:
         if isinstance(self.declared, Table):
             return table.tables(part, path, self.declared)
         more = () if self.person is None else (self.person.column,)
-        return rows.tables(path, self.declared, self.classes, more=more)
+        return rows.tables(path, self.declared, self._classes, more=more)
 
     def records(self, some: pa.Table, where: str) -> Records:
         """The records of some rows; where: what messages call their source. Raises DataRefusedError as `read` does."""
@@ -76,7 +75,7 @@ class RowReader:
             made = table.records(some, declared, self.known, where)
         else:
             features, keys = self._content(some, declared)
-            made = Records(features, rows.labels(some, declared, self.classes, where), keys)
+            made = Records(features, rows.labels(some, declared, self._classes, where), keys)
         if self.person is None:
             return made
         return Records(made.features, made.labels, [sha256(who).digest() for who in self._who(some)])
@@ -123,6 +122,11 @@ class RowReader:
         """Whom each row names, nobody as the empty name."""
         column = rows.column(some, "" if self.person is None else self.person.column)
         return [(who or b"").strip() for who in rows.contents(column)]
+
+    @property
+    def _classes(self) -> tuple[str, ...]:
+        """Of texts and images, which have no other target."""
+        return self.known if isinstance(self.known, tuple) else ()
 
     @cached_property
     def _words(self) -> dict[str, int] | None:

@@ -25,9 +25,8 @@ _WORDS = {"train": "training", "test": "test"}
 class Records:
     """Records side by side: features float32 [n, *shape], labels int64 [n] counting the declared classes.
 
-    Where a card declares a target, labels are float32 within [-1, 1]; tokens are int32. keys: for each record, what
-    decides its side
-    of the split, such as its person; None where the record as it is does.
+    Where a card declares a target, labels are float32 within [-1, 1]; where it declares tokens, features are int32.
+    keys: for each record, what decides its side of the split, such as its person; None where the record as it is does.
     """
 
     features: Features

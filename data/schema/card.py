@@ -206,16 +206,6 @@ class DataCard(Strict):
         return self.shape or ()
 
     @property
-    def outputs(self) -> int:
-        """The number of classes, or 1 where a number is predicted."""
-        return len(self.classes) or 1
-
-    @property
-    def known(self) -> tuple[str, ...] | Target:
-        """What a label can be."""
-        return self.target or self.classes
-
-    @property
     def has_texts(self) -> bool:
         """Whether the records are texts."""
         return isinstance(self.reader, Reviews | Texts) or (
@@ -227,6 +217,16 @@ class DataCard(Strict):
         if isinstance(self.reader, Texts):
             return self.reader.tokens
         return self.reader if isinstance(self.reader, Reviews) else None
+
+    @property
+    def outputs(self) -> int:
+        """The number of classes, or 1 where a number is predicted."""
+        return len(self.classes) or 1
+
+    @property
+    def known(self) -> tuple[str, ...] | Target:
+        """What a label can be."""
+        return self.target or self.classes
 
     @property
     def tokens(self) -> int | None:

@@ -1,5 +1,6 @@
 """One record a person, or so many as the card says: which they are, and on which side of the split."""
 
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -164,3 +165,22 @@ def test_a_file_without_the_person_is_refused(card: Callable[..., DataCard], tmp
     (tmp_path / "tiny.csv").write_text("age,town,answer\n1,Rome,no\n")
     with pytest.raises(DataRefusedError, match="must have one column 'who'"):
         whole(read(card(), {"train": tmp_path / "tiny.csv"}))
+
+
+def test_people_in_a_database(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    """Texts, whose person is a column that they are not made of."""
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        connection.execute("create table films (week text, who text, words text, answer text)")
+        some = [(f"w{place % 2}", f"p{place % 7}", f"text {place}", "no") for place in range(42)]
+        connection.executemany("insert into films values (?, ?, ?, ?)", some)
+    source = {"kind": "sql", "url_from": "FILMS_URL", "query": "select * from films", "column": "week"}
+    reader = {"kind": "texts", "format": "csv", "columns": ["words"], "label": "answer"}
+    own = card(files={}, blocks=source, blocks_per_person=2, reader=reader)
+    url, digests = f"sqlite:///{tmp_path}/t.sqlite", blocks.Digests("tiny", key=KEY)
+    read_ = blocks.read(
+        own, ("w0", "w1"), {}, root=tmp_path, url=url, digests=digests, key=KEY, as_texts=True
+    )
+    parts = whole(read_)
+    texts = [*parts.train.features, *parts.test.features]
+    places = [int(text.split()[1]) for text in texts]
+    assert Counter((place % 2, place % 7) for place in places) == dict.fromkeys(np.ndindex(2, 7), 1)
