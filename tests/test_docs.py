@@ -1,6 +1,7 @@
 """README and documentation say what the code does: commands exist, examples run, links lead somewhere."""
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -17,10 +18,13 @@ import numpy as np
 import pytest
 import torch
 import typer
+from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from algorithms.methods.registry import CATALOGUE
+from data.schema.card import DataCard
+from data.schema.formats import Format
 from flows.cli.main import app
 from tasks.config import params
 from tasks.tuning import Tuning
@@ -132,8 +136,12 @@ def blocks() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "block"), list(blocks()))
 def test_settings_that_are_written_down_are_allowed(page: str, block: str) -> None:
-    """Those of params.yaml by the group, and those of a search."""
+    """Those of params.yaml by the group, those of a search, and parts of a data card."""
     document = YAML(typ="safe", pure=True).load(block)
+    if document.keys() <= set(DataCard.model_fields):
+        if "reader" in document and "..." not in block:
+            TypeAdapter(Format).validate_json(json.dumps(document["reader"]))
+        return
     if "space" in document:
         Tuning.model_validate(document)
         return

@@ -555,7 +555,8 @@ def predict(
 def export(
     form: Annotated[str, typer.Option("--to", help="onnx, torchscript, huggingface or library.")],
     output: Annotated[
-        Path | None, typer.Option(help="What to write; model.onnx, model.pt, or a folder named like the form.")
+        Path | None,
+        typer.Option(help="What to write; model.onnx, model.pt, or a folder named like the form."),
     ] = None,
     model: Model = ARTIFACTS,
 ) -> None:
@@ -565,7 +566,12 @@ def export(
         from tasks.export import FORMS
         from tasks.export import export as write
 
-        usual = {"onnx": "model.onnx", "torchscript": "model.pt", "huggingface": "huggingface", "library": "library"}
+        usual = {
+            "onnx": "model.onnx",
+            "torchscript": "model.pt",
+            "huggingface": "huggingface",
+            "library": "library",
+        }
         for known in FORMS:
             if known == form:
                 place = output or Path(usual[form])
