@@ -55,14 +55,14 @@ format: $(VENV)/installed-dev
 	ruff check --fix .
 
 benchmarks: $(VENV)/installed-dev
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[benchmarks]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --config-settings editable_mode=compat -e '.[benchmarks]'
 	python -m benchmarks $(ARGS)
 
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict $(ARGS)
 
 gpu: $(VENV)/installed-dev
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[benchmarks,models]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --config-settings editable_mode=compat -e '.[benchmarks,models]'
 	python -m benchmarks.gpu $(ARGS)
 
 server: $(VENV)/installed
@@ -78,10 +78,11 @@ $(VENV)/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "epsilonflow needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
 
+# compat: found by its path, so that a folder data/ of cards where a command runs does not stand before the package of that name
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e .
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt --config-settings editable_mode=compat -e .
 	@touch $@
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --config-settings editable_mode=compat -e '.[dev]'
 	@touch $@ $(VENV)/installed
