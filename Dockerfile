@@ -1,23 +1,34 @@
-# epsilonflow in a container. Ledger, owner key and runs live in the volume /home/flow/data: keep it, since a container
-# without it would have a budget of its own.
+# The software alone, for a person and for a worker's containers; checkout, home and secrets are mounted.
+#   docker build -t epsilonflow:0.2.0 .
+#   docker run --rm -it -v "$PWD:/checkout" -v epsilonflow-home:/home/epsilonflow/data epsilonflow:0.2.0 epsilonflow run
+# Keep the volume: ledger, owner key and runs are in it, and a container without it would have a budget of its own.
 FROM python:3.11-slim-bookworm
 
-RUN apt-get update && apt-get install -y --no-install-recommends git make && rm -rf /var/lib/apt/lists/*
-RUN useradd --create-home flow && mkdir -p /flow /home/flow/data && chown flow: /flow /home/flow/data
-USER flow
-WORKDIR /flow
+# git: a checkout is a repository. libpq comes with psycopg[binary].
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends git \
+    && rm -rf /var/lib/apt/lists/*
 
-COPY --chown=flow pyproject.toml constraints.txt README.md ./
-COPY --chown=flow algorithms algorithms
-COPY --chown=flow data data
-COPY --chown=flow flows flows
-COPY --chown=flow tasks tasks
-RUN python -m venv .venv \
-    && .venv/bin/pip install --no-cache-dir --extra-index-url https://download.pytorch.org/whl/cpu -c constraints.txt -e '.[postgres]'
-COPY --chown=flow . .
-RUN test -d .git || (git init -q && git -c user.name=flow -c user.email=flow@localhost commit -q --allow-empty -m image)
+WORKDIR /opt/epsilonflow
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY flows ./flows
+COPY tasks ./tasks
+COPY algorithms ./algorithms
+COPY data ./data
+# For a CPU, which takes far less room; for a GPU: --build-arg TORCH_INDEX=https://pypi.org/simple
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN python -m pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c constraints.txt '.[postgres]'
 
-ENV PATH=/flow/.venv/bin:$PATH EPSILONFLOW_HOME=/home/flow/data DVC_NO_ANALYTICS=1 DO_NOT_TRACK=1
-VOLUME /home/flow/data
-ENTRYPOINT ["epsilonflow"]
-CMD ["--help"]
+RUN useradd --create-home --uid 1000 epsilonflow \
+    && mkdir -m 700 /home/epsilonflow/data \
+    && chown epsilonflow: /home/epsilonflow/data
+USER epsilonflow
+ENV EPSILONFLOW_HOME=/home/epsilonflow/data \
+    PGPASSFILE=/run/secrets/pgpass \
+    GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0=/checkout \
+    PREFECT_SERVER_ANALYTICS_ENABLED=false \
+    DO_NOT_TRACK=1 \
+    DVC_NO_ANALYTICS=1
+WORKDIR /checkout
+ENTRYPOINT []
+CMD ["epsilonflow", "--help"]

@@ -15,13 +15,13 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from data import database
-from data.prepare.reading import split
-from data.prepare.secret_key import keyed
-from data.readers import table
-from data.readers.records import Block, Part, checked
+from data.prepare.reading import row_reader, split
+from data.prepare.secret_key import PUBLIC_KEY, keyed
+from data.readers.of_rows import RowReader
+from data.readers.records import Block, checked
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Csv, Date, Folder, Ignored, Query, Source, Table
+from data.schema.formats import Csv, Datasets, Folder, Format, OfRows, Parquet, Query, Rows, Source
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _WHOLE_POPULATION, _TEST_FILE = "all", "the test file"
@@ -45,14 +45,14 @@ class Digests:
         """Of each block that was read to its end."""
 
     def counted(
-        self, name: str, read: Iterable[_Rows], declared: Table, file: Path | None
+        self, name: str, read: Iterable[_Rows], declared: OfRows, file: Path | None
     ) -> Iterator[_Rows]:
         """The rows of a block as they come; at their end its digests are there.
 
         file: where the rows are from, None for a query. Raises DataRefusedError where a column is missing.
         """
         total = count = 0
-        columns = _made_of(declared)
+        columns = tuple(sorted({*declared.content, declared.label_column.name}))
         for rows, where in read:
             yield rows, where  # whoever encodes them has checked the columns before this goes on
             for row in zip(*(_texts(rows[column]) for column in columns), strict=True):
@@ -101,32 +101,44 @@ def read(
     root: Path,
     url: str | None,
     digests: Digests,
+    key: bytes = PUBLIC_KEY,
+    as_texts: bool = False,
 ) -> Iterator[Block]:
     """The records of the chosen blocks in their order, then those of the card's test file, checked as
     `data.prepare.reading`.
 
-    digests: gets those of each block. Raises DataRefusedError, while the records are taken and without a record's
-    value in the message, for a block that is not there, for one that is not what the card declares, and for a test
-    file that holds exactly what a block holds.
+    digests: gets those of each block. key, as_texts: as `data.prepare.reading.read`. Raises DataRefusedError, while the
+    records are taken and without a record's value in the message, for a block that is not there, for one that is not
+    what the card declares, and for a test file that holds exactly what a block holds.
     """
     missing = [name for name in chosen if name not in names(card, root=root, url=url)]
     if missing:
         raise DataRefusedError(
             f"{card.name!r} has no block {missing[0]!r}; choose among those that there are."
         )
+    rows = row_reader(card, files, key=key, as_texts=as_texts)
+    if rows is None:
+        raise DataRefusedError(
+            f"The card of {card.name!r} has blocks, but its reader is of no rows; correct it."
+        )
+    elsewhere = rows.people("test") if card.person is not None and "test" in files else frozenset()
     trained_on = itertools.chain.from_iterable(
-        _records("train", _rows(card, name, root, url), card, digests, name, _file(card, name, root))
+        _records(rows, name, _rows(card, rows, name, root, url), elsewhere, digests, _file(card, name, root))
         for name in chosen
     )
     parts = trained_on if card.split is None else split(trained_on, card.split)
-    return checked(card, itertools.chain(parts, _held_out(card, files, digests)))
+    return checked(card, itertools.chain(parts, _held_out(card, rows, files, digests)))
 
 
-def _held_out(card: DataCard, files: Mapping[str, Path], digests: Digests) -> Iterator[Block]:
+def _held_out(
+    card: DataCard, rows: RowReader, files: Mapping[str, Path], digests: Digests
+) -> Iterator[Block]:
     if "test" not in files:
         return
-    rows = ((some, str(files["test"])) for some in table.tables("test", files["test"], _table(card)))
-    yield from _records("test", rows, card, digests, _TEST_FILE, files["test"])
+    path = files["test"]
+    read = ((some, str(path)) for some in rows.tables("test", path))
+    for some, where in digests.counted(_TEST_FILE, read, rows.declared, path if path.is_file() else None):
+        yield Block("test", rows.records(some, where))
     held_out = {*digests.by_block.pop(_TEST_FILE)}
     if same := [name for name, found in digests.by_block.items() if held_out & {*found}]:
         raise DataRefusedError(
@@ -136,29 +148,42 @@ def _held_out(card: DataCard, files: Mapping[str, Path], digests: Digests) -> It
 
 
 def _records(
-    part: Part, read: Iterable[_Rows], card: DataCard, digests: Digests, name: str, file: Path | None
+    rows: RowReader,
+    name: str,
+    read: Iterable[_Rows],
+    elsewhere: frozenset[bytes],
+    digests: Digests,
+    file: Path | None,
 ) -> Iterator[Block]:
-    """The records of rows as they come; name, file: of what they are digested as."""
-    declared = _table(card)
-    for rows, where in digests.counted(name, read, declared, file):
-        yield Block(part, table.records(rows, declared, card.known, where))
+    """The records of a block as its rows come, or where people are to be counted once all are there."""
+    counted = digests.counted(name, read, rows.declared, file)
+    if rows.person is None:
+        for some, where in counted:
+            yield Block("train", rows.records(some, where))
+        return
+    held = list(counted)
+    places = iter([where for _, where in held])
+    for some in rows.drawn(lambda: iter([found for found, _ in held]), elsewhere, "train"):
+        yield Block("train", rows.records(some, next(places)))
 
 
-def _rows(card: DataCard, name: str, root: Path, url: str | None) -> Iterator[_Rows]:
+def _rows(card: DataCard, rows: RowReader, name: str, root: Path, url: str | None) -> Iterator[_Rows]:
     """Some rows of a block at a time, as they are read, and what messages call their source."""
-    source, declared = _source(card), _table(card)
+    source = _source(card)
     if isinstance(source, Folder):
         path = _files(card, source, root)[name]
-        for rows in table.tables("train", path, declared):
-            yield rows, str(path)
+        for some in rows.tables("train", path):
+            yield some, str(path)
         return
-    for rows in database.read(source, declared, name, _given(card, source, url)):
-        yield rows, f"block {name!r} of {card.name!r}"
+    for some in database.read(source, rows.wanted, name, _given(card, source, url)):
+        yield some, f"block {name!r} of {card.name!r}"
 
 
 def _file(card: DataCard, name: str, root: Path) -> Path | None:
+    """The file of a block, of whose bytes there is a digest, too; None for a folder and a query."""
     source = _source(card)
-    return _files(card, source, root)[name] if isinstance(source, Folder) else None
+    path = _files(card, source, root)[name] if isinstance(source, Folder) else None
+    return path if path is not None and path.is_file() else None
 
 
 def _source(card: DataCard) -> Source:
@@ -169,30 +194,30 @@ def _source(card: DataCard) -> Source:
     return card.blocks
 
 
-def _table(card: DataCard) -> Table:
-    if not isinstance(card.reader, Table):
-        raise DataRefusedError(
-            f"The card of {card.name!r} has blocks, but its reader is of no table; correct it."
-        )
-    return card.reader
-
-
 def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
     """The file of each block; others, such as one that is still being written under a name with a dot, are none."""
     folder = root / source.path
     if not folder.is_dir():
         raise DataRefusedError(f"There is no folder {folder} with the blocks of {card.name!r}; make it.")
-    endings = (".csv", ".csv.gz", ".zip") if isinstance(card.reader, Csv) else (".parquet",)
+    endings = _endings(card.reader)
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         ending = next((end for end in endings if path.name.endswith(end)), None)
-        if ending is None or path.name.startswith("."):
+        if ending is None or path.name.startswith(".") or path.is_dir() == bool(ending):
             continue
         name = path.name.removesuffix(ending)
         if name in found:
             raise DataRefusedError(f"{folder} has two files of the block {name!r}; leave one.")
         found[name] = path
     return found
+
+
+def _endings(reader: Format) -> tuple[str, ...]:
+    """Of the names of a reader's files; none where each is a folder."""
+    if isinstance(reader, Rows):
+        plain = {"csv": (".csv", ".csv.gz"), "jsonl": (".jsonl", ".jsonl.gz"), "parquet": (".parquet",)}
+        return plain.get(reader.format, ("",))
+    return {Csv: (".csv", ".csv.gz", ".zip"), Parquet: (".parquet",), Datasets: ("",)}[type(reader)]
 
 
 def _given(card: DataCard, source: Query, url: str | None) -> str:
@@ -209,13 +234,6 @@ def _check_name(card: DataCard, name: str) -> None:
             f"A block of {card.name!r} has a name of other characters than letters, digits, - and _, or the name"
             f" {_WHOLE_POPULATION!r}; name its blocks anew."
         )
-
-
-def _made_of(declared: Table) -> tuple[str, ...]:
-    """The columns of the file that records are made of."""
-    read = [column.name for column in declared.columns if not isinstance(column, Date | Ignored)]
-    dates = [column for column in declared.columns if isinstance(column, Date)]
-    return tuple(sorted({*read, *(part for column in dates for part in (column.month, column.day))}))
 
 
 def _texts(values: pa.ChunkedArray) -> list[str | None]:

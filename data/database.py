@@ -1,6 +1,6 @@
 """Blocks in a database: their names and their rows, by the card's query. No message holds a URL or a value."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Query, Table
+from data.schema.formats import Query
 
 _ROWS = 65536
 
@@ -21,13 +21,12 @@ def names(source: Query, url: str) -> list[str]:
         return [str(name) for (name,) in found if name is not None]
 
 
-def read(source: Query, declared: Table, name: str, url: str) -> Iterator[pa.Table]:
+def read(source: Query, wanted: Sequence[str], name: str, url: str) -> Iterator[pa.Table]:
     """The rows of a block as text, some at a time and in an order that depends on them alone.
 
-    Raises DataRefusedError where the query lacks a column of the card, where the database takes another name for this
-    one, as one that minds no case does, and where it does not answer.
+    wanted: names of columns. Raises DataRefusedError where the query lacks one, where the database takes another name
+    for this one, as one that minds no case does, and where it does not answer.
     """
-    wanted = declared.in_the_file
     query = sa.text(source.query).columns(*(sa.column(column) for column in {*wanted, source.column}))
     rows = query.subquery("blocks")
     columns, block = [rows.c[column] for column in wanted], _block(source, rows)

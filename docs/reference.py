@@ -37,7 +37,7 @@ def params() -> str:
     from algorithms.features.registry import FEATURES
     from algorithms.methods.registry import CATALOGUE
     from algorithms.models.registry import CATALOGUE as NETWORKS
-    from tasks.config.params import MODELS, OPTIONAL, Attack
+    from tasks.config.params import MODELS, OPTIONAL
 
     text = [
         "# params.yaml",
@@ -46,12 +46,15 @@ def params() -> str:
     ]
     for group, model in MODELS.items():
         optional = " (may be left out)" if group in OPTIONAL else ""
-        text += [f"## {group}{optional}", _doc(model), _table(TypeAdapter(model).json_schema(), group)]
-    text += ["### privacy.target", _doc(Attack), _table(TypeAdapter(Attack).json_schema(), "privacy.target")]
+        schema = TypeAdapter(model).json_schema()
+        text += [f"## {group}{optional}", _doc(model), _table(schema, group), *_inside(schema, group)]
     text += ["## algorithm", "`algorithm.name` is one of these, or `package.module:factory` of your own."]
+    parts: dict[str, None] = {}
     for name, method in CATALOGUE.items():
-        text += [f"### {name}", _doc(inspect.getmodule(method)), _doc(method)]
-        text += [_table(TypeAdapter(method).json_schema(), "algorithm")]
+        schema = TypeAdapter(method).json_schema()
+        text += [f"### {name}", _doc(inspect.getmodule(method)), _doc(method), _table(schema, "algorithm")]
+        parts |= dict.fromkeys(_inside(schema, "algorithm"))
+    text += parts  # once for all methods that have them
     text += [
         "## features (may be left out)",
         "`features.name` is `none`, one of these, or `package.module:factory`.",
@@ -63,6 +66,7 @@ def params() -> str:
         schema = TypeAdapter(architecture.settings).json_schema()
         if schema.get("properties"):
             text += [f"### {name}", _doc(architecture.settings), _table(schema, "model.settings")]
+            text += _inside(schema, "model.settings")
     plain = [
         name
         for name, one in NETWORKS.items()
@@ -74,23 +78,29 @@ def params() -> str:
 
 def data_card() -> str:
     """Every key of a data card."""
-    from data.schema.card import Cap, Composition, DataCard, File, Records, Split
+    from data.schema.card import Cap, Composition, DataCard, File, Person, Records, Split
     from data.schema.formats import (
         Binned,
         Categorical,
         Cifar,
         Csv,
+        Datasets,
         Date,
         Digits,
         Folder,
         Idx,
         Ignored,
+        Images,
+        ImageTable,
         Label,
         Numeric,
+        Own,
         Parquet,
         Query,
         Reviews,
         Synthetic,
+        Texts,
+        Tokens,
     )
 
     text = [
@@ -101,8 +111,22 @@ def data_card() -> str:
         _table(TypeAdapter(DataCard).json_schema(), ""),
     ]
     parts: Mapping[str, Iterable[Any]] = {
-        "Parts": (File, Records, Cap, Split, Composition),
-        "Readers (`reader.kind`)": (Csv, Parquet, Idx, Cifar, Reviews, Digits, Synthetic),
+        "Parts": (File, Records, Cap, Split, Composition, Person),
+        "Readers (`reader.kind`)": (
+            Csv,
+            Parquet,
+            Datasets,
+            Images,
+            ImageTable,
+            Texts,
+            Tokens,
+            Own,
+            Idx,
+            Cifar,
+            Reviews,
+            Digits,
+            Synthetic,
+        ),
         "Columns of a table (`kind`)": (Numeric, Binned, Categorical, Date, Label, Ignored),
         "Blocks (`blocks.kind`)": (Folder, Query),
     }
@@ -176,7 +200,9 @@ def datasets() -> str:
         records = card.records
         count = "private" if records.train is None else f"{records.train:,} + {records.test:,}"
         shape = " x ".join(map(str, card.input_shape))
-        rows.append((f"`{name}`", card.title, count, shape, str(len(card.classes) or "a number"), card.licence))
+        rows.append(
+            (f"`{name}`", card.title, count, shape, str(len(card.classes) or "a number"), card.licence)
+        )
     heads = ("name", "what", "records to train and to test on", "features", "classes", "licence")
     return "\n\n".join(
         [
@@ -248,11 +274,27 @@ def _table(schema: Mapping[str, Any], prefix: str) -> str:
             if name in required
             else f"`{'null' if default is None else default}`"
             if default != ""
-            else ""
+            else _EMPTY.get(part.get("type", ""), "its own defaults")
         )
         key = f"{prefix}.{name}" if prefix else name
         rows.append((f"`{key}`", _type(part, known), shown, _limits(part, known)))
     return _rows(("key", "type", "default", "range"), rows) if rows else "It has no keys."
+
+
+def _inside(schema: Mapping[str, Any], prefix: str) -> list[str]:
+    """A section for each key that has keys of its own."""
+    text, known = [], schema.get("$defs", {})
+    for name, part in schema.get("properties", {}).items():
+        for one in (part, *part.get("anyOf", ()), *part.get("oneOf", ())):
+            inner = known.get(str(one.get("$ref", "")).rsplit("/", 1)[-1], {})
+            if inner.get("properties"):
+                whole, key = {**inner, "$defs": known}, f"{prefix}.{name}"
+                words = _clean(inner.get("description", ""))
+                text += ["\n\n".join((f"### {key}", words, _table(whole, key))), *_inside(whole, key)]
+    return text
+
+
+_EMPTY = {"array": "`[]`", "object": "`{}`"}
 
 
 def _type(part: Mapping[str, Any], known: Mapping[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """The audit of methods as a Prefect flow: lower bounds on epsilon from what really runs, on made-up records."""
 
 import os
+from functools import partial
 from typing import Any
 
 from prefect import flow, get_run_logger, task
@@ -9,17 +10,14 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from flows.pipeline import REFUSED
-from tasks.auditing import Asked, auditable, run_audit
+from tasks.auditing import Asked, audit_all, audit_one, auditable, check
 from tasks.runs.stage import checkout, refusals
 
 
 @task(name="audit", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def audit_one(asked: Asked, workers: int) -> tuple[bool, str]:
+def audit_task(asked: Asked, workers: int) -> tuple[bool, str]:
     """Audit one method; whether its claim is violated, and what was found in a sentence."""
-    found, page = run_audit(asked, checkout(), workers=workers)
-    verdict = "the claim is VIOLATED" if found["is_violated"] else "nothing speaks against the claim"
-    numbers = f"claimed {found['claimed']:.4g}, found {found['found']:.4g}"
-    return found["is_violated"], f"{asked.method}: {numbers}; {verdict} ({page})"
+    return audit_one(asked, checkout(), workers=workers)
 
 
 @flow(name="audit", retries=0, persist_result=False)
@@ -45,15 +43,15 @@ def audit(
         seed: of the audit; the same one finds the same.
         workers: processes side by side; all cores where it is empty.
     """
-    cores, violated, said = workers or os.cpu_count() or 1, [], ""
-    for name in [method] if method else auditable():
-        asked = Asked(name, settings or {}, epsilon, delta, runs, canaries, seed)
-        try:
-            is_violated, said = audit_one(asked, cores)
-        except refusals() as refusal:
-            return Failed(name=REFUSED, message=str(refusal))
-        get_run_logger().info("%s", said)
-        violated += [said] if is_violated else []
-    if violated:
-        return Failed(message="; ".join(violated))
-    return Completed(message="no claim is violated" if method is None else said)
+    every = [
+        Asked(name, settings or {}, epsilon, delta, runs, canaries, seed)
+        for name in ([method] if method else auditable())
+    ]
+    one = partial(audit_task, workers=workers or os.cpu_count() or 1)
+    try:
+        for asked in every:
+            check(asked)
+        is_violated, said = audit_all(every, one, say=get_run_logger().info)
+    except refusals() as refusal:
+        return Failed(name=REFUSED, message=str(refusal))
+    return Failed(message=said) if is_violated else Completed(message=said)

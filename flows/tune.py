@@ -12,18 +12,11 @@ from prefect import flow, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
-from ruamel.yaml import YAML
 
-from algorithms.privacy.ledger import WHOLE_POPULATION
 from flows.compare import Runner, one_server, task_runner
 from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised
-from tasks import prepare, tuning
-from tasks.config import params
-from tasks.config.environment import data_mirror, home, ledger_url
-from tasks.runs.reproduce import checkout_lock
-from tasks.runs.rollback_guard import open_newest, remember
+from tasks import tuning
 from tasks.runs.stage import checkout, refusals
-from tasks.tracking.search import log_winner
 
 
 @task(name="trials", retries=0, cache_policy=NO_CACHE, persist_result=False)
@@ -33,8 +26,8 @@ def run_share(trials: Sequence[tuning.Trial]) -> None:
 
 
 def run_side_by_side(trials: Sequence[tuning.Trial], *, workers: int) -> None:
-    """All trials on the flow's task runner, in as many tasks as there are workers: more would tell how many trials."""
-    for future in [run_share.submit(trials[start::workers]) for start in range(workers)]:
+    """All trials on the flow's task runner."""
+    for future in [run_share.submit(share) for share in tuning.shares(trials, workers)]:
         future.result()
 
 
@@ -58,32 +51,11 @@ def tune(file: str = "tune.yaml", workers: int = 2) -> State[Any]:
         workers: how many tasks share the trials.
     """
     be_quiet_where_nothing_was_raised()
-    root, say = checkout(), get_run_logger().info
-    with checkout_lock(root, say=say):
-        try:
-            settings = params.load(root / "params.yaml", reads=tuning.READS)
-            prepared = root / "datasets" / "prepared"
-            public = prepare.prepare(
-                settings, mirror=data_mirror(), home=home(), destination=prepared, root=root
-            )
-            base = YAML(typ="safe", pure=True).load(root / "params.yaml")
-            asked = tuning.load(root / file)
-            work = tuning.Search(
-                asked,
-                tuning.price(asked, base, public),
-                prepared,
-                public,
-                public.blocks or (WHOLE_POPULATION,),
-            )
-            url = ledger_url(settings.ledger.url)
-            ledger = open_newest(url, home=home(), root=root)
-            run_all = partial(run_side_by_side, workers=workers)
-            receipt = tuning.tune(work, ledger=ledger, home=home(), root=root, run_all=run_all)
-            remember(ledger, url, home=home())
-        except refusals() as refusal:
-            return Failed(name=REFUSED, message=str(refusal))
-    log_winner(receipt, root / tuning.FOLDER, settings.tracking, root=root)
-    return Completed(
-        message=f"the winner of search {receipt['run_id']} is in {tuning.FOLDER}; all of it cost epsilon"
-        f" {work.priced.cost:.4g}, a trial by itself {work.priced.each:.4g}"
-    )
+    try:
+        root = checkout()
+        asked = tuning.load(root / file)
+        run_all = partial(run_side_by_side, workers=workers)
+        said = tuning.deliver(asked, root, say=get_run_logger().info, run_all=run_all)
+    except refusals() as refusal:
+        return Failed(name=REFUSED, message=str(refusal))
+    return Completed(message=said)

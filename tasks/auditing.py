@@ -43,14 +43,48 @@ class Asked:
     seed: int = 0
 
 
+def check(asked: Asked) -> None:
+    """Raises ParamsRefusedError or RefusedError for settings that do not fit, and for a method that claims nothing."""
+    game = Game(asked.method, dict(asked.settings), asked.epsilon, asked.delta, 8)
+    params.parse({"algorithm": {"name": asked.method, **game.all_settings()}}, reads=("algorithm",))
+    game.plan()
+
+
+def audit_all(every: Sequence[Asked], one: "One", *, say: Callable[[str], object]) -> tuple[bool, str]:
+    """Audits one after the other, each by `one`.
+
+    Returns whether a claim is violated, and the outcome in a sentence. say: gets what was found of each.
+    """
+    violated, said = [], ""
+    for asked in every:
+        is_violated, said = one(asked)
+        say(said)
+        violated += [said] if is_violated else []
+    if violated:
+        return True, "; ".join(violated)
+    return False, said if len(every) == 1 else "no claim is violated"
+
+
+One = Callable[[Asked], tuple[bool, str]]
+"""Audits a method: whether its claim is violated, and what was found in a sentence."""
+
+
+def audit_one(asked: Asked, root: Path, *, workers: int) -> tuple[bool, str]:
+    """The audit of one method, kept below `root`; see `One`."""
+    found, page = run_audit(asked, root, workers=workers)
+    verdict = "the claim is VIOLATED" if found["is_violated"] else "nothing speaks against the claim"
+    numbers = f"claimed {found['claimed']:.4g}, found {found['found']:.4g}"
+    return found["is_violated"], f"{asked.method}: {numbers}; {verdict} ({page})"
+
+
 def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, Any], Path]:
     """Audits a method, and the mechanisms alone; returns what audit.json says and where the page is.
 
     Raises RefusedError or ParamsRefusedError for a method that claims nothing, an unknown one, and settings that do
     not fit.
     """
+    check(asked)
     game = Game(asked.method, dict(asked.settings), asked.epsilon, asked.delta, 1)
-    params.parse({"algorithm": {"name": asked.method, **game.all_settings()}}, reads=("algorithm",))
     several = partial(_side_by_side, workers=workers) if workers > 1 else None
     found = audit(game, runs=asked.runs, canaries=asked.canaries, seed=asked.seed, several=several)
     alone = tested(draws=4 * asked.runs, seed=asked.seed)

@@ -8,17 +8,35 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from algorithms.extension import source_digest
 from data.prepare.fetch import RAW, Places, checksum_for, fetch
 from data.prepare.reading import read
 from data.prepare.secret_key import PUBLIC_KEY, owner_key
+from data.readers.records import Block
 from data.schema import registry
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Binned, Categorical, Column, Date, Ignored, Label, Numeric, Table
+from data.schema.formats import (
+    Binned,
+    Categorical,
+    Column,
+    Date,
+    Format,
+    Ignored,
+    Label,
+    Numeric,
+    Own,
+    Pixels,
+    Reviews,
+    Table,
+    Texts,
+)
 from tasks.config.environment import data_mirror, home
+from tasks.runs.encoders import reader_of
 
 
 @dataclass(frozen=True)
@@ -52,9 +70,14 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
         file.path: found
         for file in card.files.values()
         if file.path
-        and (root / file.path).is_file()
+        and (root / file.path).exists()
         and (found := checksum_for(root / file.path, file, key=key))
     }
+    if (
+        isinstance(card.reader, Own)
+        and (source := source_digest(card.reader.factory)) != card.reader.source_sha256
+    ):
+        right[card.reader.factory] = f"source_sha256: {source}"
     if right:
         first = next(iter(right))
         return Look(card, right, None, f"{first} has another checksum than its card declares")
@@ -65,11 +88,29 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
             for part, file in files.items():
                 for problem, count in _problems(part, file, card, card.reader):
                     counts[problem] = counts.get(problem, 0) + count
-        for _ in read(card, files):
-            pass
+        as_texts = card.has_texts and not isinstance(card.reader, Reviews)
+        for block in read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts):
+            for problem, count in _stand_ins(block, card.reader):
+                counts[problem] = counts.get(problem, 0) + count
     except DataRefusedError as refusal:
         return Look(card, {}, counts if counted or card.public else None, str(refusal))
     return Look(card, {}, counts if counted or card.public else None, None)
+
+
+def _stand_ins(block: Block, reader: Format) -> Iterator[tuple[str, int]]:
+    """How many records of images and texts are what stands in for one that cannot be read."""
+    features = block.records.features
+    if isinstance(reader, Pixels):
+        is_one = (features == np.float32(reader.stand_in)).reshape(len(features), -1).all(axis=1)
+        words = "not read as images, the stand-in"
+    elif isinstance(reader, Texts):
+        empty = reader.join * (len(reader.columns) - 1)
+        is_one, words = np.array([text == empty for text in features], bool), "no text, the empty one"
+    else:
+        return
+    yield f"{block.part}: records", len(features)
+    if count := int(is_one.sum()):
+        yield f"{block.part}: {words}", count
 
 
 def _problems(part: str, file: Path, card: DataCard, reader: Table) -> Iterator[tuple[str, int]]:

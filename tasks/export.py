@@ -18,17 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.errors import RefusedError
-from algorithms.models.saved import TrainedModel, load
+from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protected, statement
 
-Form = Literal["onnx", "torchscript", "huggingface"]
+Form = Literal["onnx", "torchscript", "huggingface", "library"]
 FORMS: tuple[Form, ...] = get_args(Form)
 _NEEDS: Mapping[Form, tuple[str, ...]] = {
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "torchscript": (),
     "huggingface": ("transformers",),
+    "library": (),
 }
 _RECORDS, _CLOSE = 5, 1e-4
 RELEASE = ("model.safetensors", "privacy_card.json", "plan.json", "trace.parquet")
@@ -40,7 +41,8 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
 
     Args:
         artifacts: folder of the run, or of a release.
-        form: onnx or torchscript, a file; huggingface, a folder with weights, configuration and model card.
+        form: onnx or torchscript, a file; huggingface, a folder with weights, configuration and model card; library,
+            for models of transformers and timm, a folder that these read by themselves, adapters merged.
         to: the file or folder to write; it must not be there yet.
 
     Returns:
@@ -61,6 +63,7 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
         "onnx": _onnx,
         "torchscript": _torchscript,
         "huggingface": lambda found, given, path: _huggingface(found, given, path, artifacts),
+        "library": lambda found, given, path: _library(found, path, artifacts),
     }
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as folder:
@@ -129,6 +132,8 @@ def _huggingface(
     """A folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads, with epsilonflow installed."""
     from tasks.hub import EpsilonflowConfig, EpsilonflowModel
 
+    logs: Any = import_module("transformers.utils.logging")
+    logs.disable_progress_bar()
     folder.mkdir()
     # its own facts, so that the network is made again by name and settings
     config = EpsilonflowConfig(facts=json.dumps(dict(model.facts)))
@@ -149,13 +154,33 @@ def _huggingface(
         '__all__ = ["EpsilonflowConfig", "EpsilonflowModel"]\n',
         encoding="utf-8",
     )
+    _write_cards(model, folder, artifacts)
+    again = EpsilonflowModel.from_pretrained(folder)
+    return lambda given: again(given).logits
+
+
+def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Tensor], Tensor]:
+    """A folder that `from_pretrained` of transformers or `create_model` of timm reads, without epsilonflow."""
+    if model.facts["model"] not in ("huggingface", "timm") or model.facts.get("front"):
+        raise RefusedError(
+            f"the model {model.facts['model']!r} is of no library, or learned features come before it; export it to"
+            " huggingface, onnx or torchscript."
+        )
+    from algorithms.models.public_models import read_pretrained, save_pretrained
+
+    own, parameters = load_model(_beside(artifacts) / "model.safetensors")
+    save_pretrained(own, parameters, folder)
+    _write_cards(model, folder, artifacts)
+    return read_pretrained(own, folder, model.input_shape, len(model.classes) or 1)
+
+
+def _write_cards(model: TrainedModel, folder: Path, artifacts: Path) -> None:
+    """The run's privacy card and a model card, where the run has one."""
     place = _beside(artifacts)
     if (place / "privacy_card.json").is_file():
         shutil.copyfile(place / "privacy_card.json", folder / "privacy_card.json")
         text = model_card(load_card(place / "privacy_card.json"), model, _metrics(place))
         (folder / "README.md").write_text(text, encoding="utf-8")
-    again = EpsilonflowModel.from_pretrained(folder)
-    return lambda given: again(given).logits
 
 
 def _beside(artifacts: Path) -> Path:

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 
 from algorithms.models.saved import TrainedModel, load
-from data.prepare.unseen import records_in
+from data.prepare.unseen import reader_in, records_in
 from data.schema.errors import DataRefusedError
 from tasks.config import params
-from tasks.runs.encoders import encoder_of
+from tasks.runs.encoders import encoder_of, reader_of
 from tasks.runs.provenance import in_units
 
 _MARGINS = ("svm", "huber_svm")
@@ -61,7 +61,8 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
     is_probability = model.facts.get("model") not in _MARGINS
     encoder = (model.preparation or {}).get("encoder")
     encode = None if encoder is None else encoder_of(params.Encoder.model_validate(encoder)).load()
-    for some in records_in(Path(path), model.preparation, model.input_shape, encode=encode):
+    own = reader_of(reader_in(model.preparation))
+    for some in records_in(Path(path), model.preparation, model.input_shape, encode=encode, own=own):
         for start in range(0, len(some.names), _BATCH):
             features = torch.from_numpy(np.ascontiguousarray(some.features[start : start + _BATCH]))
             with torch.no_grad():

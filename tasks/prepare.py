@@ -11,7 +11,7 @@ from data import PublicDescription, blocks
 from data.prepare import prepared
 from data.prepare.encoding import encoded
 from data.prepare.fetch import RAW, Places, fetch
-from data.prepare.reading import read, read_texts, word_list
+from data.prepare.reading import read, word_list
 from data.prepare.scattering import scattered
 from data.prepare.secret_key import PUBLIC_KEY, keyed, owner_key
 from data.prepare.unseen import preparation_of
@@ -21,7 +21,7 @@ from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from tasks.config.environment import data_mirror, database_url, home
 from tasks.config.params import Params, load
-from tasks.runs.encoders import encoder_of, public_of
+from tasks.runs.encoders import encoder_of, public_of, reader_of
 from tasks.runs.stage import main_of
 
 READS = ("data",)
@@ -55,13 +55,15 @@ def prepare(
     files = fetch(card, Places(root=root, mirror=mirror, cache=root / RAW), key=key)
     words = ["salt of a prepared folder", card.model_dump_json()]
     digests = blocks.Digests(card.population, key=key)
+    as_texts = public.encoder is not None and public.encoder.takes == "texts"
     if card.blocks is None:
-        is_text = public.encoder is not None and public.encoder.takes == "texts"
-        records = read_texts(card, files) if is_text else read(card, files)
+        records = read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts)
     else:
         # No checksum in the card stands for what the blocks hold, so the salt does.
         url = database_url(card.blocks)
-        found = blocks.read(card, public.blocks, files, root=root, url=url, digests=digests)
+        found = blocks.read(
+            card, public.blocks, files, root=root, url=url, digests=digests, key=key, as_texts=as_texts
+        )
         records = _noted(found, words)
     if transform == "scattering":
         records = scattered(card, records)

@@ -10,7 +10,9 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -47,15 +49,19 @@ from data.prepare.prepared import load_as, load_held_out
 from data.readers.records import Records
 from tasks.calibrate import calibrate, model_for
 from tasks.config import params
-from tasks.config.environment import SPEND_AGAIN, may_spend_again
+from tasks.config.environment import SPEND_AGAIN, data_mirror, home, ledger_url, may_spend_again
 from tasks.config.params import Group, Params, ParamsRefusedError
 from tasks.evaluate import evaluate, load_model
+from tasks.prepare import prepare
 from tasks.reporting.page import environment
 from tasks.reporting.rehearsal import rehearse
 from tasks.runs import sanity, store
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.provenance import described
+from tasks.runs.reproduce import checkout_lock
+from tasks.runs.rollback_guard import open_newest, remember
 from tasks.runs.signing import signer, signing_key
+from tasks.tracking.search import log_winner
 from tasks.train import save_model
 
 FOLDER = Path("tuned")
@@ -127,6 +133,8 @@ class Tuning(Group):
 
 def load(path: Path) -> Tuning:
     """The settings in a file; raises ParamsRefusedError for what they cannot be."""
+    if not path.exists():
+        raise ParamsRefusedError(f"There is no file {path}; copy examples/tune.yaml.")
     try:
         document = YAML(typ="safe", pure=True).load(path)
     except (OSError, YAMLError, UnicodeDecodeError) as error:
@@ -453,6 +461,45 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
             result = _searched(search, run, ledger, home, root, run_all)
         run.forget_secrets()
         return _hand_out(search, result, root, home)
+
+
+def deliver(
+    asked: Tuning, root: Path, *, say: Callable[[str], object], workers: int = 1, run_all: Runs | None = None
+) -> str:
+    """Prepares, prices and runs a search in the checkout at `root`, alone there; returns the outcome in a sentence.
+
+    say: gets what there is to wait for. workers: threads that share the trials, unless `run_all` runs them.
+    Raises what `tune` raises, and ParamsRefusedError or DataRefusedError for settings and data that cannot be.
+    """
+    with checkout_lock(root, say=say):
+        settings, folder = params.load(root / "params.yaml", reads=READS), home()
+        prepared = root / "datasets" / "prepared"
+        public = prepare(settings, mirror=data_mirror(), home=folder, destination=prepared, root=root)
+        base = YAML(typ="safe", pure=True).load(root / "params.yaml")
+        priced = price(asked, base, public)
+        work = Search(asked, priced, prepared, public, public.blocks or (WHOLE_POPULATION,))
+        url = ledger_url(settings.ledger.url)
+        ledger = open_newest(url, home=folder, root=root)
+        receipt = tune(
+            work, ledger=ledger, home=folder, root=root, run_all=run_all or partial(in_threads, workers)
+        )
+        remember(ledger, url, home=folder)
+    log_winner(receipt, root / FOLDER, settings.tracking, root=root)
+    return (
+        f"the winner of search {receipt['run_id']} is in {FOLDER}; all of it cost epsilon {priced.cost:.4g},"
+        f" a trial by itself {priced.each:.4g}"
+    )
+
+
+def shares(trials: Sequence[Trial], workers: int) -> list[Sequence[Trial]]:
+    """As many shares as there are workers, empty ones included: a task a trial would tell how many there are."""
+    return [trials[start::workers] for start in range(workers)]
+
+
+def in_threads(workers: int, trials: Sequence[Trial]) -> None:
+    """Runs trials in so many threads."""
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(one_by_one, shares(trials, workers)))
 
 
 def _spends_again(search: Search, run_id: str, is_whole: bool) -> bool:

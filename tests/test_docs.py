@@ -1,22 +1,34 @@
 """README and documentation say what the code does: commands exist, examples run, links lead somewhere."""
 
 import importlib.util
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer
+from pydantic import TypeAdapter
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
+from algorithms.methods.registry import CATALOGUE
+from data.schema.card import DataCard
+from data.schema.formats import Format
 from flows.cli.main import app
-from tests.support.checkout import PROJECT
+from tasks.config import params
+from tasks.tuning import Tuning
+from tests.support.checkout import PROJECT, Checkout
 
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "examples/own_data/README.md")]
 PAGES += sorted((PROJECT / "docs").rglob("*.md"))
@@ -73,9 +85,39 @@ def test_the_readme_is_one_page() -> None:
     assert len((PROJECT / "README.md").read_text().split()) <= 900
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/notebook.md"])
-def test_the_example_of_fit_runs(page: str) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (PROJECT / page).read_text(), flags=re.DOTALL)
+def test_each_method_is_explained() -> None:
+    """By what its paper says, what is repaired and what it gives."""
+    text = (PROJECT / "docs/explanation/methods.md").read_text()
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", text, flags=re.DOTALL | re.MULTILINE))
+    assert sections.keys() == CATALOGUE.keys()
+    parts = re.compile(r"\*\*The\s+paper\*\*.*\*\*Repaired:\*\*.*\*\*It\s+gives\*\*\s+\w", flags=re.DOTALL)
+    assert [name for name, words in sections.items() if not parts.search(words)] == []
+
+
+def examples(page: Path) -> list[str]:
+    """The blocks of Python on a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+PYTHON = [
+    (page.relative_to(PROJECT).as_posix(), place) for page in PAGES for place, _ in enumerate(examples(page))
+]
+
+
+@pytest.mark.parametrize(("page", "place"), PYTHON)
+def test_an_example_in_python_runs(
+    finished_once: Checkout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: str, place: int
+) -> None:
+    (tmp_path / "artifacts").symlink_to(finished_once.root / "artifacts")
+    np.save(tmp_path / "new_visits.npy", np.zeros((3, 1, 8, 8), np.float32))
+    monkeypatch.chdir(tmp_path)
+    X = torch.rand(400, 5, generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = {"model": torch.nn.Linear(5, 2), "X": X, "y": (X[:, 0] > 0.5).long()}
+    exec(examples(PROJECT / page)[place].replace(".csv", ".npy"), given | {"inputs": torch.zeros(2, 1, 8, 8)})
+
+
+def test_the_example_of_fit_gives_what_it_says() -> None:
+    code = examples(PROJECT / "README.md")[0]
     X = torch.rand(400, 5, generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = {"model": torch.nn.Linear(5, 2), "X": X, "y": (X[:, 0] > 0.5).long()}
     exec(code, given)
@@ -83,11 +125,57 @@ def test_the_example_of_fit_runs(page: str) -> None:
     assert len(given["result"].trace) == 30 and given["result"].card is not None
 
 
+def blocks() -> Iterator[tuple[str, str]]:
+    """Every block of YAML with its page."""
+    for page in PAGES:
+        for block in re.findall(r"(?:^    [^\n]*\n|^\n(?=    ))+", page.read_text(), flags=re.MULTILINE):
+            with suppress(YAMLError):
+                if isinstance(YAML(typ="safe", pure=True).load(dedent(block)), dict):
+                    yield page.relative_to(PROJECT).as_posix(), dedent(block)
+
+
+@pytest.mark.parametrize(("page", "block"), list(blocks()))
+def test_settings_that_are_written_down_are_allowed(page: str, block: str) -> None:
+    """Those of params.yaml by the group, those of a search, and parts of a data card."""
+    document = YAML(typ="safe", pure=True).load(block)
+    if document.keys() <= set(DataCard.model_fields):
+        if "reader" in document and "..." not in block:
+            TypeAdapter(Format).validate_json(json.dumps(document["reader"]))
+        return
+    if "space" in document:
+        Tuning.model_validate(document)
+        return
+    assert document.keys() <= set(params.GROUPS), page
+    for group, values in document.items():
+        whole = {"model": {"seed": 0}, "data": {"dataset": "cifar-10"}}.get(group, {}) | values
+        params.parse({group: whole}, reads=(group,))
+
+
+def keys_of(document: Any, path: str = "") -> Iterator[str]:
+    """Of a file of parameters, by dots, except those of what a library calls its options."""
+    if not isinstance(document, dict) or not document:
+        yield path
+        return
+    for name, inner in document.items():
+        if path == "model.settings" and name in ("config", "options"):
+            yield f"{path}.{name}"
+        else:
+            yield from keys_of(inner, f"{path}.{name}" if path else name)
+
+
 def test_reference_is_made_from_the_code() -> None:
     pytest.importorskip("mkdocs")
     made = {name: make() for name, make in reference().PAGES.items()}
     assert "| `privacy.epsilon` | number or null | `null` | > 0 |" in made["params"]
     assert "| `algorithm.clip_norm` |" in made["params"] and "### dp_sgd" in made["params"]
+    assert "| `data.blocks` | list of string | `[]` |" in made["params"]
+    files = [PROJECT / "params.yaml", *(PROJECT / "presets").glob("*.yaml")]
+    written = {key for file in files for key in keys_of(YAML(typ="safe", pure=True).load(file))}
+    assert {key for key in written if f"| `{key}` |" not in made["params"]} == {
+        "algorithm.name",
+        "features.name",
+    }
+    assert "| `data.encoder.name` |" in made["params"]
     assert "## epsilonflow ledger forecast" in made["command-line"]
     assert "| `digits` |" in made["datasets"] and "### Categorical" in made["data-card"]
     names = set(re.findall(r"EPSILONFLOW_[A-Z_]+", made["environment"]))

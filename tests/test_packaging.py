@@ -1,8 +1,10 @@
 """What is installed: every dependency is declared and locked, and the data files go with the packages."""
 
 import re
+import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import grimp
 import pytest
@@ -66,3 +68,12 @@ def test_files_that_the_code_reads_are_package_data() -> None:
         if path.suffix in (".yaml", ".j2", ".json", ".css") and not {"raw", "prepared"} & set(path.parts)
     }
     assert there == declared
+
+
+def test_make_run_says_first_what_will_happen_and_how_long_it_takes(tmp_path: Path) -> None:
+    """Before anything is installed, with a Python that is none."""
+    command = ["make", "run", "PYTHON=false", f"VENV={tmp_path / 'fresh'}"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    first = done.stdout.splitlines()[0]
+    assert done.returncode != 0 and "about 2 GB" in first and "about a minute" in first
+    assert not (tmp_path / "fresh").exists()

@@ -218,6 +218,33 @@ def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path
         save_model(module, str(folder / "model.safetensors"))
 
 
+def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """What the library makes of a folder of `save_pretrained`: records [batch, *input_shape] to logits.
+
+    model: the one that was written, for its form. Raises ModelRefusedError where the library cannot read it, as of a
+    network whose normalisation was replaced.
+    """
+    module: Any = library_model(model)
+    try:
+        if isinstance(model.module, _Texts | _Images):
+            found = type(module).from_pretrained(folder, use_safetensors=True)
+            return type(model.module)(found).eval()
+        own = model.settings
+        made: nn.Module = imported_library("timm").create_model(
+            own["architecture"],
+            num_classes=outputs,
+            in_chans=input_shape[0],
+            checkpoint_path=str(folder / "model.safetensors"),
+            **own["options"],
+        )
+        return made.eval()
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ModelRefusedError(
+            f"the library does not read this model ({why}); export it to huggingface, which keeps the form that it has."
+        ) from None
+
+
 def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> Model:
     """The model with its normalisation replaced, its checkpoint read and its adapters put in."""
     notes = []

@@ -6,6 +6,7 @@ were charged when they were released. Nothing of the private records is looked a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -42,7 +43,7 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
 
 
 def frozen(model: Model, chosen: Sequence[str]) -> Model:
-    """The model of which some parameters, or layers by their names, are not trained, in place.
+    """The model of which some parameters, or layers by their names or by patterns of these, are not trained, in place.
 
     Raises ModelRefusedError for a name that the model has not, and where nothing would be left to train.
     """
@@ -67,7 +68,8 @@ def named(model: Model, chosen: Sequence[str], *, what: str) -> set[str]:
 
 
 def _is_below(name: str, prefixes: Sequence[str]) -> bool:
-    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+    """A prefix may be a pattern, such as `encoder.layer.[0-3].*`."""
+    return any(fnmatchcase(name, prefix) or fnmatchcase(name, f"{prefix}.*") for prefix in prefixes)
 
 
 def _read(path: Path) -> dict[str, Tensor]:

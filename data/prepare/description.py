@@ -16,7 +16,20 @@ from pydantic import Field, TypeAdapter, ValidationError
 from data.prepare.scattering import scattered_shape
 from data.schema.card import DataCard, File
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Cifar, Digits, Format, Ignored, Reviews, Synthetic, Table
+from data.schema.formats import (
+    Cifar,
+    Digits,
+    Format,
+    Ignored,
+    Images,
+    ImageTable,
+    Own,
+    Reviews,
+    Rows,
+    Synthetic,
+    Table,
+    Texts,
+)
 
 
 def rule_of(card: DataCard) -> str:
@@ -35,6 +48,11 @@ def rule_of(card: DataCard) -> str:
 def _of_the_split(card: DataCard) -> dict[str, Any]:
     """A key that a card leaves at its default is left out, here and below, so that later keys change no rule."""
     split = card.split.model_dump(mode="json", exclude_defaults=True) if card.split else None
+    if card.person is not None:
+        return {"split": split, "person": card.person.column}
+    if isinstance(card.reader, Images | ImageTable | Texts):  # whose files as they are decide
+        columns = card.reader.content if isinstance(card.reader, Rows) else ()
+        return {"split": split, "kind": card.reader.kind, "columns": columns}
     return {
         "split": split,
         "encoding": _encoding(card.reader),
@@ -47,7 +65,7 @@ def _of_the_split(card: DataCard) -> dict[str, Any]:
 def _encoding(reader: Format) -> object:
     if not isinstance(reader, Table):
         return reader.model_dump(
-            mode="json", exclude_defaults=True, exclude={"words_sha256"}
+            mode="json", exclude_defaults=True, exclude={"words_sha256", "source_sha256"}
         )  # moves no record
     read = [column for column in reader.columns if not isinstance(column, Ignored)]
     columns = [column.model_dump(mode="json", exclude_defaults=True) for column in read]
@@ -55,13 +73,14 @@ def _encoding(reader: Format) -> object:
 
 
 def _of_the_files(card: DataCard) -> dict[str, Any]:
-    names_its_part = isinstance(card.reader, Cifar | Digits | Reviews | Synthetic)
-    return {"files": _held_out(card.files), "reader": _encoding(card.reader) if names_its_part else None}
+    names_its_part = isinstance(card.reader, Cifar | Digits | Own | Reviews | Synthetic)
+    held_out = {"files": _held_out(card.files), "reader": _encoding(card.reader) if names_its_part else None}
+    return held_out if card.person is None else held_out | {"person": card.person.column}
 
 
 def _held_out(files: Mapping[str, File]) -> dict[str, str | None]:
-    """The checksums by role; the files of the training records alone are left out."""
-    test = {role: file for role, file in files.items() if role.split("_")[0] != "train"}
+    """The checksums by role; the files of the training records alone are left out, and those that name no record."""
+    test = {role: file for role, file in files.items() if role.split("_")[0] not in ("train", "images")}
     return {role: file.sha256 or file.keyed_sha256 or file.md5 for role, file in test.items()}
 
 
@@ -136,6 +155,8 @@ class PublicDescription:
     blocks_by: str | None = None
     words_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     encoder: Annotated[EncoderFacts | None, Field(exclude_if=lambda given: given is None)] = None
+    per_person: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
+    reader_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     target: Annotated[tuple[float, float] | None, Field(exclude_if=lambda given: given is None)] = None
 
     @property
@@ -176,11 +197,13 @@ _ADAPTER = TypeAdapter(PublicDescription)
 
 
 def public_description(
-    card: DataCard, transform: Transform = "none", encoder: EncoderFacts | None = None
+    card: DataCard,
+    transform: Transform = "none",
+    encoder: EncoderFacts | None = None,
 ) -> PublicDescription:
     """The public facts that `card` declares; raises DataRefusedError for a transform that its records cannot have."""
     is_as_read = transform == "none"
-    tokens = None if encoder else card.tokens
+    tokens, is_bounded = None if encoder else card.tokens, not isinstance(card.reader, Own)
     return PublicDescription(
         dataset=card.name,
         title=card.title,
@@ -196,22 +219,29 @@ def public_description(
         classes=card.classes,
         test_records=card.records.test,
         holdout=card.holdout,
-        feature_norms=_feature_norms(card) if is_as_read and tokens is None else None,
+        feature_norms=_feature_norms(card) if is_as_read and tokens is None and is_bounded else None,
         tokens=tokens,
         transform=transform,
         composition=card.composition.kind,
         composition_order=card.composition.order,
-        blocks_per_person=card.blocks_per_person,
+        blocks_per_person=card.blocks_per_person * (1 if card.person is None else card.person.per_person),
         holdout_rule=None if card.public else rule_of(card),
         blocks_by=None if card.public or card.blocks is None else card.blocks.divides_by,
         words_sha256=None if encoder else card.words_sha256,
         encoder=encoder,
+        per_person=None if card.person is None else card.person.per_person,
+        reader_sha256=card.reader.source_sha256 if isinstance(card.reader, Own) else None,
         target=None if card.target is None else card.target.bounds,
     )
 
 
 def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -> tuple[int, ...]:
     if transform == "none":
+        if not card.input_shape:
+            raise DataRefusedError(
+                f"the records of {card.name!r} are texts that only an encoder can take; name one by --encoder, or"
+                " declare reader.tokens in its card."
+            )
         return card.input_shape
     if transform == "scattering":
         return scattered_shape(card)
@@ -219,7 +249,7 @@ def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -
         raise DataRefusedError(
             "data.transform is encoder, and data.encoder names none; name one, or leave it at none."
         )
-    is_text, is_image = isinstance(card.reader, Reviews), len(card.input_shape) == 3
+    is_text, is_image = card.has_texts, len(card.input_shape) == 3
     if (encoder.takes == "texts") != is_text or not (is_text or is_image):
         kind = "texts" if is_text else "images" if is_image else "tables"
         raise DataRefusedError(

@@ -1,6 +1,7 @@
 """Where the files of a data set come from: a path in the project, a mirror folder, or their public homes."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Literal, TypeAlias
 import pooch
 
 from data.prepare.secret_key import keyed
+from data.readers.records import files_in
 from data.schema.card import DataCard, File
 from data.schema.errors import DataRefusedError
 
@@ -60,7 +62,7 @@ def check_local(card: DataCard, root: Path, *, key: bytes | None) -> None:
     for file in card.files.values() if not card.alternatives else ():
         if file.path and (key is not None or file.sha256):
             _local(root / file.path, file, key=key or b"")
-        elif file.path and not (root / file.path).is_file():
+        elif file.path and not (root / file.path).exists():
             raise _missing(root / file.path)
 
 
@@ -100,7 +102,7 @@ def _fetch(folder: str, file: File, places: Places, *, key: bytes) -> Path:
 
 
 def _local(path: Path, file: File, *, key: bytes) -> Path:
-    if not path.is_file():
+    if not path.exists():
         raise _missing(path)
     if file.sha256:
         return _verified(path, file, "restore the file, or update sha256 in its data card if it is right")
@@ -158,5 +160,21 @@ def _put_into_a_mirror(file: File, folder: Path) -> str:
 
 
 def _checksum(path: Path, kind: Kind) -> str:
+    """Of a file's bytes; of a folder, of the names and checksums of all files in it, in the order of their names."""
+    if path.is_dir():
+        return _checksum_of_folder(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
+
+
+def _checksum_of_folder(folder: Path) -> str:
+    """A file that cannot be read has the checksum of none, as it then becomes a stand-in."""
+    found = hashlib.sha256()
+    for path in files_in(folder):
+        try:
+            one = _checksum(path, "sha256") if path.is_file() else ""  # of a pipe there is no end
+        except OSError:
+            one = ""
+        name = os.fsencode(path.relative_to(folder).as_posix())
+        found.update(name + b"\0" + one.encode() + b"\n")
+    return found.hexdigest()

@@ -4,18 +4,23 @@ From the files of a card to records: the reader of its format, the split it decl
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.readers import builtin, cifar, idx, reviews
+from data.prepare.secret_key import PUBLIC_KEY, keyed
+from data.readers import builtin, cifar, idx, images, reviews
 from data.readers import builtin as synthetic
-from data.readers.records import Block, Records, checked
+from data.readers.records import PARTS, Block, Records, checked
 from data.schema.card import DataCard, Split
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Cifar, Digits, Idx, Reviews, Synthetic
+from data.schema.formats import OF_ROWS, Cifar, Digits, Idx, Images, Reviews, Synthetic, Texts
+
+if TYPE_CHECKING:
+    from data.readers.of_rows import RowReader
 
 _BLOCK = 16384
 
@@ -23,8 +28,8 @@ _BLOCK = 16384
 def split(blocks: Iterable[Block], rule: Split) -> Iterator[Block]:
     """Training and test records by `rule`, in the order they came, whatever part they were in.
 
-    A record's side is a function of its own features and label and of the rule's public salt: adding or
-    removing a record moves no other one, and equal records stay together.
+    A record's side is a function of its own features and label, or of its key where it has one, and of the rule's
+    public salt: adding or removing a record moves no other one, and equal records, or equal keys, stay together.
     """
     for block in blocks:
         test = is_test(block.records, rule)
@@ -35,10 +40,19 @@ def split(blocks: Iterable[Block], rule: Split) -> Iterator[Block]:
 def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
     """For each record, whether a keyed BLAKE2b hash of its bytes falls into the test fraction; bool [n]."""
     salted = hashlib.blake2b(key=hashlib.sha256(rule.salt.encode()).digest(), digest_size=8)
+    keys = records.keys
+    if keys is None and records.features.dtype == object:
+        keys = [text.encode() for text in records.features]
+    if keys is not None:
+        return _is_test(_hashes(salted, keys), rule)
     hashes = np.empty(len(records), dtype="<u8")
     for start in range(0, len(records), _BLOCK):
         stop = min(start + _BLOCK, len(records))
         hashes[start:stop] = _hashes(salted, _canonical(records, start, stop))
+    return _is_test(hashes, rule)
+
+
+def _is_test(hashes: NDArray[np.uint64], rule: Split) -> NDArray[np.bool_]:
     found: NDArray[np.bool_] = hashes.astype(np.float64) < rule.test_fraction * 2.0**64
     return found
 
@@ -52,7 +66,7 @@ def _canonical(records: Records, start: int, stop: int) -> NDArray[np.uint8]:
     return np.hstack([features.view(np.uint8), labels.view(np.uint8)])
 
 
-def _hashes(salted: "hashlib.blake2b", rows: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def _hashes(salted: "hashlib.blake2b", rows: Iterable[Any]) -> NDArray[np.uint64]:
     digests = bytearray()
     for row in rows:
         hasher = salted.copy()
@@ -61,24 +75,41 @@ def _hashes(salted: "hashlib.blake2b", rows: NDArray[np.uint8]) -> NDArray[np.ui
     return np.frombuffer(digests, dtype="<u8")
 
 
-def read(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]:
+Own = Callable[[Mapping[str, Path]], Iterable[Block]]
+"""A reader of the user's own, as its factory made it."""
+
+
+def read(
+    card: DataCard,
+    files: Mapping[str, Path],
+    *,
+    key: bytes = PUBLIC_KEY,
+    own: Own | None = None,
+    as_texts: bool = False,
+) -> Iterator[Block]:
     """The training and test records of `card` in blocks, checked against what it declares.
 
-    Tables and coloured images are read block by block; what other formats hold is small, and comes whole. files: by
-    role, as `data.prepare.fetch` gives them. Raises DataRefusedError, while the blocks are taken and without a
-    record's value in the message.
+    Tables, texts and coloured images are read block by block; what other formats hold is small, and comes whole.
+
+    Args:
+        card: Of the data set.
+        files: By role, as `data.prepare.fetch` gives them.
+        key: The owner key, which decides which of a person's records are taken.
+        own: The reader, where the card names one of the user's own.
+        as_texts: For a text encoder: the features are then arrays of strings [n].
+
+    Raises:
+        DataRefusedError: While the blocks are taken and without a record's value in the message; and for texts that the
+            card gives no words for.
     """
-    return checked(card, _read(card, files))
-
-
-def read_texts(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]:
-    """The records of `card` as they are written, for a text encoder; the features are arrays of strings [n].
-
-    Raises DataRefusedError as `read` does, and for a card whose records are no texts.
-    """
-    if not isinstance(card.reader, Reviews):
-        raise DataRefusedError(f"the records of {card.name!r} are no texts; name another encoder.")
-    return checked(card, reviews.read_texts(files, classes=card.classes))
+    if as_texts != card.has_texts and (as_texts or card.tokens is None):
+        raise DataRefusedError(
+            f"the records of {card.name!r} are no texts; name another encoder."
+            if as_texts
+            else f"the records of {card.name!r} are texts that only an encoder can take; name one in data.encoder."
+        )
+    blocks = _of_the_source(card, files, key=key, own=own, as_texts=as_texts)
+    return checked(card, blocks if card.split is None else split(blocks, card.split))
 
 
 def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
@@ -86,15 +117,28 @@ def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
 
     Raises DataRefusedError as `read` does, and where they are not those that the card declares by words_sha256.
     """
-    return reviews.word_list(files, card.reader) if isinstance(card.reader, Reviews) else None
+    if isinstance(card.reader, Reviews):
+        return reviews.word_list(files, card.reader)
+    if isinstance(card.reader, Texts) and card.reader.tokens is not None:
+        return reviews.word_list(files, card.reader.tokens.as_reviews)
+    return None
 
 
-def _read(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]:
-    blocks = _of_the_source(card, files)
-    return blocks if card.split is None else split(blocks, card.split)
+def row_reader(
+    card: DataCard, files: Mapping[str, Path], *, key: bytes, as_texts: bool = False
+) -> "RowReader | None":
+    """The reader of the card's rows; None for a card of none."""
+    if not isinstance(card.reader, OF_ROWS):
+        return None
+    from data.readers.of_rows import RowReader  # pyarrow takes half a second to import, and only rows need it
+
+    secret = keyed(key, ["records of a person", card.population])
+    return RowReader(card.reader, card.known, card.input_shape, files, card.person, secret, as_texts)
 
 
-def _of_the_source(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]:
+def _of_the_source(
+    card: DataCard, files: Mapping[str, Path], *, key: bytes, own: Own | None, as_texts: bool
+) -> Iterator[Block]:
     if isinstance(card.reader, Idx):
         return idx.read(files, shape=card.input_shape)
     if isinstance(card.reader, Digits):
@@ -104,7 +148,20 @@ def _of_the_source(card: DataCard, files: Mapping[str, Path]) -> Iterator[Block]
     if isinstance(card.reader, Cifar):
         return cifar.read(files, card.reader, shape=card.input_shape)
     if isinstance(card.reader, Reviews):
-        return reviews.read(files, card.reader, classes=card.classes)
-    from data.readers import table  # pyarrow takes half a second to import, and only tables need it
+        read = reviews.read_texts(files, classes=card.classes) if as_texts else None
+        return read or reviews.read(files, card.reader, classes=card.classes)
+    if isinstance(card.reader, Images):
+        return _of_folders(card, card.reader, files)
+    rows = row_reader(card, files, key=key, as_texts=as_texts)
+    if rows is not None:
+        return rows.read()
+    if own is None:
+        raise TypeError(f"the reader of {card.name!r} is not given")
+    return iter(own(files))
 
-    return table.read_table(files, card.reader, known=card.known)
+
+def _of_folders(card: DataCard, declared: Images, files: Mapping[str, Path]) -> Iterator[Block]:
+    for part in PARTS:
+        if part in files:
+            for records in images.read(files[part], declared, card.classes, card.input_shape):
+                yield Block(part, records)

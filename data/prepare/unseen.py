@@ -14,15 +14,29 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from data.prepare.description import Transform
+from data.prepare.reading import Own as OwnFunction
 from data.prepare.scattering import scattered
 from data.readers.records import Block, Features, Records
 from data.readers.reviews import split, tokens
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Digits, Format, Reviews, Table
+from data.schema.formats import (
+    Datasets,
+    Digits,
+    Format,
+    ImageTable,
+    Own,
+    Pixels,
+    Reviews,
+    Rows,
+    Table,
+    Texts,
+    Tokens,
+)
 
 _FORMAT: TypeAdapter[Format] = TypeAdapter(Format)
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+_FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 _AT_ONCE = 1024
 _INK = 16.0
 """Of the digits that come with scikit-learn, whose pixels are 0..16."""
@@ -49,12 +63,20 @@ def preparation_of(
         "unit": card.unit,
         "classes": list(card.classes),
         "shape": None if card.shape is None else list(card.shape),
-        "reader": json.loads(card.reader.model_dump_json()),
+        "reader": _reader_of(card),
         "transform": transform,
         "words": listed,
         "encoder": encoder,
         **({} if card.target is None else {"target": list(card.target.bounds)}),
     }
+
+
+def _reader_of(card: DataCard) -> dict[str, Any]:
+    """The reader without the person's column, which is of no use to a model and nobody else's business."""
+    reader: dict[str, Any] = json.loads(card.reader.model_dump_json())
+    if card.person is not None and isinstance(card.reader, Table):
+        reader["columns"] = [one for one in reader["columns"] if one["name"] != card.person.column]
+    return reader
 
 
 def records_in(
@@ -63,13 +85,15 @@ def records_in(
     shape: tuple[int, ...],
     *,
     encode: Callable[[Any], Features] | None = None,
+    own: OwnFunction | None = None,
 ) -> Iterator[Unseen]:
     """The records of a file or folder, some at a time, as features of `shape`.
 
     path: CSV or Parquet for a table; an image, or a folder of images; a text file with a text a line, or a folder of
     text files; or, whatever the data, an .npy array of prepared features [n, *shape].
-    encode: the function of the encoder that the preparation names, where it names one. Raises DataRefusedError for a
-    path that is not there, one of another kind, and records that the card does not allow.
+    encode: the function of the encoder that the preparation names, where it names one. own: the reader of the user's
+    own that it names. A row that cannot be read is the stand-in, as in training. Raises DataRefusedError for a path
+    that is not there, one of another kind, and records that the card does not allow.
     """
     if not path.exists():
         raise DataRefusedError(f"There is no {path}; give a file or folder of records to predict on.")
@@ -83,10 +107,18 @@ def records_in(
         )
     card = _card(preparation)
     reader = card.reader
-    if isinstance(reader, Table):
+    if isinstance(reader, Own) and own is not None:
+        found = _of_own(own, path)
+    elif isinstance(reader, Table):
+        if path.is_dir() and not isinstance(reader, Datasets):
+            raise DataRefusedError(f"{path} is a folder; give a table, as CSV or Parquet.")
         found = _rows(path, reader)
-    elif isinstance(reader, Reviews):
-        found = _raw_texts(path) if encode else _texts(path, reader, preparation.get("words"))
+    elif isinstance(reader, ImageTable) and _is_rows(path):
+        found = _row_images(path, card, reader)
+    elif card.has_texts:
+        read = _row_texts(path, reader) if isinstance(reader, Texts) else _each_text(path)
+        words = None if encode else preparation.get("words")
+        found = _texts(read, reader, words)
     elif len(card.input_shape) == 3:
         found = _images(path, card)
     else:
@@ -99,20 +131,26 @@ def records_in(
         yield from (Unseen(some.names, encode(some.features)) for some in found)
 
 
-def _card(preparation: Mapping[str, Any]) -> DataCard:
-    """As much of the card as the model carries."""
+def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
+    """The reader that a model's records were prepared by; None where the model does not say."""
+    if preparation is None:
+        return None
     try:
-        reader = _FORMAT.validate_json(json.dumps(preparation["reader"]))
+        return _FORMAT.validate_json(json.dumps(preparation["reader"]))
     except (ValidationError, KeyError):
         raise DataRefusedError(
             "The model was prepared by a reader that this version does not know; use the version that trained it."
         ) from None
+
+
+def _card(preparation: Mapping[str, Any]) -> DataCard:
+    """As much of the card as the model carries."""
     shape = preparation["shape"]
     return DataCard.model_construct(
         name=preparation["name"],
         classes=tuple(preparation["classes"]),
         shape=None if shape is None else tuple(shape),
-        reader=reader,
+        reader=reader_in(preparation),
         files={},
     )
 
@@ -158,15 +196,67 @@ def _rows(path: Path, reader: Table) -> Iterator[Unseen]:
             start += len(some)
 
 
-def _raw_texts(path: Path) -> Iterator[Unseen]:
-    return (Unseen(names, np.array(texts, dtype=object)) for names, texts in _batches(_each_text(path)))
+def _of_own(own: OwnFunction, path: Path) -> Iterator[Unseen]:
+    start = 0
+    for block in own({"new": path}):
+        yield Unseen(_numbers(start, len(block.records)), block.records.features)
+        start += len(block.records)
 
 
-def _texts(path: Path, reader: Reviews, listed: list[str] | None) -> Iterator[Unseen]:
+def _is_rows(path: Path) -> bool:
+    """Whether a path is of rows with columns, and not of texts or images themselves."""
+    return (path / "state.json").is_file() if path.is_dir() else bool(_FORMATS.get(_ending(path)))
+
+
+def _ending(path: Path) -> str:
+    return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+
+
+def _tables(path: Path, reader: Rows) -> Iterator[Any]:
+    from data.readers import rows
+
+    form = "datasets" if path.is_dir() else _FORMATS[_ending(path)]
+    # The stand-in of a line that is no row has a label, which is not looked at.
+    return rows.tables(path, reader.model_copy(update={"format": form}), ("",))
+
+
+def _row_texts(path: Path, reader: Texts) -> Iterator[tuple[str, str]]:
+    from data.readers import texts
+
+    if not _is_rows(path):
+        yield from ((name, texts.cut(text, reader)) for name, text in _each_text(path))
+        return
+    number = 0
+    for some in _tables(path, reader):
+        for text in texts.joined(some, reader)[0]:
+            number += 1
+            yield str(number), text
+
+
+def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Unseen]:
+    """Paths are from the folder of the table, where its column has no bytes."""
+    from data.readers import images
+
+    start = 0
+    for some in _tables(path, reader):
+        is_table_of_text = _FORMATS.get(_ending(path)) in ("csv", "jsonl")
+        beside = path.parent if is_table_of_text or not images.has_bytes(some, reader) else None
+        found, _ = images.of_rows(some, reader, card.input_shape, beside)
+        if len(found):
+            yield Unseen(_numbers(start, len(found)), found)
+            start += len(found)
+
+
+def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | None) -> Iterator[Unseen]:
+    """As tokens of the listed words; as they are without such."""
     words = {word: place + 2 for place, word in enumerate(listed or ())}
-    for names, texts in _batches(_each_text(path)):
-        rows = [tokens(text, words, length=reader.length) for text in texts]
-        yield Unseen(names, np.array(rows, np.int32).reshape(-1, reader.length))
+    tokens_of = reader.tokens if isinstance(reader, Texts) else reader
+    for names, texts in _batches(each):
+        if listed is None or not isinstance(tokens_of, Reviews | Tokens):
+            yield Unseen(names, np.array([*texts, None], dtype=object)[:-1])
+            continue
+        rows = [tokens(text, words, length=tokens_of.length) for text in texts]
+        yield Unseen(names, np.array(rows, np.int32).reshape(-1, tokens_of.length))
 
 
 def _each_text(path: Path) -> Iterator[tuple[str, str]]:
@@ -194,14 +284,16 @@ def _images(path: Path, card: DataCard) -> Iterator[Unseen]:
     most = _INK if isinstance(card.reader, Digits) else 255.0
     for _, chosen in _batches((file.name, file) for file in files):
         names = tuple(file.relative_to(path).as_posix() if path.is_dir() else file.name for file in chosen)
-        pixels = np.stack([_pixels(file, card.input_shape) for file in chosen])
+        pixels = np.stack([_pixels(file, card.input_shape, card.reader) for file in chosen])
         yield Unseen(names, (pixels / np.float32(most)).clip(0.0, 1.0))
 
 
-def _pixels(file: Path, shape: tuple[int, ...]) -> Features:
+def _pixels(file: Path, shape: tuple[int, ...], reader: Format) -> Features:
     """The pixels of an image file, float32 [channels, height, width]; raises DataRefusedError for another size."""
     from PIL import Image, UnidentifiedImageError
 
+    if isinstance(reader, Pixels):
+        return _resized(file, shape, reader)
     channels, height, width = shape
     try:
         with Image.open(file) as opened:
@@ -215,6 +307,15 @@ def _pixels(file: Path, shape: tuple[int, ...]) -> Features:
         )
     found = np.asarray(image, np.float32)
     return found[None] if channels == 1 else found.transpose(2, 0, 1)
+
+
+def _resized(file: Path, shape: tuple[int, ...], reader: Pixels) -> Features:
+    """As in training, in 0..255; but nobody needs to be told a prediction on a stand-in."""
+    from data.readers.images import pixels
+
+    found, _ = pixels([file], reader, shape, strict=True)
+    image: Features = found[0] * np.float32(255)
+    return image
 
 
 def _batches(each: Iterator[tuple[str, Any]]) -> Iterator[tuple[tuple[str, ...], list[Any]]]:

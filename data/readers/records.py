@@ -1,8 +1,11 @@
 """Records in memory, and what is checked about them before anything is made of them."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,21 +26,28 @@ class Records:
     """Records side by side: features float32 [n, *shape], labels int64 [n] counting the declared classes.
 
     Where a card declares a target, labels are float32 within [-1, 1]; where it declares tokens, features are int32.
+    keys: for each record, what decides its side of the split, such as its person; None where the record as it is does.
     """
 
     features: Features
     labels: NDArray[Any]
+    keys: Sequence[bytes] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def add_to(self, digest: "hashlib._Hash") -> None:
         """Updates a digest by what the records are, in their order."""
-        for values in (self.features, self.labels):
-            digest.update(np.ascontiguousarray(values).data)
+        if self.features.dtype == object:
+            for text in self.features:
+                digest.update(b"%d " % len(text.encode()) + text.encode())
+        else:
+            digest.update(np.ascontiguousarray(self.features).data)
+        digest.update(np.ascontiguousarray(self.labels).data)
 
     def __getitem__(self, chosen: NDArray[np.bool_]) -> "Records":
-        return Records(self.features[chosen], self.labels[chosen])
+        keys = None if self.keys is None else list(compress(self.keys, chosen))
+        return Records(self.features[chosen], self.labels[chosen], keys)
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,15 @@ class Parts:
 
     train: Records
     test: Records
+
+
+def files_in(folder: Path) -> list[Path]:
+    """All files at any depth in a folder, in the order of their names; none that is hidden by a dot."""
+    found = []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def whole(blocks: Iterable[Block]) -> Parts:

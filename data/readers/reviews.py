@@ -33,7 +33,7 @@ def read(files: Mapping[str, Path], declared: Reviews, *, classes: tuple[str, ..
     until all are read is their tokens. Raises DataRefusedError, naming the file and no text, when the archive is cut
     short, lacks the list of words or has a text twice, and when the list is too short or not UTF-8.
     """
-    archive, words = files["archive"], _words(files, declared)
+    archive, words = files["archive"], words_of(files, declared)
     found: dict[Part, dict[tuple[int, int], NDArray[np.int32]]] = {part: {} for part in PARTS}
     for part, label, number, text in _texts(archive, classes):
         if (label, number) in found[part]:
@@ -67,11 +67,11 @@ def word_list(files: Mapping[str, Path], declared: Reviews) -> bytes:
     Lines of the public list that splitting a text never yields are left out, so numbering the list's own lines gives
     other tokens. Raises DataRefusedError as `read` does, and where `declared` has another checksum of them.
     """
-    listed = "".join(f"{word}\n" for word in _words(files, declared)).encode()
-    found = hashlib.sha256(listed).hexdigest()
+    listed = "".join(f"{word}\n" for word in words_of(files, declared)).encode()
+    found, path = hashlib.sha256(listed).hexdigest(), files["archive" if declared.words else "words"]
     if declared.words_sha256 not in (None, found):
         raise DataRefusedError(
-            f"The words that have a token by the list in {files.get('words', files['archive'])} have the SHA-256"
+            f"The words that have a token by the list in {path} have the SHA-256"
             f" {found}, not the one that the data card declares; correct words_sha256, or give the list that it is of."
         )
     return listed
@@ -93,10 +93,11 @@ def split(text: str) -> list[str]:
     return _LINE_BREAK.sub(" ", text.lower()).translate(_PUNCTUATION).split()
 
 
-def _words(files: Mapping[str, Path], declared: Reviews) -> dict[str, int]:
-    archive = files["archive"]
-    listed = files["words"].read_bytes() if declared.words is None else _member(archive, declared.words)
-    return _vocabulary(listed, declared.vocabulary, files.get("words", archive))
+def words_of(files: Mapping[str, Path], declared: Reviews) -> dict[str, int]:
+    """The token of each word that has one; raises DataRefusedError as `read` does."""
+    path = files["words"] if declared.words is None else files["archive"]
+    listed = path.read_bytes() if declared.words is None else _member(path, declared.words)
+    return _vocabulary(listed, declared.vocabulary, path)
 
 
 def _vocabulary(listed: bytes, size: int, path: Path) -> dict[str, int]:

@@ -7,7 +7,7 @@ Tables: each record encoded by itself, by the bounds, categories and classes tha
 
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from pyarrow import csv, parquet
 
 from data.readers import encoding
-from data.readers.records import PARTS, Block, Part, Records
+from data.readers.records import Part, Records
+from data.readers.rows import arrow
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Csv, Label, Parquet, SkipLines, Table, Target
+from data.schema.formats import Csv, Datasets, Label, Parquet, SkipLines, Table, Target
 
 _BLOCK_BYTES = 4 * 2**20
 
@@ -120,27 +121,14 @@ def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
         raise DataRefusedError(f"{path} is not a whole Parquet file; correct it or its card.") from None
 
 
-def read_table(
-    files: Mapping[str, Path], declared: Table, *, known: tuple[str, ...] | Target
-) -> Iterator[Block]:
-    """The records of the train file and, where there is one, of the test file; features float32 [n, width].
-
-    A block is a few megabytes of its file, so that memory does not grow with the file. Raises DataRefusedError, naming
-    the file and the column but no value, when a number is missing without leave, is no number or is not finite,
-    or when a label is none of the known classes or, where a number is predicted, no number.
-    """
-    for part in PARTS:
-        if part in files:
-            for table in tables(part, files[part], declared):
-                yield Block(part, records(table, declared, known, str(files[part])))
-
-
 def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
     """The rows of a file as they are, some at a time; raises DataRefusedError where it is not of the declared
     format.
     """
     if isinstance(declared, Parquet):
         return read_parquet(path, declared)
+    if isinstance(declared, Datasets):
+        return (pa.Table.from_batches([some]) for some in arrow(path))
     if not isinstance(declared, Csv):
         raise TypeError(f"a table of kind {type(declared).__name__} has no reader")
     skip_lines = declared.skip_lines.test if part == "test" else declared.skip_lines.train
@@ -152,6 +140,9 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
 
     The label's column may be left out. Raises DataRefusedError as the readers do.
     """
+    if path.is_dir():
+        yield from (pa.Table.from_batches([some]) for some in arrow(path))
+        return
     if path.suffix == ".parquet":
         yield from read_parquet(
             path, Parquet(kind="parquet", columns=declared.columns, missing=declared.missing)
@@ -174,7 +165,7 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
 
 def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
     """The features of some rows, [n, width]; the label is not looked at. Raises DataRefusedError as `records` does."""
-    _check_columns(table, declared.in_the_file, path, but=declared.label.name)
+    _check_columns(table, declared.content, path)
     made = np.zeros((table.num_rows, declared.width), np.float32)
     start = 0
     for column in declared.columns:
@@ -192,7 +183,7 @@ def records(table: pa.Table, declared: Table, known: tuple[str, ...] | Target, p
     return Records(made, encoding.labels(table[label.name], label, known, declared.missing, where))
 
 
-def _check_columns(table: pa.Table, names: tuple[str, ...], path: str, *, but: str | None = None) -> None:
+def _check_columns(table: pa.Table, names: tuple[str, ...], path: str) -> None:
     for name in names:
-        if name != but and table.column_names.count(name) != 1:
+        if table.column_names.count(name) != 1:
             raise DataRefusedError(f"{path} must have one column {name!r}; correct the file or its card.")

@@ -4,23 +4,32 @@ from collections.abc import Mapping
 from posixpath import normpath
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, FiniteFloat, PositiveInt, StringConstraints, model_validator
+from pydantic import Field, FiniteFloat, PositiveInt, StringConstraints, field_validator, model_validator
 
 from data.schema.formats import (
+    OF_ROWS,
     Cifar,
     Csv,
     Digits,
     Folder,
     Format,
     Idx,
+    Ignored,
+    Images,
+    ImageTable,
     Md5,
+    Own,
+    Pixels,
     Reviews,
+    Rows,
     Sha256,
     Source,
     Strict,
     Synthetic,
     Table,
     Target,
+    Texts,
+    Tokens,
     Word,
 )
 
@@ -32,6 +41,8 @@ IDX_FILES = frozenset({"train_images", "train_labels", "test_images", "test_labe
 class File(Strict):
     """A file by its public homes (`urls`, tried in turn), by its `path` below the project root, or in a mirror only.
 
+    path: may be a folder, whose checksum is of the names and the contents of all files in it but those whose name, or a
+    folder's above, begins with a dot.
     saved_as: name of a file with urls on this machine, if not the name in which all its urls end; or, without urls,
     the name of a file that only a mirror has. sha256: checksum of the file. keyed_sha256: for a private file, whose
     plain checksum would let anyone who sees the card test a guess of the whole file; only the holder of the owner key
@@ -45,6 +56,12 @@ class File(Strict):
     keyed_sha256: Sha256 | None = None
     # left out of a document where it is not given, so that the digest of a card that does not use it stays
     md5: Md5 | None = Field(default=None, exclude_if=lambda given: given is None)
+
+    @field_validator("sha256", "keyed_sha256", mode="before")
+    @classmethod
+    def _of_zeros(cls, given: object) -> object:
+        """64 zeros, which stand for a checksum not known yet, and which YAML takes for a number."""
+        return "0" * 64 if given == 0 else given
 
     @property
     def name(self) -> str:
@@ -118,6 +135,29 @@ class Split(Strict):
     test_fraction: Annotated[FiniteFloat, Field(gt=0, lt=1)]
 
 
+class Person(Strict):
+    """Whose record it is: the unit of privacy is then the person, and not the record.
+
+    column: of the rows, never a feature. per_person: of how many records at most a person; they are chosen by a keyed
+    hash of each, and the others are left out, as is a record that names nobody. All records of a person are on one side
+    of the split, and who is in the test file is not trained on. group_privacy: needed where per_person is above 1,
+    since every run is then charged so many times, with the delta of so many records together.
+    """
+
+    column: Word
+    per_person: PositiveInt = 1
+    group_privacy: bool = False
+
+    @model_validator(mode="after")
+    def _groups_are_asked_for(self) -> "Person":
+        if (self.per_person > 1) != self.group_privacy:
+            raise ValueError(
+                "per_person above 1 protects a person by group privacy alone, which costs so many times as much; set"
+                " group_privacy to true with it, or leave both out for one record a person"
+            )
+        return self
+
+
 class DataCard(Strict):
     """A data set as its owner declares it; raises pydantic.ValidationError when parts do not fit together.
 
@@ -127,7 +167,7 @@ class DataCard(Strict):
     composition: of the population's runs, fixed when it is first seen. blocks_per_person: in how many blocks of the
     population a person may have a record, one in each; with 1, the unit of privacy is one record in one block.
     blocks: where the training records are, for a population that grows block by block; `files` then has a test file
-    or nothing.
+    or nothing. person: where a person may have several records.
     """
 
     name: Name
@@ -154,15 +194,29 @@ class DataCard(Strict):
     alternatives: tuple[dict[str, File], ...] = Field(default=(), exclude_if=lambda given: not given)
     split: Split | None = None
     blocks: Source | None = Field(default=None, exclude_if=lambda given: given is None)
+    person: Person | None = Field(default=None, exclude_if=lambda given: given is None)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one record's features."""
+        """Shape of one record's features; () for texts that only an encoder can read."""
         if isinstance(self.reader, Table):
             return (self.reader.width,)
-        if isinstance(self.reader, Reviews):
-            return (self.reader.length,)
+        if (tokens := self._tokens) is not None:
+            return (tokens.length,)
         return self.shape or ()
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether the records are texts."""
+        return isinstance(self.reader, Reviews | Texts) or (
+            isinstance(self.reader, Own) and self.reader.texts
+        )
+
+    @property
+    def _tokens(self) -> Reviews | Tokens | None:
+        if isinstance(self.reader, Texts):
+            return self.reader.tokens
+        return self.reader if isinstance(self.reader, Reviews) else None
 
     @property
     def outputs(self) -> int:
@@ -177,12 +231,12 @@ class DataCard(Strict):
     @property
     def tokens(self) -> int | None:
         """How many tokens there are where a record's features are tokens, else None."""
-        return self.reader.vocabulary if isinstance(self.reader, Reviews) else None
+        return None if (tokens := self._tokens) is None else tokens.vocabulary
 
     @property
     def words_sha256(self) -> str | None:
         """Checksum of the words that the tokens stand for, where it is declared."""
-        return self.reader.words_sha256 if isinstance(self.reader, Reviews) else None
+        return None if (tokens := self._tokens) is None else tokens.words_sha256
 
     @model_validator(mode="after")
     def _files_fit_the_reader(self) -> "DataCard":
@@ -198,7 +252,8 @@ class DataCard(Strict):
 
     @model_validator(mode="after")
     def _split_only_without_a_test_set(self) -> "DataCard":
-        has_test_set = isinstance(self.reader, Synthetic) or bool(set(self.files) - {"train"})
+        beside = {"train", *_beside(self.reader)[0]}
+        has_test_set = isinstance(self.reader, Synthetic) or bool(set(self.files) - beside)
         if has_test_set == (self.split is not None):
             raise ValueError("split is needed when the source has no test set, and only then")
         return self
@@ -206,20 +261,32 @@ class DataCard(Strict):
     @model_validator(mode="after")
     def _classes_and_shape_fit(self) -> "DataCard":
         if (self.target is None) != (len(self.classes) >= 2) or (self.target and self.classes):
-            raise ValueError("give two classes or more, or a target where a number is predicted")
+            raise ValueError("give two classes or more as classes, or a target where a number is predicted")
         if self.target is not None and not isinstance(self.reader, Table):
             raise ValueError("a target is a column of a table")
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("a class is listed twice")
         if isinstance(self.reader, Synthetic):
             _check_synthetic(self.shape, self.classes, self.records)
-        if not self.input_shape:
+        if not self.input_shape and not self.has_texts:
             raise ValueError("shape is missing")
         if self.shape not in (None, self.input_shape):
             makers = "columns make" if isinstance(self.reader, Table) else "reader makes"
             raise ValueError(f"shape is {list(self.shape or ())} but the {makers} {list(self.input_shape)}")
-        if isinstance(self.reader, Table):
-            _check_spellings(self.reader.label.spellings, self.classes)
+        if isinstance(self.reader, Pixels):
+            _check_images(self.reader, self.shape or ())
+        if isinstance(self.reader, OF_ROWS):
+            _check_spellings(self.reader.label_column.spellings, self.classes)
+        return self
+
+    @model_validator(mode="after")
+    def _person_is_a_column(self) -> "DataCard":
+        if self.person is not None:
+            _check_person(self.person, self.reader)
+            if self.person.per_person > 1 and self.blocks is not None:
+                raise ValueError(
+                    "a population in blocks takes one record a person in each; leave per_person at 1"
+                )
         return self
 
 
@@ -230,6 +297,14 @@ def _check_roles(reader: Format, roles: set[str]) -> None:
         raise ValueError(f"the {reader.kind} reader takes no files")
     if isinstance(reader, Table) and roles not in ({"train"}, {"train", "test"}):
         raise ValueError("files of a table must be train, or train and test")
+    if isinstance(reader, Images) and roles not in ({"train"}, {"train", "test"}):
+        raise ValueError("files of images must be train, or train and test, each the path of a folder")
+    beside = _beside(reader)
+    if isinstance(reader, Rows) and roles - beside[0] not in ({"train"}, {"train", "test"}):
+        raise ValueError(f"files of {reader.kind} must be train, or train and test{beside[1]}")
+    _check_words(reader, roles)
+    if isinstance(reader, Own) and not roles:
+        raise ValueError("a reader of your own needs files, such as train")
     if isinstance(reader, Csv) and reader.skip_lines.test and "test" not in roles:
         raise ValueError("reader.skip_lines.test needs a test file")
     if isinstance(reader, Cifar) and roles not in ({"archive"}, reader.batches):
@@ -238,6 +313,38 @@ def _check_roles(reader: Format, roles: set[str]) -> None:
         raise ValueError(
             "files of a reviews reader must be archive, and words unless reader.words names them"
         )
+
+
+def _beside(reader: Format) -> tuple[set[str], str]:
+    """Roles of files that hold no rows, and how a refusal says so."""
+    if isinstance(reader, Texts):
+        return {"words"}, ", and words with reader.tokens"
+    if isinstance(reader, ImageTable):
+        return {"images"}, ", and images where its column has paths"
+    return set(), ""
+
+
+def _check_words(reader: Format, roles: set[str]) -> None:
+    if isinstance(reader, Texts) and ("words" in roles) != (reader.tokens is not None):
+        raise ValueError(
+            "reader.tokens needs a file `words`, the public list of words, and the file needs it"
+        )
+
+
+def _check_images(reader: Pixels, shape: tuple[int, ...]) -> None:
+    if len(shape) != 3 or shape[0] != reader.channels:
+        raise ValueError(f"shape of images in mode {reader.mode} is [{reader.channels}, height, width]")
+
+
+def _check_person(person: Person, reader: Format) -> None:
+    if not isinstance(reader, OF_ROWS):
+        raise ValueError(f"the reader {reader.kind} has no column that could name a person; leave person out")
+    if isinstance(reader, Table):
+        ignored = [column.name for column in reader.columns if isinstance(column, Ignored)]
+        if person.column not in ignored or person.column in reader.content:
+            raise ValueError("person.column must be a column of kind ignored, as nothing may be made of it")
+    elif person.column in reader.in_the_file:
+        raise ValueError("person.column must be a column of its own, as nothing may be made of it")
 
 
 def _check_different(files: Mapping[str, File]) -> None:
@@ -258,8 +365,9 @@ def _check_outside(folder: str, test: File) -> None:
 
 
 def _check_roles_beside_blocks(reader: Format, roles: set[str], records: Records) -> None:
-    if not isinstance(reader, Table) or not roles <= {"test"}:
-        raise ValueError("blocks are of a table, and files beside them are a test file or none")
+    if not isinstance(reader, OF_ROWS) or not roles - _beside(reader)[0] <= {"test"}:
+        raise ValueError("blocks are of rows, and files beside them are a test file or none")
+    _check_words(reader, roles)
     if records.at_most is None:
         raise ValueError("blocks need records.at_most: how many records a run reads depends on its blocks")
     if isinstance(reader, Csv) and reader.skip_lines.test and "test" not in roles:

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    JsonValue,
     NonNegativeInt,
     PositiveInt,
     StringConstraints,
@@ -225,9 +226,21 @@ class Table(Strict):
         return next(column for column in self.columns if isinstance(column, Label))
 
     @property
+    def label_column(self) -> Label:
+        """The same, by the name that all readers of rows have it under."""
+        return self.label
+
+    @property
     def in_the_file(self) -> tuple[str, ...]:
         """Names of the columns that the file itself has, in the card's order."""
         return tuple(column.name for column in self.columns if not isinstance(column, Date))
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        """Names of the columns of the file that a record's features are made of."""
+        made = [c.name for c in self.columns if not isinstance(c, Date | Ignored | Label)]
+        parts = [part for c in self.columns if isinstance(c, Date) for part in (c.month, c.day)]
+        return tuple(sorted({*made, *parts}))
 
     @model_validator(mode="after")
     def _dates_have_their_parts(self) -> "Table":
@@ -306,9 +319,142 @@ class Reviews(Strict):
     length: PositiveInt
 
 
+class Datasets(Table):
+    """A split of a Hugging Face data set as `save_to_disk` writes it: a folder of Arrow files with state.json."""
+
+    kind: Literal["datasets"]
+
+
+class Pixels(Strict):
+    """What PNG and JPEG images become: the card's `shape` [channels, height, width] in `mode`, which has its channels.
+
+    fit: stretch gives each that size, crop keeps its proportions and its middle. An image that cannot be read whole, or
+    of more than most_pixels, becomes the stand-in, an image of one brightness in [0, 1].
+    """
+
+    mode: Literal["RGB", "L"]
+    fit: Literal["stretch", "crop"] = "stretch"
+    most_pixels: Annotated[int, Field(ge=1, le=150_000_000)] = 50_000_000
+    stand_in: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.5
+
+    @property
+    def channels(self) -> int:
+        """Of an image in this mode."""
+        return len(self.mode)
+
+
+class Images(Pixels):
+    """Images in a folder with a folder a class, at any depth in that; files of other endings are no records.
+
+    mode, fit, most_pixels, stand_in: PNG and JPEG images become the card's `shape` [channels, height, width] in `mode`,
+    which has its channels. fit: stretch gives each that size, crop keeps its proportions and its middle. An image that
+    cannot be read whole, or of more than most_pixels, becomes the stand-in, an image of one brightness in [0, 1].
+    """
+
+    kind: Literal["images"]
+
+
+class Rows(Strict):
+    """Rows with named columns, one of which is the class, in a file or in the folder of `save_to_disk`.
+
+    format: csv has a header, and a record a line, so that no record can take the next one along: texts with line breaks
+    belong in the others. jsonl has an object a line. spellings: how the rows write a class, which by default is as it
+    is. A line that is no row becomes the stand-in, of the first class.
+    """
+
+    format: Literal["csv", "jsonl", "parquet", "datasets"]
+    label: Word
+    spellings: dict[str, tuple[Word, ...]] = Field(default_factory=dict)
+    separator: Annotated[str, StringConstraints(min_length=1, max_length=1, pattern=r"^[\x01-\x7f]$")] = ","
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        """Names of the columns that a record's features are made of."""
+        raise NotImplementedError
+
+    @property
+    def label_column(self) -> Label:
+        """The column of the class, as a table has it."""
+        return Label(name=self.label, kind="label", spellings=self.spellings)
+
+    @property
+    def in_the_file(self) -> tuple[str, ...]:
+        """Names of the columns that are read."""
+        return (*self.content, self.label)
+
+
+class ImageTable(Pixels, Rows):
+    """Images that the rows of a table name: `image` is the column of their bytes, or of their paths.
+
+    They are paths where the card's files have a folder `images`, below which they lead; one that leads elsewhere is an
+    image that is missing, and becomes the stand-in. The rest is as for `images`.
+    """
+
+    kind: Literal["image_table"]
+    image: Word
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        return (self.image,)
+
+
+class Tokens(Strict):
+    """Words as tokens, of a public list in the file `words`, one a line, the most frequent one first.
+
+    vocabulary, length, words_sha256: as for `reviews`.
+    """
+
+    vocabulary: Annotated[int, Field(ge=3, lt=2**31)]
+    length: PositiveInt
+    words_sha256: Sha256 | None = Field(default=None, exclude_if=lambda given: given is None)
+
+    @property
+    def as_reviews(self) -> Reviews:
+        """The same of reviews, whose functions read the list."""
+        return Reviews(kind="reviews", **self.model_dump())
+
+
+class Texts(Rows):
+    """Texts in one or more columns, joined by `join`.
+
+    longest: characters that are kept of a text, and keep: those at its start or its end. tokens: for models that read
+    words; without them the texts are for a text encoder. A text that is missing or not UTF-8 is the empty one.
+    """
+
+    kind: Literal["texts"]
+    columns: tuple[Word, ...] = Field(min_length=1)
+    join: str = " "
+    longest: PositiveInt = 20_000
+    keep: Literal["start", "end"] = "start"
+    tokens: Tokens | None = None
+
+    @property
+    def content(self) -> tuple[str, ...]:
+        return self.columns
+
+
+class Own(Strict):
+    """A reader of one's own: `factory` is `package.module:factory`, which gets `settings` and returns a function.
+
+    The function takes the files by role, or {"new": PATH} to predict on, and yields `data.readers.records.Block`s; it
+    must take each record by itself. source_sha256: of all source of its package; write zeros first, and
+    `epsilonflow data check` says it. texts: whether the features are texts, for a text encoder.
+    """
+
+    kind: Literal["own"]
+    factory: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+    source_sha256: Sha256
+    settings: dict[str, JsonValue] = Field(default_factory=dict)
+    texts: bool = False
+
+
 Format: TypeAlias = Annotated[
-    Idx | Digits | Synthetic | Csv | Parquet | Cifar | Reviews, Field(discriminator="kind")
+    Idx | Digits | Synthetic | Csv | Parquet | Datasets | Cifar | Reviews | Images | ImageTable | Texts | Own,
+    Field(discriminator="kind"),
 ]
+OfRows: TypeAlias = Table | Texts | ImageTable
+"""What is read row by row."""
+OF_ROWS = (Table, Texts, ImageTable)
 
 
 Variable: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]

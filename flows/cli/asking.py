@@ -19,9 +19,9 @@ def columns_asked() -> tuple[list[dict[str, Any]], list[str]]:
     typer.echo("The columns, as the file's header names them. An empty name ends the list.")
     columns: list[dict[str, Any]] = []
     while name := typer.prompt("column", default="", show_default=False):
-        kind = typer.prompt(f"  {name} is {', '.join(KINDS)}", default=KINDS[0])
+        kind = _kind(name)
         if kind == "numeric":
-            low, high = (float(typer.prompt(f"  its {end} possible value")) for end in ("lowest", "highest"))
+            low, high = _bounds()
             columns.append({"name": name, "kind": kind, "bounds": [low, high], "missing": (low + high) / 2})
         elif kind == "categorical":
             columns.append(
@@ -33,6 +33,22 @@ def columns_asked() -> tuple[list[dict[str, Any]], list[str]]:
     return [*columns, {"name": label, "kind": "label"}], _listed("its classes, with commas")
 
 
+def _kind(name: str) -> str:
+    while True:
+        kind = str(typer.prompt(f"  {name} is {', '.join(KINDS)}", default=KINDS[0]))
+        if kind in KINDS:
+            return kind
+        typer.echo(f"  {kind} is none of these.")
+
+
+def _bounds() -> tuple[float, float]:
+    while True:
+        low, high = (typer.prompt(f"  its {end} possible value", type=float) for end in ("lowest", "highest"))
+        if low < high:
+            return low, high
+        typer.echo("  The lowest value must be below the highest.")
+
+
 def number_asked() -> int:
     """The bound on the number of records; raises ParamsRefusedError where there is no terminal to ask at."""
     if not sys.stdin.isatty():
@@ -42,4 +58,9 @@ def number_asked() -> int:
 
 
 def _listed(question: str) -> list[str]:
-    return [part.strip() for part in str(typer.prompt(question)).split(",") if part.strip()]
+    return listed(str(typer.prompt(question)))
+
+
+def listed(text: str) -> list[str]:
+    """The parts of a text that commas separate."""
+    return [part.strip() for part in text.split(",") if part.strip()]

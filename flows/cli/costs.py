@@ -26,7 +26,8 @@ def cost_table(outlook: Outlook, settings: Params) -> Table:
     """The plan of a run, and what the ledger says to it."""
     table = Table(show_header=False)
     questioned = [("these settings look wrong", doubt) for doubt in outlook.doubts]
-    for name, text in [*_plan_rows(settings, outlook.plan), *questioned, *_ledger_rows(outlook)]:
+    rows = [*_plan_rows(settings, outlook.plan), *_person_rows(outlook), *questioned, *_ledger_rows(outlook)]
+    for name, text in rows:
         table.add_row(name, text)
     return table
 
@@ -100,6 +101,19 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
         ("delta", f"{plan.target.budget.delta:g}"),
         *_attack_rows(settings, plan),
     ]
+
+
+def _person_rows(outlook: Outlook) -> list[tuple[str, str]]:
+    """Of how many records the numbers above are, where the data card names the person."""
+    most = outlook.public.per_person
+    if most is None:
+        return []
+    said = (
+        "one record of each"
+        if most == 1
+        else f"up to {most} records of each, and {most} times that is charged"
+    )
+    return [("of a person", said)]
 
 
 def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -117,13 +117,14 @@ def _dvc(root: Path) -> tuple[bool, str]:
     return inside, f"{version('dvc')}{'' if inside else '; this folder has no .dvc'}"
 
 
-def _prefect(_root: Path) -> tuple[bool | None, str]:
+def _prefect(root: Path) -> tuple[bool | None, str]:
     from flows.cli.steps import has_prefect_api
 
     if not has_prefect_api():
+        start = "make server" if (root / "Makefile").exists() else "python -m flows.server start"
         return (
             None,
-            f"{version('prefect')}, without a server: runs go step by step here; `make server` starts one",
+            f"{version('prefect')}, without a server: runs go step by step here; `{start}` starts one",
         )
     return True, f"{version('prefect')}, runs are shown on its server"
 

@@ -61,6 +61,7 @@ def forecast(
         from tasks.runs.summary import open_ledger
 
         ledger = open_ledger(checkout())
+        limit = _limit(ledger, population)
         if planned is None and fraction is None and epsilon is None and spread != "geometric":
             planned = _PLANNED
             if not as_json:
@@ -68,7 +69,6 @@ def forecast(
                     f"Each block's budget is spread over {planned} retrainings; --planned or --epsilon say otherwise."
                 )
         pricing = _pricing(ledger, population, (spread, planned, fraction), (epsilon, delta))
-        limit = _limit(ledger, population)
         share = smallest if smallest is not None else _SMALLEST_SHARE if fraction else 0.0
         least = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
         found = play(
@@ -143,11 +143,16 @@ def _show(document: dict[str, Any]) -> None:
             continue
         names = (_few(row["blocks"]), f"{row['epsilon']:.4g}", _few(row["retires"]))
         table.add_row(str(row["retraining"]), f"{row['day']:g}", *names)
+    population, end = document["population"], document["end"]
+    if not rows:
+        say(f"The caps allow no more retrainings of population {population}: {end}")
+        return
     show(table)
-    more = "at least " if document["end"] is None else ""
-    say(f"The caps allow {more}{document['fit']} more retrainings of population {document['population']}.")
-    if document["end"]:
-        say(f"Then {document['end']}")
+    say(
+        f"The caps allow {'' if end else 'at least '}{len(rows)} more retrainings of population {population}."
+    )
+    if end:
+        say(f"Then {end}")
 
 
 def _few(names: list[str]) -> str:
@@ -378,12 +383,10 @@ def verify(
         if shown is not None:
             check_charged(shown, ledger)
         keep(found.checkpoint)
-    prices = "one price is" if found.priced == 1 else f"{found.priced or 'no'} prices are"
+    prices = "one price is" if found.priced == 1 else f"{found.priced} prices are"
+    recomputed = f"; {prices} recomputed from the events of runs" if found.priced else ""
     after = f", {found.read} of them read now" if resume else ""
-    say(
-        f"The chain holds, {found.head.seq} rows{after}; {prices} recomputed from the events of runs. Its head is"
-        f" {found.head.hash}"
-    )
+    say(f"The chain holds, {found.head.seq} rows{after}{recomputed}. Its head is {found.head.hash}")
     if card is not None:
         say(
             "The card has the events, the cost and the model that its run was settled with, and the key for it."
@@ -464,7 +467,7 @@ def _units(balances: "list[Balance]") -> str:
     notes = {}
     for balance in balances:
         count, composition = balance.blocks_per_person, balance.composition
-        unit = "one record in one block" if count == 1 else f"one person in at most {count} blocks"
+        unit = "one record in one block" if count == 1 else f"one person with at most {count} records"
         sums = "" if composition.kind == "basic" else f", by {composition}, whose epsilons do not add up"
         if count > 1 or sums or balance.block != "all":
             notes[balance.population] = f"{balance.population}: for {unit}{sums}"

@@ -441,20 +441,49 @@ def init(
     ] = None,
     unit: Annotated[str, typer.Option(help="What one record is, and so what is protected.")] = "one person",
     cap: Annotated[float, typer.Option(help="Epsilon that all runs together may spend.")] = 10.0,
+    images: Annotated[
+        Path | None,
+        typer.Option(help="In place of a table: a folder with a folder of images a class, which is copied."),
+    ] = None,
+    size: Annotated[
+        int, typer.Option(min=8, help="Pixels of a side that images are cut and resized to.")
+    ] = 64,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of a table: rows with texts, CSV, JSON lines or Parquet; copied, not read."
+        ),
+    ] = None,
+    columns: Annotated[str, typer.Option(help="Columns of the texts, with commas.")] = "text",
+    classes: Annotated[str, typer.Option(help="Of images and texts, with commas.")] = "",
 ) -> None:
-    """Make a project of your own, under git and DVC: params.yaml, dvc.yaml and a data card of what you declare."""
-    with sentences():
-        from flows.cli.asking import columns_asked, number_asked
-        from tasks.config.new_project import Declared, make, of_schema
+    """Make a project of your own, under git and DVC.
 
-        columns, classes = of_schema(schema, label) if schema else columns_asked()
-        most = at_most or number_asked()
+    It has params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
+    """
+    with sentences():
+        from flows.cli.asking import columns_asked, listed, number_asked
+        from tasks.config.new_project import Declared, make, of_images, of_schema, of_texts, table_of
+
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
-        make(folder, Declared(name, columns, classes, most, unit, cap, file))
+        if images is not None:
+            most = at_most or number_asked()
+            declared = of_images(name, images, listed(classes), most, size, unit=unit, cap=cap)
+        elif texts is not None:
+            most, named = at_most or number_asked(), listed(columns)
+            declared = of_texts(
+                name, texts, named, label or "label", listed(classes), most, unit=unit, cap=cap
+            )
+        else:
+            found, values = of_schema(schema, label) if schema else columns_asked()
+            most = at_most or number_asked()
+            declared = Declared(name, table_of(found, file), values, most, unit, cap, file)
+        make(folder, declared)
     say(f"{folder} is a project. In it, see data/cards/{name}.yaml, then:")
-    if file is None:
+    if declared.file is None:
         say(f"  put the table at datasets/raw/{name}.csv; `data check` says its checksum for the card")
     say(f"  epsilonflow data check {name}\n  epsilonflow plan\n  epsilonflow run")
+    say(f'  git add --all && git commit --message "{name}", for `dvc exp run` and `dvc metrics diff`')
 
 
 @data_app.command("check")
@@ -524,9 +553,10 @@ def predict(
 
 @app.command()
 def export(
-    form: Annotated[str, typer.Option("--to", help="onnx, torchscript or huggingface.")],
+    form: Annotated[str, typer.Option("--to", help="onnx, torchscript, huggingface or library.")],
     output: Annotated[
-        Path | None, typer.Option(help="What to write; model.onnx, model.pt or the folder huggingface.")
+        Path | None,
+        typer.Option(help="What to write; model.onnx, model.pt, or a folder named like the form."),
     ] = None,
     model: Model = ARTIFACTS,
 ) -> None:
@@ -536,7 +566,12 @@ def export(
         from tasks.export import FORMS
         from tasks.export import export as write
 
-        usual = {"onnx": "model.onnx", "torchscript": "model.pt", "huggingface": "huggingface"}
+        usual = {
+            "onnx": "model.onnx",
+            "torchscript": "model.pt",
+            "huggingface": "huggingface",
+            "library": "library",
+        }
         for known in FORMS:
             if known == form:
                 place = output or Path(usual[form])
@@ -571,6 +606,7 @@ def tune(
     only_plan: Annotated[
         bool, typer.Option("--plan", help="Say what it would cost; nothing is spent.")
     ] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Search for settings privately: only the winner leaves, for one price that its card states."""
     with sentences():
@@ -583,16 +619,22 @@ def tune(
             show(search_table(root, root / file))
             return
 
-        def flow() -> "State[Any]":
-            from flows.compare import runner_named
-            from flows.tune import search
+        from tasks import tuning
 
-            return search(file, runner=runner_named(runner), workers=workers)
+        asked = tuning.load(root / file)
+        if runner == "threads" and not has_prefect_api():
+            steps = Steps(verbose)
+            say(f"searching: at most epsilon {asked.epsilon:g} for all trials together ...", error=True)
+            say(_alone(lambda: tuning.deliver(asked, root, say=steps.line, workers=workers), root))
+            return
+        if not verbose:
+            quieten_prefect()
+        from flows.compare import runner_named
+        from flows.tune import search
 
-        state = _stoppable(flow, root)
-        if not state.is_completed():
-            _say_why(state)
-        say(str(state.message))
+        chosen = runner_named(runner)
+        state = _stoppable(lambda: search(file, runner=chosen, workers=workers), root)
+        say(str(_completed(state).message))
 
 
 @app.command()
@@ -623,17 +665,30 @@ def audit(
             key.removeprefix("algorithm."): value for key, value in settings_of(assignments or ()).items()
         }
 
-        def flow() -> "State[Any]":
+        from functools import partial
+
+        from tasks.auditing import Asked, audit_all, audit_one, auditable, check
+
+        cores = workers or os.cpu_count() or 1
+        names = [method] if method else auditable()
+        every = [Asked(name, settings, epsilon, delta, runs, canaries, seed) for name in names]
+        for asked in every:
+            check(asked)
+        if has_prefect_api():
+            quieten_prefect()
             from flows.audit import audit as auditing
 
-            return auditing(
-                method, epsilon, delta, settings, runs, canaries, seed, workers, return_state=True
-            )
-
-        state = _stoppable(flow, root)
-        if not state.is_completed():
-            _say_why(state)
-        say(str(state.message))
+            given = (method, epsilon, delta, settings, runs, canaries, seed, workers)
+            said = str(_completed(_stoppable(lambda: auditing(*given, return_state=True), root)).message)
+        else:
+            say(f"auditing {', '.join(names)} on {cores} cores ...", error=True)
+            one = partial(audit_one, root=root, workers=cores)
+            each: Callable[[str], object] = partial(say, error=True) if len(every) > 1 else str
+            is_violated, said = _stoppable(lambda: audit_all(every, one, say=each), root)
+            if is_violated:
+                say(said, error=True)
+                raise typer.Exit(1)
+        say(said)
 
 
 @card_app.command()

@@ -28,10 +28,12 @@ WORDS = {
     "evaluate": "evaluating on the held-out records",
     "report": "writing card and report",
 }
-_STEP = re.compile(r"(?:.* - )?step (?P<step>\d+) of (?P<steps>\d+), (?P<rest>.*)")
+_STEP = re.compile(
+    r"(?:.* - )?(?P<what>step|encoded) (?P<step>\d+) of (?P<steps>\d+)(?: records)?, (?P<rest>.*)"
+)
 _NOISE = re.compile(
     r"(Running stage |> python -m |Stage '|(Updating|Generating) lock file|To (track|enable) |\s*(git add|dvc config) "
-    r"|Use `dvc |Verifying data sources|Data and pipelines are up|ERROR: failed to (reproduce|run))"
+    r"|Use `dvc |Verifying data sources|Data and pipelines are up|(ERROR: )?failed to (reproduce|run) )"
 )
 """What DVC says beside a stage."""
 
@@ -60,7 +62,8 @@ class Steps:
             self._close()
             self.console.print(f"  {text}", markup=False)
         elif found and self.console.is_terminal:
-            self._advance(int(found["step"]), int(found["steps"]), found["rest"])
+            words = {"step": "steps", "encoded": "encoded records"}[found["what"]]
+            self._advance(words, int(found["step"]), int(found["steps"]), found["rest"])
         elif found:
             self.console.print(f"  {text}", markup=False)
 
@@ -68,10 +71,10 @@ class Steps:
         """No stage is at work any more."""
         self._close()
 
-    def _advance(self, step: int, steps: int, rest: str) -> None:
+    def _advance(self, words: str, step: int, steps: int, rest: str) -> None:
         if self._bar is None:
             columns = (
-                TextColumn("  steps"),
+                TextColumn(f"  {words}"),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.description}"),

@@ -1,4 +1,4 @@
-"""A project of one's own: a folder under git and DVC with parameters, stages and a data card, for `epsilonflow init`.
+"""A project of one's own: a folder under git and DVC with parameters, stages, deployments and a data card, for `init`.
 
 The card is made of what its owner declares; no row of the data is read.
 """
@@ -34,25 +34,31 @@ _IGNORED = (
     "/models/",
     "/dvc_plots/",
     "/.wandb/",
+    "/.prefect/",
+    "/audits/",
+    "/tuned/",
     ".venv/",
 )
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What the owner of a table declares.
+    """What the owner of a table, of texts or of images declares.
 
-    columns: as in a data card, the label's among them. classes: the values that the label can have. at_most: bound on
-    the number of records. unit: what one record is. cap: epsilon that all runs together may spend.
+    reader: as in a data card. classes: the values that the label can have. at_most: bound on the number of records.
+    unit: what one record is. cap: epsilon that all runs together may spend. file: is copied, a folder of images whole.
+    shape: of an image. encoder: of texts and images.
     """
 
     name: str
-    columns: Sequence[Mapping[str, Any]]
+    reader: Mapping[str, Any]
     classes: Sequence[str]
     at_most: int
     unit: str = "one person"
     cap: float = 10.0
     file: Path | None = None
+    shape: tuple[int, ...] | None = None
+    encoder: str | None = None
 
     @property
     def delta(self) -> float:
@@ -109,20 +115,23 @@ def make(folder: Path, declared: Declared) -> None:
     shutil.copyfile(
         TEMPLATES / "stages.yaml", folder / "dvc.yaml"
     )  # by that name DVC would find it in this project
+    deployments = (TEMPLATES / "prefect.yaml").read_text(encoding="utf-8").replace("NAME", declared.name, 1)
+    (folder / "prefect.yaml").write_text(deployments, encoding="utf-8")
     (folder / "requirements.txt").write_text(f"epsilonflow=={version('epsilonflow')}\n", encoding="utf-8")
     (folder / ".gitignore").write_text("".join(f"{line}\n" for line in _IGNORED), encoding="utf-8")
     (folder / _RAW).mkdir(parents=True)
     path = f"{_RAW}/{declared.name}{declared.file.suffix if declared.file else '.csv'}"
     checksum = _ZEROS
     if declared.file is not None:
-        shutil.copyfile(declared.file, folder / path)
+        copy = shutil.copytree if declared.file.is_dir() else shutil.copyfile
+        copy(declared.file, folder / path)
         file = File(path=path, keyed_sha256=_ZEROS)
         checksum = (checksum_for(folder / path, file, key=owner_key(home())) or "").partition(" ")[2]
     cards = folder / "data" / "cards"
     _write(cards / f"{declared.name}.yaml", _card(declared, path, checksum))
     shutil.copyfile(registry.CARDS / "digits.yaml", cards / "digits.yaml")
     registry.card(declared.name, cards)  # raises where it does not hold together
-    asked = Request(dataset=declared.name, algorithm="dp_sgd", epsilon=1.0, delta=declared.delta)
+    asked = Request(declared.name, "dp_sgd", 1.0, declared.delta, encoder=declared.encoder)
     revise(folder, asked).write()
     for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
@@ -131,7 +140,7 @@ def make(folder: Path, declared: Declared) -> None:
 def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
     return {
         "name": declared.name,
-        "title": f"The table {declared.name}",
+        "title": f"The records {declared.name}",
         "source": "declared by its owner",
         "licence": "not for publication",
         "citation": "none",
@@ -144,11 +153,46 @@ def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
         "classes": list(declared.classes),
         "files": {"train": {"path": path, "keyed_sha256": checksum}},
         "split": {"salt": declared.name, "test_fraction": 0.2},
-        "reader": {
-            "kind": "parquet" if path.endswith(".parquet") else "csv",
-            "columns": [dict(column) for column in declared.columns],
-        },
+        "reader": dict(declared.reader),
+        **({} if declared.shape is None else {"shape": list(declared.shape)}),
     }
+
+
+def of_images(
+    name: str, folder: Path, classes: Sequence[str], at_most: int, size: int, **others: Any
+) -> Declared:
+    """A folder with a folder a class; raises ParamsRefusedError where it is none."""
+    if not folder.is_dir():
+        raise ParamsRefusedError(f"{folder} is no folder; give one with a folder of images for each class.")
+    reader, shape = {"kind": "images", "mode": "RGB", "fit": "crop"}, (3, size, size)
+    return Declared(
+        name, reader, classes, at_most, file=folder, shape=shape, encoder="efficientnet-lite0", **others
+    )
+
+
+def of_texts(
+    name: str,
+    file: Path,
+    columns: Sequence[str],
+    label: str,
+    classes: Sequence[str],
+    at_most: int,
+    **others: Any,
+) -> Declared:
+    """Rows with texts; raises ParamsRefusedError for a file of another ending than these have."""
+    known = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
+    if file.suffix not in known or not file.is_file():
+        raise ParamsRefusedError(
+            f"{file} is no file that ends in {', '.join(known)}; give one with a text a row."
+        )
+    reader = {"kind": "texts", "format": known[file.suffix], "columns": list(columns), "label": label}
+    return Declared(name, reader, classes, at_most, file=file, encoder="wordllama", **others)
+
+
+def table_of(columns: Sequence[Mapping[str, Any]], file: Path | None) -> dict[str, Any]:
+    """The reader of a table of these columns."""
+    kind = "parquet" if file is not None and file.suffix == ".parquet" else "csv"
+    return {"kind": kind, "columns": [dict(column) for column in columns]}
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
@@ -156,6 +200,6 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
     yaml.width = 120
     with path.open("w", encoding="utf-8") as file:
         file.write(
-            "# All that may be known of this table, declared by its owner; nothing is read off its rows.\n"
+            "# All that may be known of these records, declared by its owner; nothing is read off them.\n"
         )
         yaml.dump(document, file)

@@ -22,6 +22,7 @@ from ruamel.yaml.representer import RoundTripRepresenter
 
 from data.schema import registry
 from data.schema.card import DataCard, Records
+from data.schema.errors import DataRefusedError
 from tasks.config import params
 from tasks.config.params import Model, Params, ParamsRefusedError
 
@@ -50,6 +51,10 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
 
     An algorithm that the file does not know gets no settings: whether it exists is for its catalogue to say.
     """
+    if not card.input_shape:
+        raise DataRefusedError(
+            f"the records of {card.name!r} are texts that only an encoder can take; name one: --encoder wordllama."
+        )
     written = _written()
     own = written.get(card.name, {}).get(algorithm)
     if own and not by_numbers:

@@ -64,7 +64,7 @@ def _made_up(document: Mapping[str, Any], public: PublicDescription, receipt: Ma
         receipt={**receipt, **cost_of(plan, events), **made_up},
         metrics={"test_accuracy": 1.0} if public.target is None else dict.fromkeys(REGRESSION, 1.0),
         public=public,
-        trace=made_up_trace(schedule),
+        trace=pd.DataFrame(made_up_trace(schedule)),
         pairs=pd.DataFrame({"actual": names, "predicted": names}),
         classes=pd.DataFrame({"class": names, "accuracy": 1.0, "records": 1}),
     )

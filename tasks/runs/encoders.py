@@ -1,4 +1,4 @@
-"""The frozen encoder that params.yaml names: its public facts, and its function."""
+"""What is named package.module:factory of the data: the frozen encoder in params.yaml, the reader in a data card."""
 
 import json
 from typing import TYPE_CHECKING
@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from algorithms.errors import EncoderRefusedError
+from algorithms.extension import imported, source_digest
 from data import PublicDescription, public_description
 from data.prepare.description import EncoderFacts
+from data.prepare.reading import Own as OwnReader
 from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Format, Own
 from tasks.config import params
 
 if TYPE_CHECKING:
@@ -22,7 +26,24 @@ def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
     here.
     """
     found = None if chosen.encoder is None else facts_of(chosen.encoder)
+    reader_of(card.reader)
     return public_description(card, chosen.transform, found)
+
+
+def reader_of(reader: Format | None) -> OwnReader | None:
+    """The function of a reader of the user's own; None for one that is shipped.
+
+    Raises NotUsable for one that is not there, DataRefusedError for one of another source than is declared.
+    """
+    if not isinstance(reader, Own):
+        return None
+    if (found := source_digest(reader.factory)) != reader.source_sha256:
+        raise DataRefusedError(
+            f"the source of the reader {reader.factory!r} is not the one that source_sha256 declares, so records could"
+            f" be read otherwise than they were; restore it, or write {found} into the data card if it is right."
+        )
+    made: OwnReader = imported(reader.factory, "a reader")(dict(reader.settings))
+    return made
 
 
 def encoder_of(chosen: params.Encoder) -> "Encoder":

@@ -108,9 +108,9 @@ def _check_kind(ledger: Ledger, public: PublicDescription) -> None:
     )
     if (balance.composition, balance.blocks_per_person) != (composition, count):
         raise RefusedError(
-            f"the population {name!r} was declared under {balance.composition} with a person in at most"
-            f" {balance.blocks_per_person} blocks, but the card of {public.dataset!r} says {composition} and {count};"
-            " neither ever changes, so set the card back or give it a population of its own."
+            f"the population {name!r} was declared under {balance.composition} with at most"
+            f" {balance.blocks_per_person} records of a person, but the card of {public.dataset!r} says {composition}"
+            f" and {count}; neither ever changes, so set the card back or give it a population of its own."
         )
 
 

@@ -1,6 +1,4 @@
-"""The steps of a pipeline run as job types, and the artifacts that lead from one to the next.
-
-A finished pipeline run at Weights & Biases: a group of its own, a run for each step; offline by default.
+"""A finished pipeline run at Weights & Biases: one run there, with what it used and made; offline by default.
 
 What is sent is picked by name from the privacy card, the held-out metrics and the noise trace; nothing else can get
 in: no source code, no machine, no console, and nothing about training records without noise.
@@ -8,7 +6,6 @@ in: no source code, no machine, no console, and nothing about training records w
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,32 +32,6 @@ _FILES = {
 }
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step of the pipeline: the kinds of artifacts that it uses and makes."""
-
-    job_type: str
-    uses: tuple[str, ...]
-    makes: tuple[str, ...]
-
-
-STEPS = (
-    Step("prepare", (), ("dataset",)),
-    Step("calibrate", ("dataset",), ("plan",)),
-    Step(TRAIN, ("dataset", "plan"), ("model", "trace")),
-    Step("evaluate", ("dataset", "model"), ()),
-    Step("report", ("plan", "model", "trace"), ("card",)),
-)
-
-
-def link(logged: "wandb.Run", step: Step, card: PrivacyCard, public: PublicDescription, folder: Path) -> None:
-    """Logs what a step used and made. folder: of the run's files."""
-    for kind in step.uses:
-        use(logged, _artifact(kind, card, public, folder))
-    for kind in step.makes:
-        logged.log_artifact(_artifact(kind, card, public, folder))
-
-
 def use(logged: "wandb.Run", artifact: "wandb.Artifact") -> None:
     """Declares an input of the run; the same content under the same name is the artifact that another run made.
 
@@ -79,10 +50,6 @@ def file_artifact(kind: str, card: PrivacyCard, folder: Path) -> "wandb.Artifact
     return artifact
 
 
-def _artifact(kind: str, card: PrivacyCard, public: PublicDescription, folder: Path) -> "wandb.Artifact":
-    return _dataset(public) if kind == "dataset" else file_artifact(kind, card, folder)
-
-
 def _dataset(public: PublicDescription) -> "wandb.Artifact":
     """The data set by name, with its public description; its records stay where they are."""
     import wandb
@@ -93,9 +60,6 @@ def _dataset(public: PublicDescription) -> "wandb.Artifact":
     return artifact
 
 
-if TYPE_CHECKING:
-    import wandb
-
 CONFIG = (
     "run_id", "dataset", "population", "public_records", "unit", "adjacency", "algorithm", "settings", "model",
     "target_epsilon", "delta", "accountant", "steps", "noise_multiplier", "sampling_rate", "divisor", "private",
@@ -104,8 +68,6 @@ CONFIG = (
 STEP = "privacy/step"
 HISTORY = (STEP, "privacy/epsilon", "privacy/epsilon_so_far", "privacy/noise_std", "privacy/noise_multiplier")
 SUMMARY = ("test/accuracy", "test/loss", "privacy/epsilon_total", "privacy/delta", "privacy/private")
-BRIEF = ("run_id", "dataset", "algorithm")
-"""The part of CONFIG that every step's run has."""
 
 _MOST_ROWS = 2000
 
@@ -131,37 +93,25 @@ def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -
 
 
 def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> None:
-    for place, step in enumerate(STEPS):
-        with _session_of(step, place, run, settings, mode) as logged:
-            if step.job_type == TRAIN:
-                _log_curves(logged, run)
-                logged.summary.update(summary(run))
-            if step.job_type == "evaluate":
-                logged.summary.update(
-                    {name: value for name, value in summary(run).items() if name.startswith("test/")}
-                )
-            link(logged, step, run.card, run.public, artifacts)
+    """Goes on with the run that training showed live, where there is one.
 
-
-def _session_of(
-    step: Step, place: int, run: Finished, settings: Tracking, mode: Mode
-) -> AbstractContextManager["wandb.Run"]:
-    """The run of a step. That of training is the one that people compare; the others say whose they are.
-
-    Run ids begin with a year. So a folder of a run comes after those of the steps before, in the order in which a shell
-    gives them to `wandb sync`.
+    A run for each stage had only artifacts to show, and made five lines of one in every list.
     """
-    whole, run_id, name = config(run.card), run.card.evidence.run_id, _name(run.card)
-    is_training = step.job_type == TRAIN
-    return session(
+    run_id = run.card.evidence.run_id
+    with session(
         settings,
         mode,
-        run_id=run_id if is_training else f"{place}-{run_id}-{step.job_type}",
+        run_id=run_id,
         group=run_id,
-        job_type=step.job_type,
-        name=name if is_training else f"{step.job_type}: {name}",
-        config=whole if is_training else {key: whole[key] for key in BRIEF},
-    )
+        job_type=TRAIN,
+        name=_name(run.card),
+        config=config(run.card),
+    ) as logged:
+        use(logged, _dataset(run.public))
+        for kind in _FILES:
+            logged.log_artifact(file_artifact(kind, run.card, artifacts))
+        _log_curves(logged, run)
+        logged.summary.update(summary(run))
 
 
 def _log_curves(logged: "wandb.Run", run: Finished) -> None:

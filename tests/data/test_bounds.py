@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data import public_description
-from data.readers import table as tables
+from data.readers.of_rows import RowReader
 from data.readers.records import whole
 from data.schema import registry
 from data.schema.card import DataCard
@@ -65,7 +65,7 @@ def test_no_record_of_any_table_goes_beyond(
         csv.writer(file, lineterminator="\n").writerows([*row, "no"] for row in rows)
     assert card.reader.kind == "csv"
     features = whole(
-        tables.read_table({"train": tmp_path / "t.csv"}, card.reader, classes=card.classes)
+        RowReader(card.reader, card.classes, (), {"train": tmp_path / "t.csv"}).read()
     ).train.features
     l1, l2 = public_description(card).feature_norms or (0, 0)
     wide = features.astype(np.float64)
@@ -80,7 +80,7 @@ def test_a_record_can_reach_the_norms(
     (tmp_path / "t.csv").write_text("age,town,answer\n1000,Oslo,no\n")
     assert card.reader.kind == "csv"
     features = whole(
-        tables.read_table({"train": tmp_path / "t.csv"}, card.reader, classes=card.classes)
+        RowReader(card.reader, card.classes, (), {"train": tmp_path / "t.csv"}).read()
     ).train.features
     norms = (float(np.abs(features).sum()), float(np.linalg.norm(features.astype(np.float64))))
     assert public_description(card).feature_norms == norms == (2, 2**0.5)

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from data import DataRefusedError
-from data.readers import table as tables
+from data.readers.of_rows import RowReader
 from data.readers.records import whole
 from data.schema.card import DataCard
 
@@ -29,7 +29,7 @@ def encode(table: Document, card_of: Callable[[Document], DataCard], tmp_path: P
         path.write_text("".join(f"{line},no\n" for line in lines))
         card = card_of(table)
         assert card.reader.kind == "csv"
-        features = whole(tables.read_table({"train": path}, card.reader, classes=card.classes)).train.features
+        features = whole(RowReader(card.reader, card.classes, (), {"train": path}).read()).train.features
         assert features.shape == (len(lines), *card.input_shape)
         return features
 

@@ -76,7 +76,7 @@ FAULTS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "column twice": (("reader", "columns", 1, "name"), "age", "listed twice"),
     "spells no class": (("reader", "columns", 2, "spellings"), {"perhaps": ["?"]}, "classes does not list"),
     "spells two alike": (("reader", "columns", 2, "spellings"), {"no": ["yes"]}, "share a spelling"),
-    "one class": (("classes",), ["yes"], "key classes"),
+    "one class": (("classes",), ["yes"], "two classes or more"),
     "class twice": (("classes",), ["yes", "yes"], "listed twice"),
     "shape of other columns": (("shape",), [5], "the columns make"),
     "count and bound": (("records", "train"), 5, "key records"),
@@ -145,10 +145,12 @@ def _put(document: Any, path: tuple[str | int, ...], value: Any) -> None:
 
 
 def test_every_required_key_is_missed_by_name(table: Document, store: Callable[..., Path]) -> None:
-    for key in set(table) - {"name", "files", "split"}:
+    for key in set(table) - {"name", "files", "split", "classes"}:
         folder = store({other: value for other, value in table.items() if other != key})
         with pytest.raises(DataRefusedError, match=f"key {key}: is missing"):
             registry.card("tiny", folder)
+    with pytest.raises(DataRefusedError, match="two classes or more as classes"):
+        registry.card("tiny", store({other: value for other, value in table.items() if other != "classes"}))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from data import DataRefusedError
-from data.readers import table as tables
+from data.readers.of_rows import RowReader
 from data.readers.records import Records, whole
 from data.schema.card import DataCard
 from data.schema.formats import Csv, Parquet
@@ -36,7 +36,7 @@ def encode(table: Document, card_of: CardOf, tmp_path: Path) -> Callable[..., Re
             path.write_bytes(content.encode() if isinstance(content, str) else content)
         card = card_of(table)
         assert isinstance(card.reader, Csv | Parquet)
-        return whole(tables.read_table({"train": path}, card.reader, classes=card.classes)).train
+        return whole(RowReader(card.reader, card.classes, (), {"train": path}).read()).train
 
     return read
 

@@ -1,5 +1,6 @@
 """The command `epsilonflow`: what it says, what it refuses, and that it spends nothing unasked."""
 
+import io
 import json
 import re
 import shutil
@@ -8,12 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.card import PrivacyCard, load
 from flows.cli.main import app
-from flows.cli.steps import has_prefect_api
+from flows.cli.steps import Steps, has_prefect_api
 from tests.support.checkout import PROJECT, Checkout
 
 
@@ -50,8 +52,11 @@ def test_help_does_not_wait_for_torch_or_prefect() -> None:
     ("command", "unneeded"),
     [
         ("ledger show", {"torch", "prefect", "pandas", "dp_accounting", "scipy", "wandb"}),
-        ("card verify", {"torch", "prefect", "dvc", "matplotlib", "wandb"}),
-        ("card show none.json", {"torch", "prefect", "dvc", "matplotlib", "wandb"}),
+        (
+            "card verify",
+            {"torch", "prefect", "dvc", "matplotlib", "wandb", "pandas", "sqlalchemy", "sklearn"},
+        ),
+        ("card show", {"torch", "prefect", "dvc", "matplotlib", "wandb", "pandas", "sqlalchemy", "sklearn"}),
         ("plan", {"prefect", "dvc", "pandas", "matplotlib", "wandb", "sklearn"}),
     ],
 )
@@ -210,6 +215,78 @@ def test_without_a_server_a_run_needs_no_prefect(here: Checkout, monkeypatch: py
     assert has_prefect_api()
 
 
+def test_of_a_refused_stage_its_sentence_alone_is_shown_once() -> None:
+    written = io.StringIO()
+    steps = Steps(console=Console(file=written))
+    steps.begin("train")
+    for line in (
+        "Running stage 'train':",
+        "> python -m tasks.train",
+        "refused: the run costs too much.",
+        "failed to reproduce 'train': failed to run: python -m tasks.train, exited with 2",
+        "ERROR: failed to reproduce 'train'",
+    ):
+        steps.line(line)
+    assert written.getvalue() == "training ...\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("step 30 of 300, 124.9 steps/s, 2 s left, epsilon so far 0.3", "steps"),
+        ("encoded 30 of 300 records, 9 s left", "encoded records"),
+    ],
+)
+def test_what_takes_long_is_one_bar_at_a_terminal_and_lines_elsewhere(line: str, words: str) -> None:
+    for is_terminal in (True, False):
+        written = io.StringIO()
+        steps = Steps(console=Console(file=written, force_terminal=is_terminal, width=120))
+        steps.begin("prepare")
+        for _ in range(3):
+            steps.line(line)
+        assert (steps._bar is not None) == is_terminal
+        if steps._bar is not None:
+            (task,) = steps._bar.tasks
+            assert (task.completed, task.total, task.description) == (30, 300, line.split(", ", 1)[1])
+            steps.end()
+            assert f"  {words} " in written.getvalue()
+        assert written.getvalue().count(line) == (0 if is_terminal else 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("audit", "--method", "magic"), "no algorithm 'magic'"),
+        (("audit", "--method", "non_private"), "claims no privacy"),
+        (("audit", "--set", "nothing=1"), "unknown key algorithm.nothing"),
+        (("tune",), "copy examples/tune.yaml"),
+        (("tune", "params.yaml"), "params.yaml: space: Field required"),
+    ],
+)
+def test_audits_and_searches_are_refused_once_and_before_prefect(
+    here: Checkout, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "prefect", None)
+    assert_refused(call(*arguments), words)
+
+
+def test_audits_and_searches_need_no_prefect(here: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prefect", None)
+    few = ("--runs", "8", "--canaries", "8", "--workers", "1")
+    audited = call("audit", "--method", "majority", *few)
+    assert audited.exit_code == 0, audited.output
+    assert audited.stdout.startswith("majority: claimed 4, found ")
+    assert audited.stderr == "auditing majority on 1 cores ...\n"
+    (here.root / "tune.yaml").write_text(
+        "epsilon: 4.0\nspace: {algorithm.update.learning_rate: [0.5, 2.0]}\ntrials: {mean: 2}\n"
+    )
+    found = call("tune")
+    assert found.exit_code == 0, found.output
+    assert re.match(r"the winner of search \w+-1 is in tuned; all of it cost epsilon 3\.9", found.stdout)
+    assert found.stderr == "searching: at most epsilon 4 for all trials together ...\n"
+    assert call("card", "verify", "tuned/privacy_card.json").exit_code == 0
+
+
 def test_the_version_is_said_and_a_shell_completes() -> None:
     assert re.fullmatch(r"epsilonflow \d+\.\d+\.\d+\n", call("--version").stdout)
     typed = {"_EPSILONFLOW_COMPLETE": "complete_bash", "COMP_WORDS": "epsilonflow le", "COMP_CWORD": "1"}
@@ -225,6 +302,7 @@ def test_the_ledger_shows_what_was_spent(here: Checkout) -> None:
     assert shown["cap"]["epsilon"] - shown["spent"]["epsilon"] == pytest.approx(shown["remaining"]["epsilon"])
     rows = {cells[1]: cells[2] for cells in _cells(call("ledger", "show").stdout)}
     assert float(rows["spent"]) == pytest.approx(spent, rel=1e-4)
+    assert call("ledger", "verify").stdout.startswith("The chain holds, 3 rows. Its head is ")
 
 
 def test_a_cap_is_changed_and_the_change_is_in_the_history(here: Checkout) -> None:

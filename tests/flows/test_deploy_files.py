@@ -92,10 +92,13 @@ def test_people_are_told_of_states_that_flows_end_in() -> None:
 
 
 def test_the_image_is_built_from_code_alone() -> None:
-    lines = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    lines = (PROJECT / "Dockerfile").read_text(encoding="utf-8").splitlines()
     copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}
     assert all((PROJECT / name).exists() for name in copied)
     ignored = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert {line[1:] for line in ignored if line.startswith("!")} == copied
     assert lines.index("USER epsilonflow") > max(n for n, line in enumerate(lines) if line.startswith("RUN"))
     assert not [line for line in lines if re.search(r"(ARG|ENV).*(PASSWORD|KEY|TOKEN)", line)]
+    (home,) = [line.split("=")[1].split()[0] for line in lines if "EPSILONFLOW_HOME=" in line]
+    page = (PROJECT / "docs/how-to/prefect.md").read_text(encoding="utf-8")
+    assert f":{home} " in page and '-v "$PWD:/checkout"' in page and "WORKDIR /checkout" in lines

@@ -32,6 +32,11 @@ def test_there_is_a_deployment_for_each_flow() -> None:
         assert set(deployment["parameters"]) <= set(flow.parameters.properties)
 
 
+def test_the_how_to_page_names_them_all() -> None:
+    page = (PROJECT / "docs/how-to/prefect.md").read_text(encoding="utf-8")
+    assert {name for name in DEPLOYMENTS if f"/{name}`" not in page} == set()
+
+
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_none_piles_up_and_no_parameter_goes_unchecked(name: str) -> None:
     deployment = DEPLOYMENTS[name]

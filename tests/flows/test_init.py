@@ -4,8 +4,10 @@ import json
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from prefect.flows import load_flow_from_entrypoint
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
@@ -57,8 +59,53 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
     plan = call("plan")
     assert plan.exit_code == 0, plan.output
     assert re.search(r"delta *│ 1e-06", plan.stdout) or "1e-06" in plan.stdout
+    for _ in range(2):  # the second time it is there
+        done = call("run", "--set", "algorithm.steps=2")
+        assert done.exit_code == 0 and "test accuracy" in done.stdout, done.output
+    assert "Nothing was spent" in done.stdout
+    assert call("card", "verify").exit_code == 0
+    identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+    for command in (["add", "--all"], [*identity, "commit", "--quiet", "--message", "a project"]):
+        subprocess.run(["git", *command], check=True)
+    left = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {path.split("/")[0] for path in left} == {
+        *(".dvc", ".dvcignore", ".gitignore", "data", "requirements.txt"),
+        *("dvc.lock", "dvc.yaml", "params.yaml", "prefect.yaml"),
+    }
+    assert "data is a folder; give a table" in call("predict", "data").stderr
+    card_file = tmp_path / "clinic/data/cards/clinic.yaml"
+    declared = card_file.read_text()
+    known = re.findall(r"keyed_sha256: (\w{64})", declared)[0]
+    card_file.write_text(declared.replace(known, "0" * 64))
+    assert f"its card should have  keyed_sha256: {known}" in call("data", "check", "clinic").stdout
     refused = call("init", ".", "--from", "../schema.json", "--at-most", "10")
     assert refused.exit_code == 2 and "is not empty" in refused.stderr
+
+
+def test_columns_are_asked_for_and_a_slip_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("flows.cli.asking.sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    age = ["age", "numbers", "numeric", "old", "100", "18", "18", "100"]
+    other = ["insurance", "categorical", "public, private", "notes", "ignored", "", "returned", "no,yes"]
+    typed = "\n".join([*age, *other, "20000", ""])
+    made = CliRunner().invoke(app, ["init", "clinic"], input=typed, env={"COLUMNS": "200"})
+    assert made.exit_code == 0, made.output
+    card = registry.card("clinic", tmp_path / "clinic/data/cards")
+    assert (card.input_shape, card.classes, card.records.at_most) == ((4,), ("no", "yes"), 20000)
+    assert "numbers is none of these" in made.output and "must be below the highest" in made.output
+
+
+def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (PROJECT / "docs/tutorials/own-table.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "schema.json").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    made = call("init", "clinic", "--from", "schema.json", "--at-most", "20000")
+    assert made.exit_code == 0, made.output
+    card = registry.card("clinic", tmp_path / "clinic/data/cards")
+    assert (card.input_shape, card.classes) == ((5,), ("no", "yes"))
 
 
 @pytest.mark.parametrize(
@@ -90,8 +137,51 @@ def test_the_templates_are_those_of_this_checkout() -> None:
     yaml = YAML(typ="safe", pure=True)
     ours, theirs = yaml.load(PROJECT / "dvc.yaml"), yaml.load(TEMPLATES / "stages.yaml")
     code = re.compile(r"(algorithms|tasks|data)(/|$)")
+    deployed, ours_deployed = (
+        {deployment["name"]: deployment for deployment in yaml.load(path)["deployments"]}
+        for path in (TEMPLATES / "prefect.yaml", PROJECT / "prefect.yaml")
+    )
+    assert deployed.keys() == ours_deployed.keys() - {"compare"}
+    for name, deployment in deployed.items():
+        file = ours_deployed[name].pop("entrypoint")
+        module, _, flow = deployment.pop("entrypoint").rpartition(".")
+        assert load_flow_from_entrypoint(f"{module}.{flow}").fn.__module__ == module
+        assert file == f"{module.replace('.', '/')}.py:{flow}"
+        about = [one.pop("description") for one in (deployment, ours_deployed[name])]
+        assert all(about) and deployment == ours_deployed[name]
     for name, stage in ours["stages"].items():
         stage["deps"] = [dep for dep in stage["deps"] if not code.match(dep)]
         stage["deps"] += ["data/cards"] if name == "prepare" else []
         stage["deps"] += ["requirements.txt"]
     assert theirs == ours
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "encoder"),
+    [
+        (["--images", "photos", "--size", "16"], "images", "efficientnet-lite0"),
+        (["--texts", "t.csv", "--columns", "title, body", "--label", "mood"], "texts", "wordllama"),
+    ],
+)
+def test_a_project_of_images_or_texts_is_made_for_an_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], kind: str, encoder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("bad", "good"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for place in range(20):
+            (tmp_path / "photos" / name / f"{place}.png").write_bytes(name.encode() * place)
+    rows = "".join(f"{place},text,{'good' if place % 2 else 'bad'}\n" for place in range(40))
+    (tmp_path / "t.csv").write_text(f"title,body,mood\n{rows}")
+    made = call("init", "mine", *options, "--classes", "bad,good", "--at-most", "1000")
+    assert made.exit_code == 0, made.output
+    monkeypatch.chdir(tmp_path / "mine")
+    card = registry.card("mine", tmp_path / "mine/data/cards")
+    assert (card.reader.kind, card.classes, card.records.at_most) == (kind, ("bad", "good"), 1000)
+    params = YAML(typ="safe").load(tmp_path / "mine/params.yaml")
+    assert (params["data"]["transform"], params["data"]["encoder"]["name"]) == ("encoder", encoder)
+    checked = call("data", "check", "mine")
+    assert checked.exit_code == 0 and "can be read as its card declares" in checked.stdout, checked.output
+    monkeypatch.chdir(tmp_path)
+    refused = call("init", "other", *options, "--classes", "bad", "--at-most", "1000")
+    assert refused.exit_code == 2 and "classes" in refused.stderr

@@ -50,7 +50,7 @@ def test_blocks_are_shown_one_by_one_with_their_unit(ledger: Ledger) -> None:
     assert shown[0]["composition"] == {"kind": "zcdp"}
     assert shown[0]["blocks_per_person"] == 2
     text = " ".join(call("show").stdout.split())
-    assert "patients: for one person in at most 2 blocks, by zCDP, whose epsilons do not add up" in text
+    assert "patients: for one person with at most 2 records, by zCDP, whose epsilons do not add up" in text
     assert "february" in call("history").stdout
 
 
@@ -90,6 +90,14 @@ def test_a_forecast_has_a_default_and_is_short(ledger: Ledger) -> None:
     assert "spread over 52 retrainings; --planned or --epsilon say otherwise" in shown.stdout
     long = call("forecast", "patients", "--epsilon", "0.001", "--new-blocks")
     assert "988 more; --json has all" in long.stdout and len(long.stdout.splitlines()) < 25
+
+
+def test_a_forecast_of_nothing_is_a_sentence(ledger: Ledger) -> None:
+    said = call("forecast", "patients", "--epsilon", "8").stdout
+    assert said.startswith("The caps allow no more retrainings of population patients: 0 of 2 blocks can pay")
+    assert "retires" not in said and said.count("\n") == 1
+    ends = call("forecast", "patients", "--planned", "4").stdout.splitlines()[-1]
+    assert ends.startswith("Then every block has retired, so")
 
 
 def test_the_history_keeps_run_ids_whole_in_80_columns(ledger: Ledger) -> None:

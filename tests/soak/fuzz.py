@@ -27,8 +27,8 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.card import build
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.ledger import Checkpoint, Ledger, export, restore
+from data.readers.of_rows import RowReader
 from data.readers.records import whole
-from data.readers.table import read_table
 from data.schema import registry
 from data.schema.formats import Csv, Parquet
 from tasks.config import params
@@ -187,7 +187,7 @@ def _table(kind: str) -> Callable[[Path], bool]:
     )
 
     def take(path: Path) -> bool:
-        read = whole(read_table({"train": path}, declared, classes=("no", "yes"))).train
+        read = whole(RowReader(declared, ("no", "yes"), (), {"train": path}).read()).train
         return bool((read.features >= 0).all() and (read.features <= 1).all() and set(read.labels) <= {0, 1})
 
     return take

@@ -22,9 +22,9 @@ from algorithms.privacy.card import build
 from tests.support.synthetic_run import record, write_run
 
 ROOT = Path(__file__).parents[2]
-BRIEF = {"run_id", "dataset", "algorithm"}
-CONFIG = BRIEF | {
-    "population", "public_records", "unit", "adjacency", "target_epsilon", "delta", "accountant", "steps",
+CONFIG = {
+    "run_id", "dataset", "algorithm", "population", "public_records", "unit", "adjacency", "target_epsilon", "delta",
+    "accountant", "steps",
     "noise_multiplier", "sampling_rate", "divisor", "private", "noise_is_secret",
     "settings/expected_batch_size", "settings/steps", "settings/update/learning_rate", "settings/update/schedule",
     "model/name", "model/parameters", "model/seed", "model/precision", "model/settings", "model/start", "model/files",

@@ -117,7 +117,7 @@ def test_a_population_under_renyi_is_charged_by_the_events_of_its_runs(workspace
     workspace.declare(composition="zcdp", composition_order=None)
     workspace.take_up()
     with pytest.raises(
-        RefusedError, match=r"declared under Rényi at order 8\.0 with a person in at most 2 blocks, but the"
+        RefusedError, match=r"declared under Rényi at order 8\.0 with at most 2 records of a person, but the"
     ):
         workspace.train()
 

@@ -4,12 +4,14 @@ import csv
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 import algorithms
@@ -25,6 +27,8 @@ from data.schema.errors import DataRefusedError
 from flows.cli.main import app
 from tasks.export import export, release
 from tasks.predict import predict
+from tests.algorithms.models.forms import FORMS, form_of, moved
+from tests.algorithms.models.test_public_models import LORA
 from tests.support.checkout import PROJECT, Checkout
 
 
@@ -127,13 +131,38 @@ def test_an_export_is_loaded_by_its_library_and_agrees(
     pytest.importorskip("onnxscript") if form == "onnx" else None
     to = tmp_path / form
     done = call("export", "--to", form, "--output", str(to), "--model", str(artifacts))
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0 and done.stderr == "", done.output
     refused = call("export", "--to", form, "--output", str(to), "--model", str(artifacts))
     assert refused.exit_code == 2 and "is there already" in refused.stderr
     if form == "huggingface":
         text = (to / "README.md").read_text()
         assert f"**{statement(load(artifacts / 'privacy_card.json'))}**" in text
         assert text.startswith("---\nlibrary_name:")
+
+
+@pytest.mark.parametrize(("name", "adapter"), [("huggingface", LORA), ("timm", None)])
+def test_a_model_of_a_library_is_exported_as_that_reads_it(tmp_path: Path, name: str, adapter: Any) -> None:
+    """By `from_pretrained` or `create_model` alone; the export compares the scores."""
+    pytest.importorskip("transformers" if name == "huggingface" else "timm")
+    form, model = FORMS[name], form_of(name, **({} if adapter is None else {"adapter": adapter}))
+    facts = {
+        "model": name,
+        "model_settings": model.settings,
+        "tokens": form.tokens,
+        "input_shape": form.shape,
+        "classes": [str(place) for place in range(form.classes)],
+    }
+    released = {key: tensor.contiguous() for key, tensor in model.published(moved(model)).items()}
+    save_file(released, tmp_path / "model.safetensors", metadata={"epsilonflow": json.dumps(facts)})
+    assert export(tmp_path, "library", tmp_path / "out") < 1e-4
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert "model.safetensors" in names and ("config.json" in names) is (name == "huggingface")
+
+
+def test_other_models_are_of_no_library(artifacts: Path, tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="of no library"):
+        export(artifacts, "library", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_export_that_says_something_else_is_refused(

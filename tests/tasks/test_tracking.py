@@ -20,7 +20,6 @@ from tasks.tracking.report import log_report
 from tasks.tracking.runs import STEP, Finished, history, log_run
 from tasks.tracking.session import places
 from tests.support.offline_run import (
-    BRIEF,
     CONFIG,
     DESCRIPTION,
     HISTORY,
@@ -78,9 +77,8 @@ def items_of(records: Any) -> dict[str, Any]:
 
 SENT = {
     "train": (CONFIG, HISTORY, SUMMARY | HISTORY),
-    "evaluate": (BRIEF, set(), {"test/accuracy", "test/loss"}),
     "promotion": ({"name", "run_id"}, set(), set()),
-} | dict.fromkeys(("prepare", "calibrate", "report"), (BRIEF, set(), set()))
+}
 """The keys of a run's config, history and summary, by job type."""
 
 
@@ -117,26 +115,14 @@ def test_the_results_are_the_summary(logged: Logged) -> None:
     assert summary["privacy/private"] is True
 
 
-LINEAGE = {
-    "prepare": (set(), {"dataset"}),
-    "calibrate": ({"dataset"}, {"plan"}),
-    "train": ({"dataset", "plan"}, {"model", "trace"}),
-    "evaluate": ({"dataset", "model"}, set()),
-    "report": ({"plan", "model", "trace"}, {"card"}),
-}
-
-
-def test_each_step_is_a_run_of_one_group_that_uses_what_the_steps_before_made(logged: Logged) -> None:
+def test_a_pipeline_is_one_run_with_what_it_used_and_made(logged: Logged) -> None:
     run_id = read_json(logged.root / "artifacts" / "privacy_card.json")["evidence"]["run_id"]
-    assert set(logged.runs) == {*LINEAGE, "promotion"}
-    for job_type, (uses, makes) in LINEAGE.items():
-        (run,) = logged.of("run", job_type)
-        assert run.run_group == run_id
-        artifacts = logged.of("artifact", job_type)
-        assert {artifact.type for artifact in artifacts if artifact.use_after_commit} == uses
-        assert {artifact.type for artifact in artifacts if not artifact.use_after_commit} == makes
+    assert set(logged.runs) == {"train", "promotion"}
     (run,) = logged.of("run")
-    assert run.run_id == run_id
+    assert (run.run_id, run.run_group) == (run_id, run_id)
+    artifacts = logged.of("artifact")
+    assert {one.type for one in artifacts if one.use_after_commit} == {"dataset"}
+    assert {one.type for one in artifacts if not one.use_after_commit} == {"plan", "model", "trace", "card"}
 
 
 def test_what_is_used_has_the_content_that_was_made(logged: Logged) -> None:
@@ -150,17 +136,12 @@ def test_what_is_used_has_the_content_that_was_made(logged: Logged) -> None:
 
 
 def test_an_artifact_is_one_file_and_the_data_set_none(logged: Logged) -> None:
-    made = [a for job_type in LINEAGE for a in logged.of("artifact", job_type)]
+    made = logged.of("artifact")
     assert {a.type: [entry.path for entry in a.manifest.contents] for a in made} == FILES
 
 
-def test_the_folders_are_in_the_order_of_the_steps(logged: Logged) -> None:
-    ids = [logged.of("run", job_type)[0].run_id for job_type in LINEAGE]
-    assert ids == sorted(ids)
-
-
 def test_the_data_set_is_a_reference_with_its_public_description(logged: Logged) -> None:
-    (dataset,) = logged.of("artifact", "prepare")
+    (dataset,) = (artifact for artifact in logged.of("artifact") if artifact.type == "dataset")
     (entry,) = dataset.manifest.contents
     assert entry.ref == "dataset://animals"
     assert not entry.local_path

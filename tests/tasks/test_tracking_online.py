@@ -15,7 +15,6 @@ import pytest
 
 from tasks.tracking import promotion as tracking_promotion
 from tests.support.offline_run import (
-    BRIEF,
     CONFIG,
     HISTORY,
     LIVE,
@@ -93,20 +92,11 @@ def test_no_step_of_the_curve_is_logged_twice_though_it_was_reported_twice(onlin
     assert [row["privacy/step"] for row in rows if "privacy/step" in row] == list(range(1, 31))
 
 
-def test_each_step_uses_what_the_steps_before_made(online: Online) -> None:
-    run_id, backend = online.run_id, online.backend
-    assert backend.artifacts(f"0-{run_id}-prepare") == (set(), {"dataset"})
-    assert backend.artifacts(f"1-{run_id}-calibrate") == ({"dataset"}, {"plan"})
-    assert backend.artifacts(run_id) == ({"dataset", "plan"}, {"model", "trace"})
-    assert backend.artifacts(f"3-{run_id}-evaluate") == ({"dataset", "model"}, set())
-    assert backend.artifacts(f"4-{run_id}-report") == ({"plan", "model", "trace"}, {"card"})
-
-
-def test_runs_of_a_pipeline_are_one_group_by_job_type(online: Online) -> None:
+def test_a_pipeline_is_one_run_with_what_it_used_and_made(online: Online) -> None:
+    assert online.backend.artifacts(online.run_id) == ({"dataset"}, {"plan", "model", "trace", "card"})
     upserts = [asked for asked in online.backend.asked("UpsertBucket") if asked["groupName"]]
     assert {asked["groupName"] for asked in upserts} == {online.run_id}
-    steps = {"prepare", "calibrate", "train", "evaluate", "report", "promotion"}
-    assert {asked["jobType"] for asked in upserts} == steps
+    assert {asked["jobType"] for asked in upserts} == {"train", "promotion"}
     of_training = [asked["displayName"] for asked in upserts if asked["name"] == online.run_id]
     assert of_training[0] == "dp_sgd on animals, in training"
     assert re.fullmatch(r"dp_sgd on animals, epsilon [0-9.]+", of_training[-1])
@@ -156,7 +146,7 @@ def test_only_allowed_keys_are_sent(backend: StandIn) -> None:
             "model/files",
             "model/settings",
         }  # which are empty here, and have no keys of their own
-        assert sent in (BRIEF, LIVE_CONFIG, config, config | LIVE_CONFIG, {"name", "run_id"}), sent
+        assert sent in (LIVE_CONFIG, config, config | LIVE_CONFIG, {"name", "run_id"}), sent
         assert asked["program"] in (None, "epsilonflow")
         unsaid = ("host", "repo", "commit", "description", "notes", "tags", "sweep", "state")
         assert not any(asked[name] for name in unsaid)

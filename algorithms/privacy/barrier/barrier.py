@@ -151,7 +151,7 @@ class Barrier:
         self.__delta = delta
         self.__trace = trace
         self.__diagnostics = diagnostics
-        self.__correlation = Correlation(generator, trace, len(records.labels))
+        self.__correlation = Correlation(generator, trace, records)
         self.__group = self.__exact.performance.group
         self.__process = os.getpid()
 

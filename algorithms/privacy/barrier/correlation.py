@@ -11,6 +11,7 @@ from typing import Any
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.events import event_to_json
+from algorithms.privacy.barrier.performance import Records
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.mechanisms.correlated import Correlated, Correlator
 from algorithms.privacy.mechanisms.noise import Generator
@@ -18,9 +19,9 @@ from algorithms.privacy.mechanisms.release import Release, noise_std, words_of_s
 
 
 class Correlation:
-    """The correlated steps of a barrier. records: how many there are, by which the place of noise in a stream moves."""
+    """The correlated steps of a barrier. records: by whose number the place of noise in a stream moves."""
 
-    def __init__(self, generator: Generator, trace: Trace, records: int) -> None:
+    def __init__(self, generator: Generator, trace: Trace, records: Records) -> None:
         self._generator, self._trace, self._records = generator, trace, records
         self._terms: tuple[Any, ...] = ()
         self._correlator: Correlator | None = None
@@ -56,7 +57,7 @@ class Correlation:
         if not rows or json.loads(rows[0].event) != event_to_json(first.event()) or len(rows) > noise.steps:
             return
         correlator = noise.strategy.correlator(dimension)
-        skip = words_of_sample(first.sampling, self._records)
+        skip = words_of_sample(first.sampling, len(self._records.labels))
         for step, row in enumerate(rows):
             same = replace(first, noise=replace(noise, step=step))
             kept = (type(first.clipping).__name__, first.clipping.sensitivity, noise_std(same, dimension))

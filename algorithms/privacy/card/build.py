@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
@@ -17,7 +16,7 @@ from algorithms.privacy.accounting.adjacency import named
 from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.accounting.rdp import ORDERS
 from algorithms.privacy.card.schema import ROUNDING, SCHEMA_VERSION, Guarantee, PrivacyCard
-from algorithms.privacy.card.trace import queries
+from algorithms.privacy.card.trace import Columns, queries
 from algorithms.privacy.ledger.composition import Composition
 
 _LIBRARY = "dp-accounting"
@@ -34,7 +33,7 @@ class RunRecord:
     plan: Mapping[str, Any]
     receipt: Mapping[str, Any]
     public: Mapping[str, Any]
-    trace: pd.DataFrame
+    trace: Columns
     software: Mapping[str, Any]
 
 
@@ -150,6 +149,7 @@ def _document(run: RunRecord) -> dict[str, Any]:
             "delta": delta,
             "adjacency": plan["adjacency"],
             **{name: public[name] for name in copied},
+            "per_person": public.get("per_person"),
             "population": receipt["population"],
             "public_records": public["public"],
         },

@@ -2,11 +2,12 @@
 
 from decimal import ROUND_CEILING, Context
 
+from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.accounting.selection import trials_of
-from algorithms.privacy.card.schema import Features, Mechanism, Model, PrivacyCard, Rounding
-from algorithms.privacy.ledger.composition import Composition
+from algorithms.privacy.card.schema import Features, Mechanism, Model, PrivacyCard, Rounding, Setting
+from algorithms.privacy.ledger.composition import Composition, group_of
 
 STARTED = (
     "The model starts from a file and may keep all of it: what that was trained on is not in this card, and its own"
@@ -76,7 +77,7 @@ def statement(card: PrivacyCard) -> str:
     numbers = "" if cost is None else f"epsilon = {rounded_up(cost)} and delta = {setting.delta:g}"
     is_started = mechanism.model.start is not None
     if setting.private:
-        changed = f"when one record ({setting.unit}) is {_CHANGE[setting.adjacency]}"
+        changed = f"when {_one(setting)} is {_CHANGE[setting.adjacency]}{_group(card)}"
         beside = (
             "; what it cost to make the model that this one starts from is not in that number, and whoever was in both"
             " trainings loses both together"
@@ -94,6 +95,27 @@ def statement(card: PrivacyCard) -> str:
     return f"NOT PRIVATE: {' '.join(said)}"
 
 
+def _one(setting: Setting) -> str:
+    """What is added or removed."""
+    match setting.per_person:
+        case None:
+            return f"one record ({setting.unit})"
+        case 1:
+            return f"one person ({setting.unit}), of whose records one was used at most,"
+        case most:
+            return f"one of the at most {most} records of a person ({setting.unit})"
+
+
+def _group(card: PrivacyCard) -> str:
+    """What all records of a person cost together, where they may be several: Dwork and Roth 2014, Theorem 2.2."""
+    most, cost = card.setting.per_person or 1, card.cost
+    if most == 1 or cost is None:
+        return ""
+    together = group_of(Budget(cost, card.setting.delta), most)
+    numbers = f"epsilon = {rounded_up(together.epsilon)} and delta = {rounded_up(together.delta)}"
+    return f"; for all records of a person together it is {numbers}, and the account is charged for them all"
+
+
 def protected(card: PrivacyCard) -> str:
     """Who is protected, and from what."""
     setting, is_started = card.setting, card.mechanism.model.start is not None
@@ -104,10 +126,15 @@ def protected(card: PrivacyCard) -> str:
         f" Except for the model that it starts from: {shown}, and who was in both trainings by both together. The"
         " account of the population has the sum, where both were charged to it."
     )
+    who = f"Whoever contributed one record ({setting.unit}) to the training data"
+    if setting.per_person is not None:
+        who = (
+            f"Whoever contributed records to the training data ({setting.unit}), of which {setting.per_person} a person"
+            " at most was used, chosen by a keyed hash of each"
+        )
     return (
-        f"Whoever contributed one record ({setting.unit}) to the training data: all that was released would have looked"
-        f" nearly the same {_OTHERWISE[setting.adjacency]}, whatever else an attacker knows and can compute."
-        f"{start if is_started else ''}"
+        f"{who}: all that was released would have looked nearly the same {_OTHERWISE[setting.adjacency]}, whatever else"
+        f" an attacker knows and can compute.{start if is_started else ''}"
     )
 
 
@@ -126,10 +153,14 @@ def not_protected(card: PrivacyCard) -> list[str]:
         if setting.records is None
         else f"The number of training records, {setting.records}, which the data card declares public."
     )
+    several = (
+        f"Whoever contributed several records: protected is {setting.unit}, and k of them together only at"
+    )
+    if setting.per_person is not None:
+        several = "Several people together, such as a family: k of them only at"
     return [
         *said,
-        f"Whoever contributed several records: what is protected is {setting.unit}, and k of them together only at"
-        " an epsilon of up to k times as much and a far larger delta.",
+        f"{several} an epsilon of up to k times as much and a far larger delta.",
         "What holds for people in general: it can be learned without any single record, and then applies to everybody.",
         "The held-out records.",
         number,
@@ -160,9 +191,14 @@ def owner_must(card: PrivacyCard) -> list[str]:
             " Publish nothing of it either unless the model that it starts from may be published: what that was trained"
             " on is not in this card, and its own card, its cost and its people count, too."
         )
-    return [
+    unit = (
         f"See to it that one record is what has to be protected ({card.setting.unit}), and that nobody contributed more"
-        " of them than that.",
+        " of them than that."
+    )
+    if card.setting.per_person is not None:
+        unit = f"See to it that the person's column has one name for each person ({card.setting.unit}) and no other."
+    return [
+        unit,
         "Charge all data sets that hold the same people to one population, and count releases made elsewhere.",
         "Declare classes, categories, bounds and shapes in the data card without looking at the private records.",
         "Keep the ledger, never put an older copy of it back, and keep this card's ledger_head outside of it.",
@@ -340,7 +376,8 @@ def signature(card: PrivacyCard) -> str:
 def markdown(card: PrivacyCard) -> str:
     """The whole card in sentences, as Markdown; its facts are the file itself."""
     setting, mechanism, accounting = card.setting, card.mechanism, card.accounting
-    costs, account = accounting.epsilon.model_dump().items(), accounting.population
+    every, account = accounting.epsilon.model_dump(), accounting.population
+    costs = {name: cost for name, cost in every.items() if cost is not None} or {"pld": None}
     lines = [f"# Privacy card: {setting.title}", "", f"**{statement(card)}**"]
     sections = {
         "Protected": [protected(card)],
@@ -356,7 +393,7 @@ def markdown(card: PrivacyCard) -> str:
             f"Rounding: {rounding(card.implementation.rounding)}",
         ],
         "Accounting": [
-            ", ".join(f"epsilon by {name.upper()}: {_number(cost)}" for name, cost in costs)
+            ", ".join(f"epsilon by {name.upper()}: {_number(cost)}" for name, cost in costs.items())
             + f", at delta {accounting.delta:g}, held to {_number(accounting.target.epsilon)}",
             f"Population {setting.population}: epsilon {_number(account.spent.epsilon)} of"
             f" {_number(account.cap.epsilon)} was spent when this run had settled",

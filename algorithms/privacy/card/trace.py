@@ -8,11 +8,12 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from itertools import groupby
+from typing import Any, Protocol
 
 import dp_accounting as dp
 import numpy as np
-import pandas as pd
+from numpy.typing import NDArray
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.event_rules import rule_of
@@ -32,6 +33,13 @@ _CLOSE = 1e-3
 _ROUNDING = 1e-9
 
 
+class Columns(Protocol):
+    """A table by its columns: a mapping of arrays, or a DataFrame, which `card verify` does without for its time."""
+
+    def __getitem__(self, name: str, /) -> Any:
+        """The values of a column, in order."""
+
+
 def row_fits(row: Mapping[str, Any], event: dp.DpEvent) -> bool:
     """Whether a row of the trace has the sampling and the noise multiplier of its event.
 
@@ -47,27 +55,33 @@ def row_fits(row: Mapping[str, Any], event: dp.DpEvent) -> bool:
     return same and (noise == "nonoise" or math.isclose(row["sampling_rate"], terms.rate, rel_tol=_ROUNDING))
 
 
-def queries(trace: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def queries(trace: Columns) -> Iterator[dict[str, Any]]:
     """The releases of a trace by kind, with the least and the most that each of their numbers was."""
-    for names, rows in trace.groupby(_KINDS, sort=False):
-        spans = {name: _span(rows[name].min(), rows[name].max()) for name in _SPANS}
-        yield {**dict(zip(_KINDS, names, strict=True)), "count": len(rows), **spans}
+    places: dict[tuple[Any, ...], int] = {}
+    place = np.array([places.setdefault(names, len(places)) for names in _rows(trace, _KINDS)])
+    for names, number in places.items():
+        rows = {name: np.asarray(trace[name], float)[place == number] for name in _SPANS}
+        spans = {name: _span(np.fmin.reduce(some), np.fmax.reduce(some)) for name, some in rows.items()}
+        count = int((place == number).sum())
+        yield {**dict(zip(_KINDS, names, strict=True)), "count": count, **spans}
 
 
-def trace_schedule(trace: pd.DataFrame) -> list[tuple[dp.DpEvent, int]]:
+def trace_schedule(trace: Columns) -> list[tuple[dp.DpEvent, int]]:
     """The events of a noise trace in their order, equal neighbours counted together."""
-    texts = trace["event"]
-    runs = texts.groupby(texts.ne(texts.shift()).cumsum(), sort=True)
-    return merged([(_event(str(run.iloc[0])), len(run)) for _, run in runs])
+    return merged([(_event(str(text)), len([*run])) for text, run in groupby(trace["event"])])
 
 
-def made_up_trace(schedule: Schedule) -> pd.DataFrame:
+def _rows(trace: Columns, names: list[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(np.asarray(trace[name]).tolist() for name in names), strict=True)
+
+
+def made_up_trace(schedule: Schedule) -> dict[str, list[Any]]:
     """A trace that the releases of a schedule could have left, with bounds of 1 and no other facts than their events.
 
     Raises RefusedError where an event is of no release that a trace can name.
     """
     rows = []
-    for event, _ in schedule:
+    for event, count in schedule:
         terms = rule_of(event).traced(event)
         if not terms.multipliers:
             raise RefusedError(
@@ -81,8 +95,8 @@ def made_up_trace(schedule: Schedule) -> pd.DataFrame:
             "event": json.dumps(event_to_json(event)),
         }
         same = {"kind": "release", "clipping": "bound", "clip_norm": 1.0, "divisor": 1.0}
-        rows.append(same | own | {"step": 0, "epsilon": 0.0})
-    return pd.DataFrame(rows).loc[np.repeat(np.arange(len(rows)), [count for _, count in schedule])]
+        rows += [same | own | {"step": 0, "epsilon": 0.0}] * count
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def merged(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
@@ -101,21 +115,25 @@ def same_events(one: Schedule, other: Schedule) -> bool:
     return schedule_to_json(merged(one)) == schedule_to_json(merged(other))
 
 
-def column_problem(trace: pd.DataFrame, card: PrivacyCard, *, is_whole: bool = True) -> str | None:
+def column_problem(trace: Columns, card: PrivacyCard, *, is_whole: bool = True) -> str | None:
     """What a trace has otherwise than its own events or the card's sums; None where nothing.
 
     is_whole: whether it is of all that was charged, and not of the winner of a search.
     """
-    for row in trace[_CHECKED].drop_duplicates().to_dict("records"):
-        fields = {str(name): value for name, value in row.items()}
-        if not row_fits(fields, _event(fields["event"])):
+    for values in dict.fromkeys(_rows(trace, _CHECKED)):
+        row = dict(zip(_CHECKED, values, strict=True))
+        if not row_fits(row, _event(row["event"])):
             return f"a {row['kind']} has other sampling or noise than its event"
     if list(queries(trace)) != [query.model_dump() for query in card.mechanism.queries]:
         return "mechanism.queries sums up other columns"
-    return None if _ends_at(trace["epsilon"], card, is_whole=is_whole) else "it counts another epsilon"
+    return (
+        None
+        if _ends_at(np.asarray(trace["epsilon"], float), card, is_whole=is_whole)
+        else "it counts another epsilon"
+    )
 
 
-def _ends_at(kept: "pd.Series[float]", card: PrivacyCard, *, is_whole: bool) -> bool:
+def _ends_at(kept: NDArray[np.float64], card: PrivacyCard, *, is_whole: bool) -> bool:
     """Whether the cost so far rises to that of the run, or under a filter to no more than it allowed.
 
     It is kept by Rényi divergences, which may end below what the other accountant gives for the whole.
@@ -123,10 +141,10 @@ def _ends_at(kept: "pd.Series[float]", card: PrivacyCard, *, is_whole: bool) -> 
     cost, rdp = card.cost, card.accounting.epsilon.rdp
     if cost is None:
         return True
-    within = bool(kept.is_monotonic_increasing) and kept.iloc[-1] <= cost * (1 + _CLOSE)
+    within = bool((kept[1:] >= kept[:-1]).all()) and kept[-1] <= cost * (1 + _CLOSE)
     is_fixed = is_whole and card.accounting.composition.kind == "schedule"
     least = cost if rdp is None else min(cost, rdp)
-    return within and (not is_fixed or kept.iloc[-1] >= least * (1 - _CLOSE))
+    return bool(within and (not is_fixed or kept[-1] >= least * (1 - _CLOSE)))
 
 
 @lru_cache(maxsize=4096)

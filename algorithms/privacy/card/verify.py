@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+import pyarrow.parquet as pq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import epsilon as accounting
@@ -38,8 +38,12 @@ from algorithms.privacy.card.schema import (
     PrivacyCard,
 )
 from algorithms.privacy.card.trace import column_problem, merged, same_events, trace_schedule
-from algorithms.privacy.ledger import WHOLE_POPULATION, Balance, Ledger, Settlement, settlement
+from algorithms.privacy.ledger.books import Balance
+from algorithms.privacy.ledger.chain import WHOLE_POPULATION
 from algorithms.privacy.ledger.composition import UNIT
+
+if TYPE_CHECKING:
+    from algorithms.privacy.ledger import Ledger, Settlement
 
 SIGNER = "card_key"
 """Under this name a reservation in the ledger has the public half of the key that signs the run's card."""
@@ -137,7 +141,7 @@ def recompute(
     return found | {"rdp": _finite(epsilon_of_zcdp(max(rho, composition.rho or 0.0), delta))}
 
 
-def check_charged(card: PrivacyCard, ledger: Ledger) -> None:
+def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
     """Compares a card with its run's settlement: events, cost, model, adjacency, and where each account then stood.
 
     Also with how the population was declared, with what the run was reserved for, the key that was to sign included,
@@ -145,6 +149,8 @@ def check_charged(card: PrivacyCard, ledger: Ledger) -> None:
     population, and where they differ.
     """
     run_id = card.evidence.run_id
+    from algorithms.privacy.ledger import settlement  # here, since it brings a database
+
     past = settlement(ledger, card.setting.population, run_id)
     rows = [row for row in ledger.history(past.population) if row.run_id == run_id]
     settled = [row for row in rows if row.kind == "settle"][-1]
@@ -164,6 +170,7 @@ def check_charged(card: PrivacyCard, ledger: Ledger) -> None:
         "model": about.get("model") in (None, card.evidence.files["model.safetensors"]),
         "adjacency": past.run.adjacency == card.setting.adjacency,
         "unit": past.books.term(past.population).bound.get(UNIT) == card.setting.unit,
+        "per_person": card.setting.per_person in (None, 1, declared.blocks_per_person),
         "composition": accounts.across_runs == declared.composition,
         "blocks_per_person": blocks is None or blocks.blocks_per_person == declared.blocks_per_person,
         "public_records": card.setting.public_records == declared.public,
@@ -245,7 +252,10 @@ def _trace(path: Path, card: PrivacyCard, schedule: Schedule) -> Iterator[Check]
         yield from (Check(name, None, "no trace lies beside the card") for name in _TRACE)
         return
     try:
-        trace = pd.read_parquet(path)
+        with pq.ParquetFile(
+            path
+        ) as file:  # pandas, and pyarrow's data sets, would take longer than all the rest
+            trace = file.read().to_pydict()
         left = trace_schedule(trace)
         same = any(same_events(left, one) for one in trials_of(schedule) or [[*schedule]])
         problem = column_problem(trace, card, is_whole=trials_of(schedule) is None)
@@ -313,7 +323,7 @@ def _differing(plan: Mapping[str, Any], card: PrivacyCard) -> str | None:
     return f"the plan has another {', '.join(differing)}" if differing else None
 
 
-def _has_blocks(card: PrivacyCard, past: Settlement) -> bool:
+def _has_blocks(card: PrivacyCard, past: "Settlement") -> bool:
     blocks = card.accounting.blocks
     charged = {balance.block: balance for balance in past.charged}
     stated = {} if blocks is None else {block.name: block for block in blocks.charged}

@@ -6,21 +6,16 @@ refused. balances: the books as tables beside the rows. store: the tables in SQL
 verification: all rows, read one by one. ledger: the class, and what its rows prove.
 
 Each imports only those before it, and of the rest of privacy budgets and errors; the accountants are imported where a
-price by zCDP or Rényi is asked for. Cards import `composition` by itself, which decides what they say.
+price by zCDP or Rényi is asked for. Cards import `composition` by itself, which decides what they say. What opens a
+database is imported when it is asked for: `card verify` needs none.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from algorithms.privacy.ledger.books import Balance, Run, Status
 from algorithms.privacy.ledger.chain import NOTHING, WHOLE_POPULATION, Entry, Head
 from algorithms.privacy.ledger.composition import BASIC, Composition, Events, Terms
-from algorithms.privacy.ledger.ledger import (
-    Ledger,
-    Settlement,
-    check_prices,
-    export,
-    identity,
-    restore,
-    settlement,
-)
 from algorithms.privacy.ledger.policy import (
     Block,
     Choice,
@@ -33,8 +28,28 @@ from algorithms.privacy.ledger.policy import (
     forecast,
     next_retraining,
 )
-from algorithms.privacy.ledger.store import NotAllowedError
-from algorithms.privacy.ledger.verification import Checkpoint, Verification
+
+if TYPE_CHECKING:
+    from algorithms.privacy.ledger.ledger import (
+        Ledger,
+        Settlement,
+        check_prices,
+        export,
+        identity,
+        restore,
+        settlement,
+    )
+    from algorithms.privacy.ledger.store import NotAllowedError
+    from algorithms.privacy.ledger.verification import Checkpoint, Verification
+else:
+    _OTHER = {"NotAllowedError": "store", "Checkpoint": "verification", "Verification": "verification"}
+
+    def __getattr__(name: str) -> Any:
+        """What needs a database, when it is first asked for."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_OTHER.get(name, 'ledger')}"), name)
+
 
 __all__ = [
     "BASIC",

@@ -142,6 +142,11 @@ def plus(first: Amount, second: Amount, sign: int = 1) -> Amount:
     return tuple(added if sign == 1 else (a - b for a, b in zip(first, second, strict=True)))
 
 
+def group_of(budget: Budget, count: int) -> Budget:
+    """What `count` records together cost where each costs the budget."""
+    return Budget(count * budget.epsilon, min(1.0, _group_delta(budget, count)))
+
+
 def _group_delta(budget: Budget, count: int) -> float:
     """The delta of `count` records together, at `count` times their epsilon: Dwork and Roth 2014, Theorem 2.2."""
     if (count - 1) * budget.epsilon > 700:  # beyond what a float holds

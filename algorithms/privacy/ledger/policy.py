@@ -138,6 +138,10 @@ def _chosen(choice: Choice, blocks: Sequence[Block], pays: Callable[[Block], boo
     living = [block for block in blocks if not block.retired]
     seen = living[-choice.window :] if choice.window else living
     able = [block.name for block in seen if pays(block)]
+    if not living:
+        raise RefusedError(
+            "every block has retired, so this retraining is skipped and the model of the last one stays; add blocks."
+        )
     if len(able) < choice.at_least:
         raise RefusedError(
             f"{len(able)} of {len(living)} blocks can pay for this retraining and {choice.at_least} are needed, so it"

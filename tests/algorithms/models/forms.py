@@ -30,6 +30,7 @@ TINY_BERT = {
 
 FORMS = {
     "softmax": Form((1, 5, 5)),
+    "linear": Form((7,), 1),
     "logistic": Form((7,), 2),
     "logistic_through_origin": Form((7,), 2),
     "svm": Form((7,), 2),

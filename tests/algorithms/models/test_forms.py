@@ -81,6 +81,10 @@ def test_scores_have_a_class_for_each_output_and_losses_one_for_each_record(name
     outputs = model.outputs(model.named(moved(model)), inputs)
     assert model.scores(outputs).shape == (len(labels), form.classes)
     assert model.losses(outputs, labels).shape == labels.shape
+    if name == "linear":  # of a number: the nearer, the less
+        near, far = outputs[:, 0] + 0.1, outputs[:, 0] - 0.2
+        assert (model.losses(outputs, near) < model.losses(outputs, far)).all()
+        return
     likely = model.scores(outputs).argmax(dim=1)
     unlikely = (likely + 1) % form.classes
     assert (model.losses(outputs, likely) < model.losses(outputs, unlikely)).all()

@@ -50,7 +50,7 @@ def test_the_noise_is_what_comes_after_the_coins(sampling: Sampling) -> None:
     if isinstance(sampling, Importance):
         drawn.pairs(RECORDS)
     else:
-        releases.chosen(sampling, RECORDS, drawn)
+        releases.chosen(release, RECORDS, drawn)
     expected = releases.add_noise(np.zeros(len(point)), release, drawn)
     assert np.array_equal(answer.numpy(), expected.astype(np.float32))
 

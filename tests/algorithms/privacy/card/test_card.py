@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -82,6 +83,7 @@ def test_every_guarantee_has_facts_that_hold_and_sentences(
     assert ("start" in text.owner_must(card)[-1]) is started
     number = text.rounded_up(card.cost or 0.0)
     assert f"epsilon by PLD: {'none' if card.cost is None else number}" in page
+    assert "PURE: none" not in page and "PerExample" not in page
     assert (f"epsilon = {number}" in said) is (guarantee != "none" and not caveat)
 
 
@@ -235,3 +237,34 @@ def test_an_adaptive_spend_is_not_accounted_at_the_order_that_suits_it_best() ->
     assert best is not None and at_order is not None and at_order > best * 1.2
     limited = recompute(events, DELTA, at_four.model_copy(update={"limit": 9.0}))["rdp"]
     assert limited == pytest.approx(9.0 + conversion(4.0, DELTA))
+
+
+@pytest.mark.parametrize(
+    ("most", "together"), [(None, None), (1, None), (3, "for all records of a person together")]
+)
+def test_a_card_says_of_whom_how_many_records_were_used(
+    tmp_path: Path, most: int | None, together: str | None
+) -> None:
+    run = record(write_run(tmp_path))
+    card = build(replace(run, public=dict(run.public) | ({"per_person": most} if most else {})), key=None)
+    said, page = text.statement(card), text.markdown(card)
+    assert ("per_person" in card.to_json()["setting"]) == (
+        most is not None
+    ) and card.setting.per_person == most
+    assert ("one person (" in said) == (most == 1) and ("at most 3 records of a person" in said) == (
+        most == 3
+    )
+    assert (
+        ("chosen by a keyed hash" in page)
+        == ("the person's column has one name" in page)
+        == (most is not None)
+    )
+    if together is not None:
+        cost = card.setting.epsilon or 0.0
+        delta = card.setting.delta * sum(math.exp(place * cost) for place in range(3))
+        assert (
+            f"{together} it is epsilon = {text.rounded_up(3 * cost)} and delta = {text.rounded_up(delta)}"
+            in said
+        )
+    else:
+        assert "together it is" not in said

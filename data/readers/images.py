@@ -1,0 +1,160 @@
+"""PNG and JPEG images to pixels of the declared size, from a folder with a folder a class or from rows.
+
+An image that cannot be read becomes the stand-in, without a word: neither an error nor a warning says of a record that
+it is broken, as that would be told of the record.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.readers.records import Records, files_in
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Images, ImageTable, Pixels
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+_AT_ONCE = 256
+_BYTES_A_PIXEL, _BYTES_BESIDE = 8, 2**20
+"""A file of more is no image of so many pixels."""
+_Source: TypeAlias = Path | bytes | None
+
+
+def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[int, ...]) -> Iterator[Records]:
+    """Some hundred images at a time, in the order of class and name: float32 in [0, 1] (pixel / 255) of `shape`.
+
+    Raises DataRefusedError for a folder of none of the classes, as for a label of a table.
+    """
+    if not folder.is_dir():
+        raise not_a_folder(folder)
+    found = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not {*found} <= {*classes}:
+        raise DataRefusedError(
+            f"{folder} has a folder of none of the declared classes; correct it or the card."
+        )
+    each = [(label, path) for label, name in enumerate(classes) for path in _files(folder / name)]
+    for start in range(0, len(each), _AT_ONCE):
+        some = each[start : start + _AT_ONCE]
+        features, keys = pixels([path for _, path in some], declared, shape)
+        yield Records(features, np.array([label for label, _ in some], np.int64), keys)
+
+
+def not_a_folder(path: Path) -> DataRefusedError:
+    """What is said of a file that is named in place of a folder of images."""
+    return DataRefusedError(f"{path} is no folder of images; correct its path in the data card.")
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in files_in(folder) if path.suffix.lower() in ENDINGS]
+
+
+def of_rows(
+    table: "pa.Table", declared: ImageTable, shape: tuple[int, ...], folder: Path | None
+) -> tuple[NDArray[np.float32], list[bytes]]:
+    """The images of some rows, and what each was made of. folder: of the paths, None where the rows have the bytes."""
+    from data.readers import rows
+
+    found = rows.contents(table[declared.image])
+    return pixels([_below(folder, one) if folder else one for one in found], declared, shape)
+
+
+def has_bytes(table: "pa.Table", declared: ImageTable) -> bool:
+    """Whether the column has images, and not the paths of such."""
+    import pyarrow as pa
+
+    kind = table[declared.image].type
+    return bool(pa.types.is_struct(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _below(folder: Path, content: bytes | None) -> Path | None:
+    """The file that a path leads to, None where it leads out of the folder."""
+    try:
+        path = (folder / (content or b"").decode("utf-8").strip()).resolve()
+    except (ValueError, OSError, RuntimeError):
+        return None
+    return path if path.is_relative_to(folder.resolve()) else None
+
+
+def pixels(
+    sources: Sequence[_Source], declared: Pixels, shape: tuple[int, ...], *, strict: bool = False
+) -> tuple[NDArray[np.float32], list[bytes]]:
+    """The images [n, *shape], and a digest of the file of each; every core reads some.
+
+    strict: raises DataRefusedError in place of a stand-in, for images that nobody has to protect.
+    """
+
+    def read_one(source: _Source) -> tuple[NDArray[np.float32], bytes]:
+        content = source if isinstance(source, bytes) else _content(source, declared.most_pixels)
+        image = _decoded(content, declared, shape)
+        if image is None and strict:
+            raise DataRefusedError(f"{source!s} is not an image; take it out of the folder.")
+        stand_in = np.full(shape, declared.stand_in, np.float32)
+        return stand_in if image is None else image, sha256(content).digest()
+
+    if not sources:
+        return np.zeros((0, *shape), np.float32), []
+    with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        warnings.simplefilter("ignore")  # Pillow warns of single images
+        images, keys = zip(*pool.map(read_one, sources), strict=True)
+    return np.stack(images), list(keys)
+
+
+def _content(path: Path | None, most_pixels: int) -> bytes:
+    """The bytes of a file, none where it is none or too long."""
+    try:
+        if path is None or not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            content = file.read(most_pixels * _BYTES_A_PIXEL + _BYTES_BESIDE + 1)
+    except (OSError, ValueError):
+        return b""
+    return content if len(content) <= most_pixels * _BYTES_A_PIXEL + _BYTES_BESIDE else b""
+
+
+def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    """One image, float32 of `shape`; None where it is none, or too large."""
+    from PIL import Image
+
+    try:
+        with Image.open(BytesIO(content), formats=("PNG", "JPEG")) as opened:
+            if opened.width * opened.height > declared.most_pixels:
+                return None
+            image = _of_8_bits(opened).convert(declared.mode)
+            image = _fitted(image, declared, shape[2], shape[1])
+    except Exception:  # of a hostile file, whatever Pillow raises
+        return None
+    found = np.asarray(image, np.float32) / np.float32(255)
+    return found[None] if shape[0] == 1 else np.ascontiguousarray(found.transpose(2, 0, 1))
+
+
+def _of_8_bits(image: "_Image") -> "_Image":
+    """Of an image with 16 bits a pixel the upper eight, of which Pillow would clip all but the darkest."""
+    from PIL import Image
+
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
+
+
+def _fitted(image: "_Image", declared: Pixels, width: int, height: int) -> "_Image":
+    from PIL import Image, ImageOps
+
+    if image.size == (width, height):
+        return image
+    if declared.fit == "crop":
+        return ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+    return image.resize((width, height), Image.Resampling.BILINEAR)
+
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as _Image

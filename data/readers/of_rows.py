@@ -1,0 +1,147 @@
+"""Records of rows: of tables, texts and images with columns; and which of a person's rows become records."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data.readers import images, reviews, rows, table, texts
+from data.readers.records import PARTS, Block, Features, Part, Records
+from data.schema.card import Person
+from data.schema.formats import ImageTable, OfRows, Table, Target, Texts
+
+_Tables: TypeAlias = Iterator[pa.Table]
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Reads the rows of a card.
+
+    declared: the card's reader. known: what a label can be. shape: of an image. files: by role, of which those beside
+    the rows are read here. person, key: of the card, and a secret that decides which of a person's rows are taken.
+    as_texts: whether texts stay as they are though they could be tokens.
+    """
+
+    declared: OfRows
+    known: tuple[str, ...] | Target
+    shape: tuple[int, ...]
+    files: Mapping[str, Path]
+    person: Person | None = None
+    key: bytes = b""
+    as_texts: bool = False
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Those that a label can be; none where a number is predicted, which tables alone have."""
+        return () if isinstance(self.known, Target) else self.known
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Names of the columns that are read, the person's among them."""
+        own = () if self.person is None else (self.person.column,)
+        return tuple(dict.fromkeys((*self.declared.in_the_file, *own)))
+
+    def read(self) -> Iterator[Block]:
+        """The records of the train file and, where there is one, of the test file.
+
+        A block is a few megabytes of its file, so that memory does not grow with the file. Raises DataRefusedError,
+        naming the file and the column but no value.
+        """
+        if "images" in self.files and not self.files["images"].is_dir():
+            raise images.not_a_folder(self.files["images"])
+        elsewhere = self.people("test") if self.person is not None and "test" in self.files else frozenset()
+        for part in PARTS:
+            if part in self.files:
+                for some in self.drawn(partial(self.tables, part, self.files[part]), elsewhere, part):
+                    yield Block(part, self.records(some, str(self.files[part])))
+
+    def tables(self, part: Part, path: Path) -> _Tables:
+        """The rows of a file as they are, some at a time; raises DataRefusedError where it is not as declared."""
+        if isinstance(self.declared, Table):
+            return table.tables(part, path, self.declared)
+        more = () if self.person is None else (self.person.column,)
+        return rows.tables(path, self.declared, self._classes, more=more)
+
+    def records(self, some: pa.Table, where: str) -> Records:
+        """The records of some rows; where: what messages call their source. Raises DataRefusedError as `read` does."""
+        declared = self.declared
+        if isinstance(declared, Table):
+            made = table.records(some, declared, self.known, where)
+        else:
+            features, keys = self._content(some, declared)
+            made = Records(features, rows.labels(some, declared, self._classes, where), keys)
+        if self.person is None:
+            return made
+        return Records(made.features, made.labels, [sha256(who).digest() for who in self._who(some)])
+
+    def _content(self, some: pa.Table, declared: Texts | ImageTable) -> tuple[Features, list[bytes]]:
+        """The features of some rows, and what each was made of."""
+        if isinstance(declared, ImageTable):
+            return images.of_rows(some, declared, self.shape, self.files.get("images"))
+        found, made_of = texts.joined(some, declared)
+        return texts.as_features(found, declared, self._words), made_of
+
+    def people(self, part: Part) -> frozenset[bytes]:
+        """Whoever the rows of a file name."""
+        return frozenset(who for some in self.tables(part, self.files[part]) for who in self._who(some))
+
+    def drawn(self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], part: Part) -> _Tables:
+        """The rows, of each person as many as the card allows; all of test records, which are public.
+
+        make: gives the rows anew. elsewhere: people of whom none is taken. Of a person those rows are taken whose keyed
+        hash is smallest, so that it is decided by the person's own rows alone, and in no order of theirs.
+        """
+        if self.person is None or part == "test":
+            return make()
+        return self._drawn(make, elsewhere, self.person)
+
+    def _drawn(self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], person: Person) -> _Tables:
+        owners, ranks, usable = bytearray(), bytearray(), []
+        for some in make():
+            names = (*self.declared.content, self.declared.label_column.name)
+            columns = (rows.contents(rows.column(some, name)) for name in names)
+            for who, *row in zip(self._who(some), *columns, strict=True):
+                owner = blake2b(who, key=self.key, digest_size=16).digest()
+                owners += owner
+                content = owner + b"".join(b"%d " % len(part or b"") + (part or b"") for part in row)
+                ranks += blake2b(content, key=self.key, digest_size=8).digest()
+                usable.append(bool(who) and who not in elsewhere)
+        taken = _first_of_each(owners, ranks, person.per_person) & np.array(usable, bool)
+        start = 0
+        for some in make():
+            yield some.filter(pa.array(taken[start : start + some.num_rows]))
+            start += some.num_rows
+
+    def _who(self, some: pa.Table) -> list[bytes]:
+        """Whom each row names, nobody as the empty name."""
+        column = rows.column(some, "" if self.person is None else self.person.column)
+        return [(who or b"").strip() for who in rows.contents(column)]
+
+    @property
+    def _classes(self) -> tuple[str, ...]:
+        """Of texts and images, which have no other target."""
+        return self.known if isinstance(self.known, tuple) else ()
+
+    @cached_property
+    def _words(self) -> dict[str, int] | None:
+        tokens = self.declared.tokens if isinstance(self.declared, Texts) else None
+        return None if tokens is None or self.as_texts else reviews.words_of(self.files, tokens.as_reviews)
+
+
+def _first_of_each(owners: bytearray, ranks: bytearray, count: int) -> NDArray[np.bool_]:
+    """Whether a row is among the first `count` of its owner by rank; bool [n]."""
+    who = np.frombuffer(owners, "<u8").reshape(-1, 2)
+    order = np.lexsort((np.frombuffer(ranks, "<u8"), who[:, 1], who[:, 0]))
+    sorted_, places = who[order], np.arange(len(order))
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (sorted_[1:] != sorted_[:-1]).any(axis=1)
+    begins = np.maximum.accumulate(np.where(is_first, places, 0))
+    taken = np.empty(len(order), bool)
+    taken[order] = places - begins < count
+    return taken

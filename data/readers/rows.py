@@ -1,0 +1,224 @@
+"""Rows with named columns for texts and images, from CSV, JSON lines, Parquet and the Arrow files of Hugging Face.
+
+What is in a row stays in it: CSV and JSON are cut into lines before anything in a line is looked at, and a line that
+is no row becomes a row without a content, of the first class. So no record decides what becomes of the next one, and
+none stops the rest.
+"""
+
+import csv
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any, TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import parquet
+
+from data.readers import encoding
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Rows
+
+_ROWS = 1024
+_LONGEST_LINE = 2**26
+csv.field_size_limit(_LONGEST_LINE)  # of Python's own, 2**17, a long text is more
+_Row: TypeAlias = Mapping[str, Any]
+_BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, KeyError, TypeError)
+
+
+def tables(
+    path: Path, declared: Rows, classes: tuple[str, ...], *, more: Sequence[str] = ()
+) -> Iterator[pa.Table]:
+    """The declared columns of a file, some rows at a time; the label is left out where the file has none.
+
+    more: names of further columns, such as the person's. Raises DataRefusedError where the file is not whole or lacks a
+    column. JSON lines have no columns in common: what an object lacks is missing in its record.
+    """
+    wanted = (*declared.content, declared.label, *more)
+    try:
+        for table in _formats[declared.format](path, wanted, declared, classes):
+            for name in wanted:
+                if name != declared.label and table.column_names.count(name) != 1:
+                    raise missing(name, path)
+            yield table
+    except _BROKEN as error:
+        if isinstance(error, DataRefusedError):
+            raise
+        raise DataRefusedError(
+            f"{path} cannot be read as {_WORDS[declared.format]}; correct the file or its card."
+        ) from None
+
+
+def missing(column: str, where: object = "the table") -> DataRefusedError:
+    """What is said of a file that has no such column, or two."""
+    return DataRefusedError(f"{where} must have one column {column!r}; correct the file or its card.")
+
+
+_WORDS = {
+    "csv": "lines with a header in UTF-8",
+    "jsonl": "lines",
+    "parquet": "a whole Parquet file",
+    "datasets": "a split that save_to_disk of Hugging Face wrote, a folder with state.json",
+}
+
+
+def column(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """A column of the table; raises DataRefusedError where there is none of that name, or two."""
+    if table.column_names.count(name) != 1:
+        raise missing(name)
+    return table[name]
+
+
+def labels(table: pa.Table, declared: Rows, classes: tuple[str, ...], where: str) -> NDArray[np.int64]:
+    """The places of the rows' classes; raises DataRefusedError for one that is none of them."""
+    label = declared.label_column
+    if label.name not in table.column_names:
+        raise missing(label.name, where)
+    return encoding.classes(table[label.name], label, classes, f"{where}, column {label.name!r}")
+
+
+def contents(column: pa.ChunkedArray) -> list[bytes | None]:
+    """Each value as bytes, as it stands in the file; a struct of Hugging Face gives the bytes of its image."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_struct(kind):
+        if kind.get_field_index("bytes") < 0:
+            return [None] * len(column)
+        return contents(pc.struct_field(column, "bytes"))
+    try:
+        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            column = pc.cast(column, pa.large_string(), safe=False)
+        found: list[bytes | None] = pc.cast(column, pa.large_binary(), safe=False).to_pylist()
+    except pa.ArrowException:
+        raise DataRefusedError(
+            "A column that was declared holds neither texts, bytes nor numbers; correct the file or its card."
+        ) from None
+    return found
+
+
+def _csv(path: Path, wanted: Sequence[str], declared: Rows, classes: tuple[str, ...]) -> Iterator[pa.Table]:
+    """A field that is no UTF-8 stays bytes: the line is read as Latin-1, in which every byte is a letter."""
+    with ExitStack() as stack:
+        lines = _lines(stack.enter_context(_opened(path)))
+        first = next(lines, None) or b""
+        header = _fields(first.removeprefix(b"\xef\xbb\xbf"), declared.separator)
+        names = [name.decode().strip() for name in header or ()]
+        for name in wanted:
+            if names.count(name) > 1:
+                raise missing(name, path)
+        places = {name: names.index(name) for name in wanted if name in names}
+
+        def row(line: bytes | None) -> _Row:
+            fields = None if line is None else _fields(line, declared.separator)
+            if fields is None or len(fields) != len(names):
+                return _stand_in(declared, classes)
+            return {name: fields[place] for name, place in places.items()}
+
+        yield from _tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
+
+
+def _fields(line: bytes, separator: str) -> list[bytes] | None:
+    try:
+        (fields,) = csv.reader([line.decode("latin-1")], delimiter=separator)
+        return [field.encode("latin-1") for field in fields]
+    except (csv.Error, ValueError):
+        return None
+
+
+def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, classes: tuple[str, ...]) -> Iterator[pa.Table]:
+    def row(line: bytes | None) -> _Row:
+        try:
+            found = json.loads(line or b"")
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            return _stand_in(declared, classes)
+        return {name: _as_bytes(found.get(name)) for name in wanted}
+
+    with ExitStack() as stack:
+        lines = _lines(stack.enter_context(_opened(path)))
+        yield from _tables((row(line) for line in lines if line is None or line.strip()), wanted)
+
+
+def _as_bytes(value: object) -> bytes | None:
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")  # half a pair is then no UTF-8
+    return str(value).encode() if isinstance(value, int | float) else None
+
+
+def _stand_in(declared: Rows, classes: tuple[str, ...]) -> _Row:
+    """Of the first class, as the file would write it."""
+    return {declared.label: declared.spellings.get(classes[0], (classes[0],))[0].encode()}
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if path.suffix == ".gz":
+        packed: Any = gzip.open(path)  # noqa: SIM115 # whoever asks closes it
+        return cast(IO[bytes], packed)
+    return path.open("rb")
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
+    """The lines without their ends; None for one that is too long to be held."""
+    while line := file.readline(_LONGEST_LINE):
+        if line.endswith(b"\n") or len(line) < _LONGEST_LINE:
+            yield line.rstrip(b"\r\n")
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_LONGEST_LINE)
+        yield None
+
+
+def _tables(rows: Iterator[_Row], names: Sequence[str]) -> Iterator[pa.Table]:
+    """At least one, so that columns are missed in a file without rows."""
+    kinds = pa.schema([(name, pa.large_binary()) for name in names])
+    yield kinds.empty_table()
+    some: list[_Row] = []
+    for row in rows:
+        some.append(row)
+        if len(some) == _ROWS:
+            yield pa.Table.from_pylist(some, kinds)
+            some = []
+    if some:
+        yield pa.Table.from_pylist(some, kinds)
+
+
+def _parquet(path: Path, wanted: Sequence[str], _: Rows, __: tuple[str, ...]) -> Iterator[pa.Table]:
+    with parquet.ParquetFile(path) as file:
+        yield file.schema_arrow.empty_table()
+        for batch in file.iter_batches(_ROWS, columns=list(wanted)):
+            yield pa.Table.from_batches([batch])
+
+
+def _datasets(path: Path, wanted: Sequence[str], _: Rows, __: tuple[str, ...]) -> Iterator[pa.Table]:
+    for batch in arrow(path):
+        yield pa.Table.from_batches([batch]).select([name for name in wanted if name in batch.schema.names])
+
+
+def arrow(path: Path) -> Iterator[pa.RecordBatch]:
+    """The rows of one split that `save_to_disk` wrote; raises DataRefusedError where it is none, or not whole."""
+    if (path / "dataset_dict.json").is_file():
+        raise DataRefusedError(
+            f"{path} holds several splits; give one of its folders, such as {path.name}/train."
+        )
+    try:
+        listed = json.loads((path / "state.json").read_text(encoding="utf-8"))["_data_files"]
+        for file in listed:
+            with (
+                pa.memory_map(str(path / Path(file["filename"]).name)) as mapped,
+                pa.ipc.open_stream(mapped) as found,
+            ):
+                for batch in found:
+                    for start in range(0, max(1, batch.num_rows), _ROWS):
+                        yield batch.slice(start, _ROWS)
+    except _BROKEN:
+        raise DataRefusedError(
+            f"{path} cannot be read as {_WORDS['datasets']}; correct the folder or its card."
+        ) from None
+
+
+_formats = {"csv": _csv, "jsonl": _jsonl, "parquet": _parquet, "datasets": _datasets}

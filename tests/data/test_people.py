@@ -1,0 +1,186 @@
+"""One record a person, or so many as the card says: which they are, and on which side of the split."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from data import DataRefusedError, blocks, public_description
+from data.prepare.description import rule_of
+from data.prepare.reading import read
+from data.prepare.unseen import preparation_of, records_in
+from data.readers.records import Parts, whole
+from data.schema.card import DataCard
+
+Document = dict[str, Any]
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def card(table: Document, card_of: Callable[[Document], DataCard]) -> Callable[..., DataCard]:
+    """A card of the table with a column `who`; the age tells the records apart."""
+    table["reader"]["columns"].insert(0, {"name": "who", "kind": "ignored"})
+    table["person"] = {"column": "who"}
+    return lambda **changes: card_of(table | changes)
+
+
+Row = tuple[str, int]
+
+
+def rows(count: int = 60) -> list[Row]:
+    """Person number p has p % 4 + 1 rows, each with an age of its own."""
+    return [
+        (f"p{person}", person + 100 * place) for person in range(count) for place in range(person % 4 + 1)
+    ]
+
+
+def write(path: Path, some: list[Row]) -> Path:
+    path.write_text("who,age,town,answer\n" + "".join(f"{who},{age / 10},Rome,no\n" for who, age in some))
+    return path
+
+
+def ages(parts: Parts) -> tuple[set[int], set[int]]:
+    """Of the records to train on and of those held out; an age is of one row alone."""
+    found = [np.rint(one.features[:, 0] * 1000).astype(int).tolist() for one in (parts.train, parts.test)]
+    assert all(len({*one}) == len(one) for one in found)
+    return {*found[0]}, {*found[1]}
+
+
+def drawn(card: DataCard, folder: Path, some: list[Row], key: bytes = KEY) -> tuple[set[int], set[int]]:
+    return ages(whole(read(card, {"train": write(folder / "tiny.csv", some)}, key=key)))
+
+
+def people(found: set[int]) -> Counter[int]:
+    return Counter(age % 100 for age in found)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_each_person_has_so_many_records_and_is_on_one_side(
+    card: Callable[..., DataCard], tmp_path: Path, most: int
+) -> None:
+    own = card(person={"column": "who", "per_person": most, "group_privacy": most > 1})
+    train, test = (people(one) for one in drawn(own, tmp_path, rows()))
+    assert not train.keys() & test.keys() and len(test) > 15 < len(train)
+    assert train + test == {person: min(most, person % 4 + 1) for person in range(60)}
+
+
+def test_adding_or_removing_a_person_moves_no_other(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    """In whatever order the rows are, however many the person has."""
+    train, test = drawn(card(), tmp_path, rows())
+    shuffled = [rows()[place] for place in np.random.default_rng(0).permutation(len(rows()))]
+    assert drawn(card(), tmp_path, shuffled) == (train, test)
+    for gone in (3, 30, 31):
+        less_train, less_test = drawn(card(), tmp_path, [row for row in shuffled if row[0] != f"p{gone}"])
+        assert {age % 100 for age in (train | test) - (less_train | less_test)} == {gone}
+        assert less_train <= train and less_test <= test
+    more_rows = [*shuffled, *[("p3", 3 + 100 * place) for place in range(4, 9)]]
+    more_train, more_test = drawn(card(), tmp_path, more_rows)
+    assert {age for age in more_train | more_test if age % 100 != 3} == {
+        age for age in train | test if age % 100 != 3
+    }
+
+
+def test_another_key_takes_other_records_of_the_same_people(
+    card: Callable[..., DataCard], tmp_path: Path
+) -> None:
+    first, other = (drawn(card(), tmp_path, rows(), key=bytes([place]) * 32) for place in (1, 2))
+    assert first[0] != other[0] and [people(one) for one in first] == [people(one) for one in other]
+
+
+def test_who_is_not_named_has_no_record(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    train, test = drawn(card(), tmp_path, [*rows(), ("", 70), (" ", 71), ("  p70", 170), ("p70 ", 270)])
+    assert not {70, 71} & (train | test) and len({170, 270} & (train | test)) == 1
+
+
+def test_whoever_is_in_the_test_file_is_not_trained_on(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    files = {
+        name: {"path": f"{name}.csv", "sha256": digit * 64} for name, digit in (("train", "1"), ("test", "2"))
+    }
+    own = card(files=files, split=None)
+    paths = {"train": write(tmp_path / "train.csv", rows()), "test": write(tmp_path / "test.csv", rows(9))}
+    train, test = ages(whole(read(own, paths, key=KEY)))
+    assert people(train).keys() == {*range(9, 60)} and len(test) == len(rows(9))
+    assert rule_of(own) != rule_of(card(files=files, split=None, person=None))
+
+
+def test_in_blocks_each_block_draws_for_itself(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    folder = tmp_path / "weeks"
+    folder.mkdir()
+    write(folder / "one.csv", rows(20))
+    write(folder / "two.csv", [(who, age + 500) for who, age in rows(20)])
+    own = card(files={}, blocks={"kind": "folder", "path": "weeks"}, blocks_per_person=2)
+
+    def taken(*names: str) -> tuple[set[int], set[int]]:
+        digests = blocks.Digests("tiny", key=KEY)
+        return ages(whole(blocks.read(own, names, {}, root=tmp_path, url=None, digests=digests, key=KEY)))
+
+    both, one = taken("one", "two"), taken("one")
+    assert people(both[0] | both[1]) == dict.fromkeys(range(20), 2)
+    assert all(some <= all_ for some, all_ in zip(one, both, strict=True))
+    assert not people(both[0]).keys() & people(both[1]).keys()
+
+
+def test_the_person_is_never_a_feature_and_never_leaves(
+    card: Callable[..., DataCard], tmp_path: Path
+) -> None:
+    own = card()
+    public, carried = public_description(own), preparation_of(own, "none", None)
+    assert public.input_shape == (4,) and (public.per_person, public.blocks_per_person) == (1, 1)
+    assert "who" not in str(carried)
+    (tmp_path / "new.csv").write_text("age,town\n50,Rome\n")
+    (found,) = records_in(tmp_path / "new.csv", carried, (4,))
+    assert found.features[0].tolist() == [0.5, 1, 0, 0]
+    many = card(person={"column": "who", "per_person": 3, "group_privacy": True})
+    assert public_description(many).blocks_per_person == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"person": {"column": "age"}}, "must be a column of kind ignored"),
+        ({"person": {"column": "whom"}}, "must be a column of kind ignored"),
+        ({"person": {"column": "who", "per_person": 2}}, "set group_privacy to true with it"),
+        ({"person": {"column": "who", "group_privacy": True}}, "leave both out"),
+        (
+            {
+                "person": {"column": "who", "per_person": 2, "group_privacy": True},
+                "files": {},
+                "blocks": {"kind": "folder", "path": "weeks"},
+            },
+            "one record a person in each",
+        ),
+    ],
+)
+def test_wrong_declarations_are_refused(card: Callable[..., DataCard], changes: Document, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        card(**changes)
+
+
+def test_a_file_without_the_person_is_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    (tmp_path / "tiny.csv").write_text("age,town,answer\n1,Rome,no\n")
+    with pytest.raises(DataRefusedError, match="must have one column 'who'"):
+        whole(read(card(), {"train": tmp_path / "tiny.csv"}))
+
+
+def test_people_in_a_database(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    """Texts, whose person is a column that they are not made of."""
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        connection.execute("create table films (week text, who text, words text, answer text)")
+        some = [(f"w{place % 2}", f"p{place % 7}", f"text {place}", "no") for place in range(42)]
+        connection.executemany("insert into films values (?, ?, ?, ?)", some)
+    source = {"kind": "sql", "url_from": "FILMS_URL", "query": "select * from films", "column": "week"}
+    reader = {"kind": "texts", "format": "csv", "columns": ["words"], "label": "answer"}
+    own = card(files={}, blocks=source, blocks_per_person=2, reader=reader)
+    url, digests = f"sqlite:///{tmp_path}/t.sqlite", blocks.Digests("tiny", key=KEY)
+    read_ = blocks.read(
+        own, ("w0", "w1"), {}, root=tmp_path, url=url, digests=digests, key=KEY, as_texts=True
+    )
+    parts = whole(read_)
+    texts = [*parts.train.features, *parts.test.features]
+    places = [int(text.split()[1]) for text in texts]
+    assert Counter((place % 2, place % 7) for place in places) == dict.fromkeys(np.ndindex(2, 7), 1)

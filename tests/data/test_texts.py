@@ -1,0 +1,292 @@
+"""Texts of one's own, in every format of rows: a row is a record, whatever is in it."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from pydantic import ValidationError
+
+from data import DataRefusedError, blocks, public_description
+from data.prepare.description import rule_of
+from data.prepare.reading import read, row_reader, word_list
+from data.prepare.secret_key import PUBLIC_KEY
+from data.prepare.unseen import preparation_of, records_in
+from data.readers.records import Records, whole
+from data.schema.card import DataCard
+
+Document = dict[str, Any]
+ROWS = [
+    ("On time", "good", "pos"),
+    ("", "the the film", "neg"),
+    ('A "quoted", one', "naïve", "pos"),
+    ("x", "y" * 50, "neg"),
+]
+TEXTS = ["On time|good", "|the the film", 'A "quoted", one|naïve', "x|" + "y" * 28]
+
+
+@pytest.fixture
+def card(images: Document, card_of: Callable[[Document], DataCard]) -> Callable[..., DataCard]:
+    """A card of rows with the columns title, body and mood."""
+    del images["shape"]
+    reader = {"kind": "texts", "format": "csv", "columns": ["title", "body"], "label": "mood", "join": "|"}
+    own: Document = {
+        "public": False,
+        "classes": ["neg", "pos"],
+        "records": {"at_most": 1000},
+        "files": {"train": {"path": "t", "sha256": "0" * 64}},
+        "split": {"salt": "s", "test_fraction": 0.5},
+    }
+    return lambda more={}, **changes: card_of(
+        images | own | {"reader": reader | {"longest": 30} | changes} | more
+    )
+
+
+def write(folder: Path, form: str, rows: list[tuple[str, str, str]] = ROWS) -> Path:
+    """The rows as a file of a format; as `save_to_disk` writes them with the class as its number."""
+    path = folder / f"t.{form}"
+    columns = dict(zip(("title", "body", "mood"), zip(*rows, strict=True), strict=True))
+    if form == "csv":
+        quoted = [",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows]
+        path.write_text("\n".join(["title,body,mood", *quoted]) + "\n", encoding="utf-8")
+    elif form == "jsonl":
+        path.write_text("\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in rows))
+    elif form == "parquet":
+        parquet.write_table(pa.table(columns), path)
+    else:
+        path.mkdir()
+        table = pa.table(columns | {"mood": [("neg", "pos").index(one) for one in columns["mood"]]})
+        for place, some in enumerate((table[:3], table[3:])):
+            with (
+                pa.OSFile(str(path / f"data-{place}.arrow"), "wb") as file,
+                pa.ipc.new_stream(file, table.schema) as to,
+            ):
+                to.write_table(some)
+        listed = [{"filename": f"data-{place}.arrow"} for place in range(2)]
+        (path / "state.json").write_text(json.dumps({"_data_files": listed}))
+    return path
+
+
+def records(card: DataCard, path: Path, **files: Path) -> Records:
+    """All rows in their order, whatever their side."""
+    reader = row_reader(card, {"train": path, **files}, key=PUBLIC_KEY)
+    assert reader is not None
+    return whole(reader.read()).train
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet", "datasets"])
+def test_columns_are_joined_and_cut_in_every_format(
+    card: Callable[..., DataCard], tmp_path: Path, form: str
+) -> None:
+    spellings = {"spellings": {"neg": ["0"], "pos": ["1"]}} if form == "datasets" else {}
+    own, path = card(format=form, **spellings), write(tmp_path, form)
+    found = records(own, path)
+    assert found.features.tolist() == TEXTS and found.labels.tolist() == [1, 0, 1, 0]
+    (unseen,) = records_in(
+        path,
+        preparation_of(own, "none", None),
+        (4,),
+        encode=lambda texts: np.array([[len(t)] for t in texts]),
+    )
+    assert unseen.features[:, 0].tolist() == [len(text) for text in TEXTS]
+    assert records(card(format=form, longest=4, keep="end", **spellings), path).features[0] == "good"
+
+
+def test_words_become_the_tokens_of_a_public_list(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    listed = tmp_path / "words.txt"
+    listed.write_text("the\nfilm\ngood\n")
+    files = {name: {"path": name, "sha256": digit * 64} for name, digit in (("train", "1"), ("words", "2"))}
+    own = card({"files": files}, tokens={"vocabulary": 5, "length": 3})
+    path = write(tmp_path, "csv")
+    found = records(own, path, words=listed)
+    assert found.features.dtype == np.int32 and found.features[:2].tolist() == [[1, 1, 4], [2, 2, 3]]
+    assert public_description(own).tokens == 5 and word_list(own, {"words": listed}) == b"the\nfilm\ngood\n"
+    (tmp_path / "new.txt").write_text("the film\n" + "good " * 50)
+    (lines,) = records_in(tmp_path / "new.txt", preparation_of(own, "none", b"the\nfilm\ngood\n"), (3,))
+    assert lines.features.tolist() == [[0, 2, 3], [4, 4, 4]]
+    (tmp_path / "new.csv").write_text("title,body\nthe,good\n")
+    (unseen,) = records_in(tmp_path / "new.csv", preparation_of(own, "none", b"the\nfilm\ngood\n"), (3,))
+    assert unseen.features.tolist() == [[0, 2, 4]]
+    assert whole(read(own, {"train": path, "words": listed}, as_texts=True)).train.features.dtype == object
+
+
+BROKEN_CSV = b"""title,body,mood
+ok,ok,pos
+bad\xff,text,pos
+one field
+\xff\xfe
+,,pos
+"open,quote,pos
+a,b,c,pos
+last,one,pos
+"""
+BROKEN_JSONL = b"\n".join(
+    [
+        b'{"title": "ok", "body": "ok", "mood": "pos"}',
+        b'{"title": "\xff", "body": "text", "mood": "pos"}',
+        b"no json",
+        b"[1, 2]",
+        b'{"title": "\\ud800", "body": null, "mood": "pos"}',
+        b"[" * 100_000,
+        b'{"mood": "pos", "title": {"a": 1}}',
+        b'{"title": "last", "body": "one", "mood": "pos"}',
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "texts"),
+    [
+        ("csv", BROKEN_CSV, ["ok|ok", "|text", "|", "|", "|", "|", "|", "last|one"]),
+        ("jsonl", BROKEN_JSONL, ["ok|ok", "|", "|", "|", "|", "|", "|", "last|one"]),
+    ],
+)
+def test_a_line_that_is_no_row_is_one_record_and_nobody_is_told(
+    card: Callable[..., DataCard], tmp_path: Path, capfd: Any, form: str, content: bytes, texts: list[str]
+) -> None:
+    """The text is the empty one, and the class the first where the line has none."""
+    (tmp_path / "t").write_bytes(content)
+    with gzip.open(tmp_path / "t.gz", "wb") as packed:
+        packed.write(content)
+    for path in (tmp_path / "t", tmp_path / "t.gz"):
+        found = records(card(format=form), path)
+        assert found.features.tolist() == texts and set(found.labels) == {0, 1}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_long_field_is_cut_and_not_lost(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    path = write(tmp_path, "csv", [("t" * 200_000, "b", "pos")])
+    assert records(card(), path).features.tolist() == ["t" * 30]
+
+
+def test_bytes_that_are_no_text_in_parquet(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    columns = {"title": [b"\xff", None, b"a"], "body": ["b", None, "c"], "mood": ["pos", "neg", "pos"]}
+    parquet.write_table(pa.table(columns), tmp_path / "t")
+    assert records(card(format="parquet"), tmp_path / "t").features.tolist() == ["|b", "|", "a|c"]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_a_mutated_text_moves_nothing_beyond_its_line(
+    card: Callable[..., DataCard], tmp_path: Path, form: str, capfd: Any
+) -> None:
+    """100 changes within one line, each leaves the other lines as they were; labels stay, as in a table."""
+    path, generator = write(tmp_path, form, [("a title", "a body", "neg")] * 5), np.random.default_rng(1)
+    lines = path.read_bytes().splitlines()
+    start = lines[2].index(b"a title")
+    for _ in range(100):
+        broken = bytearray(lines[2])
+        for _ in range(3):
+            broken[start + generator.integers(16)] = generator.choice(
+                [0, 34, 44, 92, 123, 200, 255, *range(32, 60)]
+            )
+        path.write_bytes(b"\n".join([*lines[:2], bytes(broken), *lines[3:]]))
+        texts = records(card(format=form), path).features.tolist()
+        assert len(texts) == 5 and texts.count("a title|a body") >= 4
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_side_is_decided_by_the_texts_whole(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    path = write(tmp_path, "csv", [(f"{place}", "b", "neg") for place in range(60)])
+    long, short = (whole(read(card(longest=most), {"train": path}, as_texts=True)) for most in (9, 1))
+    assert (
+        15 < len(long.test) < 45 and [text[0] for text in long.test.features] == short.test.features.tolist()
+    )
+    assert rule_of(card(longest=9)) == rule_of(card()) != rule_of(card(columns=["body"]))
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "words"),
+    [
+        ("csv", b"title,mood\na,pos\n", "must have one column 'body'"),
+        ("csv", b"title,body,body,mood\na,b,c,pos\n", "must have one column 'body'"),
+        ("csv", b"title,body\na,b\n", "must have one column 'mood'"),
+        ("csv", b"title,body,mood\na,secret,angry\n", "a label is none of the declared classes"),
+        ("jsonl", b'{"title": "secret", "body": "b"}', "a label is none of the declared classes"),
+        ("parquet", b"no parquet", "cannot be read as a whole Parquet file"),
+        ("datasets", b"no folder", "cannot be read as a split that save_to_disk"),
+    ],
+)
+def test_what_is_no_record_s_doing_is_refused(
+    card: Callable[..., DataCard], tmp_path: Path, form: str, content: bytes, words: str
+) -> None:
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(DataRefusedError, match=words) as refusal:
+        records(card(format=form), tmp_path / "t")
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "changes", "words"),
+    [
+        ({}, {"tokens": {"vocabulary": 9, "length": 3}}, "needs a file `words`"),
+        ({}, {"spellings": {"angry": ["a"]}}, "spells a class that classes does not list"),
+        ({"person": {"column": "title"}}, {}, "must be a column of its own"),
+        ({"person": {"column": "who", "per_person": 2}}, {}, "set group_privacy to true with it"),
+    ],
+)
+def test_wrong_declarations_are_refused(
+    card: Callable[..., DataCard], more: Document, changes: Document, words: str
+) -> None:
+    with pytest.raises(ValidationError, match=words):
+        card(more, **changes)
+
+
+def test_texts_without_words_are_for_an_encoder(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    with pytest.raises(DataRefusedError, match="only an encoder can take"):
+        public_description(card())
+    with pytest.raises(DataRefusedError, match="only an encoder can take"):
+        read(card(), {"train": write(tmp_path, "csv")})
+
+
+def test_all_splits_at_once_are_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text("{}")
+    with pytest.raises(DataRefusedError, match="several splits; give one of its folders"):
+        records(card(format="datasets"), tmp_path)
+
+
+def test_a_table_that_save_to_disk_wrote(
+    table: Document, card_of: Callable[[Document], DataCard], tmp_path: Path
+) -> None:
+    """Numbers, categories and a class as its number."""
+    path = write(
+        tmp_path,
+        "datasets",
+        [("12", "Rome", "pos"), ("90", "Oslo", "neg"), ("50", "x", "pos"), ("0", "", "neg")],
+    )
+    columns = [
+        {"name": "title", "kind": "numeric", "bounds": [0, 100]},
+        {"name": "body", "kind": "categorical", "categories": ["Rome", "Oslo"]},
+        {"name": "mood", "kind": "label", "spellings": {"no": ["0"], "yes": ["1"]}},
+    ]
+    own = card_of(table | {"reader": {"kind": "datasets", "columns": columns}})
+    found = records(own, path)
+    np.testing.assert_allclose(found.features[:2], [[0.12, 1, 0, 0], [0.9, 0, 1, 0]], rtol=1e-6)
+    assert found.labels.tolist() == [1, 0, 1, 0]
+    unseen = [some.features for some in records_in(path, preparation_of(own, "none", None), (4,))]
+    np.testing.assert_array_equal(np.concatenate(unseen), found.features)
+
+
+def test_blocks_of_texts(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    """Each with digests of its rows in any order, by which an exact repeat is known."""
+    (tmp_path / "weeks").mkdir()
+    for name, some in (("one", ROWS), ("two", ROWS[::-1]), ("three", ROWS[1:])):
+        write(tmp_path, "jsonl", some).rename(tmp_path / "weeks" / f"{name}.jsonl")
+    blocks_of: Document = {"files": {}, "blocks": {"kind": "folder", "path": "weeks"}, "split": None}
+    own = card(blocks_of | {"files": {"test": {"path": "test.csv", "sha256": "0" * 64}}}, format="jsonl")
+    test = write(tmp_path, "jsonl", [("t", "t", "pos")])
+    digests, names = blocks.Digests("dots", key=PUBLIC_KEY), ("one", "two", "three")
+    read_ = blocks.read(own, names, {"test": test}, root=tmp_path, url=None, digests=digests, as_texts=True)
+    assert sorted(whole(read_).train.features) == sorted([*TEXTS, *TEXTS, *TEXTS[1:]])
+    held = [digests.by_block[name][0] for name in names]
+    assert held[0] == held[1] != held[2]
+
+
+def test_a_column_of_lists_is_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"title": [["a"]], "body": ["b"], "mood": ["pos"]}), tmp_path / "t")
+    with pytest.raises(DataRefusedError, match="neither texts, bytes nor numbers"):
+        records(card(format="parquet"), tmp_path / "t")

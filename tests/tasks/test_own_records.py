@@ -1,0 +1,199 @@
+"""Runs on what people have: images in folders, rows of people, a reader of one's own; from the card to the report."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from ruamel.yaml import YAML
+
+from algorithms.extension import NotUsable, source_digest
+from algorithms.models.saved import load as load_model
+from algorithms.privacy.card import load, text, verify
+from algorithms.privacy.card.verify import check_charged
+from data.prepare.prepared import load as load_prepared
+from data.schema import registry
+from data.schema.errors import DataRefusedError
+from data.schema.formats import Own
+from flows.cli.costs import cost_table
+from tasks import calibrate, evaluate, prepare, report
+from tasks.check_data import look
+from tasks.config import params
+from tasks.predict import predict
+from tasks.runs.encoders import reader_of
+from tasks.runs.preflight import outlook
+from tests.tasks.test_train import Workspace, prepared_digits, workspace
+
+__all__ = ["prepared_digits", "workspace"]
+
+CARD: dict[str, Any] = {
+    "name": "mine",
+    "title": "Made-up records",
+    "source": "this test",
+    "licence": "CC0",
+    "citation": "none",
+    "public": False,
+    "unit": "one person",
+    "population": "mine",
+    "cap": {"epsilon": 10.0, "delta": 0.01},
+    "holdout": "public",
+    "records": {"at_most": 400},
+    "classes": ["no", "yes"],
+    "split": {"salt": "mine", "test_fraction": 0.3},
+}
+RUN: dict[str, Any] = {
+    "privacy": {"epsilon": 3.0, "delta": 1e-5},
+    "algorithm": {"name": "dp_sgd", "sampling_rate": 0.2, "steps": 5},
+    "model": {"name": "softmax"},
+}
+
+
+@pytest.fixture
+def declared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Prepares a card with these keys and plans a run on it; checksums are filled in as `data check` says them."""
+    monkeypatch.chdir(workspace.root)
+    monkeypatch.setenv("EPSILONFLOW_HOME", str(workspace.home))
+    cards = workspace.root / "data/cards"
+
+    def declare(path: str, data: dict[str, Any] | None = None, **keys: Any) -> None:
+        cards.mkdir(parents=True, exist_ok=True)
+        document = CARD | {"files": {"train": {"path": path, "keyed_sha256": "0" * 64}}} | keys
+        _write(cards / "mine.yaml", document)
+        right = dict(look("mine", workspace.root, counted=False).checksums)
+        document["files"]["train"]["keyed_sha256"] = right.pop(path).removeprefix("keyed_sha256: ")
+        document["reader"] |= dict(line.split(": ") for line in right.values())
+        _write(cards / "mine.yaml", document)
+        group = {"dataset": "mine"} | (data or {})
+        settings = params.parse({"data": group}, reads=prepare.READS)
+        place, home = workspace.root / "datasets/prepared", workspace.home
+        prepare.prepare(settings, mirror=None, home=home, destination=place, root=workspace.root, cards=cards)
+        _write(workspace.root / "params.yaml", RUN | {"data": group})
+        workspace.set("model")
+
+    return declare
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    YAML(typ="safe", pure=True).dump(document, path)
+
+
+def finish(workspace: Workspace) -> str:
+    """Train, evaluate and report; the card's sentences, once it is verified against the ledger."""
+    workspace.train()
+    evaluate.main()
+    artifacts = workspace.root / "artifacts"
+    report.report(artifacts=artifacts, prepared=workspace.root / "datasets/prepared", root=workspace.root)
+    card = load(artifacts / report.CARD)
+    assert verify(card, artifacts, unsigned=True).passed
+    check_charged(card, workspace.ledger)
+    return text.markdown(card)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_the_unit_is_the_person_at_the_price_of_as_many_records(
+    workspace: Workspace, declared: Callable[..., None], most: int
+) -> None:
+    """Of 60 people with 4 rows each."""
+    rows = [
+        f"{person},{person / 60},{'yes' if person > 30 else 'no'}" for person in range(60) for _ in range(4)
+    ]
+    (workspace.root / "rows.csv").write_text("\n".join(["who,x,answer", *rows]) + "\n")
+    columns = [
+        {"name": "who", "kind": "ignored"},
+        {"name": "x", "kind": "numeric", "bounds": [0, 1]},
+        {"name": "answer", "kind": "label"},
+    ]
+    person = {"column": "who", "per_person": most, "group_privacy": most > 1}
+    declared("rows.csv", reader={"kind": "csv", "columns": columns}, person=person)
+    data = load_prepared(workspace.root / "datasets/prepared")
+    assert len(data.train_labels) + len(data.test_labels) == 60 * most
+    assert not {*data.train_features[:, 0]} & {*data.test_features[:, 0]}
+    settings = params.load(workspace.root / "params.yaml", reads=("data", *calibrate.READS))
+    shown = [*cost_table(outlook(workspace.root, settings), settings).columns[1].cells]
+    assert ("one record of each" in shown) == (most == 1)
+    assert ("up to 3 records of each, and 3 times that is charged" in shown) == (most == 3)
+    words = finish(workspace)
+    spent = workspace.ledger.balance("mine").spent
+    assert most * 2.9 < spent.epsilon <= most * 3.0 and (spent.delta > 1e-3) == (most > 1)
+    assert ("one person (one person), of whose records one was used" in words) == (most == 1)
+    assert ("for all records of a person together it is epsilon = " in words) == (most == 3)
+
+
+def test_a_folder_of_images_goes_from_its_card_to_predictions(
+    workspace: Workspace, declared: Callable[..., None], tmp_path: Path
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 10, 12), np.uint8)
+    for place, image in enumerate(pixels):
+        folder = workspace.root / "photos" / ("no", "yes")[place % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{place:02}.png")
+    (workspace.root / "photos/no/broken.png").write_bytes(b"broken")
+    encoder = {"name": "tests.support.tiny_encoder:make", "settings": {}}
+    reader = {"kind": "images", "mode": "L"}
+    declared(
+        "photos",
+        {"transform": "encoder", "encoder": encoder},
+        reader=reader,
+        shape=[1, 8, 8],
+        unit="one image",
+    )
+    counts = look("mine", workspace.root, counted=True).counts or {}
+    assert {name: count for name, count in counts.items() if "stand-in" in name} in (
+        {"train: not read as images, the stand-in": 1},
+        {"test: not read as images, the stand-in": 1},
+    )
+    assert look("mine", workspace.root, counted=False).counts is None
+    assert load_prepared(workspace.root / "datasets/prepared").public.input_shape == (12,)
+    workspace.train()
+    model = load_model(workspace.root / "artifacts/model.safetensors")
+    (found,) = predict(model, workspace.root / "photos/yes")
+    assert len(found.names) == 30 and set(found.predicted) <= {"no", "yes"}
+
+
+def test_a_reader_of_ones_own(workspace: Workspace, declared: Callable[..., None], tmp_path: Path) -> None:
+    """Its source stands in the card, and so decides the run."""
+    lines = "".join(f"{place % 2} {place / 90} 0.5\n" for place in range(90))
+    (workspace.root / "lines").write_text(lines)
+    factory = "tests.support.tiny_reader:make"
+    reader = {"kind": "own", "factory": factory, "settings": {"scale": 2}, "source_sha256": "0" * 64}
+    declared("lines", reader=reader, shape=[2])
+    public = workspace.public
+    assert (public.reader_sha256, public.feature_norms) == (source_digest(factory), None)
+    assert load_prepared(workspace.root / "datasets/prepared").train_features[:, 1].tolist()[0] == 1.0
+    finish(workspace)
+    (tmp_path / "new").write_text("0 0.1 0.2\n")
+    (found,) = predict(load_model(workspace.root / "artifacts/model.safetensors"), tmp_path / "new")
+    assert found.names == ("1",)
+    settings = Own(**reader | {"source_sha256": "1" * 64})
+    with pytest.raises(DataRefusedError, match="is not the one that source_sha256 declares"):
+        reader_of(settings)
+    with pytest.raises(NotUsable, match="has no 'made'"):
+        declared("lines", reader=reader | {"factory": "tests.support.tiny_reader:made"}, shape=[2])
+
+
+def test_a_run_on_texts_is_all_there_is_to_type(workspace: Workspace, declared: Callable[..., None]) -> None:
+    pytest.importorskip("wordllama", exc_type=ImportError)
+    lines = [
+        {"text": f"a {'good' if place % 2 else 'bad'} film {place}", "mood": place % 2} for place in range(90)
+    ]
+    (workspace.root / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    spellings = {"no": ["0"], "yes": ["1"]}
+    reader = {
+        "kind": "texts",
+        "format": "jsonl",
+        "columns": ["text"],
+        "label": "mood",
+        "spellings": spellings,
+    }
+    encoder = {"name": "wordllama", "settings": {}}
+    declared("texts.jsonl", {"transform": "encoder", "encoder": encoder}, reader=reader, unit="one text")
+    card = registry.card("mine", workspace.root / "data/cards")
+    assert card.input_shape == () and workspace.public.input_shape == (256,)
+    finish(workspace)
+    found = list(
+        predict(load_model(workspace.root / "artifacts/model.safetensors"), workspace.root / "texts.jsonl")
+    )
+    assert sum(len(some.names) for some in found) == 90
