@@ -78,17 +78,17 @@ def test_noise_for_an_attack_withstands_it_and_is_no_larger_than_that_takes(
     attack = {"false_alarms": 0.01, "caught": 0.05}
     public = public_description(registry.card("digits"), "none")
 
-    def planned(**target: Any) -> Plan:
+    def settings(**target: Any) -> params.Params:
         document = {"privacy": privacy | target, "algorithm": algorithm, "model": {"name": "softmax"}}
-        settings = params.parse(document, reads=("privacy", "features", "algorithm", "model"))
-        if "target" in target:
-            calibrate.check(json.loads(json.dumps(calibrate.calibrate(settings, public))), settings, public)
-        return calibrate.plan_for(settings, public)
+        return params.parse(document, reads=("privacy", "features", "algorithm", "model"))
 
-    plan = planned(target=attack)
+    asked = settings(target=attack)
+    document = json.loads(json.dumps(calibrate.calibrate(asked, public)))
+    calibrate.check(document, asked, public)
+    plan = Plan.from_json(document)
     found = float(risk.caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), 0.01))
     assert 0.045 < found <= 0.05
-    more = planned(epsilon=1.05 * plan.target.budget.epsilon)
+    more = calibrate.plan_for(settings(epsilon=1.05 * plan.target.budget.epsilon), public)
     assert float(risk.caught(risk_profile(more.filter, more.schedule, more.adjacency), 0.01)) > found
 
 
