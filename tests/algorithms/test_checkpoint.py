@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from algorithms.core import training
 from algorithms.errors import RefusedError
+from algorithms.privacy.barrier.barrier import Barrier
 from tests.algorithms import bench
 from tests.algorithms.bench import Stopped, algorithm, planned, small_model
 
@@ -81,3 +82,19 @@ def test_a_released_count_survives_a_crash(folders: tuple[Path, Path]) -> None:
     assert torch.equal(released, expected)
     assert rows == expected_rows
     assert [row.kind for row in rows].count("total") == 1
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_training_tells_the_barrier_no_number_that_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, private: bool
+) -> None:
+    """By it the barrier chooses how it computes, which is seen in memory and time."""
+    told = []
+
+    def watched(*given: Any, **named: Any) -> Any:
+        told.append(named["performance"].number)
+        return Barrier(*given, **named)
+
+    monkeypatch.setattr(training, "Barrier", watched)
+    trained(tmp_path, private=private)
+    assert told == [None if private else bench.RECORDS]

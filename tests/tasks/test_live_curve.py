@@ -149,7 +149,7 @@ def test_a_server_that_cannot_be_reached_leaves_nothing_behind(
         with socket.create_server(("127.0.0.1", 0)) as closed:
             nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
         monkeypatch.setenv("WANDB_BASE_URL", backend.known.url if how == "hangs" else nobody)
-        with caplog.at_level(logging.WARNING), live_curve("run-1", PLAN, ONLINE, root=tmp_path) as tell:
+        with caplog.at_level(logging.WARNING), live_curve(f"run-{how}", PLAN, ONLINE, root=tmp_path) as tell:
             tell(1, 0.5, 0.5)
         (line,) = caplog.messages
         assert "it took longer than 3 s" in line
