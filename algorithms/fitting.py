@@ -290,6 +290,11 @@ def _stacked(dataset: Any) -> tuple[Any, Any]:
 
 
 def _array(values: Any, name: str) -> NDArray[Any]:
+    if isinstance(values, Mapping):
+        raise RefusedError(
+            f"{name} is a mapping, and one array or tensor is needed; stack its parts in one of shape [n, parts, ...]"
+            " and take them apart in the model."
+        )
     try:
         found = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (TypeError, ValueError, RuntimeError):

@@ -234,6 +234,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "NaN targets": ({"y": np.where(Y == 1, np.nan, 0.0)}, "y holds NaN"),
     "infinite records": ({"X": np.where(X > 0, np.inf, X)}, "X holds NaN or infinite"),
     "texts": ({"y": np.array(["yes"] * 60)}, "give numbers"),
+    "a mapping": ({"X": {"input_ids": X}}, "X is a mapping"),
     "no module": ({"model": lambda inputs: inputs}, "give a torch.nn.Module"),
     "double parameters": ({"model": nn.Linear(5, 2).double()}, "not float32"),
     "another shape": ({"model": nn.Linear(4, 2)}, "does not take records of shape"),
