@@ -54,6 +54,7 @@ def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
         precision=chosen.precision,
         tokens=public.tokens,
         words_sha256=public.words_sha256,
+        padding=public.padding,
         settings=chosen.settings,
     )
     return models.adapted(
@@ -211,7 +212,12 @@ def model_files(chosen: groups.Model) -> dict[str, str]:
     """
     named = {key: value for key, value in chosen.settings.items() if key.endswith("_file")}
     named |= {"start": chosen.start}
-    return {key: models.digest(Path(value)) for key, value in named.items() if isinstance(value, str)}
+    found = {key: models.digest(Path(value)) for key, value in named.items() if isinstance(value, str)}
+    checkpoint = chosen.settings.get("checkpoint")
+    if chosen.name == "huggingface" and isinstance(checkpoint, str):
+        with models.public_folder(checkpoint) as folder:
+            found |= {f"checkpoint/{name}": models.digest(folder / name) for name in models.CHECKPOINT}
+    return found
 
 
 def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:

