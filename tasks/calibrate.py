@@ -55,7 +55,7 @@ def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
         tokens=public.tokens,
         words_sha256=public.words_sha256,
         padding=public.padding,
-        settings=chosen.settings,
+        settings=chosen.own_settings,
     )
     return models.adapted(
         model,
@@ -210,14 +210,14 @@ def model_files(chosen: groups.Model) -> dict[str, str]:
     """The SHA-256 of each file that a model is made of, by its key; raises ModelRefusedError for one that is not
     there.
     """
-    named = {key: value for key, value in chosen.settings.items() if key.endswith("_file")}
+    named = {key: value for key, value in chosen.own_settings.items() if key.endswith("_file")}
     named |= {"start": chosen.start}
     found = {key: models.digest(Path(value)) for key, value in named.items() if isinstance(value, str)}
-    checkpoint = chosen.settings.get("checkpoint")
-    if chosen.name == "huggingface" and isinstance(checkpoint, str):
-        with models.public_folder(checkpoint) as folder:
-            found |= {f"checkpoint/{name}": models.digest(folder / name) for name in models.CHECKPOINT}
-    return found
+    checkpoint = chosen.own_settings.get("checkpoint")
+    if not isinstance(checkpoint, str) or chosen.name not in ("huggingface", "timm"):
+        return found
+    with models.public_folder(checkpoint) as folder:
+        return found | {f"checkpoint/{name}": models.digest(folder / name) for name in models.CHECKPOINT}
 
 
 def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:

@@ -46,16 +46,24 @@ class Adapter(Settings):
 class _Public(Settings):
     """What both libraries' models have.
 
-    checkpoint_file: safetensors, public; the head may be missing in it or have another number of classes.
+    checkpoint: a public model: its folder, "all-minilm-l6-v2", or a name in the hub's cache on this machine; the head
+    may be missing in its weights or have another number of classes. checkpoint_file: its weights alone, safetensors.
     replace_batch_norm: by GroupNorm.
     """
 
+    checkpoint: str | None = Field(default=None, min_length=1)
     checkpoint_file: str | None = Field(default=None, min_length=1)
     replace_batch_norm: bool = False
     adapter: Adapter | None = None
 
     def without_files(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"checkpoint_file"}, exclude_none=True)
+        return self.model_dump(exclude={"checkpoint", "checkpoint_file"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _has_one_checkpoint(self) -> Self:
+        if self.checkpoint is not None and self.checkpoint_file is not None:
+            raise ValueError("checkpoint has its weights with it; leave out checkpoint_file")
+        return self
 
 
 class TimmSettings(_Public):
@@ -66,29 +74,23 @@ class TimmSettings(_Public):
 
 
 class HuggingFaceSettings(_Public):
-    """task: what the model does. config: as in config.json, with its model_type; or config_file, the file itself.
-
-    checkpoint: instead of these and of checkpoint_file, a public model with both: its folder, "all-minilm-l6-v2", or a
-    name in the hub's cache on this machine.
+    """task: what the model does. config: as in config.json, with its model_type; or config_file, the file itself; or
+    neither, where there is a checkpoint.
     """
 
     task: Literal["sequence-classification", "image-classification"] = "sequence-classification"
     config: dict[str, JsonValue] | None = None
     config_file: str | None = Field(default=None, min_length=1)
-    checkpoint: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _has_one_config(self) -> Self:
         if sum(given is not None for given in (self.config, self.config_file, self.checkpoint)) != 1:
             raise ValueError("it needs checkpoint, config or config_file, one of them; give one")
-        if self.checkpoint is not None and self.checkpoint_file is not None:
-            raise ValueError("checkpoint has its weights with it; leave out checkpoint_file")
         return self
 
     def without_files(self) -> dict[str, Any]:
         own = super().without_files()
         own.pop("config_file", None)
-        own.pop("checkpoint", None)
         return own | {"config": self.content()}
 
     def content(self) -> dict[str, Any]:
@@ -274,7 +276,7 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
     if settings.checkpoint_file is not None:
         path = Path(settings.checkpoint_file)
         notes.append(_filled(made, path, path.name))
-    if isinstance(settings, HuggingFaceSettings) and settings.checkpoint is not None:
+    if settings.checkpoint is not None:
         with public_folder(settings.checkpoint) as folder:
             notes.append(_filled(made, folder / "model.safetensors", settings.checkpoint))
     if settings.adapter is not None:

@@ -39,11 +39,11 @@ _LARGEST_RATE = 8.0
 
 @dataclass(frozen=True)
 class Recipe:
-    """model: its name. settings: of the algorithm, without its name. model_settings: of the model."""
+    """model: its name. settings: of the algorithm, without its name. of_model: further keys of the group `model`."""
 
     model: str
     settings: dict[str, Any]
-    model_settings: dict[str, Any] = field(default_factory=dict)
+    of_model: dict[str, Any] = field(default_factory=dict)
 
 
 def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool = False) -> Recipe:
@@ -288,8 +288,7 @@ def _follow_recipe(document: dict[str, Any], request: Request, epsilon: Any, *, 
     encoded = None if request.encoder is None else encoder_recipe(card, request.encoder, str(name), aim)
     chosen = encoded.recipe if encoded else recipe(card, str(name), aim)
     kept = {key: getattr(stands.model, key) for key in ("seed", "precision")}
-    model = Model(name=chosen.model, settings=chosen.model_settings, **kept)
-    _become(document["model"], model.model_dump())
+    _become(document["model"], Model(name=chosen.model, **kept, **chosen.of_model).model_dump())
     _become(document["algorithm"], {"name": name, **chosen.settings})
     # A recipe is for the records as they are, or as the encoder makes them.
     if encoded or "transform" in document["data"]:

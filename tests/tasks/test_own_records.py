@@ -196,11 +196,10 @@ def test_a_public_model_is_tuned_on_the_tokens_of_its_own_tokenizer(
     public = tmp_path / "public"
     publish(public)
     encoder = {"name": f"tokenizer/{public}", "settings": {"length": 6}}
-    settings: dict[str, Any] = {"checkpoint": str(public), "adapter": {"rank": 2}}
     declared(
         "texts.jsonl",
         {"transform": "encoder", "encoder": encoder},
-        {"name": "huggingface", "settings": settings},
+        {"name": "huggingface", "checkpoint": str(public), "adapter": {"rank": 2}},
         reader=_texts(workspace.root),
         unit="one text",
     )
