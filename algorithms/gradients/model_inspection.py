@@ -6,6 +6,7 @@ by where its records lie in each tensor, and by giving the same gradients as aut
 
 import copy
 import inspect
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -139,7 +140,8 @@ def _place(error: Exception) -> str:
     names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
     own = [line for line in traceback.extract_tb(error.__traceback__) if not _is_house(line.filename)]
     name = names.get(id(layers[-1]), "") if layers else ""
-    layer = name.removeprefix("module").lstrip(".")  # the model is the one part of what holds its parameters
+    # The model is the one part of what holds its parameters, and perhaps of what calls it.
+    layer = re.sub(r"^(module(\.|$))+", "", name)
     found = f" in the layer {layer} ({type(layers[-1]).__name__})" if layer else ""
     return f"{found}, at '{own[-1].line}'," if own else found
 
