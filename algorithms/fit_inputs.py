@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from algorithms.errors import RefusedError
 from algorithms.models.linear import CROSS_ENTROPY, LOGISTIC, as_they_are
@@ -88,6 +89,8 @@ def _is_mapping(X: Any) -> bool:
 
 def _stacked(dataset: Any) -> tuple[Any, Any]:
     """The pairs, or mappings with labels, of a map-style Dataset as arrays."""
+    if isinstance(dataset, DataLoader):
+        raise RefusedError("X is a DataLoader, and batches are drawn here; give its dataset.")
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(
         dataset, np.ndarray | Tensor | Mapping | list | tuple | pd.DataFrame
     ):
@@ -137,6 +140,7 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
     if records.packing is not None or not isinstance(_probed(own, records), Tensor):
         own = Called(own, records.packing)
     outputs, shape = _output_shape(own, records), records.labels.shape[1:]
+    _check_entries(own, records)
     is_real = records.labels.dtype.kind == "f"
     losses, bounds, ignored = _losses(loss, is_real=is_real)
     classes = max(2, _classes(outputs, shape))
@@ -168,26 +172,44 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
 
 def _probed(module: nn.Module, records: GivenRecords) -> Any:
     """What the module gives for two records of zeros, whose masks are ones."""
-    dtype = torch.from_numpy(np.empty(0, records.features.dtype)).dtype
-    zeros = torch.zeros((2, *records.features.shape[1:]), dtype=dtype)
-    packing = records.packing
-    if packing is not None:
-        zeros = packing.joined(
-            [
-                torch.ones_like(some) if part.is_mask else some
-                for some, part in zip(packing.split(zeros), packing.parts, strict=True)
-            ]
-        )
     try:
-        with torch.no_grad():
-            return copy.deepcopy(module)(zeros)
+        return _called_with(module, records, [np.zeros(records.features.shape[1:])] * 2)
     except Exception as error:
         why = str(error).partition("\n")[0]
-        parts = () if packing is None else packing.parts
-        form = ", ".join(f"{part.name} {list(part.shape)}" for part in parts) or list(zeros.shape[1:])
+        parts = () if records.packing is None else records.packing.parts
+        form = ", ".join(f"{part.name} {list(part.shape)}" for part in parts)
         raise RefusedError(
-            f"the model does not take records of shape {form} ({why}); change the model or X."
+            f"the model does not take records of shape {form or list(records.features.shape[1:])} ({why}); change the"
+            " model or X."
         ) from None
+
+
+def _check_entries(module: nn.Module, records: GivenRecords) -> None:
+    """Raises RefusedError where tables lack an entry, by the largest and the smallest whole number at each place."""
+    if records.features.dtype != np.int32:
+        return
+    try:
+        _called_with(module, records, [records.features.max(axis=0), records.features.min(axis=0)])
+    except Exception:  # what it says may tell of a record
+        raise RefusedError(
+            "X holds whole numbers that the model does not take; number the entries of each of its tables from 0, and"
+            " give each table an entry for each number."
+        ) from None
+
+
+def _called_with(module: nn.Module, records: GivenRecords, rows: list[NDArray[Any]]) -> Any:
+    """What the module gives for rows like the records', in which real numbers are zeros and masks ones."""
+    given = torch.from_numpy(np.stack(rows).astype(records.features.dtype))
+    if records.packing is not None:
+        parts = zip(records.packing.split(given), records.packing.parts, strict=True)
+        given = records.packing.joined(
+            [
+                torch.ones_like(some) if part.is_mask else torch.zeros_like(some) if part.is_real else some
+                for some, part in parts
+            ]
+        )
+    with torch.no_grad():
+        return copy.deepcopy(module)(given)
 
 
 def _output_shape(module: nn.Module, records: GivenRecords) -> tuple[int, ...]:

@@ -94,8 +94,8 @@ def fit(
 ) -> Fitted:
     """Trains a copy of a module under differential privacy.
 
-    Everything is checked before anything is spent. What is checked of the records is their shape, that they are finite
-    and that classes are below the number of outputs.
+    Everything is checked before anything is spent. What is checked of the records is their shape, that they are finite,
+    that classes are below the number of outputs, and that the model takes their whole numbers.
 
     Args:
         model: Maps [batch, *shape] to [batch, outputs], or to outputs of each part of a record, such as
@@ -106,9 +106,9 @@ def fit(
             the mean counts, or the sum where the loss's reduction is "sum"; targets of `ignore_index` (-100) are left
             out of it.
         X: Records [n, *shape], as an array or a tensor; whole numbers stay so for a model with an embedding, and
-            become float32 otherwise. Or a mapping of such, by the names with which the model is called: whole numbers
-            then stay so, and in what is called a mask 1 stands for what counts. Or, without y, a map-style Dataset of
-            pairs, or of mappings whose target is called "labels".
+            become float32 otherwise. Or a mapping of such, with whose names the model is called, or which it is given
+            where it takes one argument: whole numbers then stay so, and in a mask 1 stands for what counts. Or,
+            without y, a map-style Dataset of pairs, or of mappings whose target is called "labels".
         y: Targets [n]: classes as whole numbers, or real numbers for a regression. Or [n, ...]: several numbers or
             labels of each record, or a class for each token or pixel; for a language model the token that follows.
         method: Settings of a method, such as `DPSGD(steps=300, expected_batch_size=256)`.

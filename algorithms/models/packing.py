@@ -3,6 +3,7 @@
 The barrier, its samples and its passes know one array of records; what a model is called with is taken out of it.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,11 @@ class Part:
     shape: tuple[int, ...]
     dtype: torch.dtype
     entries: int = 2
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it holds real numbers."""
+        return self.dtype == torch.float32
 
     @property
     def is_mask(self) -> bool:
@@ -68,7 +74,7 @@ class Packing:
     @cached_property
     def dtype(self) -> torch.dtype:
         """Of a row."""
-        only_real = all(part.dtype == torch.float32 for part in self.parts)
+        only_real = all(part.is_real for part in self.parts)
         return torch.float32 if only_real else torch.int32
 
     @property
@@ -86,9 +92,7 @@ class Packing:
     def packed(self, records: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Arrays [n, *shape] by name as rows [n, width]."""
         values = [
-            torch.from_numpy(
-                np.array(records[part.name], np.float32 if part.dtype == torch.float32 else np.int32)
-            )
+            torch.from_numpy(np.array(records[part.name], np.float32 if part.is_real else np.int32))
             for part in self.parts
         ]
         return self.joined(values).numpy()
@@ -105,7 +109,7 @@ class Packing:
         found = []
         for part, place in zip(self.parts, self._places, strict=True):
             values = rows[:, place]
-            if part.dtype == torch.float32 and not self.dtype.is_floating_point:
+            if part.is_real and not self.dtype.is_floating_point:
                 values = values.view(torch.float32)
             found.append(values.reshape(len(rows), *part.shape))
         return found
@@ -113,28 +117,43 @@ class Packing:
     def mapping(self, rows: Tensor, floating: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """What a model is called with for rows [batch, width]; floating: the type of its real numbers."""
         pairs = zip(self.parts, self.split(rows), strict=True)
-        return {
-            part.name: values.to(floating if part.dtype == torch.float32 else part.dtype)
-            for part, values in pairs
-        }
+        return {part.name: values.to(floating if part.is_real else part.dtype) for part, values in pairs}
 
 
 class Called(nn.Module):
     """A module as the engine calls one: rows [batch, ...] to one tensor of outputs.
 
-    packing: of the rows, None where the module takes them as they are. Of what the libraries' models give, the logits.
+    packing: of the rows, None where the module takes them as they are. The module is called with the parts by name, or
+    with the mapping where it takes one argument of another name. Of what the libraries' models give, the logits count.
     """
 
     def __init__(self, module: nn.Module, packing: Packing | None) -> None:
         super().__init__()
         self.module = module
         self.packing = packing
+        self.takes_names = packing is not None and _takes(module, [part.name for part in packing.parts])
 
     def forward(self, rows: Tensor) -> Tensor:
         if self.packing is None:
             found = self.module(rows)
         else:
             real = (p.dtype for p in self.module.parameters() if p.is_floating_point())
-            found = self.module(**self.packing.mapping(rows, next(real, torch.float32)))
-        logits: Tensor = getattr(found, "logits", found)
+            parts = self.packing.mapping(rows, next(real, torch.float32))
+            found = self.module(**parts) if self.takes_names else self.module(parts)
+        logits: Tensor = found.get("logits", found) if isinstance(found, Mapping) else found
         return logits
+
+
+def _takes(module: nn.Module, names: Sequence[str]) -> bool:
+    """Whether a module is called with arguments of these names, rather than with a mapping of them."""
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError:
+        required = [
+            one
+            for one in signature.parameters.values()
+            if one.default is one.empty and one.kind < one.VAR_POSITIONAL
+        ]
+        return len(required) != 1
+    return True

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import algorithms
 from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
@@ -246,6 +246,17 @@ class _Mixed(nn.Module):
         return found
 
 
+class _Cities(nn.Module):
+    """Two categories of each record, in a mapping; a mapping, as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cities, self.kinds = nn.Embedding(2, 2), nn.Embedding(3, 2)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"logits": self.cities(batch["city"]) + self.kinds(batch["kind"])}
+
+
 def _library(task: str, model_type: str, **settings: Any) -> nn.Module:
     transformers = imported_library("transformers")
     with torch.random.fork_rng():
@@ -378,6 +389,12 @@ class Rows:
         return self._rows[place]
 
 
+def test_a_model_may_take_and_give_a_mapping() -> None:
+    _, y = two_classes()
+    result = call(model=_Cities(), X={"city": y, "kind": y})
+    assert result.card.setting.guarantee == "private"
+
+
 @pytest.mark.parametrize("part", ["numbers", "city", "known_mask"])
 def test_records_that_mix_through_one_of_their_parts_are_refused(part: str, own_home: Path) -> None:
     """Each by what another record of the batch has there."""
@@ -432,6 +449,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "whole numbers of 64 bits": ({"X": {"input": np.full((60, 5), 2**40)}}, "beyond 32 bits"),
     "an empty mapping": ({"X": {}}, "of the same number of records"),
+    "entries that a table lacks": (
+        {"model": _Tokens(), "X": np.full((60, 4), 30), "y": np.full((60, 4), 1)},
+        "whole numbers that the model does not take",
+    ),
+    "entries that one of several tables lacks": (
+        {"model": _Cities(), "X": {"city": Y, "kind": 3 * Y}},
+        "whole numbers that the model does not take",
+    ),
+    "a loader": (
+        {"X": DataLoader(TensorDataset(torch.zeros(3, 5), torch.zeros(3))), "y": None},
+        "its dataset",
+    ),
     "one value of all records": ({"model": _Sum()}, "one row of outputs for each record"),
     "a class of one token too many": (
         {"model": _Tokens(), "X": np.ones((60, 4), int), "y": np.full((60, 4), 3)},
