@@ -71,7 +71,10 @@ class Retraining(Group):
         return now.astimezone(UTC).strftime(_PERIODS[self.every])
 
 
-EXAMPLE = "{name: visits, dataset: visits-weekly, blocks: {policy: last, window: 8}, spread: {policy: equal, planned: 8}}"
+EXAMPLE = (
+    "{name: visits, dataset: visits-weekly, blocks: {policy: last, window: 8},"
+    " spread: {policy: equal, planned: 8}}"
+)
 
 
 def load(path: Path) -> Retraining:
