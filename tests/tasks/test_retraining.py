@@ -304,6 +304,14 @@ def test_a_model_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytes
     assert registry.serving == entry
 
 
+def test_settings_that_are_missing_are_shown_as_they_could_be(tmp_path: Path) -> None:
+    path = tmp_path / "retrain.yaml"
+    with pytest.raises(ParamsRefusedError, match="write one, such as `") as refused:
+        retraining_settings.load(path)
+    path.write_text(str(refused.value).split("`")[1])
+    assert retraining_settings.load(path).spreading.planned == 8
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -133,6 +133,14 @@ def test_all_trials_may_be_shown_where_all_are_paid_for(place: Path, own_home: P
     assert cheaper.priced.each == max(search.priced.each, alone.priced.each)
 
 
+def test_a_file_that_is_missing_is_shown_as_it_could_be(tmp_path: Path) -> None:
+    path = tmp_path / "tune.yaml"
+    with pytest.raises(ParamsRefusedError, match="write one, such as `") as refused:
+        tuning.load(path)
+    path.write_text(str(refused.value).split("`")[1])
+    assert tuning.load(path).epsilon == 3.0
+
+
 def test_what_cannot_be_searched_is_refused(place: Path) -> None:
     with pytest.raises(ParamsRefusedError, match=r"space has privacy\.noise"):
         search_of(place, space={"privacy.noise": ["secure"]})
