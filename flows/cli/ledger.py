@@ -350,7 +350,11 @@ def overrule(
     """Say, as the owner of the data, that two blocks which hold the same are of other people; the ledger keeps who."""
     with sentences():
         who = by or getpass.getuser()
-        _ledger().overrule(population, name, other, by=who)
+        ledger = _ledger()
+        ledger.overrule(population, name, other, by=who)
+        declared = {balance.block for balance in ledger.balances(population)}
+    for unknown in sorted({name, other} - declared):
+        say(f"Note: no block {unknown!r} is declared yet; what is said holds for one of exactly that name.")
     say(
         f"Blocks {name} and {other} of population {population} may hold the same; the ledger keeps that {who} says so."
     )

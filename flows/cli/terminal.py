@@ -32,9 +32,13 @@ def show_json(document: object) -> None:
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """What the block refuses becomes one sentence on stderr and exit status 2."""
+    """What the block refuses, or the file system forbids, becomes one sentence on stderr and exit status 2."""
     try:
         yield
+    except PermissionError as error:
+        place = error.filename or "a file"
+        say(f"refused: {place}: permission denied; use another place, or change its permissions.", error=True)
+        raise typer.Exit(2) from None
     except ValueError as error:
         from tasks.runs.reproduce import StageRefusedError
         from tasks.runs.stage import refusals

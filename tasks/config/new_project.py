@@ -72,6 +72,8 @@ def of_schema(path: Path, label: str | None) -> tuple[list[dict[str, Any]], list
     label: the field that holds the class; else the schema's own `label`, else the last field with an enum.
     Raises ParamsRefusedError for a file that is no such schema, and for a field that nothing bounds.
     """
+    if not path.is_file():
+        raise ParamsRefusedError(f"there is no file {path}; name a table schema.")
     try:
         schema = json.loads(path.read_text(encoding="utf-8"))
         fields = schema["fields"]
@@ -108,6 +110,10 @@ def _column(one: Mapping[str, Any], path: Path, label: str) -> dict[str, Any]:
 
 def make(folder: Path, declared: Declared) -> None:
     """Makes the project; raises ParamsRefusedError where `folder` holds something, DataRefusedError for the card."""
+    if folder.exists() and not folder.is_dir():
+        raise ParamsRefusedError(f"{folder} is a file; name a new folder.")
+    if declared.file is not None and not declared.file.exists():
+        raise ParamsRefusedError(f"there is no file {declared.file}; name the table, or leave --file out.")
     if folder.exists() and any(folder.iterdir()):
         raise ParamsRefusedError(f"{folder} is not empty; name a new folder.")
     (folder / "data" / "cards").mkdir(parents=True)

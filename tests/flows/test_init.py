@@ -1,5 +1,6 @@
 """A project of one's own: made of what its owner declares, and usable at once."""
 
+import errno
 import json
 import re
 import subprocess
@@ -115,6 +116,8 @@ def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest
         (FIELDS, ("--at-most", "9", "--label", "age"), "no field 'age' with an enum"),
         ([{"name": "age"}, FIELDS[-1]], ("--at-most", "9"), "nothing bounds the field 'age'"),
         ("none", ("--at-most", "9"), "is no table schema"),
+        (FIELDS, ("--at-most", "9", "--from", "missing.json"), "no file missing.json"),
+        (FIELDS, ("--at-most", "9", "--file", "missing.csv"), "no file missing.csv"),
     ],
 )
 def test_what_is_not_declared_is_refused(
@@ -124,6 +127,23 @@ def test_what_is_not_declared_is_refused(
     refused = call("init", "clinic", "--from", schema, *arguments)
     assert refused.exit_code == 2 and words in refused.stderr
     assert not (tmp_path / "clinic").exists()
+
+
+def test_a_file_is_no_place_for_a_project(schema: str, tmp_path: Path) -> None:
+    refused = call("init", schema, "--from", schema, "--at-most", "9")
+    assert refused.exit_code == 2 and f"{schema} is a file; name a new folder" in refused.stderr
+
+
+def test_a_place_that_may_not_be_written_is_refused_in_a_sentence(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", forbidden)
+    refused = call("init", "clinic", "--from", schema, "--at-most", "9")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "clinic/data/cards: permission denied; " in refused.stderr
 
 
 def test_without_a_schema_or_a_terminal_nothing_is_made(schema: str, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The command `epsilonflow ledger` on a ledger with blocks, and older copies of it that are put back."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -106,6 +107,15 @@ def test_the_history_keeps_run_ids_whole_in_80_columns(ledger: Ledger) -> None:
     shown = CliRunner().invoke(app, ["ledger", "history"], env={"COLUMNS": "80"})
     assert run_id in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80
+    assert len(re.findall(r"^\d+ +\d{4}-\d\d-\d\d \d\d:\d\d ", shown.stdout, flags=re.MULTILINE)) == len(
+        ledger.history()
+    )
+
+
+def test_overruling_a_block_that_nobody_declared_is_said(ledger: Ledger) -> None:
+    said = "no block 'febuary' is declared yet"
+    assert said in " ".join(call("overrule", "patients", "febuary", "january").stdout.split())
+    assert "is declared yet" not in call("overrule", "patients", "february", "january").stdout
 
 
 def test_what_cannot_be_undone_is_asked_first(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
