@@ -156,7 +156,7 @@ class PerExampleGradients:
         these = slice(0, len(self.losses))
         for name, each in weights.items():
             if name in self.gradients:
-                total[self.places[name]] = as_measured(self.gradients[name]).take(these).weighted_sum(each)
+                as_measured(self.gradients[name]).take(these).add_weighted(each, total[self.places[name]])
         return total
 
     @staticmethod
