@@ -106,13 +106,11 @@ def product_in_64_bits(features: Tensor, errors: Tensor) -> Tensor:
 
 def add_rows(rows: Tensor, weights: Tensor, total: Tensor) -> None:
     """Adds sum_i weights_i rows_i to a total; [n, d], [n], and [d], float64, like `add_weighted_products`."""
-    count, numbers = rows.shape
-    if count == 0 or not is_formed_singly(rows, numbers):
-        return add_weighted_products(rows, weights.new_ones(len(weights), 1), weights, total[None])
-    size = max(1, _IN_CACHE // (2 * count))  # some numbers of all records at a time, not all of some records
+    size = max(1, slice_of(2 * len(rows), rows.device))
     for some, into in zip(torch.split(rows, size, dim=1), torch.split(total, size), strict=True):
-        into.addmv_(some.double().T, weights)
-    return None
+        into.addmv_(
+            some.double().T, weights
+        )  # some numbers of all records at a time, not all of some records
 
 
 def norms_of_single(form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor) -> Tensor:
