@@ -175,6 +175,7 @@ class Engine:
         leaves_none = self.physical_batch % WHOLE == 0 and self._passes.model.precision != torch.bfloat16
         return 2 if leaves_none or self.physical_batch == 1 else 1
 
+    @in_full_precision()
     def clipped_sum(
         self,
         parameters: Tensor,

@@ -138,7 +138,7 @@ class GradSampleRecorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         leaves = tensors_in((args, kwargs))
-        is_use = any(id(leaf) in self._names for leaf in leaves)
+        is_use = not self._names.keys().isdisjoint(map(id, leaves))
         if self._layouts is None:
             return self._noted(func, args, kwargs, leaves, is_use=is_use)
         call = self._call(func, leaves) if is_use else None
@@ -240,8 +240,27 @@ class GradSampleRecorder(TorchFunctionMode):
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of some arguments, in their order."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """The tensors of some arguments, in the order of `tree_leaves`, which takes ten times as long for plain ones."""
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Tensor]) -> None:
+    kind = type(tree)
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif kind is tuple or kind is list:
+        for part in tree:
+            _collect(part, found)
+    elif kind is dict:
+        for part in tree.values():
+            _collect(part, found)
+    elif kind not in _LEAVES:
+        found += [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+_LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, slice))
 
 
 def name_of(func: Callable[..., Any]) -> str:

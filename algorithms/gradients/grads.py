@@ -66,7 +66,8 @@ def prefers_gram(length: int, inputs: int, outputs: int) -> bool:
 def written(inputs: Tensor, errors: Tensor) -> Tensor:
     """The sums of outer products, [batch, length, p], [batch, length, o] -> [batch, o * p]."""
     parts = slices(inputs.shape[2] * errors.shape[2], inputs, errors)
-    return torch.cat([_written(*part) for part in parts]).flatten(start_dim=1)
+    first, *others = (_written(*part) for part in parts)
+    return (torch.cat([first, *others]) if others else first).flatten(start_dim=1)
 
 
 def add_weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
@@ -107,6 +108,9 @@ def product_in_64_bits(features: Tensor, errors: Tensor) -> Tensor:
 def add_rows(rows: Tensor, weights: Tensor, total: Tensor) -> None:
     """Adds sum_i weights_i rows_i to a total; [n, d], [n], and [d], float64, like `add_weighted_products`."""
     size = max(1, slice_of(2 * len(rows), rows.device))
+    if size >= len(total):
+        total.addmv_(rows.double().T, weights)
+        return
     for some, into in zip(torch.split(rows, size, dim=1), torch.split(total, size), strict=True):
         into.addmv_(
             some.double().T, weights
@@ -250,6 +254,8 @@ def slice_of(numbers: int, device: torch.device) -> int:
 def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Tensors of some records, a few records at a time, each of which needs so many numbers."""
     size = slice_of(numbers, parts[0].device)
+    if size >= len(parts[0]):
+        return iter((parts,))
     return zip(*(torch.split(part, size) for part in parts), strict=True)
 
 

@@ -137,8 +137,7 @@ def _place(error: Exception) -> str:
     layers = [layer for frame, _ in frames if isinstance(layer := frame.f_locals.get("self"), nn.Module)]
     names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
     own = [line for line in traceback.extract_tb(error.__traceback__) if not _is_house(line.filename)]
-    name = names.get(id(layers[-1]), "") if layers else ""
-    layer = name.removeprefix("module").lstrip(".")  # the model is the one part of what holds its parameters
+    layer = names.get(id(layers[-1]), "") if layers else ""
     found = f" in the layer {layer} ({type(layers[-1]).__name__})" if layer else ""
     return f"{found}, at '{own[-1].line}'," if own else found
 

@@ -168,7 +168,9 @@ class PerExampleGradients:
         these = slice(0, len(self.losses))
         for name, each in weights.items():
             if name in self.gradients:
-                as_measured(self.gradients[name]).take(these).add_weighted(each, total[self.places[name]])
+                gradient = as_measured(self.gradients[name])
+                gradient = gradient.take(these) if self.padding else gradient
+                gradient.add_weighted(each, total[self.places[name]])
 
     @staticmethod
     def _transformed(total: Tensor, weights: Tensor, clipping: Affine) -> Tensor:
