@@ -260,7 +260,9 @@ def _collect(tree: Any, found: list[Tensor]) -> None:
         found += [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-_LEAVES = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, slice))
+_LEAVES = frozenset(
+    (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, slice)
+)
 
 
 def name_of(func: Callable[..., Any]) -> str:

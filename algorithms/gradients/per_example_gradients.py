@@ -1,6 +1,6 @@
 """What the records of one physical batch contribute to a sum: for the barrier alone, since nothing here is noised."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -92,6 +92,14 @@ class PerExampleGradients:
         self._add_weighted(dict.fromkeys(self.places, weights), total)
         return total
 
+    def weighted_parts(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The same sum parameter by parameter, by name, [numel] each; of those that have gradients."""
+        for name in self.gradients:
+            place = self.places[name]
+            total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
+            self._add_weighted_of(name, weights, total)
+            yield name, total
+
     def take(self, chosen: Tensor) -> "PerExampleGradients":
         """Those of the chosen records; chosen: their indices."""
         gradients = {name: as_measured(each).take(chosen) for name, each in self.gradients.items()}
@@ -165,12 +173,15 @@ class PerExampleGradients:
 
     def _add_weighted(self, weights: dict[str, Tensor], total: Tensor) -> None:
         """Adds the weighted sum of the gradients, each parameter with weights of its own, to a total [d], float64."""
-        these = slice(0, len(self.losses))
         for name, each in weights.items():
             if name in self.gradients:
-                gradient = as_measured(self.gradients[name])
-                gradient = gradient.take(these) if self.padding else gradient
-                gradient.add_weighted(each, total[self.places[name]])
+                self._add_weighted_of(name, each, total[self.places[name]])
+
+    def _add_weighted_of(self, name: str, weights: Tensor, total: Tensor) -> None:
+        gradient = as_measured(self.gradients[name])
+        if self.padding:
+            gradient = gradient.take(slice(0, len(self.losses)))
+        gradient.add_weighted(weights, total)
 
     @staticmethod
     def _transformed(total: Tensor, weights: Tensor, clipping: Affine) -> Tensor:
