@@ -20,6 +20,10 @@ _LARGE = 1e3
 """How much larger than ordinary the large records are."""
 
 
+_BLOCK = 2**15
+"""Numbers of a parameter that are looked at together."""
+
+
 class RecordsNotIndependentError(ValueError):
     """A model in which no record's gradient can be told apart; the message names what mixes them."""
 
@@ -179,11 +183,10 @@ def check_state(looked: Looked, sample: Sample) -> None:
     """
     large = {id(part): part for part in looked.passes.model.module.parameters()}  # which are not copied
     module = copy.deepcopy(looked.passes.model.module, large)
-    # `data`, so that each part counts for itself how often it was written to.
-    named = {name: part.data for name, part in looked.passes.model.named(looked.parameters).items()}
+    named = looked.passes.model.named(looked.parameters)
     frozen = {name: part for name, part in module.named_parameters() if name not in named}
 
-    def parameters() -> dict[str, tuple[int, ...]]:
+    def parameters() -> dict[str, int]:
         return {name: _digest(part) for name, part in (frozen | named).items()}
 
     before = {name: value.clone() for name, value in module.named_buffers()}
@@ -209,11 +212,13 @@ def check_state(looked: Looked, sample: Sample) -> None:
             )
 
 
-def _digest(value: Tensor) -> tuple[int, ...]:
-    """What tells whether a tensor was written to, without a copy of it: its place, and its bits as whole numbers."""
+def _digest(value: Tensor) -> int:
+    """What tells whether a tensor was written to, without a copy of it: a sum of its bits, each by its place."""
     plain = value.detach().contiguous().view(-1).view(torch.uint8)
     is_aligned = plain.numel() % 8 == plain.storage_offset() % 8 == 0
-    return value.data_ptr(), value._version, int((plain.view(torch.int64) if is_aligned else plain).sum())
+    blocks = torch.split(plain.view(torch.int64) if is_aligned else plain, _BLOCK)
+    by_place = 2 * torch.arange(_BLOCK, device=value.device) + 1
+    return hash((value.data_ptr(), *(int((block * by_place[: len(block)]).sum()) for block in blocks)))
 
 
 def _attributes(module: nn.Module) -> dict[str, bytes]:

@@ -127,7 +127,7 @@ class Model:
                 held[id(tensor)] = tensor.clone()
         try:
             for own, key, _, tensor, _ in slots:
-                own[key] = held.get(id(tensor), tensor)  # type: ignore[assignment]
+                own[key] = held.get(id(tensor), tensor)
             return run()
         finally:
             for own, key, _, tensor, _ in slots:
