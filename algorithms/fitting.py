@@ -7,26 +7,19 @@ is not resumed.
 
 import copy
 import hashlib
-import inspect
 import json
 import math
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
-import torch
-from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from safetensors.torch import save
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils.data import Dataset
+from torch import nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
@@ -34,9 +27,10 @@ from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
 from algorithms.core.training import by_name, device_of, train
 from algorithms.errors import RefusedError
+from algorithms.fit_inputs import GivenRecords, Losses, model_of, records_of
 from algorithms.methods.registry import CATALOGUE
-from algorithms.models.linear import CROSS_ENTROPY, LOGISTIC, as_they_are
-from algorithms.models.model import LossBounds, Model
+from algorithms.models.model import Model
+from algorithms.models.packing import Called
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.epsilon import Accountant
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
@@ -46,17 +40,6 @@ from algorithms.privacy.ledger import Ledger
 from algorithms.privacy.ledger.composition import UNIT
 from algorithms.privacy.ledger.place import ledger_url
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
-
-Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-
-_BY_INDEX = {"cross_entropy", "nll_loss", "multi_margin_loss"}
-"""Losses whose targets are classes and stay whole numbers."""
-_FUNCTIONAL = {
-    "CrossEntropyLoss": "cross_entropy",
-    "NLLLoss": "nll_loss",
-    "MultiMarginLoss": "multi_margin_loss",
-}
-_BOUNDS = {"cross_entropy": CROSS_ENTROPY, "binary_cross_entropy_with_logits": LOGISTIC}
 
 
 @dataclass(frozen=True)
@@ -111,17 +94,23 @@ def fit(
 ) -> Fitted:
     """Trains a copy of a module under differential privacy.
 
-    Everything is checked before anything is spent. What is checked of the records is their shape, that they are finite
-    and that classes are below the number of outputs.
+    Everything is checked before anything is spent. What is checked of the records is their shape, that they are finite,
+    that classes are below the number of outputs, and that the model takes their whole numbers.
 
     Args:
-        model: Maps [batch, *shape] to [batch, outputs]; its weights are the start, and it is not changed.
+        model: Maps [batch, *shape] to [batch, outputs], or to outputs of each part of a record, such as
+            [batch, length, classes] of texts; of models that return several tensors, as those of transformers, the
+            `logits` count. Its weights are the start, and it is not changed.
         loss: (outputs, targets) -> [batch], the loss of each record by itself; or a loss of torch.nn or of
             torch.nn.functional, itself or by name, whose reduction is then set aside. Of a record with several numbers
-            the mean counts, or the sum where the loss's reduction is "sum".
+            the mean counts, or the sum where the loss's reduction is "sum"; targets of `ignore_index` (-100) are left
+            out of it.
         X: Records [n, *shape], as an array or a tensor; whole numbers stay so for a model with an embedding, and
-            become float32 otherwise. Or a map-style Dataset of pairs, without y.
-        y: Targets [n]: classes as whole numbers, or real numbers for a regression.
+            become float32 otherwise. Or a mapping of such, with whose names the model is called, or which it is given
+            where it takes one argument: whole numbers then stay so, and in a mask 1 stands for what counts. Or,
+            without y, a map-style Dataset of pairs, or of mappings whose target is called "labels".
+        y: Targets [n]: classes as whole numbers, or real numbers for a regression. Or [n, ...]: several numbers or
+            labels of each record, or a class for each token or pixel; for a language model the token that follows.
         method: Settings of a method, such as `DPSGD(steps=300, expected_batch_size=256)`.
         epsilon: The target.
         delta: At most 1/n, and at most 1e-5 where n is private.
@@ -159,23 +148,22 @@ def fit(
         >>> len(result.trace), result.model.training
         (20, False)
     """
-    records = _records(model, X, y)
+    records = records_of(model, X, y)
     _check_noise(noise, public=public)
     known = len(records.labels) if n_is_public else None
     check_delta(delta, known)
-    trained = _model(model, loss, records)
+    trained, classes = model_of(model, loss, records)
     performance = Performance(device_of(device), memory_mb, None, number=known)
     _check_model(trained, records, performance)
     name, settings = _described(method)
     target = Target(Budget(float(epsilon), float(delta)), accountant, count_noise)
-    outputs = _outputs(trained.module, records)
     plan = method.plan(
         target,
         PublicInfo(
             records=known,
             parameters=trained.parameter_count,
             layers=len(trained.layers),
-            classes=max(2, outputs),
+            classes=classes,
             loss=trained.bounds,
         ),
     )
@@ -209,6 +197,8 @@ def fit(
             on_step=lambda *_: None,
         )
         published = by_name(trained.published(method.released(state)))
+        if isinstance(trained.module, Called):
+            published = {name.removeprefix("module."): value for name, value in published.items()}
         trace.write(folder / "trace.parquet")
         files = {
             "model.safetensors": save(published),
@@ -238,72 +228,6 @@ def fit(
     return Fitted(result.eval(), frame, dict(plan.epsilon), float(delta), card, files)
 
 
-@dataclass(frozen=True)
-class _Records:
-    """features [n, *shape], float32 or int32; labels [n], int64 or, for a regression, float32."""
-
-    features: NDArray[Any]
-    labels: NDArray[Any]
-
-
-def _records(model: object, X: Any, y: Any) -> _Records:
-    if not isinstance(model, nn.Module):
-        raise RefusedError(f"the model is a {type(model).__name__}; give a torch.nn.Module.")
-    if y is None:
-        X, y = _stacked(X)
-    features, labels = (_array(part, name) for part, name in ((X, "X"), (y, "y")))
-    if features.ndim < 2 or labels.ndim != 1 or len(features) != len(labels) or not len(labels):
-        raise RefusedError(
-            f"X has the shape {list(features.shape)} and y {list(labels.shape)}; give X as [n, ...] and y as [n], of"
-            " the same number of records."
-        )
-    for part, name in ((features, "X"), (labels, "y")):
-        if not np.isfinite(part).all():
-            raise RefusedError(
-                f"{name} holds NaN or infinite values; leave these records out or fill them in."
-            )
-    if labels.dtype.kind != "f" and labels.min() < 0:
-        raise RefusedError("y holds classes below 0; count the classes from 0.")
-    is_token = features.dtype.kind in "iu" and any(
-        isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules()
-    )
-    return _Records(
-        np.ascontiguousarray(features, np.int32 if is_token else np.float32),
-        np.ascontiguousarray(labels, np.float32 if labels.dtype.kind == "f" else np.int64),
-    )
-
-
-def _stacked(dataset: Any) -> tuple[Any, Any]:
-    """The pairs of a map-style Dataset as two arrays."""
-    if not isinstance(dataset, Dataset) or not hasattr(dataset, "__len__"):
-        raise RefusedError(
-            "y is missing; give X and y, or in their place a map-style torch Dataset of pairs."
-        )
-    try:
-        pairs = [dataset[place] for place in range(len(dataset))]
-        X, y = ([np.asarray(part) for part in parts] for parts in zip(*pairs, strict=True))
-        return np.stack(X), np.stack(y)
-    except (TypeError, ValueError):
-        raise RefusedError(
-            "the Dataset does not hold pairs (record, target) of numbers, all of one shape; transform them to tensors."
-        ) from None
-
-
-def _array(values: Any, name: str) -> NDArray[Any]:
-    if isinstance(values, Mapping):
-        raise RefusedError(
-            f"{name} is a mapping, and one array or tensor is needed; stack its parts in one of shape [n, parts, ...]"
-            " and take them apart in the model."
-        )
-    try:
-        found = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise RefusedError(f"{name} is no array of numbers; give a numpy array or a torch tensor.") from None
-    if found.dtype.kind not in "fiub":
-        raise RefusedError(f"{name} holds {found.dtype}; give numbers, classes as whole numbers from 0.")
-    return found
-
-
 def _check_noise(noise: str, *, public: bool) -> None:
     if noise not in ("secure", "seeded"):
         raise RefusedError(f'noise is {noise!r}; choose "secure" or "seeded".')
@@ -313,89 +237,7 @@ def _check_noise(noise: str, *, public: bool) -> None:
         )
 
 
-def _model(module: nn.Module, loss: object, records: _Records) -> Model:
-    """The module, copied, with its loss record by record; raises RefusedError where it takes no such records."""
-    if any(parameter.dtype != torch.float32 for parameter in module.parameters()):
-        raise RefusedError("the model has parameters that are not float32; give model.float().")
-    own = copy.deepcopy(module).cpu()
-    outputs, is_real = _outputs(own, records), records.labels.dtype.kind == "f"
-    losses, bounds = _losses(loss, is_real=is_real)
-    if not is_real and records.labels.max() >= max(2, outputs):
-        raise RefusedError(
-            f"y holds classes beyond the model's {outputs} outputs; give it an output for each class."
-        )
-    note = (
-        "The start is the weights that the module was given with; what they were made of is not in this card."
-    )
-    return Model(type(module).__name__, own, losses, as_they_are, bounds=bounds, notes=(note,))
-
-
-def _outputs(module: nn.Module, records: _Records) -> int:
-    """How many numbers the module gives for a record, seen on two records of zeros."""
-    zeros = torch.zeros(
-        (2, *records.features.shape[1:]), dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype
-    )
-    probe = copy.deepcopy(module)
-    try:
-        with torch.no_grad():
-            found = probe(zeros)
-    except Exception as error:
-        why = str(error).partition("\n")[0]
-        raise RefusedError(
-            f"the model does not take records of shape {list(zeros.shape[1:])} ({why}); change the model or X."
-        ) from None
-    if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != 2:
-        raise RefusedError(
-            "the model does not give one row of outputs for each record; let it return [batch, outputs]."
-        )
-    return found.shape[1]
-
-
-def _losses(loss: object, *, is_real: bool) -> tuple[Losses, LossBounds | None]:
-    """The loss of each record [batch] and what is public about it."""
-    name, of_torch, reduction = _of_torch(loss)
-    if of_torch is None and not callable(loss):
-        raise RefusedError(
-            f"there is no loss {loss!r}; name one of torch.nn.functional, such as 'cross_entropy'."
-        )
-    each: Any = loss if of_torch is None else of_torch
-    as_real = is_real or (of_torch is not None and name not in _BY_INDEX)
-
-    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
-        if as_real:
-            targets = targets.to(outputs.dtype)
-            # [batch, 1] beside [batch] would be broadcast to [batch, batch]
-            outputs = outputs[..., 0] if outputs.shape[-1] == 1 else outputs
-        found: Tensor = each(outputs, targets)
-        if of_torch is None or found.dim() <= targets.dim():
-            return found
-        found = found.flatten(targets.dim())
-        return found.sum(-1) if reduction == "sum" else found.mean(-1)
-
-    return losses, _BOUNDS.get(name) if reduction == "" else None
-
-
-def _of_torch(loss: object) -> tuple[str, Any, str]:
-    """A loss of PyTorch without its reduction: its functional name, itself, its reduction, "" for the usual one."""
-    if isinstance(loss, nn.Module):
-        if not hasattr(loss, "reduction"):
-            return "", None, ""
-        own = copy.deepcopy(loss)
-        own.reduction = "none"  # type: ignore[assignment]
-        kind = type(loss).__name__
-        return _FUNCTIONAL.get(kind, kind), own, str(loss.reduction)
-    name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
-    found = getattr(functional, name, None) if name else None
-    if found is None or not (isinstance(loss, str) or found is loss):
-        return "", None, ""
-    try:
-        has_reduction = "reduction" in inspect.signature(found).parameters
-    except (TypeError, ValueError):
-        has_reduction = False
-    return (name, partial(found, reduction="none"), "") if has_reduction else ("", None, "")
-
-
-def _check_model(model: Model, records: _Records, performance: Performance) -> None:
+def _check_model(model: Model, records: GivenRecords, performance: Performance) -> None:
     """Raises RefusedError, on made-up records, where the barrier could not clip those of this model."""
     try:
         performance.engine(model, records)

@@ -54,7 +54,8 @@ def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
         precision=chosen.precision,
         tokens=public.tokens,
         words_sha256=public.words_sha256,
-        settings=chosen.settings,
+        padding=public.padding,
+        settings=chosen.own_settings,
     )
     return models.adapted(
         model,
@@ -209,9 +210,14 @@ def model_files(chosen: groups.Model) -> dict[str, str]:
     """The SHA-256 of each file that a model is made of, by its key; raises ModelRefusedError for one that is not
     there.
     """
-    named = {key: value for key, value in chosen.settings.items() if key.endswith("_file")}
+    named = {key: value for key, value in chosen.own_settings.items() if key.endswith("_file")}
     named |= {"start": chosen.start}
-    return {key: models.digest(Path(value)) for key, value in named.items() if isinstance(value, str)}
+    found = {key: models.digest(Path(value)) for key, value in named.items() if isinstance(value, str)}
+    checkpoint = chosen.own_settings.get("checkpoint")
+    if not isinstance(checkpoint, str) or chosen.name not in ("huggingface", "timm"):
+        return found
+    with models.public_folder(checkpoint) as folder:
+        return found | {f"checkpoint/{name}": models.digest(folder / name) for name in models.CHECKPOINT}
 
 
 def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:

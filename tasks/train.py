@@ -252,6 +252,7 @@ def save_model(
         "input_shape": public.input_shape,
         "classes": public.classes,
         **({} if public.target is None else {"target": public.target}),
+        **({} if public.padding == 0 else {"padding": public.padding}),
         "dataset": public.dataset,
         "algorithm": algorithm,
         "front": None if front is None else front.settings,

@@ -131,10 +131,13 @@ class Tuning(Group):
     show_all: bool | Literal["cheaper"] = False
 
 
+EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
+
+
 def load(path: Path) -> Tuning:
     """The settings in a file; raises ParamsRefusedError for what they cannot be."""
     if not path.exists():
-        raise ParamsRefusedError(f"There is no file {path}; copy examples/tune.yaml.")
+        raise ParamsRefusedError(f"There is no file {path}; write one, such as {EXAMPLE}.")
     try:
         document = YAML(typ="safe", pure=True).load(path)
     except (OSError, YAMLError, UnicodeDecodeError) as error:

@@ -23,6 +23,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from algorithms.methods.registry import CATALOGUE
+from algorithms.models.libraries import imported_library
 from data.schema.card import DataCard
 from data.schema.formats import Format
 from flows.cli.main import app
@@ -113,6 +114,7 @@ def test_an_example_in_python_runs(
     monkeypatch.chdir(tmp_path)
     X = torch.rand(400, 5, generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = {"model": torch.nn.Linear(5, 2), "X": X, "y": (X[:, 0] > 0.5).long()}
+    imported_library("torch")  # as transformers needs it beside a CPU build
     exec(examples(PROJECT / page)[place].replace(".csv", ".npy"), given | {"inputs": torch.zeros(2, 1, 8, 8)})
 
 
@@ -120,6 +122,7 @@ def test_the_example_of_fit_gives_what_it_says() -> None:
     code = examples(PROJECT / "README.md")[0]
     X = torch.rand(400, 5, generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = {"model": torch.nn.Linear(5, 2), "X": X, "y": (X[:, 0] > 0.5).long()}
+    imported_library("torch")  # as transformers needs it beside a CPU build
     exec(code, given)
     assert 2.9 < given["result"].epsilon["pld"] <= 3.0
     assert len(given["result"].trace) == 30 and given["result"].card is not None

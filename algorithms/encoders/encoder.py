@@ -33,7 +33,7 @@ class Frozen(BaseModel):
 
 @dataclass(frozen=True)
 class Encoder:
-    """A frozen public network.
+    """A frozen public network, or the tokenizer of one.
 
     Attributes:
         name: As it was asked for.
@@ -41,6 +41,8 @@ class Encoder:
         width: How many features it makes of a record.
         sha256: Checksum of the file of its weights.
         pretrained_on: What its author says, or "unknown".
+        tokens: Of a tokenizer, how many entries its vocabulary has; its "features" are tokens, int32 [n, width].
+        padding: The token that fills up a text.
         load: Reads the weights, and returns a function from n records to their features, float32 [n, width]. A
             record's features do not depend on the others. It may be called from several threads.
     """
@@ -51,10 +53,12 @@ class Encoder:
     sha256: str
     pretrained_on: str
     load: Callable[[], "Encode"]
+    tokens: int | None = None
+    padding: int = 0
 
 
 Records = NDArray[np.float32] | Sequence[str]
-Encode = Callable[[Records], NDArray[np.float32]]
+Encode = Callable[[Records], NDArray[np.float32] | NDArray[np.int32]]
 Settings = Mapping[str, object]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from algorithms.encoders.encoder import Encoder, Frozen
 from algorithms.encoders.images import efficientnet_lite0, from_timm
-from algorithms.encoders.texts import from_hugging_face, minilm, wordllama
+from algorithms.encoders.texts import from_hugging_face, minilm, tokenizer, wordllama
 from algorithms.errors import EncoderRefusedError
 from algorithms.extension import imported, is_own
 
@@ -20,8 +20,9 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
     """The encoder of a name, without its weights, which `load` reads.
 
     Args:
-        name: A shipped one, "timm/NAME", "huggingface/NAME" or "huggingface/FOLDER", or your own
-            "package.module:factory", which is called with the settings and returns an Encoder.
+        name: A shipped one, "timm/NAME", "huggingface/NAME" or "huggingface/FOLDER", "tokenizer/NAME" or
+            "tokenizer/FOLDER", or your own "package.module:factory", which is called with the settings and returns an
+            Encoder.
         settings: What the encoder may be set to.
         checkpoint: For timm, a safetensors file of the network's weights.
 
@@ -38,6 +39,8 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
         return from_timm(name.removeprefix("timm/"), Path(checkpoint) if checkpoint else None, settings)
     if name.startswith("huggingface/"):
         return from_hugging_face(name.removeprefix("huggingface/"), settings)
+    if name.startswith("tokenizer/"):
+        return tokenizer(name.removeprefix("tokenizer/"), settings)
     if is_own(name):
         made = imported(name, "the encoder")(settings)
         if not isinstance(made, Encoder):
@@ -47,7 +50,7 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
         return made
     if name not in SHIPPED:
         raise EncoderRefusedError(
-            f"there is no encoder {name!r}; choose {', '.join(SHIPPED)}, timm/NAME, huggingface/NAME, or your own"
-            " package.module:factory."
+            f"there is no encoder {name!r}; choose {', '.join(SHIPPED)}, timm/NAME, huggingface/NAME, tokenizer/NAME,"
+            " or your own package.module:factory."
         )
     return SHIPPED[name](settings)

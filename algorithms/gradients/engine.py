@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
 from algorithms.gradients.model_inspection import ModelInspection, examine, refusing
-from algorithms.gradients.op_tracer import fills
+from algorithms.gradients.op_tracer import Form, fills
 from algorithms.gradients.padding import (
     FEWEST,
     WHOLE,
@@ -53,6 +53,7 @@ class Engine:
         model: the architecture and the loss of each record by itself.
         input_shape: of one record, without a dimension for the batch.
         input_dtype: of the inputs; a type of whole numbers for tokens.
+        label_shape, label_dtype: of one record's labels.
         device: where the arithmetic runs; the CPU by default.
         memory_mb: what a pass may take. The physical batch follows from it unless it is given: a multiple of 64, or at
             most 32. Passes are filled up to 64 records or the physical batch, so that the number of
@@ -97,6 +98,8 @@ class Engine:
         *,
         input_shape: tuple[int, ...],
         input_dtype: torch.dtype = torch.float32,
+        label_shape: tuple[int, ...] = (),
+        label_dtype: torch.dtype = torch.int64,
         device: torch.device | None = None,
         memory_mb: int = 1024,
         physical_batch: int | None = None,
@@ -104,7 +107,15 @@ class Engine:
         device = device or torch.device("cpu")
         self._passes = Passes(_on(model, device))
         with refusing(model, input_shape, input_dtype):
-            self._examined = examine(self._passes, input_shape, input_dtype, device, memory_mb)
+            form = Form(
+                input_shape,
+                input_dtype,
+                device,
+                packing=model.packing,
+                label_shape=label_shape,
+                label_dtype=label_dtype,
+            )
+            self._examined = examine(self._passes, form, memory_mb)
             self._passes = replace(self._passes, answers=self._examined.answers)
             self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()
@@ -191,7 +202,7 @@ class Engine:
         Args:
             parameters: flat, shape [d].
             inputs: [batch, *input_shape]; an empty batch gives zero.
-            labels: [batch].
+            labels: [batch, *label_shape].
             clipping: how each record's gradient is bounded.
             out: a tensor that the sum is written into, [d], float64; a new one costs more than it seems, since the
                 system has to find and clear its memory.

@@ -76,7 +76,7 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
     """
     sample = draw(_FEW, 0)
     losses = looked.losses(sample)
-    if losses.shape != sample.labels.shape:
+    if losses.shape != sample.labels.shape[:1]:
         raise RecordsNotIndependentError(
             f"{looked.loss_name} has shape {list(losses.shape)} for {_FEW} records, not [{_FEW}]"
         )
@@ -100,7 +100,7 @@ def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> b
     """`check_apart` for a model whose passes take long: by two records, each among another kind of records."""
     sample, others = draw(2, 0), draw(2, 1)
     losses = looked.losses(sample)
-    if losses.shape != sample.labels.shape:
+    if losses.shape != sample.labels.shape[:1]:
         raise RecordsNotIndependentError(
             f"{looked.loss_name} has shape {list(losses.shape)} for 2 records, not [2]"
         )

@@ -93,7 +93,7 @@ _HALVINGS = 3
 class Losses:
     """The losses of given records by a model's own function.
 
-    labels: [n]. Outputs have the shape [n, o], those of k candidates [k, n, o].
+    labels: [n, ...]. Outputs have the shape [n, o], those of k candidates [k, n, o].
     """
 
     model: Model
@@ -117,7 +117,8 @@ class Losses:
         count, labels = outputs.shape[1], pad_to_multiple(self.labels[records])
         full = pad_to_multiple(outputs.transpose(0, 1)).transpose(0, 1)
         with torch.no_grad():
-            losses = self.model.losses(full.flatten(end_dim=1), labels.repeat(len(full)))
+            repeated = labels.expand(len(full), *labels.shape).flatten(end_dim=1)
+            losses = self.model.losses(full.flatten(end_dim=1), repeated)
         return _sums(losses.view(full.shape[:2])[:, :count], bound)
 
     def along(self, outputs: Tensor, slopes: Tensor, steps: Tensor, bound: float) -> Tensor:

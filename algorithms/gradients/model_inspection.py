@@ -7,6 +7,7 @@ by where its records lie in each tensor, and by giving the same gradients as aut
 import copy
 import inspect
 import math
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -45,6 +46,7 @@ from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.passes import Answers, Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.models import Model, ModelRefusedError
+from algorithms.models.packing import Packing
 
 _FEW, _MORE = 3, 17
 _BYTE = 256
@@ -139,7 +141,9 @@ def _place(error: Exception) -> str:
     layers = [layer for frame, _ in frames if isinstance(layer := frame.f_locals.get("self"), nn.Module)]
     names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
     own = [line for line in traceback.extract_tb(error.__traceback__) if not _is_house(line.filename)]
-    layer = names.get(id(layers[-1]), "") if layers else ""
+    name = names.get(id(layers[-1]), "") if layers else ""
+    # The model is the one part of what holds its parameters, and perhaps of what calls it.
+    layer = re.sub(r"^(module(\.|$))+", "", name)
     found = f" in the layer {layer} ({type(layers[-1]).__name__})" if layer else ""
     return f"{found}, at '{own[-1].line}'," if own else found
 
@@ -185,9 +189,7 @@ def _needed(form: Form, run: Callable[[Sample], object], few: int = _FEW) -> tup
     return max(0, most[0] - each), each
 
 
-def examine(
-    passes: Passes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, memory_mb: float
-) -> ModelInspection:
+def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     """Finds how to take a model's per-example gradients, in this order: what is cheap and what refuses comes first.
 
     1. Layers that are known to mix records.
@@ -199,9 +201,7 @@ def examine(
 
     Args:
         passes: of the model.
-        shape: of one record.
-        dtype: of the inputs.
-        device: where the passes run.
+        least: what records look like, before it is known how many entries the model's tables have.
         memory_mb: what a pass may take.
 
     Raises:
@@ -212,11 +212,12 @@ def examine(
         >>> import torch
         >>> from torch import nn
         >>> from algorithms.gradients.model_inspection import examine
+        >>> from algorithms.gradients.op_tracer import Form
         >>> from algorithms.gradients.passes import Answers, Passes
         >>> from algorithms.models import Model
         >>> module = nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2))
         >>> model = Model("small", module, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
-        >>> found = examine(Passes(model), (3,), torch.float32, torch.device("cpu"), memory_mb=1024)
+        >>> found = examine(Passes(model), Form((3,), torch.float32, torch.device("cpu")), memory_mb=1024)
         >>> found.layouts is None, found.is_random, found.without_rule
         (False, False, ('prelu',))
     """
@@ -226,12 +227,12 @@ def examine(
     if not passes.model.shapes:
         raise RecordsNotIndependentError(f"the model {passes.model.name} has no parameters to train")
 
-    parameters = near_start(passes.model).to(device)
-    if _operations(passes, parameters, Form(shape, dtype, device)) > _LIGHT:
-        return _examine_briefly(passes, parameters, Form(shape, dtype, device))
-    parameters = away_from_start(passes.model).to(device)
-    _check_memory(passes, parameters, Form(shape, dtype, device), memory_mb)
-    form = _form(passes, parameters, Form(shape, dtype, device))
+    parameters = near_start(passes.model).to(least.device)
+    if _operations(passes, parameters, least) > _LIGHT:
+        return _examine_briefly(passes, parameters, least)
+    parameters = away_from_start(passes.model).to(least.device)
+    _check_memory(passes, parameters, least, memory_mb)
+    form = _form(passes, parameters, least)
     few, more = form.draw(_FEW, 0), form.draw(_MORE, 0)
     exact = _exact(passes, parameters, few)
     is_exact = exact.parameters.dtype == torch.float64
@@ -243,7 +244,7 @@ def examine(
     passes = replace(passes, answers=answers)
     exact = replace(exact, passes=replace(exact.passes, answers=answers))
     check_state(exact, draw_exactly(_FEW, 0))
-    is_random = check_apart(exact, draw_exactly, () if dtype.is_floating_point else form.constants)
+    is_random = check_apart(exact, draw_exactly, () if form.dtype.is_floating_point else form.constants)
     watch = watched(passes, parameters, few)
     each = max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
     try:
@@ -360,16 +361,25 @@ def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -
     ]
     paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
     tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
-    forms = (_with_entries(least, entries, paddings) for entries in tables)
-    form = next((form for form in forms if _takes(passes, parameters, form, count)), least)
+    form = least
+    for place in (0,) if least.packing is None else least.packing.entries:
+        forms = [_with_entries(form, entries, paddings, place) for entries in tables]
+        form = next((some for some in forms if _takes(passes, parameters, some, count)), form)
     outputs = _outputs(passes, parameters, form.draw(1, 0))
     labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _MORE))
     return labelled if _takes(passes, parameters, labelled, count) else form
 
 
-def _with_entries(form: Form, entries: int, paddings: set[int]) -> Form:
-    constants = {*paddings, *range(_SPECIAL), entries - 1}
-    return replace(form, entries=entries, constants=tuple(sorted(c for c in constants if c < entries)))
+def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> Form:
+    """The form with so many entries in one of its parts."""
+    packing, most = form.packing, entries
+    if packing is not None:
+        parts = list(packing.parts)
+        parts[place] = replace(parts[place], entries=entries)
+        packing, most = Packing(tuple(parts)), max(entries, form.entries)
+    constants = {*paddings, *range(_SPECIAL), entries - 1, most - 1}
+    chosen = tuple(sorted(c for c in constants if c < most))
+    return replace(form, entries=most, constants=chosen, packing=packing)
 
 
 def _outputs(passes: Passes, parameters: Tensor, sample: Sample) -> Tensor:

@@ -6,7 +6,7 @@ What a model computes, operation by operation, seen on made-up records.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from algorithms.gradients.passes import Passes, asks
 from algorithms.models import Model
+from algorithms.models.packing import Packing, Part
 
 
 @dataclass(frozen=True)
 class Form:
     """What records look like: shape and type of their inputs, whole numbers below `entries`, labels below `classes`.
 
-    constants: whole numbers of which one may fill up a record's rest, as padding does.
+    constants: whole numbers of which one may fill up a record's rest, as padding does. packing: of inputs that are
+    several tensors, each with entries of its own. label_shape, label_dtype: of one record's labels.
     """
 
     shape: tuple[int, ...]
@@ -34,59 +36,102 @@ class Form:
     entries: int = 2
     constants: tuple[int, ...] = (0, 1)
     classes: int = 2
+    packing: Packing | None = None
+    label_shape: tuple[int, ...] = ()
+    label_dtype: torch.dtype = torch.int64
 
     def draw(self, count: int, seed: int) -> "Sample":
         """Made-up records: normal numbers, or whole ones of any entry, the rest of each one constant."""
         source = torch.Generator().manual_seed(seed)
-        labels = torch.arange(seed, seed + count) % self.classes
-        if self.dtype.is_floating_point:
-            inputs = torch.randn(count, *self.shape, generator=source).to(self.dtype)
-            return Sample(inputs.to(self.device), labels.to(self.device))
-        inputs = torch.randint(0, self.entries, (count, math.prod(self.shape)), generator=source)
-        for index, record in enumerate(inputs):
-            begins = int(torch.randint(0, len(record) + 1, (), generator=source))
-            record[begins:] = self.constants[(seed + index) % len(self.constants)]
-        whole = inputs.view(count, *self.shape).to(self.dtype)
-        return Sample(whole.to(self.device), labels.to(self.device))
+        places = math.prod(self.label_shape)
+        labels = (torch.arange(seed, seed + count)[:, None] + torch.arange(places)) % self.classes
+        labels = labels.view(count, *self.label_shape).to(self.label_dtype)
+        if self.packing is None:
+            inputs = self._part(Part("", self.shape, self.dtype, self.entries), count, seed, source)
+        else:
+            drawn = [self._part(part, count, seed, source) for part in self.packing.parts]
+            inputs = self.packing.joined(drawn)
+        return Sample(inputs.to(self.device), labels.to(self.device), self.packing)
+
+    def _part(self, part: Part, count: int, seed: int, source: torch.Generator) -> Tensor:
+        if part.dtype.is_floating_point:
+            return torch.randn(count, *part.shape, generator=source).to(part.dtype)
+        if part.is_mask:
+            values = torch.ones(count, math.prod(part.shape), dtype=torch.int64)
+            constants: tuple[int, ...] = (0,)
+        else:
+            values = torch.randint(0, part.entries, (count, math.prod(part.shape)), generator=source)
+            values[0, :1] = part.entries - 1
+            constants = tuple(c for c in self.constants if c < part.entries)
+        for index, record in enumerate(values):
+            begins = int(torch.randint(int(part.is_mask), len(record) + 1, (), generator=source))
+            record[begins:] = constants[(seed + index) % len(constants)]
+        return values.view(count, *part.shape).to(self.dtype)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Made-up inputs [count, *shape] and labels."""
+    """Made-up inputs [count, *shape] and labels; packing: of inputs that are several tensors."""
 
     inputs: Tensor
     labels: Tensor
+    packing: Packing | None = None
 
     def all_of(self, constant: int) -> "Sample":
-        """The same number of records, in which every number is the same."""
-        return Sample(torch.full_like(self.inputs, constant), self.labels)
+        """The same number of records, in which every whole number is the same, as far as there are so many."""
+
+        def full(values: Tensor, part: Part | None) -> Tensor:
+            if part is not None and (values.is_floating_point() or part.is_mask or constant >= part.entries):
+                return values
+            return torch.full_like(values, constant)
+
+        return self._changed(full)
 
     def times(self, factor: float) -> "Sample":
         """The same records, larger; whole numbers are all 0 for the factor 0 and stay as they are for others."""
-        if factor == 0.0:
-            return Sample(torch.zeros_like(self.inputs), self.labels)
-        return Sample(self.inputs * factor if self.inputs.is_floating_point() else self.inputs, self.labels)
+
+        def larger(values: Tensor, part: Part | None) -> Tensor:
+            if part is not None and part.is_mask:
+                return values
+            if factor == 0.0:
+                return torch.zeros_like(values)
+            return values * factor if values.is_floating_point() else values
+
+        return self._changed(larger)
 
     def with_holes(self) -> "Sample":
         """The same records, the first value of each in the first dimension missing; whole numbers stay as they are."""
-        inputs = self.inputs.clone()
-        if inputs.is_floating_point() and inputs.dim() > 1:
-            inputs[:, 0] = math.nan
-        return Sample(inputs, self.labels)
+
+        def holed(values: Tensor, _part: Part | None) -> Tensor:
+            values = values.clone()
+            if values.is_floating_point() and values.dim() > 1:
+                values[:, 0] = math.nan
+            return values
+
+        return self._changed(holed)
 
     def in_64_bits(self) -> "Sample":
-        """The same records in float64; whole numbers stay as they are."""
-        return Sample(self.inputs.double() if self.inputs.is_floating_point() else self.inputs, self.labels)
+        """The same records in float64; whole numbers stay as they are, and so does what is packed with them."""
+        is_float = self.inputs.is_floating_point()
+        return replace(self, inputs=self.inputs.double() if is_float else self.inputs)
 
     def among(self, others: "Sample", place: int) -> "Sample":
         """One record, at its place among other ones."""
         inputs, labels = others.inputs.clone(), others.labels.clone()
         inputs[place], labels[place] = self.inputs[place], self.labels[place]
-        return Sample(inputs, labels)
+        return replace(self, inputs=inputs, labels=labels)
 
     def alone(self, place: int) -> "Sample":
         """One record without any other."""
-        return Sample(self.inputs[place : place + 1], self.labels[place : place + 1])
+        own = slice(place, place + 1)
+        return replace(self, inputs=self.inputs[own], labels=self.labels[own])
+
+    def _changed(self, change: Callable[[Tensor, Part | None], Tensor]) -> "Sample":
+        """The same with each of its tensors changed."""
+        if self.packing is None:
+            return replace(self, inputs=change(self.inputs, None))
+        pairs = zip(self.packing.split(self.inputs), self.packing.parts, strict=True)
+        return replace(self, inputs=self.packing.joined([change(*pair) for pair in pairs]))
 
 
 def away_from_start(model: Model) -> Tensor:

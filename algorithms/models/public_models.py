@@ -5,6 +5,7 @@ checksum. Nothing is downloaded here.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
@@ -17,13 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
-from algorithms.models.libraries import imported_library
+from algorithms.models.libraries import imported_library, public_folder
 from algorithms.models.linear import CROSS_ENTROPY, as_they_are, cross_entropy
 from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings
 from algorithms.models.recurrent import digest
 
-_PADDING = 0
-"""The token id that fills up a text, in all prepared data."""
+_NOT_OURS = ("id2label", "label2id", "dtype", "torch_dtype")
+"""Of a configuration."""
 
 _GROUPS = 32
 """Groups of a GroupNorm in place of a BatchNorm: the largest common divisor of this and its channels."""
@@ -32,28 +33,37 @@ _GROUPS = 32
 class Adapter(Settings):
     """Low-rank adapters (Hu et al. 2022) by PEFT: the rest is frozen but for the head.
 
-    rank: of each. alpha: their sum is scaled by alpha / rank. targets: ends of the names of the layers that get one.
+    rank: of each. alpha: their sum is scaled by alpha / rank. targets: ends of the names of the layers that get one;
+    those that PEFT takes for the architecture by default.
     """
 
     kind: Literal["lora"] = "lora"
     rank: int = Field(default=8, ge=1)
     alpha: float = Field(default=16.0, gt=0)
-    targets: list[str] = Field(min_length=1)
+    targets: list[str] | None = Field(default=None, min_length=1)
 
 
 class _Public(Settings):
     """What both libraries' models have.
 
-    checkpoint_file: safetensors, public; the head may be missing in it or have another number of classes.
+    checkpoint: a public model: its folder, "all-minilm-l6-v2", or a name in the hub's cache on this machine; the head
+    may be missing in its weights or have another number of classes. checkpoint_file: its weights alone, safetensors.
     replace_batch_norm: by GroupNorm.
     """
 
+    checkpoint: str | None = Field(default=None, min_length=1)
     checkpoint_file: str | None = Field(default=None, min_length=1)
     replace_batch_norm: bool = False
     adapter: Adapter | None = None
 
     def without_files(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"checkpoint_file"}, exclude_none=True)
+        return self.model_dump(exclude={"checkpoint", "checkpoint_file"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _has_one_checkpoint(self) -> Self:
+        if self.checkpoint is not None and self.checkpoint_file is not None:
+            raise ValueError("checkpoint has its weights with it; leave out checkpoint_file")
+        return self
 
 
 class TimmSettings(_Public):
@@ -64,7 +74,9 @@ class TimmSettings(_Public):
 
 
 class HuggingFaceSettings(_Public):
-    """task: what the model does. config: as in config.json, with its model_type; or config_file, the file itself."""
+    """task: what the model does. config: as in config.json, with its model_type; or config_file, the file itself; or
+    neither, where there is a checkpoint.
+    """
 
     task: Literal["sequence-classification", "image-classification"] = "sequence-classification"
     config: dict[str, JsonValue] | None = None
@@ -72,8 +84,8 @@ class HuggingFaceSettings(_Public):
 
     @model_validator(mode="after")
     def _has_one_config(self) -> Self:
-        if (self.config is None) == (self.config_file is None):
-            raise ValueError("it needs config or config_file, one of both; give one")
+        if sum(given is not None for given in (self.config, self.config_file, self.checkpoint)) != 1:
+            raise ValueError("it needs checkpoint, config or config_file, one of them; give one")
         return self
 
     def without_files(self) -> dict[str, Any]:
@@ -83,6 +95,9 @@ class HuggingFaceSettings(_Public):
 
     def content(self) -> dict[str, Any]:
         """The configuration; raises ModelRefusedError for a file that holds none."""
+        if self.checkpoint is not None:
+            with public_folder(self.checkpoint) as folder:
+                return HuggingFaceSettings(config_file=str(folder / "config.json")).content()
         if self.config_file is None:
             return dict(self.config or {})
         try:
@@ -100,13 +115,16 @@ class HuggingFaceSettings(_Public):
 class _Texts(nn.Module):
     """Tokens [batch, length] -> logits [batch, classes], with the attention mask that the padding gives."""
 
-    def __init__(self, model: nn.Module) -> None:
+    padding: int
+
+    def __init__(self, model: nn.Module, padding: int) -> None:
         super().__init__()
         self.model = model
+        self.padding = padding
 
     def forward(self, tokens: Tensor) -> Tensor:
         ids = tokens.long()
-        found: Tensor = self.model(input_ids=ids, attention_mask=(ids != _PADDING).long()).logits
+        found: Tensor = self.model(input_ids=ids, attention_mask=(ids != self.padding).long()).logits
         return found
 
 
@@ -168,10 +186,15 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
             f"the configuration has vocab_size {content.get('vocab_size')}, and the data have {given.tokens} tokens;"
             " set vocab_size to at least that."
         )
+    if is_text and content.get("max_position_embeddings", math.inf) < given.input_shape[0]:
+        raise ModelRefusedError(
+            f"the model has {content['max_position_embeddings']} positions, and the texts have"
+            f" {given.input_shape[0]} tokens; declare shorter texts."
+        )
     transformers = imported_library("transformers")
-    own = {"pad_token_id": _PADDING} | content | {"num_labels": given.classes}
-    # Labels by name would override their number.
-    own = {key: value for key, value in own.items() if key not in ("id2label", "label2id")}
+    own = content | {"pad_token_id": given.padding, "num_labels": given.classes}
+    # Labels by name would override their number; gradients are of 32 bits, whatever the weights were kept in.
+    own = {key: value for key, value in own.items() if key not in _NOT_OURS}
     try:
         config = transformers.AutoConfig.for_model(own.pop("model_type"), **own)
         kind = "Sequence" if is_text else "Image"
@@ -181,7 +204,7 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
         raise _cannot("huggingface", error) from None
     prefix = f"{module.base_model_prefix}."
     heads = tuple(name for name, _ in module.named_children() if f"{name}." != prefix)
-    around = _Texts(module) if is_text else _Images(module)
+    around = _Texts(module, given.padding) if is_text else _Images(module)
     return _finished("huggingface", _Made(module, prefix, heads), around, settings)
 
 
@@ -228,14 +251,15 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
     try:
         if isinstance(model.module, _Texts | _Images):
             found = type(module).from_pretrained(folder, use_safetensors=True)
-            return type(model.module)(found).eval()
-        own = model.settings
+            own = model.module
+            return (_Texts(found, own.padding) if isinstance(own, _Texts) else _Images(found)).eval()
+        settings = model.settings
         made: nn.Module = imported_library("timm").create_model(
-            own["architecture"],
+            settings["architecture"],
             num_classes=outputs,
             in_chans=input_shape[0],
             checkpoint_path=str(folder / "model.safetensors"),
-            **own["options"],
+            **settings["options"],
         )
         return made.eval()
     except Exception as error:
@@ -250,7 +274,11 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
     notes = []
     _without_batch_norm(name, made.module, replaces=settings.replace_batch_norm)
     if settings.checkpoint_file is not None:
-        notes.append(_filled(made, Path(settings.checkpoint_file)))
+        path = Path(settings.checkpoint_file)
+        notes.append(_filled(made, path, path.name))
+    if settings.checkpoint is not None:
+        with public_folder(settings.checkpoint) as folder:
+            notes.append(_filled(made, folder / "model.safetensors", settings.checkpoint))
     if settings.adapter is not None:
         notes.append(_with_adapters(name, made, settings.adapter))
     around.eval()  # dropout is off: clipping and noise regularise already
@@ -274,7 +302,7 @@ def _without_batch_norm(name: str, module: nn.Module, *, replaces: bool) -> None
         setattr(module.get_submodule(parent), last, nn.Sequential(norm, *parts) if parts else norm)
 
 
-def _filled(made: _Made, path: Path) -> str:
+def _filled(made: _Made, path: Path, called: str) -> str:
     """Reads a checkpoint into the module; a sentence on it. The head keeps its random start where it does not fit."""
     try:
         stored = load_file(path)
@@ -289,15 +317,15 @@ def _filled(made: _Made, path: Path) -> str:
     misfits = [name for name in is_new if not name.startswith(tuple(f"{head}." for head in made.heads))]
     if misfits:
         raise ModelRefusedError(
-            f"{path.name} does not give {misfits[0]} in the form that the model has; give the file of the same"
+            f"{called} does not give {misfits[0]} in the form that the model has; give the file of the same"
             " architecture and configuration."
         )
     fitting = {name: tensor for name, tensor in found.items() if name in own and name not in is_new}
     if not all(bool(torch.isfinite(tensor).all()) for tensor in fitting.values()):
-        raise ModelRefusedError(f"{path.name} is not finite everywhere; give the file of a sound model.")
+        raise ModelRefusedError(f"{called} is not finite everywhere; give the file of a sound model.")
     made.module.load_state_dict(fitting, strict=False)
     new = f", but for {', '.join(is_new)}, drawn from the model's seed." if is_new else "."
-    return f"The start is the public file {path.name} (SHA-256 {digest(path)}){new}"
+    return f"The start is the public file {called} (SHA-256 {digest(path)}){new}"
 
 
 def _with_adapters(name: str, made: _Made, adapter: Adapter) -> str:
@@ -313,7 +341,8 @@ def _with_adapters(name: str, made: _Made, adapter: Adapter) -> str:
     heads = tuple(f"{head}." for head in made.heads)
     for parameter, value in made.module.named_parameters():
         value.requires_grad_("lora_" in parameter or parameter.startswith(heads))
-    return f"Trained are LoRA adapters of rank {adapter.rank} on {', '.join(adapter.targets)}, and the head alone."
+    on = "the layers that PEFT takes" if adapter.targets is None else ", ".join(adapter.targets)
+    return f"Trained are LoRA adapters of rank {adapter.rank} on {on}, and the head alone."
 
 
 def _cannot(name: str, error: Exception) -> ModelRefusedError:

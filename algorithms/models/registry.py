@@ -98,17 +98,19 @@ def build(
     precision: str = "float32",
     tokens: int | None = None,
     words_sha256: str | None = None,
+    padding: int = 0,
     settings: Mapping[str, Any] | None = None,
 ) -> Model:
     """The named model for inputs of a shape and a number of classes; its random start is drawn from `seed`.
 
     With 1 class it predicts a number, by half the squared error in place of the cross-entropy.
     precision: float32 or bfloat16. tokens: entries of the vocabulary where records are tokens. words_sha256: of the
-    list of its words, which word vectors from a file need. settings: of the model.
+    list of its words, which word vectors from a file need. padding: the entry that fills up a text. settings: of the
+    model.
     Raises ModelRefusedError for an unknown name or setting and for a model that does not fit the data.
     """
+    given = ModelSpec(input_shape, classes, tokens, words_sha256, padding)
     if is_own(name):
-        given = ModelSpec(input_shape, classes, tokens, words_sha256)
         return replace(_not_shipped(name, given, settings or {}, seed), precision=_PRECISIONS[precision])
     if name not in CATALOGUE:
         raise ModelRefusedError(
@@ -123,7 +125,7 @@ def build(
         )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = architecture.make(ModelSpec(input_shape, classes, tokens, words_sha256), chosen)
+        model = architecture.make(given, chosen)
     model = _predicting_a_number(model) if classes == 1 else model
     return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
 

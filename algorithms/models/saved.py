@@ -57,6 +57,7 @@ def architecture(facts: Mapping[str, Any]) -> Model:
         classes=len(facts["classes"]) or 1,
         seed=0,
         tokens=facts.get("tokens"),
+        padding=facts.get("padding", 0),
         settings=facts.get("model_settings"),
     )
     return model if features is None else in_front(features, model)

@@ -99,7 +99,8 @@ Transform: TypeAlias = Literal["none", "scattering", "encoder"]
 class EncoderFacts:
     """What is public of a frozen encoder: as it was asked for, how many features it makes, of which weights.
 
-    settings: as JSON text. pretrained_on: what its author says, or "unknown".
+    settings: as JSON text. pretrained_on: what its author says, or "unknown". tokens, padding: of a tokenizer, how many
+    entries its vocabulary has, and which of them fills up a text.
     """
 
     name: str
@@ -108,6 +109,8 @@ class EncoderFacts:
     sha256: str
     pretrained_on: str
     settings: str
+    tokens: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
+    padding: Annotated[int, Field(exclude_if=lambda given: given == 0)] = 0
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,11 @@ class PublicDescription:
     target: Annotated[tuple[float, float] | None, Field(exclude_if=lambda given: given is None)] = None
 
     @property
+    def padding(self) -> int:
+        """The token that fills up a text."""
+        return 0 if self.encoder is None else self.encoder.padding
+
+    @property
     def outputs(self) -> int:
         """The number of classes, or 1 where a number is predicted."""
         return len(self.classes) or 1
@@ -203,7 +211,7 @@ def public_description(
 ) -> PublicDescription:
     """The public facts that `card` declares; raises DataRefusedError for a transform that its records cannot have."""
     is_as_read = transform == "none"
-    tokens, is_bounded = None if encoder else card.tokens, not isinstance(card.reader, Own)
+    tokens, is_bounded = encoder.tokens if encoder else card.tokens, not isinstance(card.reader, Own)
     return PublicDescription(
         dataset=card.name,
         title=card.title,

@@ -13,15 +13,14 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data.prepare.description import EncoderFacts
 from data.prepare.files import write_whole
 from data.prepare.scattering import workers
-from data.readers.records import Block, Records
+from data.readers.records import Block, Features, Records
 
 _AT_ONCE = 512
-Encode = Callable[[Any], NDArray[np.float32]]
+Encode = Callable[[Any], Features]
 
 
 def encoded(
@@ -45,10 +44,10 @@ def encoded(
     (kept / ".gitignore").write_text("*\n", encoding="utf-8")
     encoder, done = _Lazy(load), 0
 
-    def features_of(records: Sequence[Any]) -> NDArray[np.float32]:
+    def features_of(records: Sequence[Any]) -> Features:
         path = kept / f"{_digest(facts, records)}.npy"
         with suppress(OSError, ValueError):
-            found: NDArray[np.float32] = np.load(path)
+            found: Features = np.load(path)
             if found.shape == (len(records), facts.width):
                 return found
         made = encoder.get()(records)
@@ -92,6 +91,6 @@ def _digest(facts: EncoderFacts, records: Sequence[Any]) -> str:
     return found.hexdigest()
 
 
-def _save(path: Path, values: NDArray[np.float32]) -> None:
+def _save(path: Path, values: Features) -> None:
     with path.open("wb") as file:
         np.save(file, values)

@@ -38,7 +38,7 @@ class RowReader:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Those that a label can be; none where a number is predicted, which tables alone have."""
+        """Those that a label can be; none where a number is predicted."""
         return () if isinstance(self.known, Target) else self.known
 
     @property
@@ -66,7 +66,7 @@ class RowReader:
         if isinstance(self.declared, Table):
             return table.tables(part, path, self.declared)
         more = () if self.person is None else (self.person.column,)
-        return rows.tables(path, self.declared, self._classes, more=more)
+        return rows.tables(path, self.declared, self.known, more=more)
 
     def records(self, some: pa.Table, where: str) -> Records:
         """The records of some rows; where: what messages call their source. Raises DataRefusedError as `read` does."""
@@ -75,7 +75,7 @@ class RowReader:
             made = table.records(some, declared, self.known, where)
         else:
             features, keys = self._content(some, declared)
-            made = Records(features, rows.labels(some, declared, self._classes, where), keys)
+            made = Records(features, rows.labels(some, declared, self.known, where), keys)
         if self.person is None:
             return made
         return Records(made.features, made.labels, [sha256(who).digest() for who in self._who(some)])
@@ -122,11 +122,6 @@ class RowReader:
         """Whom each row names, nobody as the empty name."""
         column = rows.column(some, "" if self.person is None else self.person.column)
         return [(who or b"").strip() for who in rows.contents(column)]
-
-    @property
-    def _classes(self) -> tuple[str, ...]:
-        """Of texts and images, which have no other target."""
-        return self.known if isinstance(self.known, tuple) else ()
 
     @cached_property
     def _words(self) -> dict[str, int] | None:

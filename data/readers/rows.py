@@ -1,8 +1,8 @@
 """Rows with named columns for texts and images, from CSV, JSON lines, Parquet and the Arrow files of Hugging Face.
 
 What is in a row stays in it: CSV and JSON are cut into lines before anything in a line is looked at, and a line that
-is no row becomes a row without a content, of the first class. So no record decides what becomes of the next one, and
-none stops the rest.
+is no row becomes a row without a content, of the first class or the lowest number. So no record decides what becomes of
+the next one, and none stops the rest.
 """
 
 import csv
@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -22,8 +21,10 @@ from pyarrow import parquet
 
 from data.readers import encoding
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Rows
+from data.schema.formats import Rows, Target
 
+Known: TypeAlias = tuple[str, ...] | Target
+"""What a label can be: one of the classes, or a number within the target's bounds."""
 _ROWS = 1024
 _LONGEST_LINE = 2**26
 csv.field_size_limit(_LONGEST_LINE)  # of Python's own, 2**17, a long text is more
@@ -31,9 +32,7 @@ _Row: TypeAlias = Mapping[str, Any]
 _BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, KeyError, TypeError)
 
 
-def tables(
-    path: Path, declared: Rows, classes: tuple[str, ...], *, more: Sequence[str] = ()
-) -> Iterator[pa.Table]:
+def tables(path: Path, declared: Rows, known: Known, *, more: Sequence[str] = ()) -> Iterator[pa.Table]:
     """The declared columns of a file, some rows at a time; the label is left out where the file has none.
 
     more: names of further columns, such as the person's. Raises DataRefusedError where the file is not whole or lacks a
@@ -41,7 +40,7 @@ def tables(
     """
     wanted = (*declared.content, declared.label, *more)
     try:
-        for table in _formats[declared.format](path, wanted, declared, classes):
+        for table in _formats[declared.format](path, wanted, declared, known):
             for name in wanted:
                 if name != declared.label and table.column_names.count(name) != 1:
                     raise missing(name, path)
@@ -74,12 +73,12 @@ def column(table: pa.Table, name: str) -> pa.ChunkedArray:
     return table[name]
 
 
-def labels(table: pa.Table, declared: Rows, classes: tuple[str, ...], where: str) -> NDArray[np.int64]:
-    """The places of the rows' classes; raises DataRefusedError for one that is none of them."""
+def labels(table: pa.Table, declared: Rows, known: Known, where: str) -> NDArray[Any]:
+    """What `encoding.labels` gives of the rows; raises DataRefusedError for a label that is none of the known ones."""
     label = declared.label_column
     if label.name not in table.column_names:
         raise missing(label.name, where)
-    return encoding.classes(table[label.name], label, classes, f"{where}, column {label.name!r}")
+    return encoding.labels(table[label.name], label, known, ("",), f"{where}, column {label.name!r}")
 
 
 def contents(column: pa.ChunkedArray) -> list[bytes | None]:
@@ -100,7 +99,7 @@ def contents(column: pa.ChunkedArray) -> list[bytes | None]:
     return found
 
 
-def _csv(path: Path, wanted: Sequence[str], declared: Rows, classes: tuple[str, ...]) -> Iterator[pa.Table]:
+def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> Iterator[pa.Table]:
     """A field that is no UTF-8 stays bytes: the line is read as Latin-1, in which every byte is a letter."""
     with ExitStack() as stack:
         lines = _lines(stack.enter_context(_opened(path)))
@@ -115,7 +114,7 @@ def _csv(path: Path, wanted: Sequence[str], declared: Rows, classes: tuple[str, 
         def row(line: bytes | None) -> _Row:
             fields = None if line is None else _fields(line, declared.separator)
             if fields is None or len(fields) != len(names):
-                return _stand_in(declared, classes)
+                return _stand_in(declared, known)
             return {name: fields[place] for name, place in places.items()}
 
         yield from _tables((row(line) for line in lines if line is None or line.strip()), tuple(places))
@@ -129,14 +128,14 @@ def _fields(line: bytes, separator: str) -> list[bytes] | None:
         return None
 
 
-def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, classes: tuple[str, ...]) -> Iterator[pa.Table]:
+def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> Iterator[pa.Table]:
     def row(line: bytes | None) -> _Row:
         try:
             found = json.loads(line or b"")
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            return _stand_in(declared, classes)
+            return _stand_in(declared, known)
         return {name: _as_bytes(found.get(name)) for name in wanted}
 
     with ExitStack() as stack:
@@ -150,9 +149,11 @@ def _as_bytes(value: object) -> bytes | None:
     return str(value).encode() if isinstance(value, int | float) else None
 
 
-def _stand_in(declared: Rows, classes: tuple[str, ...]) -> _Row:
-    """Of the first class, as the file would write it."""
-    return {declared.label: declared.spellings.get(classes[0], (classes[0],))[0].encode()}
+def _stand_in(declared: Rows, known: Known) -> _Row:
+    """Of the first class, as the file would write it, or of the lowest number."""
+    if isinstance(known, Target):
+        return {declared.label: repr(known.bounds[0]).encode()}
+    return {declared.label: declared.spellings.get(known[0], (known[0],))[0].encode()}
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -187,14 +188,14 @@ def _tables(rows: Iterator[_Row], names: Sequence[str]) -> Iterator[pa.Table]:
         yield pa.Table.from_pylist(some, kinds)
 
 
-def _parquet(path: Path, wanted: Sequence[str], _: Rows, __: tuple[str, ...]) -> Iterator[pa.Table]:
+def _parquet(path: Path, wanted: Sequence[str], _: Rows, __: Known) -> Iterator[pa.Table]:
     with parquet.ParquetFile(path) as file:
         yield file.schema_arrow.empty_table()
         for batch in file.iter_batches(_ROWS, columns=list(wanted)):
             yield pa.Table.from_batches([batch])
 
 
-def _datasets(path: Path, wanted: Sequence[str], _: Rows, __: tuple[str, ...]) -> Iterator[pa.Table]:
+def _datasets(path: Path, wanted: Sequence[str], _: Rows, __: Known) -> Iterator[pa.Table]:
     for batch in arrow(path):
         yield pa.Table.from_batches([batch]).select([name for name in wanted if name in batch.schema.names])
 

@@ -162,7 +162,7 @@ class DataCard(Strict):
     """A data set as its owner declares it; raises pydantic.ValidationError when parts do not fit together.
 
     folder: of its files in a mirror and among the downloads, if not its name; data sets may share one.
-    classes: by name; or instead target, for a regression on a table: the number that its label's column holds.
+    classes: by name; or instead target, for a regression on rows: the number that the label's column holds.
     alternatives: other sets of files of the same records (private ones: with the same test files), tried after `files`.
     composition: of the population's runs, fixed when it is first seen. blocks_per_person: in how many blocks of the
     population a person may have a record, one in each; with 1, the unit of privacy is one record in one block.
@@ -262,8 +262,8 @@ class DataCard(Strict):
     def _classes_and_shape_fit(self) -> "DataCard":
         if (self.target is None) != (len(self.classes) >= 2) or (self.target and self.classes):
             raise ValueError("give two classes or more as classes, or a target where a number is predicted")
-        if self.target is not None and not isinstance(self.reader, Table):
-            raise ValueError("a target is a column of a table")
+        if self.target is not None and not isinstance(self.reader, OF_ROWS):
+            raise ValueError("a target is a column of a table, or of the rows of texts or images")
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("a class is listed twice")
         if isinstance(self.reader, Synthetic):

@@ -274,7 +274,7 @@ def history(
     has_blocks = any(row.block != "all" for row in rows)
     table = Table(box=None, pad_edge=False)
     for name in ("row", "when", "what", "population", *(["block"] if has_blocks else []), "run"):
-        table.add_column(name, no_wrap=name in ("row", "run"), overflow="fold")
+        table.add_column(name, no_wrap=name in ("row", "when", "run"), overflow="fold")
     table.add_column("epsilon", justify="right", no_wrap=True)
     table.add_column("delta", justify="right", no_wrap=True)
     for row in rows:

@@ -39,10 +39,11 @@ _LARGEST_RATE = 8.0
 
 @dataclass(frozen=True)
 class Recipe:
-    """model: its name. settings: of the algorithm, without its name."""
+    """model: its name. settings: of the algorithm, without its name. of_model: further keys of the group `model`."""
 
     model: str
     settings: dict[str, Any]
+    of_model: dict[str, Any] = field(default_factory=dict)
 
 
 def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool = False) -> Recipe:
@@ -74,12 +75,14 @@ class EncoderRecipe:
 
 
 def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float) -> EncoderRecipe:
-    """A linear head on the features of a frozen encoder, centred by a private mean.
+    """A linear head on the features of a frozen encoder, centred by a private mean; on the tokens of a tokenizer, the
+    public model that it belongs to, through adapters.
 
     A learning rate that the file leaves open grows with epsilon: the less noise in a step, the longer it is.
     """
     written = _written()["encoders"]
-    own = {**written["default"], **written.get(encoder, {})}
+    kind, _, public = encoder.partition("/")
+    own = {**written["default"], **written.get(kind if kind == "tokenizer" else encoder, {})}
     usual = own["algorithms"].get(algorithm)
     settings = dict(
         _written()["default"].get(algorithm, {"settings": {}})["settings"] if usual is None else usual
@@ -92,7 +95,9 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
         )
         settings["update"] = settings.get("update", {}) | {"learning_rate": float(f"{rate:.2g}")}
     made = {"name": encoder, "settings": own.get("settings", {})}
-    return EncoderRecipe(made, own["features"], Recipe(own["model"], _with_batches(settings, card.records)))
+    model = {"checkpoint": public, "adapter": {}} if kind == "tokenizer" else {}
+    chosen = Recipe(own["model"], _with_batches(settings, card.records), model)
+    return EncoderRecipe(made, own["features"], chosen)
 
 
 def reasons(card: DataCard, advised: Recipe) -> dict[str, str]:
@@ -283,7 +288,7 @@ def _follow_recipe(document: dict[str, Any], request: Request, epsilon: Any, *, 
     encoded = None if request.encoder is None else encoder_recipe(card, request.encoder, str(name), aim)
     chosen = encoded.recipe if encoded else recipe(card, str(name), aim)
     kept = {key: getattr(stands.model, key) for key in ("seed", "precision")}
-    _become(document["model"], Model(name=chosen.model, **kept).model_dump())
+    _become(document["model"], Model(name=chosen.model, **kept, **chosen.of_model).model_dump())
     _become(document["algorithm"], {"name": name, **chosen.settings})
     # A recipe is for the records as they are, or as the encoder makes them.
     if encoded or "transform" in document["data"]:

@@ -41,9 +41,9 @@ class Group(BaseModel):
 class Encoder(Group):
     """A frozen public network whose features of each record are trained on, for data.transform: encoder.
 
-    name: efficientnet-lite0, wordllama, all-minilm-l6-v2, timm/NAME, huggingface/NAME or its folder, or
-    package.module:factory. checkpoint: for timm, a safetensors file of the weights. settings: size and mirror of an
-    image, length and layer of a text.
+    name: efficientnet-lite0, wordllama, all-minilm-l6-v2, timm/NAME, huggingface/NAME or its folder, tokenizer/NAME or
+    its folder for the tokens of a public model, or package.module:factory. checkpoint: for timm, a safetensors file of
+    the weights. settings: size and mirror of an image, length and layer of a text.
     """
 
     name: str = Field(min_length=1)
@@ -114,7 +114,8 @@ class Model(Group):
     name: of the catalogue of models. seed: of its start, which is public. precision: of its gradients. settings: the
     model's own. start: path of a safetensors file with the parameters to start from, of a public model or of an earlier
     release. reinitialize: layers or parameters, by name, that the file does not give. freeze: those that are not
-    trained. augmentations: how many views of each image, by which its gradient is averaged.
+    trained. augmentations: how many views of each image, by which its gradient is averaged. checkpoint, adapter,
+    replace_batch_norm: of the models timm and huggingface, whose settings of these names they are.
 
     The plan holds the SHA-256 of every file that is named here, and training refuses another file under the same name;
     DVC does not watch these files, so a changed file should have a new name.
@@ -128,6 +129,29 @@ class Model(Group):
     reinitialize: list[Word] = Field(default_factory=list)
     freeze: list[Word] = Field(default_factory=list)
     augmentations: int = Field(default=1, ge=1)
+    checkpoint: str | None = Field(default=None, min_length=1, exclude_if=lambda given: given is None)
+    adapter: dict[str, JsonValue] | None = Field(default=None, exclude_if=lambda given: given is None)
+    replace_batch_norm: bool | None = Field(default=None, exclude_if=lambda given: given is None)
+
+    @model_validator(mode="after")
+    def _says_a_setting_once(self) -> Self:
+        for key in self.settings.keys() & self._of_libraries.keys():
+            raise ValueError(f"model.{key} and model.settings.{key} are both given; leave one out")
+        return self
+
+    @property
+    def _of_libraries(self) -> dict[str, JsonValue]:
+        given: dict[str, JsonValue] = {
+            "checkpoint": self.checkpoint,
+            "adapter": self.adapter,
+            "replace_batch_norm": self.replace_batch_norm,
+        }
+        return {key: value for key, value in given.items() if value is not None}
+
+    @property
+    def own_settings(self) -> dict[str, JsonValue]:
+        """What the model is made with."""
+        return self.settings | self._of_libraries
 
 
 class Memory(Group):

@@ -71,6 +71,12 @@ class Retraining(Group):
         return now.astimezone(UTC).strftime(_PERIODS[self.every])
 
 
+EXAMPLE = (
+    "{name: visits, dataset: visits-weekly, blocks: {policy: last, window: 8},"
+    " spread: {policy: equal, planned: 8}}"
+)
+
+
 def load(path: Path) -> Retraining:
     """The settings in a file; raises ParamsRefusedError, naming the key, and RefusedError where two of them do not
     fit.
@@ -79,7 +85,7 @@ def load(path: Path) -> Retraining:
         document = YAML(typ="safe", pure=True).load(path)
         settings = Retraining.model_validate(document)
     except OSError:
-        raise ParamsRefusedError(f"There is no file {path}; copy examples/retraining/retrain.yaml.") from None
+        raise ParamsRefusedError(f"There is no file {path}; write one, such as {EXAMPLE}.") from None
     except (YAMLError, UnicodeDecodeError):
         raise ParamsRefusedError(f"{path.name} is not valid YAML; correct it.") from None
     except ValidationError as error:

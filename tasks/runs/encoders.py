@@ -63,4 +63,13 @@ def facts_of(chosen: params.Encoder) -> EncoderFacts:
     """What is public of the encoder that is named."""
     found = encoder_of(chosen)
     settings = json.dumps(chosen.settings, sort_keys=True)
-    return EncoderFacts(found.name, found.takes, found.width, found.sha256, found.pretrained_on, settings)
+    return EncoderFacts(
+        found.name,
+        found.takes,
+        found.width,
+        found.sha256,
+        found.pretrained_on,
+        settings,
+        found.tokens,
+        found.padding,
+    )

@@ -5,6 +5,7 @@ import doctest
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import algorithms
 from algorithms import DPSGD, NonPrivate, OptimizerConfig, fit, fitting
@@ -23,6 +24,7 @@ from algorithms.core.method import Algorithm
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.methods.registry import CATALOGUE
 from algorithms.models import build
+from algorithms.models.libraries import imported_library
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.ledger import Ledger
@@ -203,6 +205,212 @@ def test_a_regression_is_trained_on_each_records_own_target() -> None:
         torch.testing.assert_close(bias, torch.ones(1), atol=1e-2, rtol=0.0)
 
 
+class _Sum(nn.Linear):
+    """One number for all records."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs).sum()
+
+
+class _Tokens(nn.Module):
+    """Tokens [batch, length] to a class of each, [batch, length, 3]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.over, self.head = (
+            nn.Embedding(30, 4),
+            nn.GRU(4, 4, batch_first=True),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.head(self.over(self.table(tokens))[0])
+        return found
+
+
+class _Mixed(nn.Module):
+    """Numbers, categories and a mask of each record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cities, self.kinds = nn.Embedding(9, 4), nn.Embedding(3, 4)
+        self.numbers, self.out = nn.Linear(5, 4), nn.Linear(4, 2)
+
+    def forward(self, numbers: Tensor, city: Tensor, kind: Tensor, known_mask: Tensor) -> Tensor:
+        parts = torch.stack([self.numbers(numbers), self.cities(city), self.kinds(kind)], 1)
+        counted = known_mask[:, :, None].to(parts.dtype)
+        found: Tensor = self.out((parts * counted).sum(1) / counted.sum(1))
+        return found
+
+
+class _Cities(nn.Module):
+    """Two categories of each record, in a mapping; a mapping, as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cities, self.kinds = nn.Embedding(2, 2), nn.Embedding(3, 2)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"logits": self.cities(batch["city"]) + self.kinds(batch["kind"])}
+
+
+def _library(task: str, model_type: str, **settings: Any) -> nn.Module:
+    transformers = imported_library("transformers")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = transformers.AutoConfig.for_model(model_type, vocab_size=30, **settings)
+        module: nn.Module = getattr(transformers, f"AutoModelFor{task}").from_config(config)
+        return module.eval()
+
+
+_BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+_GPT = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 8, "bos_token_id": 1, "eos_token_id": 2}
+_TEXTS, _LENGTH = 16, 6
+
+
+def _texts() -> tuple[dict[str, Any], Any]:
+    """Token ids with their mask, and where there are any."""
+    draw = np.random.default_rng(1)
+    there = np.arange(_LENGTH) < draw.integers(2, _LENGTH + 1, (_TEXTS, 1))
+    ids = np.where(there, draw.integers(3, 30, (_TEXTS, _LENGTH)), 0)
+    return {"input_ids": ids, "attention_mask": there.astype(int)}, there
+
+
+def _structured(name: str) -> tuple[nn.Module, str, Any, Any]:
+    """A model, its loss, records and targets that are more than one array or one number each."""
+    (texts, there), draw = _texts(), np.random.default_rng(2)
+    each = np.where(there, draw.integers(0, 3, (_TEXTS, _LENGTH)), -100)
+    images = draw.normal(size=(_TEXTS, 1, 5, 4))
+    numbers = {"numbers": draw.normal(size=(_TEXTS, 5)), "city": draw.integers(0, 9, _TEXTS)}
+    kinds = {"kind": draw.integers(0, 3, _TEXTS), "known_mask": draw.random((_TEXTS, 3)) < 0.5}
+    kinds["known_mask"][:, 0] = True
+    following = np.where(np.roll(there, -1, 1) & there, np.roll(texts["input_ids"], -1, 1), -100)
+    types = texts | {"token_type_ids": draw.integers(0, 2, (_TEXTS, _LENGTH))}
+    several = draw.integers(0, 2, (_TEXTS, 3))
+    cases: dict[str, tuple[Callable[[], nn.Module], str, Any, Any]] = {
+        "tokens of texts": (
+            lambda: _library("TokenClassification", "bert", **_BERT, num_labels=3),
+            "cross_entropy",
+            texts,
+            each,
+        ),
+        "several labels": (
+            lambda: _library("SequenceClassification", "bert", **_BERT, num_labels=3),
+            "binary_cross_entropy_with_logits",
+            types,
+            several,
+        ),
+        "the next token": (lambda: _library("CausalLM", "gpt2", **_GPT), "cross_entropy", texts, following),
+        "tokens without a mapping": (_Tokens, "cross_entropy", texts["input_ids"], each),
+        "pixels": (
+            lambda: nn.Conv2d(1, 3, 3, padding=1),
+            "cross_entropy",
+            images,
+            draw.integers(0, 3, (_TEXTS, 5, 4)),
+        ),
+        "numbers and categories": (_Mixed, "cross_entropy", numbers | kinds, draw.integers(0, 2, _TEXTS)),
+        "several numbers": (
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(5, 3)),
+            "mse_loss",
+            numbers["numbers"],
+            draw.normal(size=(_TEXTS, 3)),
+        ),
+    }
+    make, loss, records, targets = cases[name]
+    return make(), loss, records, targets
+
+
+def _own_loss(model: nn.Module, loss: str, X: Any, y: Any, place: int) -> Tensor:
+    """A record's loss as PyTorch has it for that record alone: the mean over what counts."""
+    one = slice(place, place + 1)
+    tensors = {
+        name: torch.as_tensor(part[one]) for name, part in (X if isinstance(X, dict) else {"": X}).items()
+    }
+    tensors = {name: part.float() if part.is_floating_point() else part for name, part in tensors.items()}
+    found = model(**tensors) if isinstance(X, dict) else model(*tensors.values())
+    outputs, target = getattr(found, "logits", found), torch.as_tensor(y[one])
+    if loss != "cross_entropy":
+        return getattr(functional, loss)(outputs, target.float())  # type: ignore[no-any-return]
+    if target.dim() == 2:
+        outputs, target = outputs.flatten(0, 1), target.flatten()
+    return functional.cross_entropy(outputs, target)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens of texts",
+        "several labels",
+        "the next token",
+        "tokens without a mapping",
+        "pixels",
+        "numbers and categories",
+        "several numbers",
+    ],
+)
+def test_records_and_targets_of_several_parts(name: str) -> None:
+    """A step over all records without noise or clipping is PyTorch's own, and a private one trains."""
+    model, loss, X, y = _structured(name)
+    rate = 0.5
+    method = NonPrivate(steps=1, expected_batch_size=_TEXTS, update=OptimizerConfig(learning_rate=rate))
+    found = seeded(model=model, loss=loss, X=X, y=y, method=method)
+    total = sum((_own_loss(model, loss, X, y, place) for place in range(_TEXTS)), torch.zeros(()))
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(total / _TEXTS, parameters, allow_unused=True)
+    for value, gradient, parameter in zip(found, gradients, parameters, strict=True):
+        step = torch.zeros_like(parameter) if gradient is None else gradient
+        torch.testing.assert_close(value, parameter.detach() - rate * step, atol=1e-6, rtol=1e-4)
+    private = call(model=model, loss=loss, X=X, y=y, method=DPSGD(steps=2, expected_batch_size=4), delta=1e-2)
+    assert private.card.setting.guarantee == "private"
+    assert private.model.state_dict().keys() == model.state_dict().keys()
+
+
+def test_a_dataset_of_mappings_has_its_labels_among_them() -> None:
+    model, loss, X, y = _structured("numbers and categories")
+    rows = [{name: part[place] for name, part in X.items()} | {"labels": y[place]} for place in range(_TEXTS)]
+    few = DPSGD(steps=1, expected_batch_size=4)
+    expected = seeded(model=model, loss=loss, X=X, y=y, method=few, delta=1e-2)
+    assert same(seeded(model=model, loss=loss, X=Rows(rows), y=None, method=few, delta=1e-2), expected)
+
+
+class Rows:
+    """A data set as the libraries have it: a length, and items by their place."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return self._rows[place]
+
+
+def test_a_model_may_take_and_give_a_mapping() -> None:
+    _, y = two_classes()
+    result = call(model=_Cities(), X={"city": y, "kind": y})
+    assert result.card.setting.guarantee == "private"
+
+
+@pytest.mark.parametrize("part", ["numbers", "city", "known_mask"])
+def test_records_that_mix_through_one_of_their_parts_are_refused(part: str, own_home: Path) -> None:
+    """Each by what another record of the batch has there."""
+
+    class Mixing(_Mixed):
+        def forward(self, numbers: Tensor, city: Tensor, kind: Tensor, known_mask: Tensor) -> Tensor:
+            parts = {"numbers": numbers, "city": city, "known_mask": known_mask}
+            of_all = parts[part].to(numbers.dtype).mean()
+            return super().forward(numbers + of_all, city, kind, known_mask)
+
+    _, loss, X, y = _structured("numbers and categories")
+    with pytest.raises(RefusedError, match="mixes records"):
+        call(model=Mixing(), loss=loss, X=X, y=y, delta=1e-2, population="visits", cap=(9.0, 0.5))
+    assert "reserve" not in ledger_rows(own_home)
+
+
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_method_trains_or_is_refused_in_a_sentence(name: str, own_home: Path) -> None:
     method: Algorithm[Any] = bench.algorithm(name)
@@ -234,7 +442,34 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "NaN targets": ({"y": np.where(Y == 1, np.nan, 0.0)}, "y holds NaN"),
     "infinite records": ({"X": np.where(X > 0, np.inf, X)}, "X holds NaN or infinite"),
     "texts": ({"y": np.array(["yes"] * 60)}, "give numbers"),
-    "a mapping": ({"X": {"input_ids": X}}, "X is a mapping"),
+    "a mapping of other names": ({"X": {"ids": X}}, "does not take records of shape ids \\[5\\]"),
+    "a mapping of other lengths": (
+        {"X": {"input": X[:-1]}},
+        "the shapes are input \\[59, 5\\] and y \\[60\\]",
+    ),
+    "whole numbers of 64 bits": ({"X": {"input": np.full((60, 5), 2**40)}}, "beyond 32 bits"),
+    "an empty mapping": ({"X": {}}, "of the same number of records"),
+    "entries that a table lacks": (
+        {"model": _Tokens(), "X": np.full((60, 4), 30), "y": np.full((60, 4), 1)},
+        "whole numbers that the model does not take",
+    ),
+    "entries that one of several tables lacks": (
+        {"model": _Cities(), "X": {"city": Y, "kind": 3 * Y}},
+        "whole numbers that the model does not take",
+    ),
+    "a loader": (
+        {"X": DataLoader(TensorDataset(torch.zeros(3, 5), torch.zeros(3))), "y": None},
+        "its dataset",
+    ),
+    "one value of all records": ({"model": _Sum()}, "one row of outputs for each record"),
+    "a class of one token too many": (
+        {"model": _Tokens(), "X": np.ones((60, 4), int), "y": np.full((60, 4), 3)},
+        "beyond the model's 3 outputs",
+    ),
+    "a class of one token below 0": (
+        {"model": _Tokens(), "X": np.ones((60, 4), int), "y": np.full((60, 4), -1)},
+        "below 0",
+    ),
     "no module": ({"model": lambda inputs: inputs}, "give a torch.nn.Module"),
     "double parameters": ({"model": nn.Linear(5, 2).double()}, "not float32"),
     "another shape": ({"model": nn.Linear(4, 2)}, "does not take records of shape"),

@@ -115,6 +115,21 @@ def test_words_become_the_tokens_of_a_public_list(card: Callable[..., DataCard],
     assert whole(read(own, {"train": path, "words": listed}, as_texts=True)).train.features.dtype == object
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_a_number_is_predicted_from_texts(card: Callable[..., DataCard], tmp_path: Path, form: str) -> None:
+    """Within its bounds, scaled to [-1, 1]; a line that is no row is of the lowest."""
+    own = card({"classes": [], "target": {"bounds": [1.0, 5.0]}}, format=form)
+    path = write(tmp_path, form, [("a", "b", "3"), ("c", "d", "9.5"), ("e", "f", "1.0")])
+    expected = [0.0, 1.0, -1.0]
+    if form != "parquet":
+        path.write_text(path.read_text() + "\nno row")
+        expected.append(-1.0)
+    found = records(own, path)
+    assert (found.labels.dtype, found.labels.tolist()) == (np.float32, expected)
+    with pytest.raises(DataRefusedError, match="column 'mood'"):
+        records(own, write(tmp_path, form, [("a", "b", "three")]))
+
+
 BROKEN_CSV = b"""title,body,mood
 ok,ok,pos
 bad\xff,text,pos

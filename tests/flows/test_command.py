@@ -259,7 +259,7 @@ def test_what_takes_long_is_one_bar_at_a_terminal_and_lines_elsewhere(line: str,
         (("audit", "--method", "magic"), "no algorithm 'magic'"),
         (("audit", "--method", "non_private"), "claims no privacy"),
         (("audit", "--set", "nothing=1"), "unknown key algorithm.nothing"),
-        (("tune",), "copy examples/tune.yaml"),
+        (("tune",), "write one, such as {space: "),
         (("tune", "params.yaml"), "params.yaml: space: Field required"),
     ],
 )

@@ -215,21 +215,17 @@ def test_an_experiment_runs_and_is_charged(checkout: Checkout) -> None:
     assert {"test_accuracy", "privacy.epsilon"} <= set(heads)
 
 
-def test_queued_experiments_leave_their_tracked_runs_in_the_checkout(checkout: Checkout) -> None:
-    """DVC runs them in copies, which it deletes."""
+def test_a_queued_experiment_leaves_its_tracked_run_in_the_checkout(checkout: Checkout) -> None:
+    """DVC runs it in a copy, which it deletes."""
     before = {path.name for path in checkout.root.glob(".wandb/wandb/offline-run-*")}
-    for epsilon in ("0.5", "0.25"):
-        checkout.dvc("exp", "run", "--queue", "--set-param", f"privacy.epsilon={epsilon}")
+    checkout.dvc("exp", "run", "--queue", "--set-param", "privacy.epsilon=0.5")
     checkout.dvc("exp", "run", "--run-all")
     assert not list((checkout.root / ".dvc/tmp/exps").glob("tmp*"))
     ledger = checkout.ledger
-    reserved = [row.run_id for row in ledger.history("digits") if row.kind == "reserve"][1:]
+    (reserved,) = [row.run_id for row in ledger.history("digits") if row.kind == "reserve"][1:]
     tracked = {path.name for path in checkout.root.glob(".wandb/wandb/offline-run-*")} - before
-    trained = {name.split("-", 3)[3] for name in tracked}
-    assert len(reserved) == 2
-    assert trained >= set(reserved), tracked
-    assert len(tracked) == 2
-    assert all((checkout.root / f".wandb/report-{run_id}.json").is_file() for run_id in reserved)
+    assert {name.split("-", 3)[3] for name in tracked} == {reserved}
+    assert (checkout.root / f".wandb/report-{reserved}.json").is_file()
 
 
 @pytest.mark.parametrize(

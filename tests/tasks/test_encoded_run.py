@@ -33,6 +33,7 @@ def test_a_run_on_an_encoders_features_ends_with_a_card_that_holds(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = workspace.root
+    tiny_encoder.LOADED.clear()
     settings = params.parse({"data": DATA}, reads=prepare.READS)
     place = root / "datasets/prepared"
     public = prepare.prepare(settings, mirror=None, home=workspace.home, destination=place, root=root)

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from ruamel.yaml import YAML
 
+from algorithms.errors import RefusedError
 from algorithms.extension import NotUsable, source_digest
 from algorithms.models.saved import load as load_model
 from algorithms.privacy.card import load, text, verify
@@ -25,6 +27,7 @@ from tasks.config import params
 from tasks.predict import predict
 from tasks.runs.encoders import reader_of
 from tasks.runs.preflight import outlook
+from tests.support.public_texts import WORDS, publish
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]
@@ -58,7 +61,9 @@ def declared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Callable[
     monkeypatch.setenv("EPSILONFLOW_HOME", str(workspace.home))
     cards = workspace.root / "data/cards"
 
-    def declare(path: str, data: dict[str, Any] | None = None, **keys: Any) -> None:
+    def declare(
+        path: str, data: dict[str, Any] | None = None, model: dict[str, Any] | None = None, **keys: Any
+    ) -> None:
         cards.mkdir(parents=True, exist_ok=True)
         document = CARD | {"files": {"train": {"path": path, "keyed_sha256": "0" * 64}}} | keys
         _write(cards / "mine.yaml", document)
@@ -70,7 +75,8 @@ def declared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Callable[
         settings = params.parse({"data": group}, reads=prepare.READS)
         place, home = workspace.root / "datasets/prepared", workspace.home
         prepare.prepare(settings, mirror=None, home=home, destination=place, root=workspace.root, cards=cards)
-        _write(workspace.root / "params.yaml", RUN | {"data": group})
+        own = {} if model is None else {"model": model}
+        _write(workspace.root / "params.yaml", RUN | {"data": group} | own)
         workspace.set("model")
 
     return declare
@@ -174,20 +180,47 @@ def test_a_reader_of_ones_own(workspace: Workspace, declared: Callable[..., None
         declared("lines", reader=reader | {"factory": "tests.support.tiny_reader:made"}, shape=[2])
 
 
+def _texts(root: Path) -> dict[str, Any]:
+    """Writes 90 texts of two moods; the reader of a card for them."""
+    moods = ("bad", "good")
+    lines = [{"text": f"a {moods[place % 2]} film {place}", "mood": place % 2} for place in range(90)]
+    (root / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    spellings = {"no": ["0"], "yes": ["1"]}
+    named = {"columns": ["text"], "label": "mood", "spellings": spellings}
+    return {"kind": "texts", "format": "jsonl"} | named
+
+
+def test_a_public_model_is_tuned_on_the_tokens_of_its_own_tokenizer(
+    workspace: Workspace, declared: Callable[..., None], tmp_path: Path
+) -> None:
+    public = tmp_path / "public"
+    publish(public)
+    encoder = {"name": f"tokenizer/{public}", "settings": {"length": 6}}
+    declared(
+        "texts.jsonl",
+        {"transform": "encoder", "encoder": encoder},
+        {"name": "huggingface", "checkpoint": str(public), "adapter": {"rank": 2}},
+        reader=_texts(workspace.root),
+        unit="one text",
+    )
+    assert (workspace.public.tokens, workspace.public.padding) == (len(WORDS), WORDS.index("<pad>"))
+    words = finish(workspace)
+    assert f"The first 6 tokens of each text by the public tokenizer/{public}" in words
+    model = load_model(workspace.root / "artifacts/model.safetensors")
+    (tmp_path / "new.txt").write_text("a good film\nbad\n")
+    (found,) = predict(model, tmp_path / "new.txt")
+    rows = torch.tensor([[4, 2, 1, 7, 7, 7], [3, 7, 7, 7, 7, 7]], dtype=torch.int32)
+    expected = model(rows).double().softmax(-1).detach().numpy()
+    assert found.scores == pytest.approx(expected)
+
+    publish(public)  # with other weights
+    with pytest.raises(RefusedError, match="run the calibrate stage"):
+        workspace.train()
+
+
 def test_a_run_on_texts_is_all_there_is_to_type(workspace: Workspace, declared: Callable[..., None]) -> None:
     pytest.importorskip("wordllama", exc_type=ImportError)
-    lines = [
-        {"text": f"a {'good' if place % 2 else 'bad'} film {place}", "mood": place % 2} for place in range(90)
-    ]
-    (workspace.root / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    spellings = {"no": ["0"], "yes": ["1"]}
-    reader = {
-        "kind": "texts",
-        "format": "jsonl",
-        "columns": ["text"],
-        "label": "mood",
-        "spellings": spellings,
-    }
+    reader = _texts(workspace.root)
     encoder = {"name": "wordllama", "settings": {}}
     declared("texts.jsonl", {"transform": "encoder", "encoder": encoder}, reader=reader, unit="one text")
     card = registry.card("mine", workspace.root / "data/cards")

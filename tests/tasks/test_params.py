@@ -9,7 +9,7 @@ from ruamel.yaml import YAML
 from algorithms.errors import RefusedError
 from algorithms.methods.registry import CATALOGUE
 from tasks.config import params
-from tasks.config.params import GROUPS, ParamsRefusedError, load, parse
+from tasks.config.params import GROUPS, Model, ParamsRefusedError, load, parse
 from tests.support.checkout import PROJECT
 
 PARAMS = PROJECT / "params.yaml"
@@ -84,6 +84,13 @@ def test_a_value_that_cannot_be_is_refused_by_its_path(key: str, value: object) 
 def test_an_unknown_key_is_refused_by_its_path(key: str) -> None:
     with pytest.raises(ParamsRefusedError, match=f"unknown key {key}"):
         parse(changed(key, 1))
+
+
+def test_a_setting_of_a_librarys_model_is_given_once() -> None:
+    own = {"name": "huggingface", "checkpoint": "bert", "settings": {"task": "image-classification"}}
+    assert Model.model_validate(own).own_settings == {"task": "image-classification", "checkpoint": "bert"}
+    with pytest.raises(ValueError, match=r"model\.checkpoint and model\.settings\.checkpoint are both given"):
+        Model.model_validate(own | {"settings": {"checkpoint": "bert"}})
 
 
 def test_an_unknown_group_is_refused_even_by_a_stage_that_reads_another() -> None:

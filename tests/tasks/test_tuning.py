@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from data import PublicDescription
 from tasks import prepare, tuning
 from tasks.config import params
 from tasks.config.params import ParamsRefusedError
+from tasks.retraining import settings as retraining
 from tasks.tuning import Search, Trial, Tuning, price, tune
 
 BASE: dict[str, Any] = {
@@ -140,3 +142,16 @@ def test_what_cannot_be_searched_is_refused(place: Path) -> None:
     base = BASE | {"algorithm": {"name": "dp_agd"}}
     with pytest.raises(RefusedError, match="on the way"):
         price(asked, base, PublicDescription.read(place / "prepared"))
+
+
+@pytest.mark.parametrize(
+    ("load", "example"), [(tuning.load, tuning.EXAMPLE), (retraining.load, retraining.EXAMPLE)]
+)
+def test_where_a_file_is_missing_an_example_of_one_is_told(tmp_path: Path, load: Any, example: str) -> None:
+    path = tmp_path / "own.yaml"
+    with pytest.raises(
+        ParamsRefusedError, match=re.escape(f"There is no file {path}; write one, such as {example}.")
+    ):
+        load(path)
+    path.write_text(example)
+    load(path)

@@ -33,7 +33,7 @@ _FAULT_AROUND = 2**16
 
 
 class Records(Protocol):
-    """The private records: memory-mapped or plain arrays, `features` [n, *input_shape] and `labels` [n]."""
+    """The private records: memory-mapped or plain arrays, `features` [n, *input_shape] and `labels` [n, ...]."""
 
     @property
     def features(self) -> NDArray[np.float32]: ...
@@ -161,6 +161,8 @@ class Performance:
                     model,
                     input_shape=records.features.shape[1:],
                     input_dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype,
+                    label_shape=records.labels.shape[1:],
+                    label_dtype=torch.from_numpy(np.empty(0, records.labels.dtype)).dtype,
                     device=self.device,
                     memory_mb=self.memory_mb,
                     physical_batch=self.physical_batch,

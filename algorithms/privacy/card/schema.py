@@ -175,10 +175,11 @@ class Query(Section):
 
 
 class Encoder(Section):
-    """A frozen public network, whose features of each record took the record's place.
+    """A frozen public network, whose features of each record took the record's place, or a tokenizer, whose tokens did.
 
-    width: how many features. sha256: of the file of its weights. settings: as JSON text. pretrained_on: what its author
-    says, or "unknown".
+    width: how many features or tokens. sha256: of the file of its weights or of its vocabulary. settings: as JSON text.
+    pretrained_on: what its author says, or "unknown". tokens, padding: of a tokenizer, the size of its vocabulary and
+    the entry that fills up a text.
     """
 
     name: Name
@@ -187,6 +188,8 @@ class Encoder(Section):
     sha256: Sha256
     pretrained_on: Name
     settings: Name
+    tokens: Count | None = Field(default=None, exclude_if=lambda given: given is None)
+    padding: int = Field(default=0, ge=0, exclude_if=lambda given: given == 0)
 
 
 class Mechanism(Section):

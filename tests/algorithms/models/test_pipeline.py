@@ -154,7 +154,7 @@ def test_a_cell_s_digest_is_what_it_was_and_changes_with_the_model_s_settings_an
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hidden": 3}, "unknown key model_settings.hidden, the keys are augmentations, freeze, precision"),
+        ({"hidden": 3}, "unknown key model_settings.hidden, the keys are adapter, augmentations, checkpoint"),
         ({"seed": 3}, "unknown key model_settings.seed"),
         ({"augmentations": 0}, "model_settings.augmentations is 0"),
     ],

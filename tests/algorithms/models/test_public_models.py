@@ -15,6 +15,7 @@ from algorithms.models.libraries import imported_library
 from algorithms.models.public_models import library_model, save_pretrained
 from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, TINY_BERT, form_of, moved, records
+from tests.support.public_texts import WORDS, publish
 
 LORA = {"kind": "lora", "rank": 2, "alpha": 4.0, "targets": ["query", "value"]}
 
@@ -98,6 +99,33 @@ def test_a_checkpoint_gives_all_but_the_head_and_stands_in_the_notes(tmp_path: P
         build("huggingface", input_shape=(4,), classes=2, seed=0, tokens=9, settings=own)
 
 
+def test_a_checkpoint_is_a_folder_with_a_configuration_and_weights(tmp_path: Path) -> None:
+    weights = publish(tmp_path)
+    own: dict[str, Any] = {"checkpoint": str(tmp_path)}
+    form = {"input_shape": (4,), "classes": 3, "seed": 0, "tokens": len(WORDS), "padding": 7}
+    model = build("huggingface", **form, settings=own)
+    found = library_model(model).state_dict()
+    assert all(torch.equal(found[f"bert.{name}"], tensor) for name, tensor in weights.items())
+    assert str(tmp_path) in model.notes[0]
+    again = build("huggingface", **form, settings=model.settings)
+    assert (again.shapes, again.settings) == (model.shapes, model.settings)
+    at = model.named(model.initial_parameters())
+    with torch.no_grad():
+        short, filled, other = (
+            model.outputs(at, torch.tensor([row])) for row in ([1, 2], [1, 2, 7, 7], [1, 2, 0, 0])
+        )
+    torch.testing.assert_close(filled, short)
+    assert not torch.allclose(other, short)
+    with_adapters = build("huggingface", **form, settings=own | {"adapter": {"rank": 2}})
+    assert {name.split(".")[-4] for name in with_adapters.shapes if "lora_" in name} == {"query", "value"}
+    with pytest.raises(ModelRefusedError, match="has 16 positions, and the texts have 17 tokens"):
+        build("huggingface", **(form | {"input_shape": (17,)}), settings=own)
+    with pytest.raises(ModelRefusedError, match="checkpoint has its weights with it"):
+        build("huggingface", **form, settings=own | {"checkpoint_file": "weights"})
+    with pytest.raises(ModelRefusedError, match="get it by `hf download nobody/nothing`"):
+        build("huggingface", **form, settings={"checkpoint": "nobody/nothing"})
+
+
 @pytest.mark.parametrize("adapter", [None, LORA])
 def test_a_release_is_read_by_transformers_in_one_line(adapter: Any, tmp_path: Path) -> None:
     model = form_of("huggingface", adapter=adapter)
@@ -135,7 +163,7 @@ def test_a_release_is_read_by_timm_in_one_line(tmp_path: Path) -> None:
     ("name", "tokens", "settings", "message"),
     [
         ("timm", None, {"architecture": "no_such_net"}, "cannot be made with these settings"),
-        ("huggingface", 9, {}, "config or config_file, one of both"),
+        ("huggingface", 9, {}, "config or config_file, one of them"),
         ("huggingface", 10, {"config": TINY_BERT}, "vocab_size 9, and the data have 10 tokens"),
         ("huggingface", None, {"config": TINY_BERT}, "change the setting task"),
         ("huggingface", 9, {"config": TINY_BERT, "adapter": LORA | {"targets": ["nowhere"]}}, "nowhere"),

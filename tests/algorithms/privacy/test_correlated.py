@@ -4,14 +4,16 @@ import itertools
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import attrs
 import dp_accounting as dp
+import jax
 import numpy as np
 import pytest
 import torch
+from jax_privacy.matrix_factorization import buffered_toeplitz
+from jax_privacy.matrix_factorization import toeplitz as theirs
 from scipy import stats
 
 from algorithms.core.optimizers import OptimizerConfig
@@ -47,9 +49,6 @@ from tests.algorithms.bench import made_up, small_model
 from tests.algorithms.privacy.test_barrier import FALSE_ALARM, barrier, no_records, wide_model
 
 DELTA = 1e-5
-REFERENCE = json.loads((Path(__file__).parent / "correlated.json").read_text())
-"""By jax_privacy 2.0.0 (Google): `minsep_sensitivity_squared` of random columns that fall, and the root mean squared
-errors of prefix sums of its optimised banded, square-root and buffered strategies."""
 STRATEGIES: dict[str, Strategy] = {
     "independent": Toeplitz((1.0,)),
     "banded": Toeplitz((0.8, 0.5, 0.2)),
@@ -125,23 +124,32 @@ def test_the_tree_of_a_pass_moves_by_its_height() -> None:
 
 
 def test_sensitivities_and_errors_are_those_of_another_library() -> None:
-    for steps, parts, column, expected in REFERENCE["sensitivities"]:
-        assert squared_sensitivity(np.array(column), steps=steps, parts=parts) == pytest.approx(
-            expected, rel=1e-9
-        )
-    for kind, steps, bands, expected in REFERENCE["errors"]:
+    """jax_privacy (Google), on random sizes: how far a record moves strategies, and how much noise the best leave."""
+    with jax.enable_x64(True):
+        draw = np.random.default_rng()
+        for _ in range(4):
+            steps, parts = int(draw.integers(10, 200)), int(draw.integers(1, 20))
+            column = np.sort(draw.random(int(draw.integers(1, steps))))[::-1]
+            expected = theirs.minsep_sensitivity_squared(jax.numpy.array(column), parts, n=steps)
+            found = squared_sensitivity(column, steps=steps, parts=parts)
+            assert found == pytest.approx(float(expected), rel=1e-9), (steps, parts, column)
+        steps, bands = int(draw.integers(50, 200)), int(draw.integers(2, 10))
         asked = prefix_sums(steps)
-        strategy = square_root(bands) if kind == "square root" else best_banded(asked, bands)
-        assert math.sqrt(mean_squared_noise(strategy, asked)) == pytest.approx(expected, rel=1e-4), (
-            kind,
-            steps,
+        for own, coefficients in (
+            (best_banded(asked, bands), theirs.optimize_banded_toeplitz(steps, bands)),
+            (square_root(bands), jax.numpy.array(square_root(bands).coefficients)),
+        ):
+            error = math.sqrt(float(theirs.loss(coefficients, steps)))
+            assert math.sqrt(mean_squared_noise(own, asked)) == pytest.approx(error, rel=1e-4), (steps, bands)
+        asked = prefix_sums(100)
+        best = buffered_toeplitz.optimize(
+            n=100, min_sep=20, max_participations=None, error="mean", min_buffers=2, max_buffers=2
         )
-    for steps, parts, buffers, expected in REFERENCE["buffered"]:
-        asked = prefix_sums(steps)
-        found = best_buffered(asked, buffers, parts=parts)
-        moves = squared_sensitivity(found.column(steps), steps=steps, parts=parts)
-        error = math.sqrt(mean_squared_noise(found, asked) * moves)
-        assert error == pytest.approx(expected, rel=2e-3)
+        loss = buffered_toeplitz.LossFn.build_min_sep(n=100, error="mean", min_sep=20).loss(best)
+        buffers = best_buffered(asked, 2, parts=20)
+        moves = squared_sensitivity(buffers.column(100), steps=100, parts=20)
+        error = math.sqrt(mean_squared_noise(buffers, asked) * moves)
+        assert error == pytest.approx(math.sqrt(float(loss)), rel=1e-4)
 
 
 def test_a_workload_is_the_course_of_the_update() -> None:

@@ -1,0 +1,281 @@
+"""What `fit` is given, as the barrier takes it: records in one array, a module with the loss of each record."""
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from algorithms.errors import RefusedError
+from algorithms.models.linear import CROSS_ENTROPY, LOGISTIC, as_they_are
+from algorithms.models.model import LossBounds, Model
+from algorithms.models.packing import Called, Packing
+
+Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+_BY_INDEX = {"cross_entropy", "nll_loss", "multi_margin_loss"}
+"""Losses whose targets are classes and stay whole numbers."""
+_FUNCTIONAL = {
+    "CrossEntropyLoss": "cross_entropy",
+    "NLLLoss": "nll_loss",
+    "MultiMarginLoss": "multi_margin_loss",
+}
+_BOUNDS = {"cross_entropy": CROSS_ENTROPY, "binary_cross_entropy_with_logits": LOGISTIC}
+
+
+@dataclass(frozen=True)
+class GivenRecords:
+    """features [n, *shape], float32 or int32; labels [n, ...], int64 or, for real numbers, float32."""
+
+    features: NDArray[Any]
+    labels: NDArray[Any]
+    packing: Packing | None
+
+
+def records_of(model: object, X: Any, y: Any) -> GivenRecords:
+    if not isinstance(model, nn.Module):
+        raise RefusedError(f"the model is a {type(model).__name__}; give a torch.nn.Module.")
+    if y is None:
+        X, y = _stacked(X)
+    labels = _array(y, "y")
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    parts = (
+        {str(name): _array(part, str(name)) for name, part in X.items()}
+        if _is_mapping(X)
+        else {"X": _array(X, "X")}
+    )
+    least = 1 if _is_mapping(X) else 2
+    if (
+        not parts
+        or any(part.ndim < least or len(part) != len(labels) for part in parts.values())
+        or not len(labels)
+    ):
+        shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in parts.items())
+        raise RefusedError(
+            f"the shapes are {shapes} and y {list(labels.shape)}; give X as [n, ...] and y as [n] or [n, ...], of"
+            " the same number of records."
+        )
+    for name, part in (*parts.items(), ("y", labels)):
+        if not np.isfinite(part).all():
+            raise RefusedError(
+                f"{name} holds NaN or infinite values; leave these records out or fill them in."
+            )
+    if _is_mapping(X):
+        packing = Packing.of(parts)
+        features = packing.packed(parts)
+    else:
+        packing, features = None, parts["X"]
+        is_token = features.dtype.kind in "iu" and any(
+            isinstance(layer, nn.Embedding | nn.EmbeddingBag) for layer in model.modules()
+        )
+        features = np.ascontiguousarray(features, np.int32 if is_token else np.float32)
+    is_real = labels.dtype.kind == "f"
+    return GivenRecords(features, np.ascontiguousarray(labels, np.float32 if is_real else np.int64), packing)
+
+
+def _is_mapping(X: Any) -> bool:
+    """Whether records are several arrays by name; a table is one."""
+    return isinstance(X, Mapping)
+
+
+def _stacked(dataset: Any) -> tuple[Any, Any]:
+    """The pairs, or mappings with labels, of a map-style Dataset as arrays."""
+    if isinstance(dataset, DataLoader):
+        raise RefusedError("X is a DataLoader, and batches are drawn here; give its dataset.")
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(
+        dataset, np.ndarray | Tensor | Mapping | list | tuple | pd.DataFrame
+    ):
+        raise RefusedError(
+            "y is missing; give X and y, or in their place a map-style torch Dataset of pairs."
+        )
+    try:
+        pairs = [_pair(dataset[place]) for place in range(len(dataset))]
+        records, targets = zip(*pairs, strict=True)
+        y = np.stack([np.asarray(target) for target in targets])
+        if not _is_mapping(records[0]):
+            return np.stack([np.asarray(record) for record in records]), y
+        return {name: np.stack([np.asarray(some[name]) for some in records]) for name in records[0]}, y
+    except (TypeError, ValueError, KeyError, StopIteration):
+        raise RefusedError(
+            "the Dataset does not hold pairs (record, target), or mappings with labels, of numbers all of one shape;"
+            " transform them to tensors."
+        ) from None
+
+
+def _pair(item: Any) -> tuple[Any, Any]:
+    if not _is_mapping(item):
+        record, target = item
+        return record, target
+    own = dict(item)
+    return own, own.pop("labels" if "labels" in own else "label")
+
+
+def _array(values: Any, name: str) -> NDArray[Any]:
+    try:
+        found = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise RefusedError(f"{name} is no array of numbers; give a numpy array or a torch tensor.") from None
+    if found.dtype.kind not in "fiub":
+        raise RefusedError(f"{name} holds {found.dtype}; give numbers, classes as whole numbers from 0.")
+    return found
+
+
+def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Model, int]:
+    """The module, copied, with its loss record by record, and how many classes it tells apart.
+
+    Raises RefusedError where it takes no such records.
+    """
+    if any(parameter.dtype != torch.float32 for parameter in module.parameters()):
+        raise RefusedError("the model has parameters that are not float32; give model.float().")
+    own: nn.Module = copy.deepcopy(module).cpu()
+    if records.packing is not None or not isinstance(_probed(own, records), Tensor):
+        own = Called(own, records.packing)
+    outputs, shape = _output_shape(own, records), records.labels.shape[1:]
+    _check_entries(own, records)
+    is_real = records.labels.dtype.kind == "f"
+    losses, bounds, ignored = _losses(loss, is_real=is_real)
+    classes = max(2, _classes(outputs, shape))
+    counted = (
+        records.labels
+        if is_real or ignored is None or not shape
+        else records.labels[records.labels != ignored]
+    )
+    if not is_real and len(counted) and counted.min() < 0:
+        raise RefusedError("y holds classes below 0; count the classes from 0.")
+    if not is_real and len(counted) and counted.max() >= classes:
+        raise RefusedError(
+            f"y holds classes beyond the model's {classes} outputs; give it an output for each class."
+        )
+    note = (
+        "The start is the weights that the module was given with; what they were made of is not in this card."
+    )
+    model = Model(
+        type(module).__name__,
+        own,
+        losses,
+        as_they_are,
+        bounds=bounds if not shape and len(outputs) == 1 else None,
+        notes=(note,),
+        packing=records.packing,
+    )
+    return model, classes
+
+
+def _probed(module: nn.Module, records: GivenRecords) -> Any:
+    """What the module gives for two records of zeros, whose masks are ones."""
+    try:
+        return _called_with(module, records, [np.zeros(records.features.shape[1:])] * 2)
+    except Exception as error:
+        why = str(error).partition("\n")[0]
+        parts = () if records.packing is None else records.packing.parts
+        form = ", ".join(f"{part.name} {list(part.shape)}" for part in parts)
+        raise RefusedError(
+            f"the model does not take records of shape {form or list(records.features.shape[1:])} ({why}); change the"
+            " model or X."
+        ) from None
+
+
+def _check_entries(module: nn.Module, records: GivenRecords) -> None:
+    """Raises RefusedError where tables lack an entry, by the largest and the smallest whole number at each place."""
+    if records.features.dtype != np.int32:
+        return
+    try:
+        _called_with(module, records, [records.features.max(axis=0), records.features.min(axis=0)])
+    except Exception:  # what it says may tell of a record
+        raise RefusedError(
+            "X holds whole numbers that the model does not take; number the entries of each of its tables from 0, and"
+            " give each table an entry for each number."
+        ) from None
+
+
+def _called_with(module: nn.Module, records: GivenRecords, rows: list[NDArray[Any]]) -> Any:
+    """What the module gives for rows like the records', in which real numbers are zeros and masks ones."""
+    given = torch.from_numpy(np.stack(rows).astype(records.features.dtype))
+    if records.packing is not None:
+        parts = zip(records.packing.split(given), records.packing.parts, strict=True)
+        given = records.packing.joined(
+            [
+                torch.ones_like(some) if part.is_mask else torch.zeros_like(some) if part.is_real else some
+                for some, part in parts
+            ]
+        )
+    with torch.no_grad():
+        return copy.deepcopy(module)(given)
+
+
+def _output_shape(module: nn.Module, records: GivenRecords) -> tuple[int, ...]:
+    """The shape of what the module gives for a record."""
+    found = _probed(module, records)
+    if not isinstance(found, Tensor) or found.dim() < 2 or len(found) != 2:
+        raise RefusedError(
+            "the model does not give one row of outputs for each record; let it return [batch, outputs], or"
+            " [batch, ..., outputs], itself or as `logits`."
+        )
+    return tuple(found.shape[1:])
+
+
+def _classes(outputs: tuple[int, ...], targets: tuple[int, ...]) -> int:
+    """How many classes outputs of a shape tell apart, for targets of a shape; their first dimension as in PyTorch."""
+    return outputs[0] if outputs[1:] == targets else outputs[-1]
+
+
+def _losses(loss: object, *, is_real: bool) -> tuple[Losses, LossBounds | None, int | None]:
+    """The loss of each record [batch], what is public about it, and the class of targets that do not count."""
+    name, of_torch, reduction = _of_torch(loss)
+    if of_torch is None and not callable(loss):
+        raise RefusedError(
+            f"there is no loss {loss!r}; name one of torch.nn.functional, such as 'cross_entropy'."
+        )
+    each: Any = loss if of_torch is None else of_torch
+    by_index = of_torch is not None and name in _BY_INDEX
+    as_real = is_real or (of_torch is not None and not by_index)
+    ignored: int | None = getattr(loss, "ignore_index", -100) if by_index else None
+
+    def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        if as_real:
+            targets = targets.to(outputs.dtype)
+            # [batch, 1] beside [batch] would be broadcast to [batch, batch]
+            is_one = outputs.shape[-1] == 1 and outputs.dim() == targets.dim() + 1
+            outputs = outputs[..., 0] if is_one else outputs
+        elif by_index and targets.dim() > 1 and outputs.shape[2:] != targets.shape[1:]:
+            outputs = outputs.movedim(-1, 1)  # where PyTorch's losses have the classes
+        found: Tensor = each(outputs, targets)
+        if of_torch is None or found.dim() <= 1:
+            return found
+        found = found.flatten(1)
+        if reduction == "sum":
+            return found.sum(-1)
+        if ignored is None:
+            return found.mean(-1)
+        return found.sum(-1) / targets.flatten(1).ne(ignored).sum(-1).clamp(min=1)
+
+    return losses, _BOUNDS.get(name) if reduction == "" else None, ignored
+
+
+def _of_torch(loss: object) -> tuple[str, Any, str]:
+    """A loss of PyTorch without its reduction: its functional name, itself, its reduction, "" for the usual one."""
+    if isinstance(loss, nn.Module):
+        if not hasattr(loss, "reduction"):
+            return "", None, ""
+        own = copy.deepcopy(loss)
+        own.reduction = "none"  # type: ignore[assignment]
+        kind = type(loss).__name__
+        return _FUNCTIONAL.get(kind, kind), own, str(loss.reduction)
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
+    found = getattr(functional, name, None) if name else None
+    if found is None or not (isinstance(loss, str) or found is loss):
+        return "", None, ""
+    try:
+        has_reduction = "reduction" in inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        has_reduction = False
+    return (name, partial(found, reduction="none"), "") if has_reduction else ("", None, "")
