@@ -68,10 +68,9 @@ class EmbeddingGrad:
         room = expansion_room(scaled[0].numel(), torch.float64) * sizes
         return raised(squares - 2.0 * mixed + constant + room, sizes.sqrt(), 1, torch.float64)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         weighted = (self._written * weights[:, None, None]).flatten(0, 1)
-        table = weighted.new_zeros(self.entries, weighted.shape[1])
-        return table.index_add_(0, self._named.reshape(-1), weighted).reshape(-1)
+        total.view(self.entries, -1).index_add_(0, self._named.reshape(-1), weighted)
 
     def take(self, chosen: Tensor | slice) -> "EmbeddingGrad":
         return self._with(lambda part: part[chosen])

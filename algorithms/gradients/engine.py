@@ -186,7 +186,15 @@ class Engine:
         leaves_none = self.physical_batch % WHOLE == 0 and self._passes.model.precision != torch.bfloat16
         return 2 if leaves_none or self.physical_batch == 1 else 1
 
-    def clipped_sum(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
+    @in_full_precision()
+    def clipped_sum(
+        self,
+        parameters: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        clipping: Clipping,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """The sum over records of their clipped gradients.
 
         A record whose gradient is not finite adds nothing.
@@ -196,6 +204,8 @@ class Engine:
             inputs: [batch, *input_shape]; an empty batch gives zero.
             labels: [batch, *label_shape].
             clipping: how each record's gradient is bounded.
+            out: a tensor that the sum is written into, [d], float64; a new one costs more than it seems, since the
+                system has to find and clear its memory.
 
         Returns:
             Shape [d], float64. Every contribution is within the clipping's bound, rounding included.
@@ -214,11 +224,12 @@ class Engine:
             >>> bool((both - one).norm() <= 0.5)
             True
         """
-        first, *others = self._batches(inputs, labels)
-        total = self._sum_of_batch(parameters, *first, clipping)
-        for batch in others:
-            total += self._sum_of_batch(parameters, *batch, clipping)
-        return total
+        device = parameters.device
+        out = torch.empty(len(parameters), dtype=torch.float64, device=device) if out is None else out
+        out.zero_()
+        for batch in self._batches(inputs, labels):
+            self._add_batch(parameters, *batch, clipping, out)
+        return out
 
     @in_full_precision()
     def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
@@ -251,8 +262,10 @@ class Engine:
             total += torch.nan_to_num(losses, nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound).sum()
         return total
 
-    def _sum_of_batch(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
-        """The clipped sum of one physical batch.
+    def _add_batch(
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping, total: Tensor
+    ) -> None:
+        """Adds the clipped sum of one physical batch to a total.
 
         Products of bfloat16 on some processors spoil the rows beside one that is not finite, so in bfloat16 every
         record that is not finite in company is taken again in a pass of its own.
@@ -260,14 +273,12 @@ class Engine:
         found = self.contributions(parameters, inputs, labels)
         norms = found.norms(clipping)
         if self._passes.model.precision != torch.bfloat16:
-            return found.clipped_sum(clipping, norms)
+            return found.add_clipped(clipping, total, norms)
         finite = all_finite(norms)
-        total = found.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping, norms[finite])
+        found.take(torch.nonzero(finite)[:, 0]).add_clipped(clipping, total, norms[finite])
         for i in torch.nonzero(~finite)[:, 0].tolist():
-            total += self.contributions(parameters, inputs[i : i + 1], labels[i : i + 1]).clipped_sum(
-                clipping
-            )
-        return total
+            self.contributions(parameters, inputs[i : i + 1], labels[i : i + 1]).add_clipped(clipping, total)
+        return None
 
     def _filled(self, values: Tensor) -> Tensor:
         return pad_to_multiple(values, min(WHOLE, self.physical_batch))

@@ -87,10 +87,16 @@ class Use:
 
 @dataclass(frozen=True)
 class Made:
-    """What an operation made of parameters alone: its outputs' names, and what their gradients are to its own."""
+    """What an operation made of parameters alone.
+
+    names: of its outputs. outputs: these in the graph of all that is made so. source, closed: the name of what a single
+    output was made of, and what makes its gradients of those of the output, where that needs no graph.
+    """
 
     names: tuple[str, ...]
-    gradients: Callable[[list[PerExample | None]], Gradients]
+    outputs: list[Tensor]
+    source: str
+    closed: Callable[[PerExample], PerExample | None] | None
 
 
 class GradSampleRecorder(TorchFunctionMode):
@@ -115,6 +121,7 @@ class GradSampleRecorder(TorchFunctionMode):
         self.batch = batch
         self.uses: list[Use] = []
         self.made: list[Made] = []
+        self.graph: dict[str, Tensor] = {}
         self.shapes: list[Shapes] = []
         self.without_rule: set[str] = set()
         self.parameters = parameters  # held, so that an id stays theirs
@@ -138,7 +145,7 @@ class GradSampleRecorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         leaves = tensors_in((args, kwargs))
-        is_use = any(id(leaf) in self._names for leaf in leaves)
+        is_use = not self._names.keys().isdisjoint(map(id, leaves))
         if self._layouts is None:
             return self._noted(func, args, kwargs, leaves, is_use=is_use)
         call = self._call(func, leaves) if is_use else None
@@ -226,12 +233,19 @@ class GradSampleRecorder(TorchFunctionMode):
         self.uses.append(Use(get_gradient_edge(output), gradients, kept))
         return output
 
-    def make(self, outputs: list[Tensor], gradients: Callable[[list[PerExample | None]], Gradients]) -> None:
-        """Notes what was made of parameters alone; `gradients` will be asked with those of the outputs."""
+    def make(
+        self,
+        outputs: list[Tensor],
+        followed: list[Tensor],
+        source: str,
+        closed: Callable[[PerExample], PerExample | None] | None,
+    ) -> None:
+        """Notes what was made of parameters alone: plain tensors, and the same in a graph; the rest is of `Made`."""
         names = tuple(f"#{len(self._held) + index}" for index in range(len(outputs)))
         self._held += outputs
         self._names |= {id(output): name for output, name in zip(outputs, names, strict=True)}
-        self.made.append(Made(names, gradients))
+        self.graph |= dict(zip(names, followed, strict=True))
+        self.made.append(Made(names, followed, source, closed))
 
     def anchored(self, output: Tensor) -> Tensor:
         """An output as a part of a graph."""
@@ -240,8 +254,29 @@ class GradSampleRecorder(TorchFunctionMode):
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of some arguments, in their order."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """The tensors of some arguments, in the order of `tree_leaves`, which takes ten times as long for plain ones."""
+    found: list[Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Tensor]) -> None:
+    kind = type(tree)
+    if isinstance(tree, Tensor):
+        found.append(tree)
+    elif kind is tuple or kind is list:
+        for part in tree:
+            _collect(part, found)
+    elif kind is dict:
+        for part in tree.values():
+            _collect(part, found)
+    elif kind not in _LEAVES:
+        found += [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+_LEAVES = frozenset(
+    (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, slice)
+)
 
 
 def name_of(func: Callable[..., Any]) -> str:

@@ -36,6 +36,9 @@ _VAGUE = 1e-2
 _ON_DEVICE = 2**27
 """The same for a GPU, where a few large products beat many small ones."""
 
+_ROWS = 256
+"""Rows of a product from which on its own numbers weigh more than those that are read and written beside it."""
+
 _LARGE = 2**19
 """Numbers of a parameter above which, on a CPU, a few records' gradients of it leave the cache before they are used."""
 
@@ -63,28 +66,34 @@ def prefers_gram(length: int, inputs: int, outputs: int) -> bool:
 def written(inputs: Tensor, errors: Tensor) -> Tensor:
     """The sums of outer products, [batch, length, p], [batch, length, o] -> [batch, o * p]."""
     parts = slices(inputs.shape[2] * errors.shape[2], inputs, errors)
-    return torch.cat([_written(*part) for part in parts]).flatten(start_dim=1)
+    first, *others = (_written(*part) for part in parts)
+    return (torch.cat([first, *others]) if others else first).flatten(start_dim=1)
 
 
-def weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
-    """sum_i weights_i errors_i inputs_i^T; [n, p], [n, o], [n] -> [o, p], float64.
+def add_weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
+    """Adds sum_i weights_i errors_i inputs_i^T to a total; [n, p], [n, o], [n], and [o, p], float64.
 
     In 64 bits for privacy: 32 would round what one record adds by what others have added, so that one record more could
     change what all others count (Casacuberta et al. 2022, "Widespread underestimation of sensitivity in differentially
     private libraries and how to fix it").
     """
     (_, p), o = inputs.shape, errors.shape[1]
-    room = 2 * (p + o)  # numbers of 64 bits take twice as much
-    size = max(1, min(slice_of(room, inputs.device), len(weights)))
+    size = max(1, min(rows_of_product(p, o, inputs.device), len(weights)))
     seen, back = (torch.empty(size, n, dtype=torch.float64, device=inputs.device) for n in (p, o))
-    total = seen.new_zeros(o, p)
     for some, their, each in zip(
         *(torch.split(part, size) for part in (inputs, errors, weights)), strict=True
     ):
         some, their = seen[: len(each)].copy_(some), back[: len(each)].copy_(their)
         (some if p < o else their).mul_(each[:, None])  # the narrower side takes the weights
         total.addmm_(their.T, some)
-    return total
+
+
+def rows_of_product(p: int, o: int, device: torch.device) -> int:
+    """How many rows of [n, p] and [n, o] to multiply at once, in 64 bits.
+
+    As many as stay in the cache, or so many that the [o, p] they are added to, which may not, is worth its way.
+    """
+    return max(slice_of(2 * (p + o), device), min(_ROWS, p * o // max(1, p + o)))
 
 
 def product_in_64_bits(features: Tensor, errors: Tensor) -> Tensor:
@@ -96,18 +105,16 @@ def product_in_64_bits(features: Tensor, errors: Tensor) -> Tensor:
     return total
 
 
-def sum_of_rows(rows: Tensor, weights: Tensor) -> Tensor:
-    """sum_i weights_i rows_i, [n, d], [n] -> [d], float64, like `weighted_products`."""
-    count, numbers = rows.shape
-    if count == 0 or not is_formed_singly(rows, numbers):
-        return weighted_products(rows, weights.new_ones(len(weights), 1), weights)[0]
-    total = weights.new_empty(
-        numbers
-    )  # some numbers of all records at a time, instead of all of some records
-    size = max(1, _IN_CACHE // (2 * count))
+def add_rows(rows: Tensor, weights: Tensor, total: Tensor) -> None:
+    """Adds sum_i weights_i rows_i to a total; [n, d], [n], and [d], float64, like `add_weighted_products`."""
+    size = max(1, slice_of(2 * len(rows), rows.device))
+    if size >= len(total):
+        total.addmv_(rows.double().T, weights)
+        return
     for some, into in zip(torch.split(rows, size, dim=1), torch.split(total, size), strict=True):
-        torch.mv(some.double().T, weights, out=into)
-    return total
+        into.addmv_(
+            some.double().T, weights
+        )  # some numbers of all records at a time, not all of some records
 
 
 def norms_of_single(form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor) -> Tensor:
@@ -115,14 +122,12 @@ def norms_of_single(form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, er
     return torch.cat([square_norms(form(*one).view(1, -1)) for one in _singly(inputs, errors)])
 
 
-def sum_of_single(
-    form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor, weights: Tensor, *, numbers: int
-) -> Tensor:
-    """The weighted sum [numbers], float64, of the same gradients."""
-    total = weights.new_zeros(numbers)
+def add_single(
+    form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor
+) -> None:
+    """Adds the weighted sum of the same gradients to a total [numbers], float64."""
     for one, weight in zip(_singly(inputs, errors), weights.tolist(), strict=True):
-        total.add_(form(*one).view(-1), alpha=weight)
-    return total
+        total.add_(form(*one).view_as(total), alpha=weight)
 
 
 def _singly(inputs: Tensor, errors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -130,34 +135,31 @@ def _singly(inputs: Tensor, errors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def is_short(length: int) -> bool:
-    """Whether gradients of so many outer products are summed up by `sum_of_short` where they are formed singly."""
+    """Whether gradients of so many outer products are summed up by `add_short` where they are formed singly."""
     return length <= _SHORT
 
 
-def sum_of_short(inputs: Tensor, errors: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of gradients by products of 64 bits, so that none is written down.
+def add_short(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
+    """Adds the weighted sum of gradients by products of 64 bits, so that none is written down.
 
-    [batch, length, p], [batch, length, o], [batch] -> [o, p], float64.
+    [batch, length, p], [batch, length, o], [batch], and [o, p], float64.
     """
     each = weights.repeat_interleave(inputs.shape[1])
-    return weighted_products(inputs.flatten(0, 1), errors.flatten(0, 1), each)
+    add_weighted_products(inputs.flatten(0, 1), errors.flatten(0, 1), each, total)
 
 
-def sum_of_written(
+def add_written(
     write: Callable[[Tensor, Tensor], Tensor],
-    inputs: Tensor,
-    errors: Tensor,
-    weights: Tensor,
-    *,
+    *parts: Tensor,
+    total: Tensor,
     numbers: int,
-) -> Tensor:
-    """The weighted sum of gradients that `write` forms of inputs and errors, a few records at a time; float64.
+) -> None:
+    """Adds the weighted sum of gradients that `write` forms, a few records at a time, to a total [numel], float64.
 
-    numbers: what each record needs for that.
+    parts: inputs, errors and weights. numbers: what each record needs for that.
     """
-    parts = slices(numbers, inputs, errors, weights)
-    first, *others = (sum_of_rows(write(some, their), each) for some, their, each in parts)
-    return sum(others, first)
+    for some, their, each in slices(numbers, *parts):
+        add_rows(write(some, their), each, total)
 
 
 def product_norms(inputs: Tensor, errors: Tensor) -> Tensor:
@@ -252,6 +254,8 @@ def slice_of(numbers: int, device: torch.device) -> int:
 def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Tensors of some records, a few records at a time, each of which needs so many numbers."""
     size = slice_of(numbers, parts[0].device)
+    if size >= len(parts[0]):
+        return iter((parts,))
     return zip(*(torch.split(part, size) for part in parts), strict=True)
 
 
@@ -262,7 +266,7 @@ def _written(inputs: Tensor, errors: Tensor) -> Tensor:
 class PerExample(Protocol):
     """Gradients of one parameter with `numel` values for each of `batch` records.
 
-    The norms are upper bounds of what `weighted_sum` adds up for a record, rounding included.
+    The norms are upper bounds of what `add_weighted` adds up for a record, rounding included.
     """
 
     @property
@@ -285,8 +289,8 @@ class PerExample(Protocol):
         """
         ...
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """The sum over records of weight times gradient, weights [batch] -> [numel], float64."""
+    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
+        """Adds the sum over records of weight times gradient, weights [batch], to a total [numel], float64."""
         ...
 
     def take(self, chosen: Tensor | slice) -> "PerExample":
@@ -313,8 +317,8 @@ class DenseGrad:
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
         return square_distances(self.rows, shift, scale)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return sum_of_rows(self.rows, weights)
+    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
+        add_rows(self.rows, weights, total)
 
     def take(self, chosen: Tensor | slice) -> "DenseGrad":
         return DenseGrad(self.rows[chosen])
@@ -380,15 +384,16 @@ class LinearGrad:
             return square_distances(self.rows, shift, scale)
         return product_distances(self.inputs[:, 0], self.errors[:, 0], shift, scale, cancels=cancels)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self.length == 1:
-            return weighted_products(self.inputs[:, 0], self.errors[:, 0], weights).reshape(-1)
+    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
         parts, numbers = (self.inputs, self.errors, weights), self._numbers
-        if not is_formed_singly(self.inputs, numbers):
-            return sum_of_written(written, *parts, numbers=numbers)
-        if self._prefers_gram and is_short(self.length):
-            return sum_of_short(*parts).reshape(-1)
-        return sum_of_single(_written, *parts, numbers=numbers)
+        products = total.view(self.errors.shape[2], self.inputs.shape[2])
+        is_single = is_formed_singly(self.inputs, numbers)
+        if self.length == 1 or (is_single and self._prefers_gram and is_short(self.length)):
+            add_short(*parts, products)
+        elif is_single:
+            add_single(_written, *parts, total)
+        else:
+            add_written(written, *parts, total=total, numbers=numbers)
 
     def take(self, chosen: Tensor | slice) -> "LinearGrad":
         return LinearGrad(self.inputs[chosen], self.errors[chosen])
@@ -418,8 +423,8 @@ class BiasGrad:
         rows = self.rows
         return product_distances(rows.new_ones(len(rows), 1), rows, shift, scale, cancels=cancels)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return DenseGrad(self.rows).weighted_sum(weights)
+    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
+        add_rows(self.rows, weights, total)
 
     def take(self, chosen: Tensor | slice) -> "BiasGrad":
         return BiasGrad(self.of.take(chosen))

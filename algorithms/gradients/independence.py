@@ -20,6 +20,10 @@ _LARGE = 1e3
 """How much larger than ordinary the large records are."""
 
 
+_BLOCK = 2**15
+"""Numbers of a parameter that are looked at together."""
+
+
 class RecordsNotIndependentError(ValueError):
     """A model in which no record's gradient can be told apart; the message names what mixes them."""
 
@@ -177,28 +181,44 @@ def check_state(looked: Looked, sample: Sample) -> None:
 
     What is the same after two passes over the same records, like a table that the first one makes, is no such thing.
     """
-    module = copy.deepcopy(looked.passes.model.module)
-    named = looked.passes.model.named(looked.parameters.clone())
+    large = {id(part): part for part in looked.passes.model.module.parameters()}  # which are not copied
+    module = copy.deepcopy(looked.passes.model.module, large)
+    named = looked.passes.model.named(looked.parameters)
+    frozen = {name: part for name, part in module.named_parameters() if name not in named}
 
-    def own() -> dict[str, Tensor]:
-        found = {f"buffer {name}": value for name, value in module.named_buffers()}
-        parts = (*module.named_parameters(), *named.items())
-        return found | {f"parameter {name}": value.detach() for name, value in parts}
+    def parameters() -> dict[str, int]:
+        return {name: _digest(part) for name, part in (frozen | named).items()}
 
-    before, kept = {name: value.clone() for name, value in own().items()}, []
+    before = {name: value.clone() for name, value in module.named_buffers()}
+    digests, kept = parameters(), []
     for _ in range(2):
         with torch.no_grad(), same_randomness():
             outputs = torch.func.functional_call(module, named, (sample.inputs,))
             looked.passes.model.losses(outputs, sample.labels)
         kept.append(_attributes(module) | _values("losses", looked.passes.model.losses))
-    for name, value in own().items():
-        if not torch.equal(before[name], value):
-            raise RecordsNotIndependentError(f"the {name} is changed by a forward pass, which mixes records")
+    after = dict(module.named_buffers())
+    changed = [
+        *(f"buffer {name}" for name, value in after.items() if not torch.equal(before[name], value)),
+        *(f"parameter {name}" for name, digest in parameters().items() if digests[name] != digest),
+    ]
+    if changed:
+        raise RecordsNotIndependentError(
+            f"the {changed[0]} is changed by a forward pass, which mixes records"
+        )
     for name in kept[0].keys() | kept[1].keys():
         if kept[0].get(name) != kept[1].get(name):
             raise RecordsNotIndependentError(
                 f"the attribute {name} is changed by every forward pass, which mixes records"
             )
+
+
+def _digest(value: Tensor) -> int:
+    """What tells whether a tensor was written to, without a copy of it: a sum of its bits, each by its place."""
+    plain = value.detach().contiguous().view(-1).view(torch.uint8)
+    is_aligned = plain.numel() % 8 == plain.storage_offset() % 8 == 0
+    blocks = torch.split(plain.view(torch.int64) if is_aligned else plain, _BLOCK)
+    by_place = 2 * torch.arange(_BLOCK, device=value.device) + 1
+    return hash((value.data_ptr(), *(int((block * by_place[: len(block)]).sum()) for block in blocks)))
 
 
 def _attributes(module: nn.Module) -> dict[str, bytes]:

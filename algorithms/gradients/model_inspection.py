@@ -6,6 +6,7 @@ by where its records lie in each tensor, and by giving the same gradients as aut
 
 import copy
 import inspect
+import math
 import re
 import traceback
 import warnings
@@ -43,6 +44,7 @@ from algorithms.gradients.op_tracer import (
 )
 from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.passes import Answers, Passes
+from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.models import Model, ModelRefusedError
 from algorithms.models.packing import Packing
 
@@ -286,9 +288,13 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
     form = _form(passes, parameters, least, count=1)
     looked = Looked(Passes(replace(passes.model, precision=torch.float32)), parameters, tolerance=_IN_32_BITS)
     one, few = form.draw(1, 0), form.draw(2, 0)
+    without_rule: set[str] = set()
     first, tape = _noted(passes, parameters, few)
     is_decided = first.is_decided
-    for answer in () if is_decided else (False, None, True):
+    orders = (
+        (False, None, True) if any(first.answers) else (None, True)
+    )  # without a yes it is what False would be
+    for answer in () if is_decided else orders:
         watch, other = (first, tape) if answer is None else _noted(passes, parameters, few, answer)
         if not watch.has_looked and _is_right(looked, tuple(watch.answers), [few]):
             passes = replace(passes, answers=tuple(watch.answers))
@@ -305,12 +311,10 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
             raise UnrecordedError("a value of all records")
         layouts = layouts_of(tape.shapes, more.shapes, (2, 3))
         with Memory() as memory, same_randomness():
-            found = looked.passes.recorded(parameters, few.inputs, few.labels, layouts)
+            found = looked.passes.recorded(parameters, few.inputs, few.labels, layouts, without_rule)
             found.norms(L2(1.0))
         needed, written = memory.most // 2, found.written_bytes // 2
-        _compare(looked, few, found.weighted_sum(_weights(few)), _KINKS)
-        with same_randomness():
-            without_rule = passes.taped(parameters, one.inputs, one.labels, layouts).without_rule
+        _compare(looked, few, found, _KINKS)
     except UnrecordedError as reason:
         needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)[1]
         return ModelInspection(
@@ -489,30 +493,38 @@ def _still(module: nn.Module) -> Iterator[None]:
 
 
 def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts) -> None:
-    """Raises UnrecordedError where a weighted sum of the recorded gradients is not what autograd makes of it."""
+    """Raises UnrecordedError where the recorded gradients are not what autograd makes of them."""
     with same_randomness():
         found = looked.passes.recorded(looked.parameters, sample.inputs, sample.labels, layouts)
-    _compare(looked, sample, found.weighted_sum(_weights(sample)))
+    _compare(looked, sample, found)
 
 
 def _weights(sample: Sample) -> Tensor:
     return torch.linspace(0.5, 2.0, len(sample.labels), dtype=torch.float64, device=sample.labels.device)
 
 
-def _compare(looked: Looked, sample: Sample, found: Tensor, tolerance: float | None = None) -> None:
-    """Raises UnrecordedError where the weighted sum of gradients that was found is not what autograd makes of it."""
-    passes, start = looked.passes, looked.parameters.clone().requires_grad_()
+def _compare(
+    looked: Looked, sample: Sample, found: PerExampleGradients, tolerance: float | None = None
+) -> None:
+    """Raises UnrecordedError where a weighted sum of the gradients that were found is not what autograd makes of it.
+
+    Parameter by parameter, so that of all of them there is one copy alone.
+    """
+    weights = _weights(sample)
     with same_randomness():
-        losses = passes.followed(start, sample.inputs, sample.labels)
-        expected = passes.back(start, (losses * _weights(sample)).sum())
-    if expected is None:
+        expected = looked.passes.gradients(looked.parameters, sample.inputs, sample.labels, weights)
+    if not expected:
         raise UnrecordedError("a loss that depends on no parameter")
     tolerance = 10.0 * looked.tolerance if tolerance is None else tolerance
-    floor = 0.1 * _ROUNDING * tolerance * float(torch.linalg.vector_norm(expected))
-    for place in passes.model.places.values():
-        size = float(torch.linalg.vector_norm(expected[place]))
-        if not float(torch.linalg.vector_norm(found[place] - expected[place])) <= tolerance * size + floor:
+    sizes = {name: float(torch.linalg.vector_norm(part)) for name, part in expected.items()}
+    floor = 0.1 * _ROUNDING * tolerance * math.hypot(*sizes.values())
+    for name, part in found.weighted_parts(weights):
+        if name in expected:
+            part -= expected.pop(name).reshape(-1)
+        if not float(torch.linalg.vector_norm(part)) <= tolerance * sizes.get(name, 0.0) + floor:
             raise UnrecordedError("gradients that are not those of autograd when they are recorded")
+    if any(not sizes[name] <= floor for name in expected):
+        raise UnrecordedError("gradients that are not those of autograd when they are recorded")
 
 
 def _kept_each(passes: Passes, parameters: Tensor, form: Form, few: int, more: int) -> int:

@@ -144,13 +144,13 @@ def away_from_start(model: Model) -> Tensor:
 
 def near_start(model: Model) -> Tensor:
     """The same for a deep model, whose outputs would grow without a bound: moved in proportion to each parameter."""
-    parts, draw = [], torch.randn(2**16, generator=torch.Generator().manual_seed(2))
-    for name in model.shapes:
-        part = model.module.get_parameter(name).detach().reshape(-1)
+    moved, draw = model.initial_parameters(), torch.randn(2**16, generator=torch.Generator().manual_seed(2))
+    for place in model.places.values():
+        part = moved[place]
         size = float(torch.linalg.vector_norm(part)) / len(part) ** 0.5 or 0.1
-        noise = draw.repeat(-(-len(part) // len(draw)))[: len(part)]
-        parts.append(part + (0.1 * size * noise).to(part))
-    return torch.cat(parts)
+        for some in torch.split(part, len(draw)):
+            some.add_(draw[: len(some)].to(part), alpha=0.1 * size)
+    return moved
 
 
 @contextmanager

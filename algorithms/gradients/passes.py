@@ -53,9 +53,16 @@ class Passes:
         return tape
 
     def recorded(
-        self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: Layouts
+        self,
+        parameters: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        layouts: Layouts,
+        without_rule: set[str] | None = None,
     ) -> PerExampleGradients:
         """Book-keeping: one backward pass to the outputs of the operations that use parameters (Bu et al. 2023).
+
+        without_rule: to which operations that have none are added.
 
         Raises UnrecordedError where an operation cannot be told apart by record.
         """
@@ -78,6 +85,8 @@ class Passes:
         except CheckpointError as reason:
             # They run again off the tape, where they keep nothing if no trained layer comes before them.
             raise UnrecordedError("gradient checkpointing of layers that then keep other tensors") from reason
+        if without_rule is not None:
+            without_rule |= tape.without_rule
         found: dict[str, list[PerExample]] = {}
         with torch.no_grad():
             for use, error in zip(uses, errors, strict=True):
@@ -144,12 +153,34 @@ class Passes:
             (found,) = self.model.inside(
                 named, lambda: torch.autograd.grad(total, parameters, allow_unused=True)
             )
-        if parameters.grad is not None:
+        self._check_left_to_autograd(parameters)
+        return found
+
+    def gradients(
+        self, parameters: Tensor, inputs: Tensor, labels: Tensor, weights: Tensor
+    ) -> dict[str, Tensor]:
+        """Those of the weighted sum of losses, by parameter; without those on which it does not depend."""
+        named = {
+            name: part.detach().requires_grad_()
+            for name, part in self.model.named(parameters.detach()).items()
+        }
+        with torch.enable_grad(), self._precision(inputs.device), self._answering():
+            losses = self.model.losses(self.model.outputs(named, inputs), labels)
+            total = (losses * weights).sum()
+        if not total.requires_grad:
+            return {}
+        leaves = tuple(named.values())
+        with self._answering(again=True):
+            found = self.model.inside(named, lambda: torch.autograd.grad(total, leaves, allow_unused=True))
+        self._check_left_to_autograd(*leaves)
+        return {name: part for name, part in zip(named, found, strict=True) if part is not None}
+
+    def _check_left_to_autograd(self, *leaves: Tensor) -> None:
+        if any(leaf.grad is not None for leaf in leaves):
             raise ModelRefusedError(
                 f"the model {self.model.name} adds up gradients by a backward pass of its own inside of the backward"
                 " pass, as reversible layers do, where no record's can be told apart; leave it to autograd."
             )
-        return found
 
     def losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each record, [batch]."""

@@ -1,6 +1,6 @@
 """What the records of one physical batch contribute to a sum: for the barrier alone, since nothing here is noised."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -48,9 +48,15 @@ class PerExampleGradients:
         """Which records have a finite norm, shape [batch]."""
         return all_finite(self.norms(clipping))
 
-    @in_full_precision()
     def clipped_sum(self, clipping: Clipping, norms: Tensor | None = None) -> Tensor:
-        """The sum of the contributions after clipping, shape [d], float64.
+        """The sum of the contributions after clipping, shape [d], float64; arguments as of `add_clipped`."""
+        total = self._empty_sum()
+        self.add_clipped(clipping, total, norms)
+        return total
+
+    @in_full_precision()
+    def add_clipped(self, clipping: Clipping, total: Tensor, norms: Tensor | None = None) -> None:
+        """Adds the contributions after clipping to a total [d], float64.
 
         A record whose gradient is not finite contributes zero. norms: of these records, where `norms` has given them.
         Raises ValueError for per-layer bounds that do not fit.
@@ -61,25 +67,38 @@ class PerExampleGradients:
                 " give one for each."
             )
         if len(self.losses) == 0:
-            return self._weighted({})
+            return
         norms = self.norms(clipping) if norms is None else norms
         finite = all_finite(norms)
         if not bool(finite.all()):
-            return self._sum_of_finite(norms, finite, clipping)
-        if not isinstance(clipping, PerLayer):
+            self._add_finite(norms, finite, clipping, total)
+        elif isinstance(clipping, PerLayer):
+            by_layer = {
+                name: factors(norms[:, i], clipping, bound, self.dtype)
+                for i, (names, bound) in enumerate(zip(self.layers, clipping.norms, strict=True))
+                for name in names
+            }
+            self._add_weighted(by_layer, total)
+        else:
             weights = factors(norms, clipping, clipping.sensitivity, self.dtype)
-            total = self.weighted_sum(weights)
-            return self._transformed(total, weights, clipping) if isinstance(clipping, Affine) else total
-        by_layer = {
-            name: factors(norms[:, i], clipping, bound, self.dtype)
-            for i, (names, bound) in enumerate(zip(self.layers, clipping.norms, strict=True))
-            for name in names
-        }
-        return self._weighted(by_layer)
+            if isinstance(clipping, Affine):
+                total += self._transformed(self.weighted_sum(weights), weights, clipping)
+            else:
+                self._add_weighted(dict.fromkeys(self.places, weights), total)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum of weight times gradient, weights [batch] -> [d], float64."""
-        return self._weighted(dict.fromkeys(self.places, weights))
+        total = self._empty_sum()
+        self._add_weighted(dict.fromkeys(self.places, weights), total)
+        return total
+
+    def weighted_parts(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The same sum parameter by parameter, by name, [numel] each; of those that have gradients."""
+        for name in self.gradients:
+            place = self.places[name]
+            total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
+            self._add_weighted_of(name, weights, total)
+            yield name, total
 
     def take(self, chosen: Tensor) -> "PerExampleGradients":
         """Those of the chosen records; chosen: their indices."""
@@ -111,12 +130,11 @@ class PerExampleGradients:
             return self._widths()
         return self._root(self.places, clipping)
 
-    def _sum_of_finite(self, norms: Tensor, finite: Tensor, clipping: Clipping) -> Tensor:
-        """The sum without what is not finite; what was only too large to square in 32 bits is taken in 64."""
-        total = self.take(torch.nonzero(finite)[:, 0]).clipped_sum(clipping, norms[finite])
+    def _add_finite(self, norms: Tensor, finite: Tensor, clipping: Clipping, total: Tensor) -> None:
+        """Adds what is finite; what was only too large to square in 32 bits is taken in 64."""
+        self.take(torch.nonzero(finite)[:, 0]).add_clipped(clipping, total, norms[finite])
         if self.dtype != torch.float64:
-            total += self.take(torch.nonzero(~finite)[:, 0])._in_64_bits().clipped_sum(clipping)
-        return total
+            self.take(torch.nonzero(~finite)[:, 0])._in_64_bits().add_clipped(clipping, total)
 
     def _in_64_bits(self) -> "PerExampleGradients":
         gradients = {name: as_measured(each).double() for name, each in self.gradients.items()}
@@ -149,15 +167,21 @@ class PerExampleGradients:
             return self._zeros() + (shift.double() / scale.double()).square().sum()
         return gradient.square_distances(shift, scale, cancels=clipping.cancels)
 
-    def _weighted(self, weights: dict[str, Tensor]) -> Tensor:
-        """The weighted sum of the gradients, each parameter with weights of its own, shape [d], float64."""
+    def _empty_sum(self) -> Tensor:
         size = sum(place.stop - place.start for place in self.places.values())
-        total = torch.zeros(size, dtype=torch.float64, device=self.losses.device)
-        these = slice(0, len(self.losses))
+        return torch.zeros(size, dtype=torch.float64, device=self.losses.device)
+
+    def _add_weighted(self, weights: dict[str, Tensor], total: Tensor) -> None:
+        """Adds the weighted sum of the gradients, each parameter with weights of its own, to a total [d], float64."""
         for name, each in weights.items():
             if name in self.gradients:
-                total[self.places[name]] = as_measured(self.gradients[name]).take(these).weighted_sum(each)
-        return total
+                self._add_weighted_of(name, each, total[self.places[name]])
+
+    def _add_weighted_of(self, name: str, weights: Tensor, total: Tensor) -> None:
+        gradient = as_measured(self.gradients[name])
+        if self.padding:
+            gradient = gradient.take(slice(0, len(self.losses)))
+        gradient.add_weighted(weights, total)
 
     @staticmethod
     def _transformed(total: Tensor, weights: Tensor, clipping: Affine) -> Tensor:

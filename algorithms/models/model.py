@@ -115,20 +115,25 @@ class Model:
         Backward passes belong there as well: layers may run again in them, as with gradient checkpointing, and would
         else do so at the module's own parameters.
         """
-        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        values = {f"module.{name}": value for name, value in (buffers | dict(parameters)).items()}
-        return torch.func.functional_call(_Around(self.module), values, (run,))  # type: ignore[no-any-return]
-
-
-class _Around(nn.Module):
-    """Runs a function while `functional_call` holds the parameters of a module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, run: Callable[[], T]) -> T:
-        return run()
+        slots = [
+            (own, key, f"{name}.{key}" if name else key, tensor, own is layer._buffers)
+            for name, layer in self.module.named_modules()
+            for own in (layer._parameters, layer._buffers)
+            for key, tensor in own.items()
+            if tensor is not None
+        ]
+        # By tensor, and not by name, so that a parameter that is tied to another one is replaced wherever it stands.
+        held = {id(tensor): parameters[name] for _, _, name, tensor, _ in slots if name in parameters}
+        for _, _, _, tensor, is_buffer in slots:
+            if is_buffer and id(tensor) not in held:
+                held[id(tensor)] = tensor.clone()
+        try:
+            for own, key, _, tensor, _ in slots:
+                own[key] = held.get(id(tensor), tensor)
+            return run()
+        finally:
+            for own, key, _, tensor, _ in slots:
+                own[key] = tensor
 
 
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}

@@ -24,18 +24,18 @@ from algorithms.gradients.arithmetic import (
 from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
 from algorithms.gradients.grads import (
     DenseGrad,
+    add_rows,
+    add_short,
+    add_single,
+    add_written,
     is_formed_singly,
     is_short,
     norms_of_single,
     prefers_gram,
     product_norms,
     product_sizes,
+    rows_of_product,
     slices,
-    sum_of_rows,
-    sum_of_short,
-    sum_of_single,
-    sum_of_written,
-    weighted_products,
 )
 from algorithms.gradients.padding import Layout
 from algorithms.gradients.rules.general import general
@@ -150,35 +150,34 @@ class ConvGrad:
         moved, scaled = (self._in_patch_order(part) for part in (shift, scale))
         return square_distances(self._written.flatten(start_dim=1), moved, scaled)
 
-    def weighted_sum(self, weights: Tensor) -> Tensor:
+    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
+        parts = self.inputs, self.errors, weights
+        if "_written" not in self.__dict__ and self._is_summed_by_products:
+            return self._add_products(*parts, total.view(self.errors.shape[1], -1))
+        in_patch_order = torch.zeros_like(total)
         if "_written" in self.__dict__:
-            total = sum_of_rows(self._written.flatten(start_dim=1), weights)
-        elif not self._is_formed_singly and self.window.groups == 1 and self.length <= _FEW_PLACES:
-            total = self._sum_of_products(weights)
-        elif not self._is_formed_singly:
-            total = sum_of_written(self._writer(), self.inputs, self.errors, weights, numbers=self._numbers)
-        elif self._prefers_gram and self.window.groups == 1 and is_short(self.length):
-            total = self._sum_of_short(weights)
+            add_rows(self._written.flatten(start_dim=1), weights, in_patch_order)
+        elif self._is_formed_singly:
+            add_single(self._writer(), *parts, in_patch_order)
         else:
-            size = self.errors.shape[1] * self._patch
-            total = sum_of_single(self._writer(), self.inputs, self.errors, weights, numbers=size)
-        return self._in_weight_order(total.view(self.errors.shape[1], -1)).reshape(-1)
+            add_written(self._writer(), *parts, total=in_patch_order, numbers=self._numbers)
+        apart = in_patch_order.view(self.errors.shape[1], -1)
+        ordered = self._in_weight_order(apart)
+        total.view(ordered.shape).add_(ordered)
+        return None
 
-    def _sum_of_short(self, weights: Tensor) -> Tensor:
-        cut, total = self._cutter(), weights.new_zeros(self.errors.shape[1], self._patch)
-        for some, their, each in slices(self._patch * self.length, self.inputs, self.errors, weights):
-            total += sum_of_short(cut(wide(some)), their.flatten(start_dim=2).transpose(1, 2), each)
-        return total.view(-1)
+    @property
+    def _is_summed_by_products(self) -> bool:
+        """Whether the sum is a product of all places of some records, in 64 bits, which writes no gradient down."""
+        is_few = self._prefers_gram and is_short(self.length)
+        return self.window.groups == 1 and (is_few if self._is_formed_singly else self.length <= _FEW_PLACES)
 
-    def _sum_of_products(self, weights: Tensor) -> Tensor:
-        """The weighted sum as one product of all places of some records, which writes no gradient down."""
-        total = torch.zeros(self.errors.shape[1], self._patch, dtype=torch.float64, device=self.errors.device)
-        cut = self._cutter()
-        for inputs, errors, each in slices(self.length * self._patch, self.inputs, self.errors, weights):
-            seen = cut(wide(inputs)).flatten(end_dim=1)
-            back = wide(errors).flatten(start_dim=2).transpose(1, 2).flatten(end_dim=1)
-            total += weighted_products(seen, back, each.repeat_interleave(self.length))
-        return total
+    def _add_products(self, inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
+        cut, rows = self._cutter(), rows_of_product(self._patch, errors.shape[1], errors.device)
+        parts = (torch.split(part, max(1, rows // self.length)) for part in (inputs, errors, weights))
+        for some, their, each in zip(*parts, strict=True):
+            seen = self._in_weight_order(cut(wide(some))).flatten(start_dim=2)
+            add_short(seen, wide(their).flatten(start_dim=2).transpose(1, 2), each, total)
 
     def take(self, chosen: Tensor | slice) -> "ConvGrad":
         return self._with(lambda part: part[chosen])
@@ -194,10 +193,9 @@ class ConvGrad:
         return changed
 
     def _in_weight_order(self, written: Tensor) -> Tensor:
-        """[..., kernel x channels] -> [..., channels x kernel]."""
+        """A view of [..., kernel x channels] as [..., channels, kernel]."""
         height, width = self.window.kernel
-        apart = torch.unflatten(written, -1, (height * width, -1))
-        return apart.transpose(-1, -2).flatten(start_dim=-2)
+        return torch.unflatten(written, -1, (height * width, -1)).transpose(-1, -2)
 
     def _in_patch_order(self, weight: Tensor) -> Tensor:
         """A vector of the weight's length in the order of the patches."""

@@ -1,7 +1,7 @@
 """What is made of parameters alone, and belongs to all records: standardised weights, positions, biases of attention.
 
-Its graph is kept. A record's gradient of the result goes back through it on its own, all records in one call; where
-the numbers only stand in another shape or order, the gradients keep the form in which they came.
+Its graph is kept, one for all of it. The records' gradients of the results go back through it in one call, each on its
+own; where the numbers only stand in another shape or order, the gradients keep the form in which they came.
 """
 
 from collections.abc import Callable
@@ -36,6 +36,9 @@ _SAME_ORDER = words(
 )
 """Functions whose output has the numbers of its input, one after the other."""
 
+_LIKE_ANOTHER = words("view_as reshape_as type_as expand_as")
+"""Those that ask a second tensor for nothing but its form."""
+
 _TRANSPOSED = frozenset(
     ("t", "transpose", "permute", "swapaxes", "swapdims", "T.__get__", "mT.__get__", "H.__get__")
 )
@@ -61,7 +64,9 @@ def shared(
     if writes(name, kwargs):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     places = [i for i, leaf in enumerate(leaves) if tape.name(leaf) is not None]
-    free = {i: leaves[i].detach().requires_grad_() for i in places if leaves[i].is_floating_point()}
+    if name in _LIKE_ANOTHER:
+        places = [i for i in places if i == 0]
+    free = {i: _followed(tape, leaves[i]) for i in places if leaves[i].is_floating_point()}
     # A tensor that a checkpoint would drop is kept, since no layer runs again for it.
     with torch.enable_grad(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         some, named = tree_unflatten([free.get(i, leaf) for i, leaf in enumerate(leaves)], structure)
@@ -73,25 +78,32 @@ def shared(
     if moving:
         names = [str(tape.name(leaves[i])) for i in free]
         closed = _closed_form(name, args, names, moving) if len(free) == len(moving) == 1 else None
-
-        def gradients(found: list[PerExample | None]) -> Gradients:
-            if closed is not None and found[0] is not None and (given := closed(found[0])) is not None:
-                return {names[0]: given}
-            return _through(moving, list(free.values()), names, found)
-
-        tape.make(list(plain.values()), gradients)
+        tape.make(list(plain.values()), moving, names[0], closed)
     return output
+
+
+def _followed(tape: GradSampleRecorder, tensor: Tensor) -> Tensor:
+    """A parameter, or what was made of parameters, in the graph of all that is made of them."""
+    return tape.graph.setdefault(str(tape.name(tensor)), tensor.detach().requires_grad_())
 
 
 def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) -> dict[str, list[PerExample]]:
     """The gradients of parameters by name, of those and of what was made of parameters."""
+    ends: list[tuple[Tensor, Tensor]] = []
     for made in reversed(tape.made):
-        parts = [found.pop(name, None) for name in made.names]
-        if any(part is not None for part in parts):
-            given = made.gradients([None if part is None else combined(part) for part in parts])
-            for name, gradient in given.items():
-                found.setdefault(name, []).append(gradient)
+        for name, end in zip(made.names, made.outputs, strict=True):
+            if name in found:
+                part = combined(found.pop(name))
+                given = None if made.closed is None else made.closed(part)
+                if given is not None:
+                    found.setdefault(made.source, []).append(given)
+                else:
+                    ends.append((end, part.rows.to(end.dtype).view(-1, *end.shape)))
+    starts = {name: tape.graph[name] for name in tape.parameters if name in tape.graph}
+    for name, gradient in _through(ends, starts).items() if ends else ():
+        found.setdefault(name, []).append(gradient)
     tape.made.clear()
+    tape.graph.clear()
     return found
 
 
@@ -131,20 +143,14 @@ def _looked_up(found: PerExample, indices: Tensor, table: Tensor, padding: int |
     return DenseGrad(rows.flatten(start_dim=1))
 
 
-def _through(
-    outputs: list[Tensor], inputs: list[Tensor], names: list[str], found: list[PerExample | None]
-) -> Gradients:
-    """Each record's gradients through the graph from inputs to outputs."""
-    pairs = [
-        (output, part.rows.to(output.dtype).view(-1, *output.shape))
-        for output, part in zip(outputs, found, strict=True)
-        if part is not None
-    ]
-    ends, errors = [output for output, _ in pairs], [error for _, error in pairs]
+def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gradients:
+    """Each record's gradients through the graph from some tensors, by name, to others, whose gradients are given."""
+    outputs, errors = [output for output, _ in ends], [error for _, error in ends]
+    inputs = list(starts.values())
 
     def back(some: list[Tensor], *, together: bool) -> tuple[Tensor | None, ...]:
         return torch.autograd.grad(
-            ends, inputs, some, retain_graph=True, allow_unused=True, is_grads_batched=together
+            outputs, inputs, some, retain_graph=True, allow_unused=True, is_grads_batched=together
         )
 
     try:
@@ -152,9 +158,8 @@ def _through(
     except RuntimeError:  # an operation whose way back has no batched form
         each = [back(list(some), together=False) for some in zip(*errors, strict=True)]
         given = tuple(None if parts[0] is None else torch.stack(parts) for parts in zip(*each, strict=True))
-    rows: dict[str, Tensor] = {}
-    for name, gradient in zip(names, given, strict=True):
-        if gradient is not None:
-            flat = gradient.reshape(len(gradient), -1)
-            rows[name] = rows[name] + flat if name in rows else flat
-    return {name: DenseGrad(gradient) for name, gradient in rows.items()}
+    return {
+        name: DenseGrad(gradient.reshape(len(gradient), -1))
+        for name, gradient in zip(starts, given, strict=True)
+        if gradient is not None
+    }

@@ -269,14 +269,21 @@ class UnnoisedQueries:
         if answers is not None:
             return answers.clipped_sum(point, clipping)
 
+        spare: list[Tensor] = []  # sums of passes that have been added up, to write the next ones into
+
         def summed(engine: Engine, records: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
-            return engine.clipped_sum(point, *records(), clipping)
+            try:
+                into = spare.pop()
+            except IndexError:  # another worker may have been quicker
+                into = None
+            return engine.clipped_sum(point, *records(), clipping, into)
 
         group = self.performance.group
         rows = group.shard(chosen(release, self._count, stream), self._count)
         total = torch.zeros(len(point), dtype=torch.float64, device=point.device)
         for found in self._each(summed, rows):
             total += found
+            spare.append(found)
         return group.sum(total)
 
     @_computed

@@ -35,7 +35,9 @@ def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 def one_layer_unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
     clipped = Engine.clipped_sum
 
-    def skipping(self: Engine, point: Tensor, inputs: Tensor, labels: Tensor, clipping: Any) -> Tensor:
+    def skipping(
+        self: Engine, point: Tensor, inputs: Tensor, labels: Tensor, clipping: Any, _out: Tensor | None
+    ) -> Tensor:
         total = clipped(self, point, inputs, labels, clipping).clone()
         layer = slice(len(total) // 2, None)
         total[layer] = clipped(self, point, inputs, labels, Unclipped())[layer]

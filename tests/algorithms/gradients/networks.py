@@ -91,7 +91,18 @@ SHARING = {
     ),
 }
 
+
+def _in_several_forms(self: Wired, x: Tensor) -> Tensor:
+    """A weight as it is, turned, and bent by itself and by another parameter."""
+    bent = torch.tanh(self.w)
+    scaled = (bent * self.scale).reshape_as(self.w)
+    return functional.linear(x, self.w) @ bent.T + functional.linear(x, scaled) + x @ bent
+
+
 OF_PARAMETERS = {
+    "weight in several forms": Spec(
+        lambda: Wired(_in_several_forms, w=_parameter(4, 4), scale=_parameter(4, 1)), (4,)
+    ),
     "position added": Spec(
         lambda: Wired(lambda self, x: x + self.position, position=_parameter(3, 4)), (3, 4)
     ),

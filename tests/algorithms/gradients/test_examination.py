@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.gradients import L2, Engine, RecordsNotIndependentError
+from algorithms.gradients.op_tracer import Memory
 from algorithms.models import Model
 from algorithms.models.linear import cross_entropy
 from tests.algorithms.gradients.zoo import Spec, Wired, frozen, problem, wavy, zero_start
@@ -142,6 +143,27 @@ def test_a_buffer_that_changes_is_refused(wiring: Callable[..., Tensor], start: 
     spec = Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2), steps=start.clone()), (4,))
     with pytest.raises(RecordsNotIndependentError, match="the buffer steps is changed"):
         problem(spec).engine()
+
+
+def _turning(self: Wired, inputs: Tensor) -> Tensor:
+    self.part.weight.data.copy_(self.part.weight.data.roll(1, 0))
+    return self.part(self.layer(inputs))
+
+
+@pytest.mark.parametrize("make", [nn.Linear, lambda *sizes: frozen(nn.Linear(*sizes))])
+def test_a_parameter_that_changes_is_refused(make: Callable[..., nn.Module]) -> None:
+    """By its name, though its numbers are the same in another order."""
+    spec = Spec(lambda: Wired(_turning, layer=nn.Linear(4, 4), part=make(4, 3)), (4,))
+    with pytest.raises(RecordsNotIndependentError, match=r"the parameter part\.weight is changed"):
+        problem(spec).engine()
+
+
+def test_a_look_at_a_large_model_holds_few_copies_of_it() -> None:
+    layers = (layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.Tanh()))
+    made = problem(Spec(lambda: nn.Sequential(*layers, nn.Linear(512, 2)), (512,)), torch.float32)
+    with Memory() as memory:
+        assert made.engine()._examined.is_brief
+    assert memory.most < 3 * 4 * made.model.parameter_count
 
 
 def _remembering(self: Wired, inputs: Tensor) -> Tensor:
