@@ -237,7 +237,7 @@ def workers(folder: Path) -> Iterator[list[Fault]]:
 
 @contextmanager
 def tracking(folder: Path) -> Iterator[list[Fault]]:
-    """W&B online, at servers that fail: from the first stage on, since it is asked in training, report and promotion."""
+    """W&B online, at servers that fail: asked in training, report and promotion."""
     with ExitStack() as servers:
         urls = {
             "W&B unreachable": "http://127.0.0.1:9",

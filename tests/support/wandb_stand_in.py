@@ -45,7 +45,7 @@ class Request:
 
 @dataclass
 class StandIn:
-    """The stand-in. hangs: takes requests and answers none. fails: answers 500 to all. refuses: operations with errors."""
+    """The stand-in. hangs: answers nothing. fails: answers 500. refuses: operations that it answers with errors."""
 
     hangs: bool = False
     fails: bool = False
