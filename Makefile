@@ -43,6 +43,7 @@ soak: $(VENV)/installed-dev
 	python -m tests.soak.scheduler
 	python -m tests.soak.year
 	python -m tests.soak.fuzz
+	python -m tests.soak.faults
 
 lint: $(VENV)/installed-dev
 	ruff check .

@@ -23,11 +23,19 @@ def facts_of(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             facts: dict[str, Any] = json.loads((file.metadata() or {})[FACTS])
-    except (OSError, SafetensorError, KeyError, ValueError):
+        if not (isinstance(facts["model"], str) and _is_list_of(int, facts["input_shape"])):
+            raise TypeError
+        if not _is_list_of(str, facts["classes"]):
+            raise TypeError
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         raise ModelRefusedError(
             f"{path} is no model that was trained here; give the model.safetensors of a run."
         ) from None
     return facts
+
+
+def _is_list_of(kind: type, value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)
 
 
 def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:

@@ -117,7 +117,7 @@ def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
         )  # so that columns are missed in a file without rows
         for batch in file.iter_batches(_ROWS, columns=list(declared.in_the_file)):
             yield pa.Table.from_batches([batch])
-    except (pa.ArrowException, OSError):
+    except (pa.ArrowException, OSError, UnicodeDecodeError):
         raise DataRefusedError(f"{path} is not a whole Parquet file; correct it or its card.") from None
 
 

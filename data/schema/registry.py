@@ -82,7 +82,8 @@ def _key(document: Any, location: tuple[int | str, ...]) -> str:
     """The path of a key as the document spells it: pydantic's own tags of unions are left out."""
     parts: list[str] = []
     for position, part in enumerate(location):
-        inside = part in document if isinstance(document, dict) else isinstance(document, list)
+        keys = range(len(document)) if isinstance(document, list) else document
+        inside = isinstance(document, dict | list) and part in keys
         missing = isinstance(document, dict) and position == len(location) - 1
         if inside or missing:
             parts.append(str(part))

@@ -17,6 +17,7 @@ import numpy as np
 from algorithms.errors import LedgerBrokenError
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.ledger import Ledger
+from data.prepare.files import write_whole
 from data.prepare.prepared import load_held_out
 from data.schema import registry as catalogue
 from tasks.config import params
@@ -27,7 +28,7 @@ from tasks.retraining.registry import Registry, State, States
 from tasks.retraining.settings import Retraining
 from tasks.runs import store
 from tasks.runs.reproduce import STAGES, Say, StageFailedError, StageRefusedError
-from tasks.runs.stage import refusals
+from tasks.runs.stage import disk_full, refusals
 from tasks.runs.summary import open_ledger
 from tasks.tracking.promotion import log_promotion
 
@@ -79,17 +80,22 @@ class Work:
 
 def retrain(work: Work, *, now: datetime) -> Outcome:
     """Takes up the retraining that was interrupted, then does the one that is due at a moment; see the module."""
-    with work.states.held() as free:
-        if not free:
-            return Outcome(
-                "busy", f"another process is at the retraining {work.settings.name}; it does the work."
-            )
-        try:
+    try:
+        with work.states.held() as free:
+            if not free:
+                return Outcome(
+                    "busy", f"another process is at the retraining {work.settings.name}; it does the work."
+                )
             return _due(work, work.settings.period(now))
-        except LedgerBrokenError as broken:
-            return Outcome("broken", str(broken))
-        except refusals() as refusal:
-            return Outcome("refused", str(refusal))
+    except LedgerBrokenError as broken:
+        return Outcome("broken", str(broken))
+    except refusals() as refusal:
+        return Outcome("refused", str(refusal))
+    except OSError as error:
+        words = disk_full(error)
+        if words is None:
+            raise
+        return Outcome("failed", words)
 
 
 def _due(work: Work, period: str) -> Outcome:
@@ -140,7 +146,7 @@ def _run(work: Work, state: State) -> Outcome:
     work.states.write(state)
     if not is_here:
         return _failed(work, state, f"The checkout {state.root}, where it was begun, is gone.")
-    (work.root / "params.yaml").write_text(state.params, encoding="utf-8")
+    _write_params(work, state.params)
     try:
         with retraining_for(_key(work, state.period)):
             for stage in STAGES:
@@ -173,7 +179,12 @@ def _put_back(work: Work, state: State) -> None:
     """Makes params.yaml what it was before the retraining, unless somebody has changed it since."""
     path = work.root / "params.yaml"
     if path.read_text(encoding="utf-8") == state.params:
-        path.write_text(state.before, encoding="utf-8")
+        _write_params(work, state.before)
+
+
+def _write_params(work: Work, text: str) -> None:
+    """Writes params.yaml whole or not at all: a person's settings do not end in a full disk."""
+    write_whole(work.root / "params.yaml", lambda fresh: fresh.write_text(text, encoding="utf-8"))
 
 
 def _failed(work: Work, state: State, reason: str) -> Outcome:

@@ -1,6 +1,8 @@
 """A stage as a process of its own, in a checkout: what it refuses is one sentence on stderr and exit status 2."""
 
+import errno
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +14,27 @@ REFUSED = "refused: "
 
 
 def main_of(function: Callable[[], object]) -> None:
-    """Run a stage's main function; what it refuses becomes one sentence on stderr and exit status 2."""
+    """Run a stage's main function; what it refuses, and a full disk, becomes one sentence on stderr and exit status 2."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         function()
-    except ValueError as error:
-        if not isinstance(error, refusals()):
+    except Exception as error:
+        words = str(error) if isinstance(error, refusals()) else disk_full(error)
+        if words is None:
             raise
-        sys.stderr.write(f"{REFUSED}{' '.join(str(error).split())}\n")
+        sys.stderr.write(f"{REFUSED}{' '.join(words.split())}\n")
         raise SystemExit(2) from None
+
+
+def disk_full(error: Exception) -> str | None:
+    """What to tell a person where an error is that of a full disk, whichever library met it; else None."""
+    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    if not is_full and os.strerror(errno.ENOSPC) not in str(error):
+        return None
+    return (
+        f"the disk is full; make room where the checkout {Path.cwd()}, the home of its runs and temporary files lie,"
+        " then start it again: it goes on where it was."
+    )
 
 
 def refusals() -> tuple[type[ValueError], ...]:

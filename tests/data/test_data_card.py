@@ -62,6 +62,7 @@ FAULTS: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "infinite cap": (("cap", "epsilon"), float("inf"), "key cap.epsilon"),
     "impossible delta": (("cap", "delta"), 1.5, "key cap.delta"),
     "bounds upside down": (("reader", "columns", 0, "bounds"), [5, 1], "low below high"),
+    "one bound": (("reader", "columns", 0, "bounds"), [0], "key reader.columns.0.bounds"),
     "infinite bound": (
         ("reader", "columns", 0, "bounds"),
         [0, float("inf")],

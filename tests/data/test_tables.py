@@ -180,6 +180,15 @@ def test_parquet_that_is_not_whole_is_refused(encode: Callable[..., Records], tm
         encode(PARQUET.drop_columns(["town"]))
 
 
+def test_parquet_whose_column_names_are_no_text_is_refused(
+    encode: Callable[..., Records], tmp_path: Path
+) -> None:
+    parquet.write_table(pa.table({"age": [1.0]}), tmp_path / "whole")
+    whole = (tmp_path / "whole").read_bytes()
+    with pytest.raises(DataRefusedError, match="not a whole Parquet file"):
+        encode(whole.replace(b"age", b"a\xf7e"), kind="parquet")
+
+
 @pytest.mark.parametrize("values", [[[1], [2]], [b"\xff secret", b"\xfe"]], ids=["lists", "bytes"])
 @pytest.mark.parametrize("column", ["age", "town", "answer"])
 def test_parquet_with_a_column_of_what_is_no_text_is_refused(

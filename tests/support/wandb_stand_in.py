@@ -45,9 +45,10 @@ class Request:
 
 @dataclass
 class StandIn:
-    """The stand-in. hangs: takes requests and answers none. refuses: operations that it answers with an error."""
+    """The stand-in. hangs: answers nothing. fails: answers 500. refuses: operations that it answers with errors."""
 
     hangs: bool = False
+    fails: bool = False
     refuses: tuple[str, ...] = ()
     requests: list[Request] = field(default_factory=list)
     known: Known = field(default_factory=Known)
@@ -104,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.backend.ended.wait()
             return
         content = json.dumps(self.backend.answer(request)).encode()
-        self.send_response(200)
+        self.send_response(500 if self.backend.fails else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -126,9 +127,11 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def standing_in(*, hangs: bool = False, refuses: tuple[str, ...] = ()) -> Iterator[StandIn]:
+def standing_in(
+    *, hangs: bool = False, fails: bool = False, refuses: tuple[str, ...] = ()
+) -> Iterator[StandIn]:
     """A stand-in on a free port, until the block ends."""
-    backend = StandIn(hangs, refuses)
+    backend = StandIn(hangs, fails, refuses)
     server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"backend": backend}))
     backend.known.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

@@ -1,5 +1,6 @@
 """How a scheduled retraining ends where another home, a database or the checkout fails it."""
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,8 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
 from tasks import train
+from tasks.retraining import delivery
+from tasks.retraining.registry import Registry, States
 from tasks.retraining.settings import Retraining
 from tests.tasks.test_retraining import SETTINGS, Place, interrupted
 from tests.tasks.test_retraining import place as place
@@ -103,3 +106,35 @@ def test_the_last_retraining_is_the_last_that_began(place: Place) -> None:
     assert place.deliver(1).kind == "promoted"
     assert "none of the blocks" in place.deliver(2).message
     assert len(place.rows("reserve")) == 2
+
+
+@pytest.mark.parametrize(
+    ("of", "name"), [(States, "write"), (delivery, "write_whole"), (Registry, "add"), (Registry, "promote")]
+)
+def test_a_disk_that_is_full_between_the_stages_costs_a_sentence_and_no_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch, of: Any, name: str
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(of, name, full)
+        found = place.deliver()
+    assert (found.kind, found.message.startswith("the disk is full; make room")) == ("failed", True)
+    assert place.deliver().kind == "promoted"
+    assert len(place.rows("reserve")) == 1
+
+
+def test_a_full_disk_leaves_params_as_they_were(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, write = (place.root / "params.yaml").read_text(), Path.write_text
+
+    def cut_short(path: Path, text: str, **how: Any) -> int:
+        if "params.yaml" not in path.name:
+            return write(path, text, **how)
+        write(path, "", **how)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", cut_short)
+        place.deliver()
+    assert (place.root / "params.yaml").read_text() == before

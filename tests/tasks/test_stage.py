@@ -35,3 +35,17 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ParamsRefusedError, match=r"no params\.yaml"):
         checkout()
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("I/O error: No space left on device")]
+)
+def test_a_full_disk_is_a_sentence_whichever_library_met_it(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill() -> None:
+        raise error
+
+    with pytest.raises(SystemExit):
+        main_of(fill)
+    assert capsys.readouterr().err.startswith("refused: the disk is full; make room where")

@@ -1,5 +1,6 @@
 """Starts from files, layers that are not trained, and what is published of them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from algorithms.gradients import Engine
 from algorithms.models import Model, ModelRefusedError, adapted
 from algorithms.models.feature_transforms import front, in_front
+from algorithms.models.saved import load
 from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, form_of, moved, records
 
@@ -147,3 +149,12 @@ def test_a_start_that_is_finite_in_64_bits_alone_is_refused(tmp_path: Path) -> N
     path = stored(tmp_path / "start.safetensors", too_large)
     with pytest.raises(ModelRefusedError, match="not finite"):
         adapted(form_of("conv_fc"), input_shape=SHAPE, start=path)
+
+
+@pytest.mark.parametrize("lacks", ["model", "input_shape", "classes"])
+def test_a_file_that_lacks_a_fact_is_no_model(lacks: str, tmp_path: Path) -> None:
+    facts = {"model": "logistic", "input_shape": [3], "classes": ["no", "yes"]}
+    del facts[lacks]
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors", {"epsilonflow": json.dumps(facts)})
+    with pytest.raises(ModelRefusedError, match="no model that was trained here"):
+        load(tmp_path / "model.safetensors")
