@@ -14,7 +14,7 @@ REFUSED = "refused: "
 
 
 def main_of(function: Callable[[], object]) -> None:
-    """Run a stage's main function; what it refuses, and a full disk, becomes one sentence on stderr and exit status 2."""
+    """Run a stage's main function; a refusal, and a full disk, become one sentence on stderr and exit status 2."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         function()
