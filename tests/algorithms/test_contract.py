@@ -219,9 +219,7 @@ def test_taken_up_after_a_crash_it_ends_bit_for_bit_the_same(case: str, tmp_path
     (tmp_path / "broken").mkdir()
     expected, expected_rows = trained(case, tmp_path / "whole", **settings)
     last = expected_rows[-1].step
-    for stop_after in sorted(
-        {min(2, last), min(4, last)}
-    ):  # a stop after the first step resumes from the start
+    for stop_after in sorted({min(2, last), min(4, last)} - {0}):
         with pytest.raises(Stopped):
             trained(case, tmp_path / "broken", stop_after=stop_after, **settings)
     released, rows = trained(case, tmp_path / "broken", **settings)
