@@ -166,6 +166,8 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         bounds=bounds if not shape and len(outputs) == 1 else None,
         notes=(note,),
         packing=records.packing,
+        label_shape=shape,
+        label_dtype=torch.from_numpy(np.empty(0, records.labels.dtype)).dtype,
     )
     return model, classes
 

@@ -53,7 +53,6 @@ class Engine:
         model: the architecture and the loss of each record by itself.
         input_shape: of one record, without a dimension for the batch.
         input_dtype: of the inputs; a type of whole numbers for tokens.
-        label_shape, label_dtype: of one record's labels.
         device: where the arithmetic runs; the CPU by default.
         memory_mb: what a pass may take. The physical batch follows from it unless it is given: a multiple of 64, or at
             most 32. Passes are filled up to 64 records or the physical batch, so that the number of
@@ -98,8 +97,6 @@ class Engine:
         *,
         input_shape: tuple[int, ...],
         input_dtype: torch.dtype = torch.float32,
-        label_shape: tuple[int, ...] = (),
-        label_dtype: torch.dtype = torch.int64,
         device: torch.device | None = None,
         memory_mb: int = 1024,
         physical_batch: int | None = None,
@@ -112,8 +109,8 @@ class Engine:
                 input_dtype,
                 device,
                 packing=model.packing,
-                label_shape=label_shape,
-                label_dtype=label_dtype,
+                label_shape=model.label_shape,
+                label_dtype=model.label_dtype,
             )
             self._examined = examine(self._passes, form, memory_mb)
             self._passes = replace(self._passes, answers=self._examined.answers)
@@ -202,7 +199,7 @@ class Engine:
         Args:
             parameters: flat, shape [d].
             inputs: [batch, *input_shape]; an empty batch gives zero.
-            labels: [batch, *label_shape].
+            labels: [batch, ...].
             clipping: how each record's gradient is bounded.
             out: a tensor that the sum is written into, [d], float64; a new one costs more than it seems, since the
                 system has to find and clear its memory.

@@ -43,6 +43,7 @@ class Model:
     bounds: of the losses, or None where nothing is known.
     settings: with which the catalogue makes this form again, without a file. notes: public sentences on the start and
     on what is not trained. packing: of inputs that are several tensors of each record, in one row each.
+    label_shape, label_dtype: of one record's labels.
     """
 
     name: str
@@ -54,6 +55,8 @@ class Model:
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     notes: tuple[str, ...] = ()
     packing: Packing | None = None
+    label_shape: tuple[int, ...] = ()
+    label_dtype: torch.dtype = torch.int64
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:

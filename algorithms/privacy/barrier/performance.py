@@ -161,8 +161,6 @@ class Performance:
                     model,
                     input_shape=records.features.shape[1:],
                     input_dtype=torch.from_numpy(np.empty(0, records.features.dtype)).dtype,
-                    label_shape=records.labels.shape[1:],
-                    label_dtype=torch.from_numpy(np.empty(0, records.labels.dtype)).dtype,
                     device=self.device,
                     memory_mb=self.memory_mb,
                     physical_batch=self.physical_batch,

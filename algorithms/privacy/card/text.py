@@ -31,11 +31,11 @@ TRANSFORMS = {
         " weights have the SHA-256 {sha256}; it was pretrained on {pretrained_on}, whose people this run does"
         " not protect."
     ),
-    "tokens": (
-        "The first {width} tokens of each text by the public {name}, which is free. Its vocabulary has the SHA-256"
-        " {sha256}; it was made of {pretrained_on}, whose people this run does not protect."
-    ),
 }
+TOKENS = (
+    "The first {width} tokens of each text by the public {name}, which is free. Its vocabulary has the SHA-256"
+    " {sha256}; it was made of {pretrained_on}, whose people this run does not protect."
+)
 COMPOSITION = {
     "schedule": "The releases were fixed before the first one, so both accountants apply to them as a whole.",
     "zcdp": (
@@ -225,7 +225,7 @@ def transform(mechanism: Mechanism) -> str:
     told = mechanism.encoder.model_dump() | {
         "pretrained_on": "data that are unknown" if on == "unknown" else on
     }
-    return TRANSFORMS["encoder" if mechanism.encoder.tokens is None else "tokens"].format(**told)
+    return (TRANSFORMS["encoder"] if mechanism.encoder.tokens is None else TOKENS).format(**told)
 
 
 def tuning(card: PrivacyCard) -> str:
