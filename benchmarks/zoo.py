@@ -55,9 +55,9 @@ def main(names: list[str]) -> None:
             sys.stdout.flush()
     if not names:
         others = sum(not architecture.is_listed for architecture in ZOO.values())
-        DOCUMENT.write_text(
-            HEAD.format(compared=COMPARED, batch=BATCH, others=others) + "\n".join(rows) + "\n"
-        )
+        _, mark, below = DOCUMENT.read_text().partition("\n## ")  # what was not made here stays
+        head = HEAD.format(compared=COMPARED, batch=BATCH, others=others)
+        DOCUMENT.write_text(head + "\n".join(rows) + "\n" + mark + below)
 
 
 def row(name: str, architecture: Architecture) -> str:
