@@ -133,19 +133,19 @@ def test_sensitivities_and_errors_are_those_of_another_library() -> None:
             expected = theirs.minsep_sensitivity_squared(jax.numpy.array(column), parts, n=steps)
             found = squared_sensitivity(column, steps=steps, parts=parts)
             assert found == pytest.approx(float(expected), rel=1e-9), (steps, parts, column)
-        steps, bands = int(draw.integers(50, 200)), int(draw.integers(2, 10))
-        asked = prefix_sums(steps)
-        for own, coefficients in (
-            (best_banded(asked, bands), theirs.optimize_banded_toeplitz(steps, bands)),
-            (square_root(bands), jax.numpy.array(square_root(bands).coefficients)),
-        ):
+        sizes = [(128, 8), (int(draw.integers(50, 200)), int(draw.integers(2, 10)))]
+        best = [(best_banded(prefix_sums(n), b), theirs.optimize_banded_toeplitz(n, b), n) for n, b in sizes]
+        long = [(best_banded(prefix_sums(512), 16), 512), (square_root(1024), 1024), (square_root(64), 2048)]
+        same = [(own, jax.numpy.array(own.coefficients), n) for own, n in long]
+        for own, coefficients, steps in (*best, *same):
             error = math.sqrt(float(theirs.loss(coefficients, steps)))
-            assert math.sqrt(mean_squared_noise(own, asked)) == pytest.approx(error, rel=1e-4), (steps, bands)
+            found = math.sqrt(mean_squared_noise(own, prefix_sums(steps)))
+            assert found == pytest.approx(error, rel=1e-4), (steps, len(own.coefficients))
         asked = prefix_sums(100)
-        best = buffered_toeplitz.optimize(
+        blt = buffered_toeplitz.optimize(
             n=100, min_sep=20, max_participations=None, error="mean", min_buffers=2, max_buffers=2
         )
-        loss = buffered_toeplitz.LossFn.build_min_sep(n=100, error="mean", min_sep=20).loss(best)
+        loss = buffered_toeplitz.LossFn.build_min_sep(n=100, error="mean", min_sep=20).loss(blt)
         buffers = best_buffered(asked, 2, parts=20)
         moves = squared_sensitivity(buffers.column(100), steps=100, parts=20)
         error = math.sqrt(mean_squared_noise(buffers, asked) * moves)
