@@ -111,10 +111,9 @@ def add_rows(rows: Tensor, weights: Tensor, total: Tensor) -> None:
     if size >= len(total):
         total.addmv_(rows.double().T, weights)
         return
+    # Some numbers of all records at a time, not all of some records.
     for some, into in zip(torch.split(rows, size, dim=1), torch.split(total, size), strict=True):
-        into.addmv_(
-            some.double().T, weights
-        )  # some numbers of all records at a time, not all of some records
+        into.addmv_(some.double().T, weights)
 
 
 def norms_of_single(form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ class PerExampleGradients:
         gradient = as_measured(self.gradients[name])
         if self.padding:
             gradient = gradient.take(slice(0, len(self.losses)))
-        gradient.add_weighted(weights, total)
+        gradient.add_weighted(weights.double(), total)
 
     @staticmethod
     def _transformed(total: Tensor, weights: Tensor, clipping: Affine) -> Tensor:
