@@ -93,7 +93,7 @@ def _releases(event: dp.DpEvent) -> int:
     if isinstance(
         event, dp.dp_event.RepeatAndSelectDpEvent
     ):  # whose deltas are so many times those of a trial
-        return math.ceil(event.mean**2) * inner
+        return int(math.ceil(event.mean**2)) * inner
     return int(event.count) * inner if isinstance(event, dp.SelfComposedDpEvent) else inner
 
 

@@ -786,7 +786,8 @@ def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         while len(corners) > 1 and _turns_down(corners[-2], corners[-1], point):
             corners.pop()
         corners.append(point)
-    found: np.ndarray = np.interp(x, *zip(*corners, strict=True))
+    at, height = np.array(corners).T
+    found: np.ndarray = np.interp(x, at, height)
     return found
 
 
