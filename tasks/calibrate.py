@@ -41,7 +41,10 @@ def model_for(settings: Params, public: PublicDescription) -> Model:
     features.releases(shape)  # refuses a shape that does not fit
     module = features.module(shape)
     own = replace(public, input_shape=shape_after(module, shape))
-    return in_front(module, model_of(settings.model, own))
+    model = model_of(settings.model, own)
+    if hasattr(features, "check"):
+        features.check(model)
+    return in_front(module, model)
 
 
 def model_of(chosen: groups.Model, public: PublicDescription) -> Model:

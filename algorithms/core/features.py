@@ -25,6 +25,9 @@ class Features(Protocol):
 
     releases: what it asks, for records of a shape; raises RefusedError for a shape that it does not fit. learn: asks
     it, and returns the module's buffers; records: their number, or a noisy count. module: the map, which learns them.
+
+    A kind may also have `check(model)`, which refuses a model behind its map, and `start(barrier, model)`, asked after
+    `learn`, which gives the parameters that the model starts at.
     """
 
     def releases(self, shape: Shape) -> Sequence[Release]: ...

@@ -202,12 +202,16 @@ def train(
         last_norms=last_norms,
         diagnostics=diagnostics,
     )
-    if features is not None and not trace.rows:
-        found = replace(
-            found, buffers=learned(features, barrier, plan.public.records, plan.target.count_noise)
-        )
     if features is not None:
-        barrier = barrier.about(model := installed(model, found.buffers))
+        is_fresh = not trace.rows
+        if is_fresh:
+            tensors = learned(features, barrier, plan.public.records, plan.target.count_noise)
+            found = replace(found, buffers=tensors)
+        model = installed(model, found.buffers)
+        if is_fresh and hasattr(features, "start"):
+            begin = features.start(barrier, model).to(performance.device)
+            found = replace(found, state=algorithm.init(begin, plan))
+        barrier = barrier.about(model)
     state, saved = found.state, time.monotonic()
     for trace.step in range(step, plan.steps):
         following = algorithm.step(state, plan, barrier)

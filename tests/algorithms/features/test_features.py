@@ -115,6 +115,32 @@ def test_centred_records_have_unit_length_mean_0_and_are_whitened_to_a_power() -
     torch.testing.assert_close(found.T @ found / COUNT, torch.eye(36), rtol=0, atol=2e-2)
 
 
+@pytest.mark.parametrize(("model", "classes"), [("softmax", 3), ("logistic", 2)])
+def test_a_linear_head_starts_at_the_sums_of_its_classes(model: str, classes: int) -> None:
+    features, data = kind("centred", moment_noise=None, head_noise=QUIET, head_length=2.0), records()
+    data = MadeUp(data.features, data.labels % classes)
+    asked = barrier(features, data)
+    tensors = learned(features, asked, COUNT, QUIET)
+    module = features.module(SHAPE)
+    made = in_front(module, build(model, input_shape=shape_after(module, SHAPE), classes=classes, seed=1))
+    behind = installed(made, tensors)
+    start = behind.named(features.start(asked, behind))  # type: ignore[attr-defined]
+    unit = functional.normalize(mapped(features, tensors, data.features), dim=1)
+    labels = torch.from_numpy(data.labels)
+    sums = torch.stack([unit[labels == c].sum(dim=0) for c in range(classes)])
+    sums = sums if model == "softmax" else sums[1:] - sums[:1]
+    weight = next(tensor for tensor in start.values() if tensor.ndim == 2)
+    expected = 2.0 * sums / (sums.norm() / len(sums) ** 0.5)
+    torch.testing.assert_close(weight, expected, rtol=0, atol=1e-3)
+    assert all(not tensor.any() for tensor in start.values() if tensor.ndim == 1)
+
+
+def test_a_network_has_no_head_that_class_sums_can_start() -> None:
+    features = kind("centred", head_noise=QUIET)
+    with pytest.raises(RefusedError, match="starts a linear head"):
+        features.check(build("tanh_cnn", input_shape=(1, 28, 28), classes=3, seed=1))  # type: ignore[attr-defined]
+
+
 def test_standardised_channels_have_mean_0_and_mean_square_1() -> None:
     features, data = kind("standardised"), records()
     found = mapped(features, learned(features, barrier(features, data), COUNT, QUIET), data.features)
