@@ -22,6 +22,7 @@ from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protected, statement
+from tasks.runs.quality import rows, tracked
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -171,7 +172,7 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
     own, parameters = load_model(_beside(artifacts) / "model.safetensors")
     save_pretrained(own, parameters, folder)
     _write_cards(model, folder, artifacts)
-    return read_pretrained(own, folder, model.input_shape, len(model.classes) or 1)
+    return read_pretrained(own, folder, model.input_shape, model.facts.get("outputs") or len(model.classes))
 
 
 def _write_cards(model: TrainedModel, folder: Path, artifacts: Path) -> None:
@@ -197,37 +198,25 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
     """A model card in Hugging Face's form: a head in YAML, then sections; what it says of privacy is the card's."""
     setting, mechanism = card.setting, card.mechanism
     parameters = sum(value.numel() for value in model.state_dict().values())
-    accuracy = metrics.get("test_accuracy")
     head = {
         "library_name": "epsilonflow",
         "tags": ["differential-privacy", mechanism.algorithm],
         "datasets": [setting.dataset],
     }
-    if accuracy is not None:
-        head["metrics"] = ["accuracy"]
-    elif metrics:
-        head["metrics"] = ["r2"]
+    if metrics:
+        head["metrics"] = [tracked(metrics).removeprefix("test/")]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", ""]
     lines += [f"# {setting.title}: {mechanism.model.name} by {mechanism.algorithm}", "", "## Model", ""]
     lines += [f"- Numbers that the model has: {parameters:,}"]
-    classes = getattr(model, "classes", ())
-    target = getattr(model, "target", None)
-    what = f"Classes: {', '.join(map(str, classes))}" if target is None else f"A number in {list(target)}"
+    target, names = getattr(model, "target", None), ", ".join(map(str, getattr(model, "classes", ())))
+    what = f"Classes: {names}" if target is None else f"Target: {json.dumps(dict(target))}"
     lines += [f"- {what}", f"- Data set: {setting.dataset}", ""]
     lines += ["## Evaluation", ""]
-    if accuracy is None and "test_r2" in metrics:
-        lines += [
-            f"- Variance explained (R2) on held-out records, which are public: {metrics['test_r2']:.2%}",
-            "",
-        ]
-    elif accuracy is None:
-        lines += ["None was recorded with the model.", ""]
+    if metrics:
+        lines += ["On held-out records, which are public:", ""]
+        lines += [*(f"- {name}: {value}" for name, value in rows(metrics)), ""]
     else:
-        lines += [
-            f"- Accuracy on held-out records, which are public: {accuracy:.2%}",
-            f"- Always naming the most frequent class: {metrics['majority_accuracy']:.2%}",
-            "",
-        ]
+        lines += ["None was recorded with the model.", ""]
     lines += [
         "## Privacy",
         "",

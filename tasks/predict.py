@@ -9,6 +9,7 @@ records that are predicted on.
 """
 
 import csv
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from algorithms.models.saved import TrainedModel, load
-from data.prepare.unseen import reader_in, records_in
+from data.prepare.unseen import reader_in, records_in, target_in
 from data.schema.errors import DataRefusedError
+from data.schema.targets import Labels, Number
 from tasks.config import params
 from tasks.runs.encoders import encoder_of, reader_of
-from tasks.runs.provenance import in_units
 
 _MARGINS = ("svm", "huber_svm")
 """Models whose scores are margins, no logarithms of odds."""
@@ -33,9 +34,10 @@ _BATCH = 1024
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of some records: their names, the classes that are predicted, and a number for each class, [n, classes].
+    """Of some records: their names, what is predicted, and a number for each class, [n, classes].
 
-    Where a number is predicted, that in its own units, and no others.
+    What is predicted is a class; a number in its own units, and no others; the labels that the record has, apart by
+    semicolons, with a number for each.
 
     is_probability: whether these numbers are probabilities by the model; else they are its scores.
     """
@@ -58,7 +60,7 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
         ModelRefusedError: for a file that is no trained model.
     """
     model = model if isinstance(model, TrainedModel) else load(model)
-    is_probability = model.facts.get("model") not in _MARGINS
+    is_probability, target = model.facts.get("model") not in _MARGINS, target_in(model.facts)
     encoder = (model.preparation or {}).get("encoder")
     encode = None if encoder is None else encoder_of(params.Encoder.model_validate(encoder)).load()
     own = reader_of(reader_in(model.preparation))
@@ -68,9 +70,14 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
             with torch.no_grad():
                 scores = model(features)
             names = some.names[start : start + _BATCH]
-            if model.target is not None:
-                numbers = in_units(scores[:, 0].double().numpy(), model.target)
+            if isinstance(target, Number):
+                numbers = target.in_units(scores[:, 0].double().numpy())
                 yield Predictions(names, tuple(f"{n:.6g}" for n in numbers), np.zeros((len(names), 0)), False)
+                continue
+            if isinstance(target, Labels):
+                has = (scores > 0).tolist()
+                labels = tuple(";".join(itertools.compress(target.labels, one)) for one in has)
+                yield Predictions(names, labels, scores.double().sigmoid().numpy(), True)
                 continue
             shown = scores.double().softmax(-1) if is_probability else scores.double()
             predicted = tuple(model.classes[place] for place in scores.argmax(-1).tolist())

@@ -1,0 +1,198 @@
+"""Labels, next tokens and tags as targets: from a data card to a card, a page and predictions."""
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import f1_score, roc_auc_score
+
+from algorithms.errors import ModelRefusedError
+from algorithms.models import adapted, build
+from algorithms.models.saved import load as load_model
+from data.prepare.prepared import load as load_prepared
+from data.schema.card import DataCard
+from data.schema.targets import Labels
+from tasks import evaluate
+from tasks.predict import predict, write
+from tasks.runs.summary import run_summary
+from tests.tasks.test_own_records import CARD, declared, finish
+from tests.tasks.test_train import Workspace, prepared_digits, workspace
+
+__all__ = ["declared", "prepared_digits", "workspace"]
+
+Declare = Callable[..., None]
+LABELS = {"labels": ["cheap", "fresh"]}
+
+
+def metrics_of(workspace: Workspace) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((workspace.root / "artifacts/metrics.json").read_text())
+    return found
+
+
+def page_of(workspace: Workspace) -> str:
+    return (workspace.root / "artifacts/report.html").read_text()
+
+
+def test_a_table_of_several_labels_goes_from_its_card_to_a_column_for_each(
+    workspace: Workspace, declared: Declare
+) -> None:
+    draw = np.random.default_rng(0)
+    price, age = draw.random(300).round(3), draw.random(300).round(3)
+    rows = [f"{p},{a},{int(p < 0.5)},{'true' if a < 0.3 else ''}" for p, a in zip(price, age, strict=True)]
+    rows[0] = f"{price[0]},{age[0]},no idea,"
+    (workspace.root / "fruit.csv").write_text("\n".join(["price,age,cheap,fresh", *rows]) + "\n")
+    numeric = [{"name": name, "kind": "numeric", "bounds": [0, 1]} for name in ("price", "age")]
+    columns = [*numeric, {"name": "fresh", "kind": "label"}, {"name": "cheap", "kind": "label"}]
+    declared(
+        "fruit.csv",
+        model={"name": "linear"},
+        classes=[],
+        target=LABELS,
+        reader={"kind": "csv", "columns": columns},
+    )
+    data = load_prepared(workspace.root / "datasets/prepared")
+    features = np.concatenate([data.train_features, data.test_features])
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    assert labels.dtype == np.float32 and labels.shape == (300, 2)
+    first = (features == np.array([price[0], age[0]], np.float32)).all(axis=1)
+    assert labels[first].tolist() == [[0.0, 0.0]]
+    assert (labels[~first, 0] == (features[~first, 0] < 0.5)).all()
+    assert (labels[~first, 1] == (features[~first, 1] < 0.3)).all()
+
+    finish(workspace)
+    model = load_model(workspace.root / "artifacts/model.safetensors")
+    said = list(predict(model, workspace.root / "fruit.csv"))
+    told = io.StringIO()
+    assert list(write(said, model.classes, told)) == [300]
+    first_row = next(csv.DictReader(io.StringIO(told.getvalue())))
+    assert list(first_row) == ["record", "predicted", "probability of cheap", "probability of fresh"]
+    one = model(torch.tensor([[price[0], age[0]]], dtype=torch.float32)).sigmoid()[0].tolist()
+    assert [float(first_row[f"probability of {name}"]) for name in model.classes] == pytest.approx(
+        one, rel=1e-4
+    )
+    assert first_row["predicted"] == ";".join(n for n, p in zip(model.classes, one, strict=True) if p > 0.5)
+
+    found = metrics_of(workspace)
+    with torch.no_grad():
+        scores = model(torch.from_numpy(np.array(data.test_features))).numpy()
+    real = np.array(data.test_labels)
+    assert found["test_micro_f1"] == f1_score(real, scores > 0, average="micro")
+    assert found["test_macro_f1"] == f1_score(real, scores > 0, average="macro")
+    assert found["auc"]["fresh"] == pytest.approx(roc_auc_score(real[:, 1], scores[:, 1]))
+    assert found["test_subset_accuracy"] == (real == (scores > 0)).all(axis=1).mean()
+    loss = np.log1p(np.exp(-(2 * real - 1) * scores)).mean()
+    assert found["test_loss"] == pytest.approx(loss, rel=1e-5)
+    assert "F1 over all labels" in page_of(workspace) and "right answers" not in page_of(workspace)
+    assert dict(run_summary(workspace.root).rows())["AUC averaged over labels"] == f"{found['test_auc']:.3f}"
+
+
+def test_texts_of_several_labels_have_those_that_are_declared(
+    workspace: Workspace, declared: Declare
+) -> None:
+    pytest.importorskip("wordllama", exc_type=ImportError)
+    lines: list[Any] = [{"text": f"a film {n}", "cheap": n % 2, "fresh": True} for n in range(60)]
+    lines += [{"text": "of none"}, {"text": "of another", "cheap": "maybe", "fresh": ["1"]}, "no record"]
+    (workspace.root / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    reader = {"kind": "texts", "format": "jsonl", "columns": ["text"], "label": ["cheap", "fresh"]}
+    data = {"transform": "encoder", "encoder": {"name": "wordllama", "settings": {}}}
+    declared("t.jsonl", data, {"name": "linear"}, classes=[], target=LABELS, reader=reader)
+    found = load_prepared(workspace.root / "datasets/prepared")
+    labels = np.concatenate([found.train_labels, found.test_labels])
+    assert sorted(map(tuple, labels)) == [(0.0, 0.0)] * 3 + [(0.0, 1.0)] * 30 + [(1.0, 1.0)] * 30
+    finish(workspace)
+    (said,) = predict(load_model(workspace.root / "artifacts/model.safetensors"), workspace.root / "t.jsonl")
+    assert said.scores.shape == (63, 2)
+
+
+def test_images_in_a_table_may_have_several_labels(workspace: Workspace, declared: Declare) -> None:
+    rows = ["path,cheap,fresh"]
+    for place in range(40):
+        shade = place + 200 * (place % 2)
+        folder = workspace.root / "photos"
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(np.full((8, 8), shade, np.uint8)).save(folder / f"{place}.png")
+        rows.append(f"{place}.png,{place % 2},0")
+    (workspace.root / "photos.csv").write_text("\n".join(rows))
+    reader = {
+        "kind": "image_table",
+        "mode": "L",
+        "format": "csv",
+        "image": "path",
+        "label": ["cheap", "fresh"],
+    }
+    keyed = "0" * 64
+    files = {
+        "train": {"path": "photos.csv", "keyed_sha256": keyed},
+        "images": {"path": "photos", "keyed_sha256": keyed},
+    }
+    declared(
+        "photos.csv",
+        None,
+        {"name": "linear"},
+        classes=[],
+        target=LABELS,
+        reader=reader,
+        shape=[1, 8, 8],
+        files=files,
+    )
+    finish(workspace)
+    assert metrics_of(workspace)["auc"]["fresh"] is None  # no image has it
+    (said,) = predict(load_model(workspace.root / "artifacts/model.safetensors"), workspace.root / "photos")
+    assert set(said.predicted) <= {"", "cheap", "fresh", "cheap;fresh"}
+
+
+def test_metrics_of_labels_know_the_best_answer_that_is_always_the_same() -> None:
+    known = Labels(labels=("a", "b", "c"))
+    real = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 0], [0, 1, 0]], np.float32)
+    scores = np.full(real.shape, 0.5)
+    found = evaluate.measured(known, evaluate.Evaluation(np.ones_like(real, np.int64), 0.7, scores), real)
+    assert found["constant_micro_f1"] == pytest.approx(2 * 5 / (8 + 5))  # a and b for each record
+    assert found["constant_subset_accuracy"] == 0.5
+    assert found["auc"] == {"a": 0.5, "b": 0.5, "c": None} and found["test_auc"] == 0.5
+    drawn = evaluate.drawn(known, evaluate.Evaluation(real.astype(np.int64), 0.0, scores), real)
+    assert (
+        sorted(zip(drawn.real, drawn.predicted, strict=True))
+        == [(0, 0)] * 3 + [(0, 1), (1, 0)] + [(1, 1)] * 2
+    )
+
+
+def test_the_loss_of_labels_is_their_mean_also_over_views_of_an_image() -> None:
+    made = build("tanh_cnn", input_shape=(1, 28, 28), classes=2, seed=0, predicts="labels")
+    assert (made.label_shape, made.label_dtype) == ((2,), torch.float32)
+    outputs, labels = torch.tensor([[0.0, 2.0]]), torch.tensor([[1.0, 0.0]])
+    expected = (np.log(2.0) + np.log1p(np.exp(2.0))) / 2
+    assert made.losses(outputs, labels).tolist() == pytest.approx([expected])
+    several = adapted(made, input_shape=(1, 28, 28), augmentations=2)
+    assert several.losses(outputs[:, None].expand(1, 2, 2), labels).tolist() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("model", ["softmax", "logistic", "svm"])
+def test_models_of_classes_refuse_labels(model: str) -> None:
+    with pytest.raises(ModelRefusedError, match="the target of labels; use 'linear'"):
+        build(model, input_shape=(3,), classes=2, seed=0, predicts="labels")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"target": {"labels": ["cheap"]}}, "two labels or more"),
+        ({"target": {"labels": ["cheap", "ripe"]}}, "must be those that target.labels names"),
+        ({"target": None, "classes": ["a", "b"]}, "label must be one column"),
+        ({"target": {"next": "token"}}, "there is no label; leave it out"),
+        ({"target": {"tags": ["A", "B"]}}, "label must be one column"),
+        ({"target": {"tags": ["A", "B"], "outside": "O"}}, "outside must be one of the tags"),
+    ],
+)
+def test_a_card_says_which_columns_its_target_is_in(change: dict[str, Any], match: str) -> None:
+    reader = {"kind": "texts", "format": "csv", "columns": ["text"], "label": ["cheap", "fresh"]}
+    files = {"train": {"path": "t.csv", "keyed_sha256": "0" * 64}}
+    card = CARD | {"files": files, "reader": reader, "classes": [], "target": LABELS}
+    DataCard.model_validate_json(json.dumps(card))
+    with pytest.raises(ValueError, match=match):
+        DataCard.model_validate_json(json.dumps(card | change))
