@@ -30,7 +30,7 @@ from tasks.runs.stage import main_of
 
 READS: tuple[str, ...] = ()
 _BATCH, _INTERVALS = 1024, 10
-_MOST_OUTPUTS = 2**24
+MOST_OUTPUTS = 2**24
 """Numbers that a pass may give: of a vocabulary at each token there are many."""
 _MOST_DRAWN = 100_000
 """Words or tokens that pictures are of."""
@@ -64,7 +64,7 @@ def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> E
     model, public = models.for_evaluation(model), data.public
     known = public.known
     outputs_a_record = known.outputs(public.tokens) * (prod(public.label_shape) if known.has_tokens else 1)
-    size = max(1, min(_BATCH, _MOST_OUTPUTS // max(1, outputs_a_record)))
+    size = max(1, min(_BATCH, MOST_OUTPUTS // max(1, outputs_a_record)))
     predicted, losses, weights, found = [], [], [], []
     with torch.no_grad():
         for start in range(0, len(data.test_labels), size):

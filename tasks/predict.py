@@ -13,18 +13,22 @@ import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from algorithms.models.objectives import next_token
 from algorithms.models.saved import TrainedModel, load
 from data.prepare.unseen import reader_in, records_in, target_in
 from data.schema.errors import DataRefusedError
-from data.schema.targets import Labels, Number
+from data.schema.targets import IGNORED, Labels, NextToken, Number
 from tasks.config import params
+from tasks.evaluate import MOST_OUTPUTS
 from tasks.runs.encoders import encoder_of, reader_of
 
 _MARGINS = ("svm", "huber_svm")
@@ -37,7 +41,7 @@ class Predictions:
     """Of some records: their names, what is predicted, and a number for each class, [n, classes].
 
     What is predicted is a class; a number in its own units, and no others; the labels that the record has, apart by
-    semicolons, with a number for each.
+    semicolons, with a number for each; the perplexity of a text, nothing where no token follows one.
 
     is_probability: whether these numbers are probabilities by the model; else they are its scores.
     """
@@ -61,18 +65,23 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
     """
     model = model if isinstance(model, TrainedModel) else load(model)
     is_probability, target = model.facts.get("model") not in _MARGINS, target_in(model.facts)
+    of_tokens = prod(model.input_shape) * model.facts["outputs"] if target and target.has_tokens else 1
+    size = max(1, min(_BATCH, MOST_OUTPUTS // of_tokens))
     encoder = (model.preparation or {}).get("encoder")
     encode = None if encoder is None else encoder_of(params.Encoder.model_validate(encoder)).load()
     own = reader_of(reader_in(model.preparation))
     for some in records_in(Path(path), model.preparation, model.input_shape, encode=encode, own=own):
-        for start in range(0, len(some.names), _BATCH):
-            features = torch.from_numpy(np.ascontiguousarray(some.features[start : start + _BATCH]))
+        for start in range(0, len(some.names), size):
+            features = torch.from_numpy(np.ascontiguousarray(some.features[start : start + size]))
             with torch.no_grad():
                 scores = model(features)
-            names = some.names[start : start + _BATCH]
+            names = some.names[start : start + size]
+            if isinstance(target, NextToken):
+                yield Predictions(names, _perplexities(model, features, scores, target), _none(names), False)
+                continue
             if isinstance(target, Number):
                 numbers = target.in_units(scores[:, 0].double().numpy())
-                yield Predictions(names, tuple(f"{n:.6g}" for n in numbers), np.zeros((len(names), 0)), False)
+                yield Predictions(names, tuple(f"{n:.6g}" for n in numbers), _none(names), False)
                 continue
             if isinstance(target, Labels):
                 has = (scores > 0).tolist()
@@ -82,6 +91,18 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
             shown = scores.double().softmax(-1) if is_probability else scores.double()
             predicted = tuple(model.classes[place] for place in scores.argmax(-1).tolist())
             yield Predictions(names, predicted, shown.numpy(), is_probability)
+
+
+def _perplexities(model: TrainedModel, tokens: Tensor, scores: Tensor, target: NextToken) -> tuple[str, ...]:
+    """Of each text by itself."""
+    _, labels = target.labelled(tokens.numpy(), tokens.numpy(), model.facts.get("padding", 0))
+    losses = next_token(scores, torch.from_numpy(labels)).double().clamp(max=700.0)
+    follows = (labels[:, 1:] != IGNORED).any(axis=1)
+    return tuple(f"{n:.6g}" if any_ else "" for n, any_ in zip(losses.exp().tolist(), follows, strict=True))
+
+
+def _none(names: tuple[str, ...]) -> NDArray[np.float64]:
+    return np.zeros((len(names), 0))
 
 
 def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str]) -> Iterator[int]:

@@ -73,6 +73,7 @@ def prepare(
             records,
             public.encoder,
             encoder_of(encoder).load,
+            public.known,
             kept=destination.with_name(f".{destination.name}-encoding"),
             say=_told(card),
         )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from pydantic import Field, JsonValue, model_validator
@@ -73,12 +73,27 @@ class TimmSettings(_Public):
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
+Task: TypeAlias = Literal["sequence-classification", "image-classification", "language-modelling"]
+_CLASSES: Mapping[Task, str] = {
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "image-classification": "AutoModelForImageClassification",
+    "language-modelling": "AutoModelForCausalLM",
+}
+
+
+def _task(given: ModelSpec) -> Task:
+    """What is asked of a model."""
+    if given.predicts == "next token":
+        return "language-modelling"
+    return "image-classification" if given.tokens is None else "sequence-classification"
+
+
 class HuggingFaceSettings(_Public):
-    """task: what the model does. config: as in config.json, with its model_type; or config_file, the file itself; or
-    neither, where there is a checkpoint.
+    """task: what the model does, by default what the data ask for. config: as in config.json, with its model_type; or
+    config_file, the file itself; or neither, where there is a checkpoint.
     """
 
-    task: Literal["sequence-classification", "image-classification"] = "sequence-classification"
+    task: Task | None = None
     config: dict[str, JsonValue] | None = None
     config_file: str | None = Field(default=None, min_length=1)
 
@@ -113,7 +128,7 @@ class HuggingFaceSettings(_Public):
 
 
 class _Texts(nn.Module):
-    """Tokens [batch, length] -> logits [batch, classes], with the attention mask that the padding gives."""
+    """Tokens [batch, length] -> logits [batch, ..., classes], with the attention mask that the padding gives."""
 
     padding: int
 
@@ -142,11 +157,15 @@ class _Images(nn.Module):
 
 @dataclass(frozen=True)
 class _Made:
-    """A library's model. prefix: of the names of what its head is put on. heads: prefixes of the head's parameters."""
+    """A library's model. prefix: of the names of what its head is put on. heads: prefixes of the head's parameters.
+
+    has_own_head: whether the head is for the data at hand, and not part of what was pretrained.
+    """
 
     module: nn.Module
     prefix: str
     heads: tuple[str, ...]
+    has_own_head: bool = True
 
 
 def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
@@ -174,12 +193,13 @@ def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
 
 def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
     """A model of transformers from its configuration; raises ModelRefusedError where it does not fit the records."""
-    is_text = settings.task == "sequence-classification"
-    content = settings.content()
-    if is_text != (given.tokens is not None):
+    task, content = _task(given), settings.content()
+    is_text = task != "image-classification"
+    if settings.task not in (None, task):
         raise ModelRefusedError(
             f"the model 'huggingface' was asked for {settings.task}, and the records are"
-            f" {'numbers' if given.tokens is None else 'tokens of a text'}; change the setting task."
+            f" {'numbers' if given.tokens is None else 'tokens of a text'} with the target of {given.predicts}; leave"
+            " the setting task out."
         )
     if is_text and content.get("vocab_size", 0) < (given.tokens or 0):
         raise ModelRefusedError(
@@ -192,20 +212,21 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
             f" {given.input_shape[0]} tokens; declare shorter texts."
         )
     transformers = imported_library("transformers")
-    own = content | {"pad_token_id": given.padding, "num_labels": given.classes}
+    own = content | {"pad_token_id": given.padding}
+    own |= {} if task == "language-modelling" else {"num_labels": given.classes}
     # Labels by name would override their number; gradients are of 32 bits, whatever the weights were kept in.
     own = {key: value for key, value in own.items() if key not in _NOT_OURS}
     try:
         config = transformers.AutoConfig.for_model(own.pop("model_type"), **own)
-        kind = "Sequence" if is_text else "Image"
-        auto = getattr(transformers, f"AutoModelFor{kind}Classification")
-        module = auto.from_config(config, attn_implementation="eager")
+        module = getattr(transformers, _CLASSES[task]).from_config(config, attn_implementation="eager")
     except Exception as error:
         raise _cannot("huggingface", error) from None
     prefix = f"{module.base_model_prefix}."
     heads = tuple(name for name, _ in module.named_children() if f"{name}." != prefix)
     around = _Texts(module, given.padding) if is_text else _Images(module)
-    return _finished("huggingface", _Made(module, prefix, heads), around, settings)
+    return _finished(
+        "huggingface", _Made(module, prefix, heads, task != "language-modelling"), around, settings
+    )
 
 
 def library_model(model: Model) -> nn.Module:
@@ -216,7 +237,7 @@ def library_model(model: Model) -> nn.Module:
 def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path) -> None:
     """Writes a released model as its library reads it.
 
-    For transformers, `AutoModelForSequenceClassification.from_pretrained(folder)`; for timm,
+    For transformers, `from_pretrained(folder)` of the class for its task; for timm,
     `timm.create_model(architecture, checkpoint_path=folder / "model.safetensors", ...)`. Adapters are merged into the
     weights, so that neither needs PEFT. The model is changed in place.
 
@@ -313,7 +334,13 @@ def _filled(made: _Made, path: Path, called: str) -> str:
         ) from None
     own = made.module.state_dict()
     found = {name if name in own else made.prefix + name: tensor for name, tensor in stored.items()}
-    is_new = [name for name in own if name not in found or found[name].shape != own[name].shape]
+    # A head that is tied to the embeddings is not stored a second time.
+    there = {own[name].data_ptr() for name in found if name in own}
+    is_new = [
+        name
+        for name, value in own.items()
+        if (value.data_ptr() not in there if name not in found else found[name].shape != value.shape)
+    ]
     misfits = [name for name in is_new if not name.startswith(tuple(f"{head}." for head in made.heads))]
     if misfits:
         raise ModelRefusedError(
@@ -338,11 +365,13 @@ def _with_adapters(name: str, made: _Made, adapter: Adapter) -> str:
         peft.inject_adapter_in_model(config, made.module)
     except ValueError as error:
         raise _cannot(name, error) from None
-    heads = tuple(f"{head}." for head in made.heads)
+    heads = tuple(f"{head}." for head in made.heads if made.has_own_head)
     for parameter, value in made.module.named_parameters():
         value.requires_grad_("lora_" in parameter or parameter.startswith(heads))
     on = "the layers that PEFT takes" if adapter.targets is None else ", ".join(adapter.targets)
-    return f"Trained are LoRA adapters of rank {adapter.rank} on {on}, and the head alone."
+    return (
+        f"Trained are LoRA adapters of rank {adapter.rank} on {on}{', and the head' if heads else ''} alone."
+    )
 
 
 def _cannot(name: str, error: Exception) -> ModelRefusedError:

@@ -55,6 +55,12 @@ class _Target(Strict):
         """Of one record's labels, for its features' shape."""
         return input_shape if self.has_tokens else ()
 
+    def labelled(
+        self, features: NDArray[Any], labels: NDArray[Any], padding: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What an encoder made of some records, and their labels: where these are of tokens, one for each."""
+        return features, labels
+
 
 class Classes(_Target):
     """One of several classes, by name; the label is its place."""
@@ -133,6 +139,12 @@ class NextToken(_Target):
 
     def outputs(self, tokens: int | None) -> int:
         return tokens or 0
+
+    def labelled(
+        self, features: NDArray[Any], labels: NDArray[Any], padding: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The label of a place is its own token, as in the libraries; padding does not count."""
+        return features, np.where(features == padding, IGNORED, features).astype(np.int64)
 
 
 class Tags(_Target):

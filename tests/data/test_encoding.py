@@ -12,6 +12,7 @@ from data.prepare.encoding import encoded
 from data.readers.records import Block, Records
 from data.schema import registry
 from data.schema.errors import DataRefusedError
+from data.schema.targets import Classes
 
 FACTS = EncoderFacts("halves", "images", 4, "0" * 64, "unknown", "{}")
 ROWS = 3000
@@ -40,7 +41,9 @@ class Halves:
 
 def features(encoder: Halves, kept: Path) -> np.ndarray:
     told: list[int] = []
-    made = list(encoded(blocks(), FACTS, encoder.load, kept=kept, say=told.append))
+    made = list(
+        encoded(blocks(), FACTS, encoder.load, Classes(classes=("a", "b")), kept=kept, say=told.append)
+    )
     assert told[-1] == ROWS
     return np.concatenate([block.records.features for block in made])
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from algorithms.models import adapted, build
 from algorithms.models.saved import load as load_model
 from data.prepare.prepared import load as load_prepared
 from data.schema.card import DataCard
+from data.schema.errors import DataRefusedError
 from data.schema.targets import Labels
 from tasks import evaluate
 from tasks.predict import predict, write
 from tasks.runs.summary import run_summary
+from tests.support.public_texts import WORDS, publish
 from tests.tasks.test_own_records import CARD, declared, finish
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
@@ -170,6 +173,62 @@ def test_the_loss_of_labels_is_their_mean_also_over_views_of_an_image() -> None:
     assert made.losses(outputs, labels).tolist() == pytest.approx([expected])
     several = adapted(made, input_shape=(1, 28, 28), augmentations=2)
     assert several.losses(outputs[:, None].expand(1, 2, 2), labels).tolist() == pytest.approx([expected])
+
+
+def _reviews(root: Path) -> Path:
+    lines = [{"text": f"{'a' if n % 2 else 'the'} {'good film' if n % 3 else 'bad'} {n}"} for n in range(120)]
+    lines += [{}, {"text": "film"}]
+    (root / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return root / "t.jsonl"
+
+
+@pytest.mark.parametrize("adapter", [{"rank": 2}, None])
+def test_the_next_token_of_texts_is_measured_by_perplexity(
+    workspace: Workspace, declared: Declare, tmp_path: Path, adapter: dict[str, Any] | None
+) -> None:
+    public = tmp_path / "public"
+    publish(public, causal=True)
+    path = _reviews(workspace.root)
+    reader = {"kind": "texts", "format": "jsonl", "columns": ["text"]}
+    data = {"transform": "encoder", "encoder": {"name": f"tokenizer/{public}", "settings": {"length": 6}}}
+    chosen = {"name": "huggingface", "checkpoint": str(public)} | ({"adapter": adapter} if adapter else {})
+    declared(path.name, data, chosen, classes=[], target={"next": "token"}, reader=reader, unit="one text")
+    held_out = load_prepared(workspace.root / "datasets/prepared")
+    ids, labels = np.array(held_out.test_features), np.array(held_out.test_labels)
+    padding = WORDS.index("<pad>")
+    assert (labels == np.where(ids == padding, -100, ids)).all() and (ids == padding).any()
+
+    words = finish(workspace)
+    assert "drawn from the model's seed" not in words  # the head is tied to the embeddings
+    model = load_model(workspace.root / "artifacts/model.safetensors")
+    library: Any = model.network.model
+
+    def loss(row: np.ndarray) -> tuple[float, int]:
+        """By the library itself, of a text without its padding: the sum over the tokens that follow one."""
+        text = torch.from_numpy(row[row != padding].astype(np.int64))[None]
+        follow = max(0, text.shape[1] - 1)
+        with torch.no_grad():
+            return (float(library(input_ids=text, labels=text).loss) * follow if follow else 0.0), follow
+
+    sums = np.array([loss(row) for row in ids]).sum(axis=0)
+    found = metrics_of(workspace)
+    assert found["test_loss"] == pytest.approx(sums[0] / sums[1], rel=1e-4)
+    assert found["test_perplexity"] == pytest.approx(np.exp(sums[0] / sums[1]), rel=1e-4)
+    assert "perplexity" in page_of(workspace)
+    assert dict(run_summary(workspace.root).rows())["perplexity"] == f"{found['test_perplexity']:.4g}"
+
+    (tmp_path / "new.txt").write_text("a good film\nfilm\n")
+    (said,) = predict(model, tmp_path / "new.txt")
+    total, follow = loss(np.array([4, 2, 1]))
+    assert float(said.predicted[0]) == pytest.approx(np.exp(total / follow), rel=1e-4)
+    assert said.predicted[1] == ""
+
+
+def test_texts_of_language_modelling_need_a_tokenizer(workspace: Workspace, declared: Declare) -> None:
+    reader = {"kind": "texts", "format": "jsonl", "columns": ["text"]}
+    path = _reviews(workspace.root)
+    with pytest.raises(DataRefusedError, match="--encoder tokenizer/NAME"):
+        declared(path.name, classes=[], target={"next": "token"}, reader=reader)
 
 
 @pytest.mark.parametrize("model", ["softmax", "logistic", "svm"])
