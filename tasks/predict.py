@@ -26,10 +26,10 @@ from algorithms.models.objectives import next_token
 from algorithms.models.saved import TrainedModel, load
 from data.prepare.unseen import reader_in, records_in, target_in
 from data.schema.errors import DataRefusedError
-from data.schema.targets import IGNORED, Labels, NextToken, Number
+from data.schema.targets import IGNORED, Labels, NextToken, Number, Tags
 from tasks.config import params
 from tasks.evaluate import MOST_OUTPUTS
-from tasks.runs.encoders import encoder_of, reader_of
+from tasks.runs.encoders import loader_of, reader_of
 
 _MARGINS = ("svm", "huber_svm")
 """Models whose scores are margins, no logarithms of odds."""
@@ -41,7 +41,8 @@ class Predictions:
     """Of some records: their names, what is predicted, and a number for each class, [n, classes].
 
     What is predicted is a class; a number in its own units, and no others; the labels that the record has, apart by
-    semicolons, with a number for each; the perplexity of a text, nothing where no token follows one.
+    semicolons, with a number for each; the perplexity of a text, nothing where no token follows one; the tags of its
+    words, apart by spaces, of as many words as the model's tokens reach.
 
     is_probability: whether these numbers are probabilities by the model; else they are its scores.
     """
@@ -68,14 +69,23 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
     of_tokens = prod(model.input_shape) * model.facts["outputs"] if target and target.has_tokens else 1
     size = max(1, min(_BATCH, MOST_OUTPUTS // of_tokens))
     encoder = (model.preparation or {}).get("encoder")
-    encode = None if encoder is None else encoder_of(params.Encoder.model_validate(encoder)).load()
+    encode = None if encoder is None else loader_of(params.Encoder.model_validate(encoder), target)()
     own = reader_of(reader_in(model.preparation))
     for some in records_in(Path(path), model.preparation, model.input_shape, encode=encode, own=own):
         for start in range(0, len(some.names), size):
-            features = torch.from_numpy(np.ascontiguousarray(some.features[start : start + size]))
+            given = np.ascontiguousarray(some.features[start : start + size])
+            is_first = np.ones(given.shape, bool)
+            if isinstance(target, Tags) and given.ndim == 3:
+                given, is_first = given[:, 0], given[:, 1] >= 0
+            features = torch.from_numpy(given)
             with torch.no_grad():
                 scores = model(features)
             names = some.names[start : start + size]
+            if isinstance(target, Tags):
+                rows = zip(scores.argmax(-1).numpy(), is_first, strict=True)
+                tags = tuple(" ".join(target.tags[place] for place in row[first]) for row, first in rows)
+                yield Predictions(names, tags, _none(names), False)
+                continue
             if isinstance(target, NextToken):
                 yield Predictions(names, _perplexities(model, features, scores, target), _none(names), False)
                 continue
@@ -130,7 +140,7 @@ def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path
 
 def _header(some: Predictions, classes: tuple[str, ...]) -> list[str]:
     what = "probability" if some.is_probability else "score"
-    return ["record", "predicted", *(f"{what} of {name}" for name in classes)]
+    return ["record", "predicted", *(f"{what} of {name}" for name in classes[: some.scores.shape[1]])]
 
 
 def _parquet(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path) -> Iterator[int]:

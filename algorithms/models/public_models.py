@@ -73,9 +73,12 @@ class TimmSettings(_Public):
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-Task: TypeAlias = Literal["sequence-classification", "image-classification", "language-modelling"]
+Task: TypeAlias = Literal[
+    "sequence-classification", "token-classification", "image-classification", "language-modelling"
+]
 _CLASSES: Mapping[Task, str] = {
     "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
     "image-classification": "AutoModelForImageClassification",
     "language-modelling": "AutoModelForCausalLM",
 }
@@ -83,8 +86,9 @@ _CLASSES: Mapping[Task, str] = {
 
 def _task(given: ModelSpec) -> Task:
     """What is asked of a model."""
-    if given.predicts == "next token":
-        return "language-modelling"
+    by_token: dict[str, Task] = {"next token": "language-modelling", "tags": "token-classification"}
+    if given.predicts in by_token:
+        return by_token[given.predicts]
     return "image-classification" if given.tokens is None else "sequence-classification"
 
 

@@ -46,12 +46,13 @@ def encoded(
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     (kept / ".gitignore").write_text("*\n", encoding="utf-8")
     encoder, done = _Lazy(load), 0
+    shape = (2, facts.width) if known.kind == "tags" else (facts.width,)
 
     def features_of(records: Sequence[Any]) -> Features:
         path = kept / f"{_digest(facts, records)}.npy"
         with suppress(OSError, ValueError):
             found: Features = np.load(path)
-            if found.shape == (len(records), facts.width):
+            if found.shape == (len(records), *shape):
                 return found
         made = encoder.get()(records)
         write_whole(path, lambda fresh: _save(fresh, made), mode=0o600)

@@ -5,6 +5,7 @@ them puts a value into a message.
 """
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -78,12 +79,14 @@ def _tags(values: pa.ChunkedArray, known: Tags) -> NDArray[np.int64]:
 
 
 def words_of(content: bytes | None) -> list[str]:
-    """The words of a value: those of a list, or what stands between spaces; none of what is neither."""
+    """The words of a value: those of a JSON list, else what stands between spaces; none of what is not UTF-8."""
+    content = content or b""
+    with suppress(ValueError, RecursionError):
+        if content.startswith(b"[") and isinstance(found := json.loads(content), list):
+            return [str(word) for word in found]
     try:
-        if not (content or b"").startswith(b"["):
-            return (content or b"").decode().split()
-        return [str(word) for word in json.loads(content or b"")]
-    except (ValueError, RecursionError):
+        return content.decode().split()
+    except UnicodeDecodeError:
         return []
 
 

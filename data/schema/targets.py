@@ -163,6 +163,17 @@ class Tags(_Target):
     def names(self) -> tuple[str, ...]:
         return self.tags
 
+    def labelled(
+        self, features: NDArray[Any], labels: NDArray[Any], padding: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Tokens and words [n, 2, length] as the tokens alone; the first token of a word has the word's tag [n, words].
+
+        Words are by their place, and -1 where a token is not the first of one.
+        """
+        tokens, words = features[:, 0], features[:, 1]
+        own = np.take_along_axis(labels, np.clip(words, 0, labels.shape[1] - 1).astype(np.int64), axis=1)
+        return tokens, np.where((words >= 0) & (words < labels.shape[1]), own, IGNORED).astype(np.int64)
+
     @model_validator(mode="after")
     def _tags_differ(self) -> "Tags":
         if len(self.tags) < 2 or len(set(self.tags)) < len(self.tags):

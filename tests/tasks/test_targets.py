@@ -224,6 +224,73 @@ def test_the_next_token_of_texts_is_measured_by_perplexity(
     assert said.predicted[1] == ""
 
 
+TAGS = {"tags": ["O", "WHO", "WHAT"], "outside": "O", "words": 4}
+
+
+def _tagged(root: Path) -> None:
+    """Words with their tags: by name and by place, of words of several tokens, with too few tags and none."""
+    lines: list[Any] = [
+        {"words": ["the", "good-film", "a", "bad"], "tags": ["O", "WHAT", "O", "WHO"]},
+        {"words": ["bad", "good", "the"], "tags": [1, 1, 0]},
+        {"words": ["film", "a", "the"], "tags": ["WHAT", "nobody", None]},
+        {"words": ["film", "bad"], "tags": ["WHAT"]},
+        {"words": "a good film", "tags": "O WHO WHAT"},
+        {"words": ["film"] * 9, "tags": ["WHAT"] * 9},
+        {"words": 3},
+        "no record",
+    ]
+    more = [{"words": ["film", str(n)], "tags": [2, 0]} for n in range(80)]
+    (root / "t.jsonl").write_text("\n".join(map(json.dumps, lines + more)))
+
+
+def test_a_word_has_its_tag_at_its_first_token(
+    workspace: Workspace, declared: Declare, tmp_path: Path
+) -> None:
+    public = tmp_path / "public"
+    publish(public)
+    _tagged(workspace.root)
+    reader = {"kind": "texts", "format": "jsonl", "columns": ["words"], "label": "tags"}
+    data = {"transform": "encoder", "encoder": {"name": f"tokenizer/{public}", "settings": {"length": 6}}}
+    chosen = {"name": "huggingface", "checkpoint": str(public)}
+    declared("t.jsonl", data, chosen, classes=[], target=TAGS, reader=reader, unit="one text")
+    held = load_prepared(workspace.root / "datasets/prepared")
+    ids = np.concatenate([held.train_features, held.test_features])
+    labels = np.concatenate([held.train_labels, held.test_labels])
+    found = {(tuple(row), tuple(own)) for row, own in zip(ids.tolist(), labels.tolist(), strict=True)}
+    pad, no, unknown = WORDS.index("<pad>"), -100, WORDS.index("<unk>")
+    assert found >= {
+        ((5, 2, unknown, 1, 4, 3), (0, 2, no, no, 0, 1)),  # good-film is three tokens
+        ((3, 2, 5, pad, pad, pad), (1, 1, 0, no, no, no)),
+        ((1, 4, 5, pad, pad, pad), (2, 0, 0, no, no, no)),  # what is no tag is outside
+        ((1, 3, pad, pad, pad, pad), (2, no, no, no, no, no)),
+        ((4, 2, 1, pad, pad, pad), (0, 1, 2, no, no, no)),
+        ((1, 1, 1, 1, pad, pad), (2, 2, 2, 2, no, no)),  # four words at most
+        ((unknown, pad, pad, pad, pad, pad), (no,) * 6),
+        ((pad,) * 6, (no,) * 6),
+    }
+
+    finish(workspace)
+    model = load_model(workspace.root / "artifacts/model.safetensors")
+    with torch.no_grad():
+        said = model(torch.from_numpy(np.array(held.test_features))).argmax(-1).numpy()
+    counts = np.array(held.test_labels) != no
+    real, guessed = np.array(held.test_labels)[counts], said[counts]
+    measured = metrics_of(workspace)
+    assert measured["test_token_accuracy"] == (real == guessed).mean()
+    assert measured["test_token_f1"] == f1_score(real, guessed, labels=[1, 2], average="micro")
+    assert "F1 over all tags" in page_of(workspace)
+    assert "right tags" in dict(run_summary(workspace.root).rows())
+
+    (tmp_path / "new.jsonl").write_text(json.dumps({"words": ["the", "good-film", "bad"]}))
+    (new,) = predict(model, tmp_path / "new.jsonl")
+    with torch.no_grad():
+        row = model(torch.tensor([[5, 2, unknown, 1, 3, pad]])).argmax(-1)[0]
+    assert new.predicted == (" ".join(TAGS["tags"][row[place]] for place in (0, 1, 4)),)  # type: ignore[index]
+    told = io.StringIO()
+    assert list(write([new], model.classes, told)) == [1]
+    assert told.getvalue().splitlines()[0] == "record,predicted"
+
+
 def test_texts_of_language_modelling_need_a_tokenizer(workspace: Workspace, declared: Declare) -> None:
     reader = {"kind": "texts", "format": "jsonl", "columns": ["text"]}
     path = _reviews(workspace.root)
