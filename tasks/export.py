@@ -271,8 +271,9 @@ def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
         fresh.mkdir()
         for name in RELEASE:
             shutil.copyfile(artifacts / name, fresh / name)
-        text = model_card(card, load(artifacts), _metrics(artifacts))
-        (fresh / "README.md").write_text(text + _how_to_use(key), encoding="utf-8")
+        model = load(artifacts)
+        text = model_card(card, model, _metrics(artifacts)) + _how_to_use(key) + _of_a_library(model, fresh)
+        (fresh / "README.md").write_text(text, encoding="utf-8")
         (fresh / "PRIVACY.md").write_text(markdown(card), encoding="utf-8")
         sums = [f"{_sha256(path)}  {path.name}\n" for path in sorted(fresh.iterdir())]
         (fresh / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
@@ -286,6 +287,40 @@ def _how_to_use(key: str | None) -> str:
         "## Use\n\n    pip install epsilonflow\n    epsilonflow card verify privacy_card.json --key KEY\n"
         f"    epsilonflow predict RECORDS --model .\n\n`PRIVACY.md` is the card in sentences.{owner}\n"
     )
+
+
+def _of_a_library(model: TrainedModel, folder: Path) -> str:
+    """Writes what lets Hugging Face read the folder of a model of its own, compares the two, and says how to use it."""
+    settings = model.facts.get("model_settings") or {}
+    is_its_own = model.facts["model"] == "huggingface" and not settings.get("replace_batch_norm")
+    if not is_its_own or model.facts.get("front"):
+        return ""
+    from algorithms.models.public_models import library_model, write_beside
+
+    own, parameters = load_model(folder / "model.safetensors")
+    own.module.load_state_dict(parameters, strict=False)
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    base = plan["model"].get("checkpoint") or plan["model"].get("settings", {}).get("checkpoint")
+    read, inputs = write_beside(own, parameters, folder, model.facts, base), made_up(model)
+    with torch.no_grad():
+        far = float((read(inputs) - model(inputs)).abs().max())
+    if not far <= _CLOSE:
+        raise RefusedError(
+            f"the library gives other scores than the model, by up to {far:.2g}; export the model in another form."
+        )
+    name = type(library_model(own)).__name__
+    if "adapter" not in settings:
+        return f"\nBy transformers alone: `{name}.from_pretrained(FOLDER)`, on prepared records.\n"
+    return (
+        f"\nBy PEFT alone: `PeftModel.from_pretrained(model, FOLDER)`, where `model` is the {name} of the public model"
+        f" {base or 'that it was trained from'}{_outputs_of(model)}.\n"
+    )
+
+
+def _outputs_of(model: TrainedModel) -> str:
+    if model.predicts == "next token":
+        return ""
+    return f" with `num_labels={model.facts.get('outputs') or len(model.classes)}`"
 
 
 def _sha256(path: Path) -> str:

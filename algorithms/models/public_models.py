@@ -6,7 +6,7 @@ checksum. Nothing is downloaded here.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, TypeAlias
 import torch
 from pydantic import Field, JsonValue, model_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_model
+from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 
 from algorithms.models.libraries import imported_library, public_folder
@@ -84,12 +84,22 @@ _CLASSES: Mapping[Task, str] = {
 }
 
 
-def _task(given: ModelSpec) -> Task:
+_PEFT: Mapping[Task, str] = {
+    "sequence-classification": "SEQ_CLS",
+    "token-classification": "TOKEN_CLS",
+    "language-modelling": "CAUSAL_LM",
+}
+"""What PEFT calls them."""
+_PROBLEMS = {"labels": "multi_label_classification", "number": "regression"}
+"""What a configuration of sequence classification calls its targets, where these are no classes."""
+
+
+def _task(predicts: str, *, is_text: bool) -> Task:
     """What is asked of a model."""
     by_token: dict[str, Task] = {"next token": "language-modelling", "tags": "token-classification"}
-    if given.predicts in by_token:
-        return by_token[given.predicts]
-    return "image-classification" if given.tokens is None else "sequence-classification"
+    if predicts in by_token:
+        return by_token[predicts]
+    return "sequence-classification" if is_text else "image-classification"
 
 
 class HuggingFaceSettings(_Public):
@@ -197,7 +207,7 @@ def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
 
 def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
     """A model of transformers from its configuration; raises ModelRefusedError where it does not fit the records."""
-    task, content = _task(given), settings.content()
+    task, content = _task(given.predicts, is_text=given.tokens is not None), settings.content()
     is_text = task != "image-classification"
     if settings.task not in (None, task):
         raise ModelRefusedError(
@@ -236,6 +246,94 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
 def library_model(model: Model) -> nn.Module:
     """The library's own module in a model of this file."""
     return model.module.model if isinstance(model.module, _Texts | _Images) else model.module
+
+
+def in_file(model: Model, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters by the names that the library has, for a file that it reads, too."""
+    prefix = _prefix(model)
+    return {name.removeprefix(prefix): tensor for name, tensor in parameters.items()}
+
+
+def from_file(model: Model, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters by the model's own names, of a file with those of the library or with its own."""
+    own, prefix = model.module.state_dict(), _prefix(model)
+    return {name if name in own else prefix + name: tensor for name, tensor in stored.items()}
+
+
+def _prefix(model: Model) -> str:
+    return "model." if isinstance(model.module, _Texts | _Images) else ""
+
+
+def write_beside(
+    model: Model, parameters: Mapping[str, Tensor], folder: Path, facts: Mapping[str, Any], base: str | None
+) -> nn.Module:
+    """Writes what makes a folder with a model's file one of Hugging Face: config.json, or adapters with the head.
+
+    For a model without adapters `from_pretrained(folder)` of its class reads the folder; for one with these
+    `PeftModel.from_pretrained(public_model, folder)`.
+
+    Args:
+        model: of the name `huggingface`.
+        parameters: by name, as `Model.published` gives them.
+        folder: where model.safetensors is, with the names of `in_file`.
+        facts: of the model's file.
+        base: the name of the public model that adapters are for, where it is known.
+
+    Returns:
+        What the library makes of the folder, and of the public model for adapters: records to logits.
+
+    Raises:
+        ModelRefusedError: where the library does not read it.
+    """
+    module: Any = library_model(model)
+    if "adapter" not in model.settings:
+        _named(module.config, facts["classes"])
+        module.config.problem_type = _PROBLEMS.get(facts.get("predicts", "class"))
+        module.config.save_pretrained(folder)
+        return read_pretrained(model, folder, (), 0)
+    peft, stored = imported_library("peft"), in_file(model, parameters)
+    task = _task(facts.get("predicts", "class"), is_text=facts.get("tokens") is not None)
+    around = [(name, head) for name, head in module.named_children() if name != module.base_model_prefix]
+    heads = [name for name, head in around if list(head.parameters())]
+    heads = [] if task == "language-modelling" else heads
+    own, layers = Adapter.model_validate(model.settings["adapter"]), list(module.named_modules())
+    peft.LoraConfig(
+        r=own.rank,
+        lora_alpha=own.alpha,
+        lora_dropout=0.0,
+        target_modules=[
+            name.removesuffix(".base_layer") for name, _ in layers if name.endswith(".base_layer")
+        ],
+        fan_in_fan_out=any(getattr(layer, "fan_in_fan_out", False) for _, layer in layers),
+        modules_to_save=heads or None,
+        task_type=_PEFT.get(task),
+        base_model_name_or_path=base,
+        inference_mode=True,
+    ).save_pretrained(folder)
+    of_head = tuple(f"{head}." for head in heads)
+    tensors = {
+        f"base_model.model.{name.replace('.default.', '.')}": tensor.contiguous()
+        for name, tensor in stored.items()
+        if ".lora_" in name or (of_head and name.startswith(of_head))
+    }
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    public = {name.replace(".base_layer.", "."): tensor for name, tensor in stored.items()}
+    with torch.random.fork_rng(devices=[]):  # heads and adapters are then those of the files
+        found = type(module)(module.config)
+    found.load_state_dict(
+        {name: tensor for name, tensor in public.items() if not name.startswith(of_head or ("-",))},
+        strict=False,
+    )
+    read: nn.Module = peft.PeftModel.from_pretrained(found, folder)
+    wrapper = model.module
+    return (_Texts(read, wrapper.padding) if isinstance(wrapper, _Texts) else _Images(read)).eval()
+
+
+def _named(config: Any, names: Sequence[str]) -> None:
+    """Tells a configuration what the outputs are called."""
+    if names:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: place for place, name in enumerate(names)}
 
 
 def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path) -> None:

@@ -12,6 +12,7 @@ from algorithms.errors import ModelRefusedError
 from algorithms.models.augmentation import for_evaluation
 from algorithms.models.feature_transforms import front, in_front, shape_after
 from algorithms.models.model import Model
+from algorithms.models.public_models import from_file
 from algorithms.models.registry import build
 
 FACTS = "epsilonflow"
@@ -46,7 +47,8 @@ def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
     """
     model = architecture(facts_of(path))
     with safe_open(path, framework="pt") as file:
-        parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    parameters = from_file(model, stored)
     missing = model.published(model.initial_parameters()).keys() - parameters.keys()
     if missing:
         raise ModelRefusedError(

@@ -15,12 +15,14 @@ from sklearn.metrics import f1_score, roc_auc_score
 
 from algorithms.errors import ModelRefusedError
 from algorithms.models import adapted, build
+from algorithms.models.libraries import imported_library
 from algorithms.models.saved import load as load_model
 from data.prepare.prepared import load as load_prepared
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from data.schema.targets import Labels
 from tasks import evaluate
+from tasks.export import release
 from tasks.predict import predict, write
 from tasks.runs.summary import run_summary
 from tests.support.public_texts import WORDS, publish
@@ -289,6 +291,65 @@ def test_a_word_has_its_tag_at_its_first_token(
     told = io.StringIO()
     assert list(write([new], model.classes, told)) == [1]
     assert told.getvalue().splitlines()[0] == "record,predicted"
+
+
+@pytest.mark.parametrize(
+    ("target", "head", "adapter"),
+    [
+        ({}, "SequenceClassification", False),
+        ({}, "SequenceClassification", True),
+        (TAGS, "TokenClassification", True),
+        ({"next": "token"}, "CausalLM", False),
+        ({"next": "token"}, "CausalLM", True),
+    ],
+)
+def test_a_release_is_read_by_its_library_in_one_line(
+    workspace: Workspace,
+    declared: Declare,
+    tmp_path: Path,
+    target: dict[str, Any],
+    head: str,
+    adapter: bool,
+) -> None:
+    transformers, peft = imported_library("transformers"), imported_library("peft")
+    public, place = tmp_path / "public", tmp_path / "released"
+    publish(public, causal=head == "CausalLM")
+    reader: dict[str, Any] = {"kind": "texts", "format": "jsonl", "columns": ["text"]}
+    lines = [{"text": f"the good film {n}", "label": ["O", "WHO"][n % 2]} for n in range(90)]
+    (workspace.root / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    known: dict[str, Any] = {"classes": [], "target": target} if target else {"classes": ["O", "WHO"]}
+    data = {"transform": "encoder", "encoder": {"name": f"tokenizer/{public}", "settings": {"length": 6}}}
+    chosen = {"name": "huggingface", "checkpoint": str(public)} | (
+        {"adapter": {"rank": 2}} if adapter else {}
+    )
+    reader |= {} if head == "CausalLM" else {"label": "label"}
+    declared("t.jsonl", data, chosen, reader=reader, unit="one text", **known)
+    finish(workspace)
+    artifacts = workspace.root / "artifacts"
+    names = set(release(artifacts, place, key=None))
+    assert {"model.safetensors", "privacy_card.json"} <= names
+    assert names & {"config.json", "adapter_config.json"} == {
+        "adapter_config.json" if adapter else "config.json"
+    }
+
+    auto = getattr(transformers, f"AutoModelFor{head}")
+    model = load_model(place)
+    if adapter:
+        more = {} if head == "CausalLM" else {"num_labels": len(model.classes)}
+        read = peft.PeftModel.from_pretrained(auto.from_pretrained(public, **more), place)
+    else:
+        read = auto.from_pretrained(place)
+        assert head == "CausalLM" or read.config.id2label == {0: "O", 1: "WHO"}
+    ids = torch.tensor([[5, 2, 1, 6, 7, 7], [3, 3, 7, 7, 7, 7]])
+    with torch.no_grad():
+        said = read.eval()(input_ids=ids, attention_mask=(ids != 7).long()).logits
+        assert torch.allclose(said, model(ids.int()), atol=1e-5)
+    untrained = auto.from_pretrained(
+        public, **({} if head == "CausalLM" else {"num_labels": len(model.classes)})
+    )
+    with torch.no_grad():
+        before = untrained.eval()(input_ids=ids, attention_mask=(ids != 7).long()).logits
+    assert not torch.allclose(said, before, atol=1e-5)
 
 
 def test_texts_of_language_modelling_need_a_tokenizer(workspace: Workspace, declared: Declare) -> None:
