@@ -373,6 +373,7 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
     module: Any = library_model(model)
     try:
         if isinstance(model.module, _Texts | _Images):
+            imported_library("transformers").utils.logging.disable_progress_bar()
             found = type(module).from_pretrained(folder, use_safetensors=True)
             own = model.module
             return (_Texts(found, own.padding) if isinstance(own, _Texts) else _Images(found)).eval()
