@@ -110,7 +110,7 @@ def _growth(epsilon: float) -> float:
 def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> Said:
     """What the page says of the model. classes: columns `class`, `accuracy`, `records`."""
     records = int(classes["records"].sum())
-    return said(metrics, records, float(classes["records"].max()) / records)
+    return said(metrics, records, float(classes["records"].max()) / max(1, records))
 
 
 def strength(epsilon: float) -> str:

@@ -81,28 +81,28 @@ def _rows_of_classes(metrics: Metrics) -> Rows:
 
 
 def _said_of_classes(metrics: Metrics, records: int, commonest: float) -> Said:
-    accuracy, f1, auc = (metrics.get(name) for name in ("test_accuracy", "test_f1", "test_auc"))
-    low, high = interval(accuracy or 0.0, records)
+    accuracy, f1, auc = metrics["test_accuracy"], metrics.get("test_f1"), metrics.get("test_auc")
+    low, high = interval(accuracy, records)
     text = (
-        f"On {records:,} held-out records the model was right in <b>{percent(accuracy or 0.0)}</b> of the cases"
+        f"On {records:,} held-out records the model was right in <b>{percent(accuracy)}</b> of the cases"
         f" (between {percent(low)} and {percent(high)} is plausible with so many records). Always naming the most"
         f" frequent class would be right in {percent(commonest)}."
     )
     if f1 is not None:
         area = (
-            f"The area under the ROC curve is {auc:.3f} (1 is perfect, 0.5 is guessing), the"
-            if auc
-            else "The"
+            "The"
+            if auc is None
+            else f"The area under the ROC curve is {auc:.3f} (1 is perfect, 0.5 is guessing), the"
         )
         off = metrics.get("calibration_error")
         wrong = "" if off is None else f", and the model’s probabilities are {percent(off)} off on average"
         text += f" {area} F1 averaged over classes {f1:.3f}{wrong}."
     return Said(
-        percent(accuracy or 0.0),
+        percent(accuracy),
         f"right answers on {records:,} records it never saw; always naming the most frequent class:"
         f" {percent(commonest)}",
         text,
-        None if low > commonest else f"The model is {verdict(accuracy or 0.0, commonest, records)}.",
+        None if low > commonest else f"The model is {verdict(accuracy, commonest, records)}.",
         (
             "Right answers for each class; in brackets how many held-out records it has.",
             "What the model answered. Records on the diagonal were recognised.",

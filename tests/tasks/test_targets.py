@@ -352,6 +352,21 @@ def test_a_release_is_read_by_its_library_in_one_line(
     assert not torch.allclose(said, before, atol=1e-5)
 
 
+def test_a_run_whose_held_out_texts_have_no_words_ends_with_a_card(
+    workspace: Workspace, declared: Declare, tmp_path: Path
+) -> None:
+    publish(tmp_path / "public")
+    lines = [{"words": ["film", str(n)], "tags": ["WHAT", "O"]} for n in range(90)]
+    (workspace.root / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    reader = {"kind": "texts", "format": "jsonl", "columns": ["words"], "label": "no such"}
+    encoder = {"name": f"tokenizer/{tmp_path / 'public'}", "settings": {"length": 4}}
+    data = {"transform": "encoder", "encoder": encoder}
+    chosen = {"name": "huggingface", "checkpoint": str(tmp_path / "public")}
+    declared("t.jsonl", data, chosen, classes=[], target=TAGS, reader=reader, unit="one text")
+    finish(workspace)
+    assert metrics_of(workspace)["test_token_f1"] == metrics_of(workspace)["test_loss"] == 0.0
+
+
 def test_texts_of_language_modelling_need_a_tokenizer(workspace: Workspace, declared: Declare) -> None:
     reader = {"kind": "texts", "format": "jsonl", "columns": ["text"]}
     path = _reviews(workspace.root)
