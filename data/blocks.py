@@ -52,7 +52,7 @@ class Digests:
         file: where the rows are from, None for a query. Raises DataRefusedError where a column is missing.
         """
         total = count = 0
-        columns = tuple(sorted({*declared.content, declared.label_column.name}))
+        columns = tuple(sorted({*declared.content, *(label.name for label in declared.label_columns)}))
         for rows, where in read:
             yield rows, where  # whoever encodes them has checked the columns before this goes on
             for row in zip(*(_texts(rows[column]) for column in columns), strict=True):

@@ -58,6 +58,7 @@ def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
         tokens=public.tokens,
         words_sha256=public.words_sha256,
         padding=public.padding,
+        predicts=public.known.kind,
         settings=chosen.own_settings,
     )
     return models.adapted(
@@ -148,7 +149,7 @@ def _known(model: Model, public: PublicDescription) -> PublicInfo:
         records=public.records,
         parameters=model.parameter_count,
         layers=len(model.layers),
-        classes=public.outputs,
+        classes=len(public.classes) or 1,
         inputs=_inputs(model, public),
         loss=model.bounds,
     )

@@ -35,6 +35,7 @@ from data.schema.formats import (
     Table,
     Texts,
 )
+from data.schema.targets import Labels, Number
 from tasks.config.environment import data_mirror, home
 from tasks.runs.encoders import reader_of
 
@@ -134,7 +135,11 @@ def _of_column(
         return
     text = pc.utf8_trim_whitespace(pc.cast(values, pa.string()))
     absent = pc.fill_null(pc.is_in(text, value_set=pa.array(reader.missing, pa.string())), True)
-    if isinstance(column, Label) and card.target is not None:
+    if isinstance(column, Label) and isinstance(card.target, Labels):
+        yes = pc.is_in(text, value_set=pa.array(card.target.yes, pa.string()))
+        no = pc.is_in(text, value_set=pa.array(("0", "0.0", "false", "False"), pa.string()))
+        yield "neither yes nor 0, without the label", pc.invert(pc.or_(yes, no))
+    elif isinstance(column, Label) and isinstance(card.target, Number):
         target = Numeric(name=column.name, kind="numeric", bounds=card.target.bounds)
         yield from _of_column(target, values, card, reader)
     elif isinstance(column, Label):

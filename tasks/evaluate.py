@@ -3,9 +3,11 @@
 import csv
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +21,38 @@ from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.saved import load_model as load_model
 from data.prepare.prepared import HeldOut, load_held_out
+from data.schema.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 from tasks.config.environment import home
 from tasks.runs import store
-from tasks.runs.provenance import check_described, evaluated, in_units, verdict
+from tasks.runs.provenance import check_described, evaluated
+from tasks.runs.quality import verdict
 from tasks.runs.stage import main_of
 
 READS: tuple[str, ...] = ()
 _BATCH, _INTERVALS = 1024, 10
+MOST_OUTPUTS = 2**24
+"""Numbers that a pass may give: of a vocabulary at each token there are many."""
+_MOST_DRAWN = 100_000
+"""Words or tokens that pictures are of."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Of the held-out records: predicted classes [n], mean loss, and each class's probability [n, classes].
+    """Of the held-out records: what is predicted [n, ...], the mean loss, and what the model says of each [n, outputs].
 
-    The last is the softmax of the scores, which are no logarithms of odds for an SVM. numbers: the first score [n],
-    which is the prediction, within [-1, 1], where a number is predicted.
+    The last are the probabilities of classes (the softmax of the scores, which are no logarithms of odds for an SVM) or
+    of each label by itself, or the number in [-1, 1]; none where there is an answer for each token. The loss is then
+    that of a token.
     """
 
     predicted: NDArray[np.int64]
     loss: float
-    probabilities: NDArray[np.float64]
-    numbers: NDArray[np.float64]
+    scores: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Intervals:
-    """Of held-out records: the interval that was predicted [n], the real one [n], and the intervals' names."""
+class Drawn:
+    """Pairs of what is and what was predicted, as places among the names, for pictures of where a model errs."""
 
     predicted: NDArray[np.int64]
     real: NDArray[np.int64]
@@ -53,69 +61,183 @@ class Intervals:
 
 def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> Evaluation:
     """Predictions and mean loss on the held-out records."""
-    model = models.for_evaluation(model)
-    predicted, losses, found, numbers = [], [], [], []
+    model, public = models.for_evaluation(model), data.public
+    known = public.known
+    outputs_a_record = known.outputs(public.tokens) * (prod(public.label_shape) if known.has_tokens else 1)
+    size = max(1, min(_BATCH, MOST_OUTPUTS // max(1, outputs_a_record)))
+    predicted, losses, weights, found = [], [], [], []
     with torch.no_grad():
-        for start in range(0, len(data.test_labels), _BATCH):
-            inputs = torch.from_numpy(np.array(data.test_features[start : start + _BATCH]))
-            labels = torch.from_numpy(np.array(data.test_labels[start : start + _BATCH]))
+        for start in range(0, len(data.test_labels), size):
+            inputs = torch.from_numpy(np.array(data.test_features[start : start + size]))
+            labels = torch.from_numpy(np.array(data.test_labels[start : start + size]))
             outputs = model.outputs(parameters, inputs)
             scores = model.scores(outputs)
-            predicted.append(scores.argmax(dim=-1))
-            found.append(scores.double().softmax(dim=-1))
-            numbers.append(scores[:, 0].double())
-            losses.append(model.losses(outputs, labels))
-    loss = float(torch.cat(losses).double().mean())
-    answered, shares, first = (torch.cat(parts).numpy() for parts in (predicted, found, numbers))
-    return Evaluation(answered, loss, shares, first)
+            predicted.append((scores > 0).long() if known.kind == "labels" else scores.argmax(dim=-1))
+            found.append(_said(known, scores))
+            losses.append(model.losses(outputs, labels).double())
+            counts = _counted(known, labels).sum(-1) if known.has_tokens else torch.ones(len(labels))
+            weights.append(counts.double())
+    weight = torch.cat(weights)
+    loss = float((torch.cat(losses) * weight).sum() / weight.sum().clamp(min=1.0))
+    return Evaluation(torch.cat(predicted).numpy(), loss, torch.cat(found).numpy())
 
 
-def regression(
-    evaluation: Evaluation, labels: NDArray[Any], receipt: Mapping[str, Any], bounds: tuple[float, float]
-) -> dict[str, Any]:
-    """The document of a model that predicts a number: errors in its own units, on the held-out records.
+def _said(known: Known, scores: Tensor) -> Tensor:
+    if known.has_tokens:
+        return torch.zeros(len(scores), 0, dtype=torch.float64)
+    if known.kind == "class":
+        return scores.double().softmax(dim=-1)
+    return scores.double().sigmoid() if known.kind == "labels" else scores.double()
+
+
+def _counted(known: Known, labels: Tensor) -> Tensor:
+    """Which labels count, of those that something is said about: the first token of a text follows nothing."""
+    return (labels[:, 1:] if known.kind == "next token" else labels) != IGNORED
+
+
+def _pairs(
+    known: Known, evaluation: Evaluation, labels: NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What was predicted of the tokens that count, and what they are, [count] each."""
+    said, real = evaluation.predicted, np.asarray(labels)
+    if known.kind == "next token":
+        said, real = said[:, :-1], real[:, 1:]
+    counts = real != IGNORED
+    return said[counts], real[counts]
+
+
+def measured(known: Known, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+    """The metrics of the target, of which the first of its kind in `tasks.runs.quality` compares models."""
+    if isinstance(known, Number):
+        found = _of_numbers(known, evaluation, labels)
+    elif isinstance(known, Labels):
+        found = _of_labels(known, evaluation, labels)
+    elif isinstance(known, Tags):
+        found = _of_tags(known, evaluation, labels)
+    elif isinstance(known, NextToken):
+        found = _of_next_tokens(known, evaluation, labels)
+    else:
+        found = _of_classes(evaluation, labels)
+    return found | {"test_loss": evaluation.loss}
+
+
+def _of_numbers(known: Number, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+    """Errors of a predicted number in its own units.
 
     test_r2: 1 - MSE / variance, 0 for always naming the mean of these records. mean_rmse: what that misses by.
     """
-    real, found = (in_units(np.asarray(x, np.float64), bounds) for x in (labels, evaluation.numbers))
+    real, found = (known.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0]))
     squared, spread = float(np.square(found - real).mean()), float(np.var(real))
     return {
         "test_r2": 1.0 - squared / spread if spread > 0 else 0.0,
         "test_rmse": squared**0.5,
         "test_mae": float(np.abs(found - real).mean()),
         "mean_rmse": spread**0.5,
-        "test_loss": evaluation.loss,
-        **evaluated(receipt),
     }
 
 
-def in_intervals(evaluation: Evaluation, labels: NDArray[Any], bounds: tuple[float, float]) -> Intervals:
-    """Real and predicted numbers by ten equal intervals of what was declared, for pictures of where a model errs."""
-    edges = np.linspace(*bounds, _INTERVALS + 1)
-    names = tuple(f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges))
-    scaled = (np.asarray(x, np.float64) for x in (evaluation.numbers, labels))
-    found, real = (
-        np.clip(((np.clip(x, -1, 1) + 1) / 2 * _INTERVALS).astype(np.int64), 0, _INTERVALS - 1)
-        for x in scaled
-    )
-    return Intervals(found, real, names)
+def _of_labels(known: Labels, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+    """F1 over all pairs of a record and a label, and averaged over labels; AUC of each label that some records have and
+    others have not, and their mean; records of which all labels are right.
 
-
-def metrics(evaluation: Evaluation, labels: NDArray[np.int64], receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """The document that is written to artifacts/metrics.json; it says of which run and model it is.
-
-    majority_accuracy: of always naming the class that is commonest among these very records.
+    constant_: of the best answer that is the same for every record, which names the most frequent labels.
     """
+    from sklearn.metrics import accuracy_score, f1_score, roc_auc_score  # takes half a second to import
+
+    real = np.asarray(labels).astype(np.int64)
+    areas: dict[str, float | None] = dict.fromkeys(known.labels)
+    for place, name in enumerate(known.labels):
+        if 0 < real[:, place].sum() < len(real) and np.isfinite(evaluation.scores[:, place]).all():
+            areas[name] = float(roc_auc_score(real[:, place], evaluation.scores[:, place]))
+    defined = [area for area in areas.values() if area is not None]
+    counts = np.sort(real.sum(axis=0))[::-1]
+    named = len(real) * np.arange(1, len(counts) + 1)
+    always = (
+        2 * np.cumsum(counts) / (named + counts.sum())
+    )  # F1 is twice the right ones over those named and those there
+    _, sets = np.unique(real, axis=0, return_counts=True)
+    return {
+        "test_micro_f1": float(f1_score(real, evaluation.predicted, average="micro", zero_division=0)),
+        "test_macro_f1": float(f1_score(real, evaluation.predicted, average="macro", zero_division=0)),
+        "test_auc": float(np.mean(defined)) if defined else None,
+        "test_subset_accuracy": float(accuracy_score(real, evaluation.predicted)),
+        "constant_micro_f1": float(always.max()),
+        "constant_subset_accuracy": float(sets.max() / len(real)),
+        "auc": areas,
+    }
+
+
+def _of_next_tokens(known: NextToken, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+    """unigram_perplexity: of always saying how frequent each token is among these very texts."""
+    found, real = _pairs(known, evaluation, labels)
+    shares = np.unique(real, return_counts=True)[1] / max(1, len(real))
+    return {
+        "test_perplexity": math.exp(min(evaluation.loss, 700.0)),
+        "test_token_accuracy": float(np.mean(found == real)) if len(real) else 0.0,
+        "unigram_perplexity": math.exp(-float((shares * np.log(shares)).sum())),
+    }
+
+
+def _of_tags(known: Tags, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
+    """F1 over all words and tags but the outside one; majority_accuracy: of always naming the commonest tag."""
+    from sklearn.metrics import f1_score
+
+    found, real = _pairs(known, evaluation, labels)
+    inside = [place for place, name in enumerate(known.tags) if name != known.outside]
+    counts = np.bincount(real, minlength=1)
+    f1 = f1_score(real, found, labels=inside, average="micro", zero_division=0) if len(real) else 0.0
+    return {
+        "test_token_f1": float(f1),
+        "test_token_accuracy": float(np.mean(found == real)) if len(real) else 0.0,
+        "majority_accuracy": float(counts.max() / max(1, len(real))),
+    }
+
+
+def _of_classes(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, Any]:
+    """majority_accuracy: of always naming the class that is commonest among these very records."""
     accuracy = float(np.mean(evaluation.predicted == labels))
     majority = float(np.bincount(labels).max() / len(labels))
     return {
         "test_accuracy": accuracy,
         "majority_accuracy": majority,
         "verdict": verdict(accuracy, majority, len(labels)),
-        "test_loss": evaluation.loss,
         **further(evaluation, labels),
-        **evaluated(receipt),
     }
+
+
+def drawn(known: Known, evaluation: Evaluation, labels: NDArray[Any], tokens: int | None = None) -> Drawn:
+    """What pictures show: classes; numbers by ten equal intervals of what was declared, next tokens by ten of the
+    vocabulary; each pair of a label that a record has and one that it was given, or none; tags.
+    """
+    if isinstance(known, Number):
+        edges = np.linspace(*known.bounds, _INTERVALS + 1)
+        names = tuple(f"{low:.4g} to {high:.4g}" for low, high in pairwise(edges))
+        scaled = (np.clip(np.asarray(x, np.float64), -1, 1) for x in (evaluation.scores[:, 0], labels))
+        said, real = (_interval((x + 1) / 2) for x in scaled)
+        return Drawn(said, real, names)
+    if isinstance(known, Labels):
+        given, has = (_with_none(x) for x in (evaluation.predicted, np.asarray(labels)))
+        _, row, column = np.nonzero(np.logical_and(has[:, :, None], given[:, None, :]))
+        return Drawn(column, row, (*known.labels, "none of them"))
+    if not known.has_tokens:
+        return Drawn(evaluation.predicted, labels, known.names)
+    pairs = [x[:: -(-len(x) // _MOST_DRAWN) or 1] for x in _pairs(known, evaluation, labels)]
+    if isinstance(known, Tags):
+        return Drawn(pairs[0], pairs[1], known.tags)
+    ends = np.linspace(0, tokens or 1, _INTERVALS + 1).astype(np.int64)
+    names = tuple(f"{low} to {high - 1}" for low, high in pairwise(ends))
+    said, real = (_interval(x / max(1, tokens or 1)) for x in pairs)
+    return Drawn(said, real, names)
+
+
+def _with_none(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    """Labels [n, labels] of ones and zeros with one more for records that have none."""
+    has = labels > 0
+    return np.column_stack([has, ~has.any(axis=1)])
+
+
+def _interval(shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.clip((shares * _INTERVALS).astype(np.int64), 0, _INTERVALS - 1)
 
 
 def further(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, float | None]:
@@ -127,7 +249,7 @@ def further(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, floa
     """
     from sklearn.metrics import f1_score, roc_auc_score  # takes half a second to import
 
-    probabilities = evaluation.probabilities
+    probabilities = evaluation.scores
     classes = probabilities.shape[1]
     auc = None
     if len(np.unique(labels)) == classes and np.isfinite(probabilities).all():
@@ -149,14 +271,13 @@ def further(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, floa
     }
 
 
-def write_plots(
-    folder: Path, predicted: NDArray[np.int64], labels: NDArray[np.int64], classes: tuple[str, ...]
-) -> None:
+def write_plots(folder: Path, found: Drawn) -> None:
     """Writes confusion.csv (actual, predicted) and per_class.csv (class, accuracy, records) into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = ((classes[actual], classes[guess]) for actual, guess in zip(labels, predicted, strict=True))
+    names = found.names
+    pairs = ((names[actual], names[guess]) for actual, guess in zip(found.real, found.predicted, strict=True))
     _write_csv(folder / "confusion.csv", ("actual", "predicted"), pairs)
-    right = [(name, predicted[labels == index] == index) for index, name in enumerate(classes)]
+    right = [(name, found.predicted[found.real == index] == index) for index, name in enumerate(names)]
     rows = ((name, float(hits.mean()) if len(hits) else "", len(hits)) for name, hits in right)
     _write_csv(folder / "per_class.csv", ("class", "accuracy", "records"), rows)
 
@@ -198,15 +319,10 @@ def main() -> None:
     data = load_held_out(Path("datasets/prepared"))
     check_described(receipt, data.public)
     store.take_up(home(), receipt["run_id"], keeps=not data.public.public)
-    evaluation = evaluate(*load_model(path), data)
+    known, evaluation = data.public.known, evaluate(*load_model(path), data)
+    document = measured(known, evaluation, data.test_labels) | evaluated(receipt)
     # The metrics last: where they are of a run, so are the plots.
-    if data.public.target is None:
-        document = metrics(evaluation, data.test_labels, receipt)
-        write_plots(artifacts / "plots", evaluation.predicted, data.test_labels, data.public.classes)
-    else:
-        document = regression(evaluation, data.test_labels, receipt, data.public.target)
-        found = in_intervals(evaluation, data.test_labels, data.public.target)
-        write_plots(artifacts / "plots", found.predicted, found.real, found.names)
+    write_plots(artifacts / "plots", drawn(known, evaluation, data.test_labels, data.public.tokens))
     (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 

@@ -22,6 +22,7 @@ from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protected, statement
+from tasks.runs.quality import rows, tracked
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
 FORMS: tuple[Form, ...] = get_args(Form)
@@ -171,7 +172,7 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
     own, parameters = load_model(_beside(artifacts) / "model.safetensors")
     save_pretrained(own, parameters, folder)
     _write_cards(model, folder, artifacts)
-    return read_pretrained(own, folder, model.input_shape, len(model.classes) or 1)
+    return read_pretrained(own, folder, model.input_shape, model.facts.get("outputs") or len(model.classes))
 
 
 def _write_cards(model: TrainedModel, folder: Path, artifacts: Path) -> None:
@@ -197,37 +198,25 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
     """A model card in Hugging Face's form: a head in YAML, then sections; what it says of privacy is the card's."""
     setting, mechanism = card.setting, card.mechanism
     parameters = sum(value.numel() for value in model.state_dict().values())
-    accuracy = metrics.get("test_accuracy")
     head = {
         "library_name": "epsilonflow",
         "tags": ["differential-privacy", mechanism.algorithm],
         "datasets": [setting.dataset],
     }
-    if accuracy is not None:
-        head["metrics"] = ["accuracy"]
-    elif metrics:
-        head["metrics"] = ["r2"]
+    if metrics:
+        head["metrics"] = [tracked(metrics).removeprefix("test/")]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", ""]
     lines += [f"# {setting.title}: {mechanism.model.name} by {mechanism.algorithm}", "", "## Model", ""]
     lines += [f"- Numbers that the model has: {parameters:,}"]
-    classes = getattr(model, "classes", ())
-    target = getattr(model, "target", None)
-    what = f"Classes: {', '.join(map(str, classes))}" if target is None else f"A number in {list(target)}"
+    target, names = getattr(model, "target", None), ", ".join(map(str, getattr(model, "classes", ())))
+    what = f"Classes: {names}" if target is None else f"Target: {json.dumps(dict(target))}"
     lines += [f"- {what}", f"- Data set: {setting.dataset}", ""]
     lines += ["## Evaluation", ""]
-    if accuracy is None and "test_r2" in metrics:
-        lines += [
-            f"- Variance explained (R2) on held-out records, which are public: {metrics['test_r2']:.2%}",
-            "",
-        ]
-    elif accuracy is None:
-        lines += ["None was recorded with the model.", ""]
+    if metrics:
+        lines += ["On held-out records, which are public:", ""]
+        lines += [*(f"- {name}: {value}" for name, value in rows(metrics)), ""]
     else:
-        lines += [
-            f"- Accuracy on held-out records, which are public: {accuracy:.2%}",
-            f"- Always naming the most frequent class: {metrics['majority_accuracy']:.2%}",
-            "",
-        ]
+        lines += ["None was recorded with the model.", ""]
     lines += [
         "## Privacy",
         "",
@@ -282,8 +271,9 @@ def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
         fresh.mkdir()
         for name in RELEASE:
             shutil.copyfile(artifacts / name, fresh / name)
-        text = model_card(card, load(artifacts), _metrics(artifacts))
-        (fresh / "README.md").write_text(text + _how_to_use(key), encoding="utf-8")
+        model = load(artifacts)
+        text = model_card(card, model, _metrics(artifacts)) + _how_to_use(key) + _of_a_library(model, fresh)
+        (fresh / "README.md").write_text(text, encoding="utf-8")
         (fresh / "PRIVACY.md").write_text(markdown(card), encoding="utf-8")
         sums = [f"{_sha256(path)}  {path.name}\n" for path in sorted(fresh.iterdir())]
         (fresh / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
@@ -297,6 +287,40 @@ def _how_to_use(key: str | None) -> str:
         "## Use\n\n    pip install epsilonflow\n    epsilonflow card verify privacy_card.json --key KEY\n"
         f"    epsilonflow predict RECORDS --model .\n\n`PRIVACY.md` is the card in sentences.{owner}\n"
     )
+
+
+def _of_a_library(model: TrainedModel, folder: Path) -> str:
+    """Writes what lets Hugging Face read the folder of a model of its own, compares the two, and says how to use it."""
+    settings = model.facts.get("model_settings") or {}
+    is_its_own = model.facts["model"] == "huggingface" and not settings.get("replace_batch_norm")
+    if not is_its_own or model.facts.get("front"):
+        return ""
+    from algorithms.models.public_models import library_model, write_beside
+
+    own, parameters = load_model(folder / "model.safetensors")
+    own.module.load_state_dict(parameters, strict=False)
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    base = plan["model"].get("checkpoint") or plan["model"].get("settings", {}).get("checkpoint")
+    read, inputs = write_beside(own, parameters, folder, model.facts, base), made_up(model)
+    with torch.no_grad():
+        far = float((read(inputs) - model(inputs)).abs().max())
+    if not far <= _CLOSE:
+        raise RefusedError(
+            f"the library gives other scores than the model, by up to {far:.2g}; export the model in another form."
+        )
+    name = type(library_model(own)).__name__
+    if "adapter" not in settings:
+        return f"\nBy transformers alone: `{name}.from_pretrained(FOLDER)`, on prepared records.\n"
+    return (
+        f"\nBy PEFT alone: `PeftModel.from_pretrained(model, FOLDER)`, where `model` is the {name} of the public model"
+        f" {base or 'that it was trained from'}{_outputs_of(model)}.\n"
+    )
+
+
+def _outputs_of(model: TrainedModel) -> str:
+    if model.predicts == "next token":
+        return ""
+    return f" with `num_labels={model.facts.get('outputs') or len(model.classes)}`"
 
 
 def _sha256(path: Path) -> str:

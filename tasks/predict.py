@@ -9,22 +9,27 @@ records that are predicted on.
 """
 
 import csv
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from algorithms.models.objectives import next_token
 from algorithms.models.saved import TrainedModel, load
-from data.prepare.unseen import reader_in, records_in
+from data.prepare.unseen import reader_in, records_in, target_in
 from data.schema.errors import DataRefusedError
+from data.schema.targets import IGNORED, Labels, NextToken, Number, Tags
 from tasks.config import params
-from tasks.runs.encoders import encoder_of, reader_of
-from tasks.runs.provenance import in_units
+from tasks.evaluate import MOST_OUTPUTS
+from tasks.runs.encoders import loader_of, reader_of
 
 _MARGINS = ("svm", "huber_svm")
 """Models whose scores are margins, no logarithms of odds."""
@@ -33,9 +38,11 @@ _BATCH = 1024
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of some records: their names, the classes that are predicted, and a number for each class, [n, classes].
+    """Of some records: their names, what is predicted, and a number for each class, [n, classes].
 
-    Where a number is predicted, that in its own units, and no others.
+    What is predicted is a class; a number in its own units, and no others; the labels that the record has, apart by
+    semicolons, with a number for each; the perplexity of a text, nothing where no token follows one; the tags of its
+    words, apart by spaces, of as many words as the model's tokens reach.
 
     is_probability: whether these numbers are probabilities by the model; else they are its scores.
     """
@@ -58,23 +65,54 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
         ModelRefusedError: for a file that is no trained model.
     """
     model = model if isinstance(model, TrainedModel) else load(model)
-    is_probability = model.facts.get("model") not in _MARGINS
+    is_probability, target = model.facts.get("model") not in _MARGINS, target_in(model.facts)
+    of_tokens = prod(model.input_shape) * model.facts["outputs"] if target and target.has_tokens else 1
+    size = max(1, min(_BATCH, MOST_OUTPUTS // of_tokens))
     encoder = (model.preparation or {}).get("encoder")
-    encode = None if encoder is None else encoder_of(params.Encoder.model_validate(encoder)).load()
+    encode = None if encoder is None else loader_of(params.Encoder.model_validate(encoder), target)()
     own = reader_of(reader_in(model.preparation))
     for some in records_in(Path(path), model.preparation, model.input_shape, encode=encode, own=own):
-        for start in range(0, len(some.names), _BATCH):
-            features = torch.from_numpy(np.ascontiguousarray(some.features[start : start + _BATCH]))
+        for start in range(0, len(some.names), size):
+            given = np.ascontiguousarray(some.features[start : start + size])
+            is_first = np.ones(given.shape, bool)
+            if isinstance(target, Tags) and given.ndim == 3:
+                given, is_first = given[:, 0], given[:, 1] >= 0
+            features = torch.from_numpy(given)
             with torch.no_grad():
                 scores = model(features)
-            names = some.names[start : start + _BATCH]
-            if model.target is not None:
-                numbers = in_units(scores[:, 0].double().numpy(), model.target)
-                yield Predictions(names, tuple(f"{n:.6g}" for n in numbers), np.zeros((len(names), 0)), False)
+            names = some.names[start : start + size]
+            if isinstance(target, Tags):
+                rows = zip(scores.argmax(-1).numpy(), is_first, strict=True)
+                tags = tuple(" ".join(target.tags[place] for place in row[first]) for row, first in rows)
+                yield Predictions(names, tags, _none(names), False)
+                continue
+            if isinstance(target, NextToken):
+                yield Predictions(names, _perplexities(model, features, scores, target), _none(names), False)
+                continue
+            if isinstance(target, Number):
+                numbers = target.in_units(scores[:, 0].double().numpy())
+                yield Predictions(names, tuple(f"{n:.6g}" for n in numbers), _none(names), False)
+                continue
+            if isinstance(target, Labels):
+                has = (scores > 0).tolist()
+                labels = tuple(";".join(itertools.compress(target.labels, one)) for one in has)
+                yield Predictions(names, labels, scores.double().sigmoid().numpy(), True)
                 continue
             shown = scores.double().softmax(-1) if is_probability else scores.double()
             predicted = tuple(model.classes[place] for place in scores.argmax(-1).tolist())
             yield Predictions(names, predicted, shown.numpy(), is_probability)
+
+
+def _perplexities(model: TrainedModel, tokens: Tensor, scores: Tensor, target: NextToken) -> tuple[str, ...]:
+    """Of each text by itself."""
+    _, labels = target.labelled(tokens.numpy(), tokens.numpy(), model.facts.get("padding", 0))
+    losses = next_token(scores, torch.from_numpy(labels)).double().clamp(max=700.0)
+    follows = (labels[:, 1:] != IGNORED).any(axis=1)
+    return tuple(f"{n:.6g}" if any_ else "" for n, any_ in zip(losses.exp().tolist(), follows, strict=True))
+
+
+def _none(names: tuple[str, ...]) -> NDArray[np.float64]:
+    return np.zeros((len(names), 0))
 
 
 def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str]) -> Iterator[int]:
@@ -102,7 +140,7 @@ def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path
 
 def _header(some: Predictions, classes: tuple[str, ...]) -> list[str]:
     what = "probability" if some.is_probability else "score"
-    return ["record", "predicted", *(f"{what} of {name}" for name in classes)]
+    return ["record", "predicted", *(f"{what} of {name}" for name in classes[: some.scores.shape[1]])]
 
 
 def _parquet(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path) -> Iterator[int]:

@@ -21,7 +21,7 @@ from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from tasks.config.environment import data_mirror, database_url, home
 from tasks.config.params import Params, load
-from tasks.runs.encoders import encoder_of, public_of, reader_of
+from tasks.runs.encoders import loader_of, public_of, reader_of
 from tasks.runs.stage import main_of
 
 READS = ("data",)
@@ -72,7 +72,8 @@ def prepare(
         records = encoded(
             records,
             public.encoder,
-            encoder_of(encoder).load,
+            loader_of(encoder, public.target),
+            public.known,
             kept=destination.with_name(f".{destination.name}-encoding"),
             say=_told(card),
         )

@@ -271,7 +271,8 @@ def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tup
     """The figures by name, each with its words for who cannot see it."""
     bound, target = _kept_while_training(run.trace), run.plan["target"]["epsilon"]
     names, is_fixed = list(run.classes["class"]), _is_fixed(run)
-    overall = float(np.average(run.classes["accuracy"].fillna(0.0), weights=run.classes["records"]))
+    counts = run.classes["records"]  # none where no held-out text has a word
+    overall = float((run.classes["accuracy"].fillna(0.0) * counts).sum() / max(1, counts.sum()))
     spent = (
         f"The privacy spent rises to {curve.epsilon[-1]:.3g}."
         if curve.epsilon

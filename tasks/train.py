@@ -27,6 +27,7 @@ from algorithms.core.training import train as run_training
 from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of
+from algorithms.models.public_models import in_file
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.barrier.diagnostics import Diagnostics
@@ -250,8 +251,10 @@ def save_model(
         "model_settings": model.settings,
         "tokens": public.tokens,
         "input_shape": public.input_shape,
-        "classes": public.classes,
-        **({} if public.target is None else {"target": public.target}),
+        "classes": public.known.names,
+        "outputs": public.outputs,
+        "predicts": public.known.kind,
+        **({} if public.target is None else {"target": public.target.model_dump(mode="json")}),
         **({} if public.padding == 0 else {"padding": public.padding}),
         "dataset": public.dataset,
         "algorithm": algorithm,
@@ -259,7 +262,7 @@ def save_model(
         "preparation": preparation_in(prepared),
     }
     described = {"epsilonflow": json.dumps(facts)}  # one key: the file must not depend on an order of keys
-    save_file(by_name(model.published(released)), path, metadata=described)
+    save_file(by_name(in_file(model, model.published(released))), path, metadata=described)
 
 
 def _open(job: Job, run_id: str, home: Path) -> Records:

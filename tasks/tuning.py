@@ -209,7 +209,7 @@ def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
     base = _with(base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]})
     if public.target is not None:
         raise RefusedError(
-            f"a search compares accuracies, and {public.dataset!r} has a number to predict; choose settings by"
+            f"a search compares accuracies, and {public.dataset!r} has no classes; choose settings by"
             " `advise`."
         )
     if tuning.objective.on == "public" and not public.public and public.holdout != "public":

@@ -56,7 +56,7 @@ class PublicInfo:
     """What an algorithm may know before its first release.
 
     records: number of training records, or None where it is private. parameters: d. layers: length of the model's
-    list of layers. classes: their number, or 1 where a number is predicted. inputs: for a linear model on data whose
+    list of layers. classes: their number, or 1 where none is predicted. inputs: for a linear model on data whose
     card bounds them, else None. loss: of a record, by the model's outputs, or None where nothing is known.
     """
 

@@ -43,6 +43,8 @@ class Encoder:
         pretrained_on: What its author says, or "unknown".
         tokens: Of a tokenizer, how many entries its vocabulary has; its "features" are tokens, int32 [n, width].
         padding: The token that fills up a text.
+        aligned: Of a tokenizer, the same for texts whose words are apart by the unit separator: int32 [n, 2, width],
+            the tokens, and for each the place of its word where it is the first of it, else -1.
         load: Reads the weights, and returns a function from n records to their features, float32 [n, width]. A
             record's features do not depend on the others. It may be called from several threads.
     """
@@ -55,6 +57,7 @@ class Encoder:
     load: Callable[[], "Encode"]
     tokens: int | None = None
     padding: int = 0
+    aligned: Callable[[], "Encode"] | None = None
 
 
 Records = NDArray[np.float32] | Sequence[str]

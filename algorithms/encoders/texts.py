@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ first.
 """
 
 
+BETWEEN = "\x1f"
+"""Between the words of a text that are tagged one by one."""
 _MINILM = "all-minilm-l6-v2"
 _MINILM_ON = "a billion pairs of sentences from public collections, by its authors"
 
@@ -106,8 +109,8 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
     no padding, the token that ends a text fills it up.
     """
 
-    def made(folder: Path) -> Any:
-        found = _library().AutoTokenizer.from_pretrained(str(folder))
+    def made(folder: Path, **more: Any) -> Any:
+        found = _library().AutoTokenizer.from_pretrained(str(folder), **more)
         if found.pad_token_id is None:
             found.pad_token = found.eos_token
         if found.pad_token_id is None:
@@ -121,13 +124,29 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
     with _folder_of(name) as folder:
         own, checksum = made(folder), digest(folder / "tokenizer.json")
 
+    how = {"truncation": True, "padding": "max_length", "max_length": settings.length}
+
     def load() -> Encode:
         with _folder_of(name) as folder:
             tokenize = made(folder)
 
         def encode(texts: Any) -> NDArray[np.int32]:
-            how = {"truncation": True, "padding": "max_length", "max_length": settings.length}
             return np.array([tokenize(text, **how)["input_ids"] for text in texts], np.int32)
+
+        return encode
+
+    def load_aligned() -> Encode:
+        with _folder_of(name) as folder:
+            tokenize = made(folder, add_prefix_space=True)  # a word begins as it does within a text
+
+        def of_words(text: str) -> tuple[list[int], list[int]]:
+            found = tokenize(text.split(BETWEEN), is_split_into_words=True, **how)
+            words = [-1 if word is None else word for word in found.word_ids()]
+            first = [word if word != before else -1 for before, word in pairwise([-1, *words])]
+            return found["input_ids"], first
+
+        def encode(texts: Any) -> NDArray[np.int32]:
+            return np.array([of_words(text) for text in texts], np.int32).reshape(-1, 2, settings.length)
 
         return encode
 
@@ -140,6 +159,7 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
         load,
         tokens=len(own),
         padding=int(own.pad_token_id),
+        aligned=load_aligned,
     )
 
 

@@ -31,9 +31,7 @@ class Majority:
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise on the counts that fits the target; raises RefusedError unless the model is linear."""
         if public.classes < 2:
-            raise RefusedError(
-                "'majority' names a class, and the data have a number to predict; use 'dp_sgd'."
-            )
+            raise RefusedError("'majority' names a class, and the data have none to predict; use 'dp_sgd'.")
         if public.inputs is None:
             raise RefusedError(
                 "'majority' sets the bias of a linear model on data whose card bounds every feature, and this model or"

@@ -94,7 +94,9 @@ def for_evaluation(model: Model) -> Model:
 def _mean_of_views(losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     def of_records(outputs: Tensor, labels: Tensor) -> Tensor:
         count = outputs.shape[1]
-        each = losses(outputs.flatten(0, 1), labels[:, None].expand(-1, count).reshape(-1))
+        each = losses(
+            outputs.flatten(0, 1), labels[:, None].expand(-1, count, *labels.shape[1:]).flatten(0, 1)
+        )
         return each.view(-1, count).mean(dim=1)
 
     return of_records

@@ -27,29 +27,29 @@ HUBER_HINGE = LossBounds(slope=1.0, curvature=1.0 / (2.0 * ROUNDED), least=0.0)
 
 def softmax(given: ModelSpec) -> Model:
     """Softmax regression: cross-entropy of one linear layer with an output for each class."""
-    if given.classes < 2:
+    if given.predicts != "class":
         raise ModelRefusedError(
-            "the model 'softmax' is for classes, the data have a number to predict; use 'linear'."
+            f"the model 'softmax' is for classes, the data have the target of {given.predicts}; use 'linear'."
         )
     return Model("softmax", _linear(given, given.classes), cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
 
 
 def logistic(given: ModelSpec) -> Model:
     """Logistic regression for two classes; loss log(1 + exp(-y f(x))) with y in {-1, 1}."""
-    _two_classes("logistic", given.classes)
+    _two_classes("logistic", given)
     return Model("logistic", _linear(given, 1), _logistic_losses, _two_scores, bounds=LOGISTIC)
 
 
 def logistic_through_origin(given: ModelSpec) -> Model:
     """Logistic regression without a bias."""
-    _two_classes("logistic_through_origin", given.classes)
+    _two_classes("logistic_through_origin", given)
     module = _linear(given, 1, bias=False)
     return Model("logistic_through_origin", module, _logistic_losses, _two_scores, bounds=LOGISTIC)
 
 
 def svm(given: ModelSpec) -> Model:
     """Linear support vector machine for two classes; hinge loss max(0, 1 - y f(x)) with y in {-1, 1}."""
-    _two_classes("svm", given.classes)
+    _two_classes("svm", given)
     return Model("svm", _linear(given, 1), _hinge_losses, _two_scores, bounds=HINGE)
 
 
@@ -58,7 +58,7 @@ def huber_svm(given: ModelSpec) -> Model:
 
     With z = y f(x) and h = 0.5 it is 1 - z below 1 - h, 0 above 1 + h, and (1 + h - z)^2 / (4 h) in between.
     """
-    _two_classes("huber_svm", given.classes)
+    _two_classes("huber_svm", given)
     return Model("huber_svm", _linear(given, 1), _huber_hinge_losses, _two_scores, bounds=HUBER_HINGE)
 
 
@@ -73,12 +73,12 @@ def as_they_are(outputs: Tensor) -> Tensor:
 
 
 def linear(given: ModelSpec) -> Model:
-    """Linear regression of one number: half the squared error of a linear layer's output."""
-    if given.classes != 1:
+    """A linear layer with the loss of the target: a number, by half the squared error, or several labels."""
+    if given.predicts == "class":
         raise ModelRefusedError(
-            f"the model 'linear' predicts a number, and the data have {given.classes} classes; use 'softmax'."
+            f"the model 'linear' predicts a number or labels, and the data have {given.classes} classes; use 'softmax'."
         )
-    return Model("linear", _linear(given, 1), squared_error, as_they_are, bounds=SQUARED)
+    return Model("linear", _linear(given, given.classes), cross_entropy, as_they_are)
 
 
 def squared_error(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -93,9 +93,14 @@ def _linear(given: ModelSpec, outputs: int, *, bias: bool = True) -> nn.Module:
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def _two_classes(name: str, classes: int) -> None:
-    if classes != 2:
-        others = f"{classes} classes; use 'softmax'" if classes > 1 else "a number to predict; use 'linear'"
+def _two_classes(name: str, given: ModelSpec) -> None:
+    is_class = given.predicts == "class"
+    if given.classes != 2 or not is_class:
+        others = (
+            f"{given.classes} classes; use 'softmax'"
+            if is_class
+            else f"the target of {given.predicts}; use 'linear'"
+        )
         raise ModelRefusedError(f"the model {name!r} is for 2 classes, the data have {others}.")
 
 

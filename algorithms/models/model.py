@@ -146,10 +146,10 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 class ModelSpec:
     """Public facts of the data.
 
-    input_shape: of one record. classes: how many, or 1 where a number is predicted. tokens: how many entries a
-    vocabulary has, padding and unknown words included; None where features are real numbers. words_sha256: of the
-    file of the words that the entries stand for, one a line, the first at entry 2; None where the data do not say
-    it. padding: the entry that fills up a text.
+    input_shape: of one record. classes: how many outputs a model needs, 1 where a number is predicted. tokens: how many
+    entries a vocabulary has, padding and unknown words included; None where features are real numbers. words_sha256: of
+    the file of the words that the entries stand for, one a line, the first at entry 2; None where the data do not say
+    it. padding: the entry that fills up a text. predicts: class, number, labels, next token or tags.
     """
 
     input_shape: tuple[int, ...]
@@ -157,6 +157,7 @@ class ModelSpec:
     tokens: int | None = None
     words_sha256: str | None = None
     padding: int = 0
+    predicts: str = "class"
 
 
 class Settings(BaseModel):

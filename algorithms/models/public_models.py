@@ -6,16 +6,16 @@ checksum. Nothing is downloaded here.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from pydantic import Field, JsonValue, model_validator
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_model
+from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 
 from algorithms.models.libraries import imported_library, public_folder
@@ -73,12 +73,41 @@ class TimmSettings(_Public):
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
+Task: TypeAlias = Literal[
+    "sequence-classification", "token-classification", "image-classification", "language-modelling"
+]
+_CLASSES: Mapping[Task, str] = {
+    "sequence-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "image-classification": "AutoModelForImageClassification",
+    "language-modelling": "AutoModelForCausalLM",
+}
+
+
+_PEFT: Mapping[Task, str] = {
+    "sequence-classification": "SEQ_CLS",
+    "token-classification": "TOKEN_CLS",
+    "language-modelling": "CAUSAL_LM",
+}
+"""What PEFT calls them."""
+_PROBLEMS = {"labels": "multi_label_classification", "number": "regression"}
+"""What a configuration of sequence classification calls its targets, where these are no classes."""
+
+
+def _task(predicts: str, *, is_text: bool) -> Task:
+    """What is asked of a model."""
+    by_token: dict[str, Task] = {"next token": "language-modelling", "tags": "token-classification"}
+    if predicts in by_token:
+        return by_token[predicts]
+    return "sequence-classification" if is_text else "image-classification"
+
+
 class HuggingFaceSettings(_Public):
-    """task: what the model does. config: as in config.json, with its model_type; or config_file, the file itself; or
-    neither, where there is a checkpoint.
+    """task: what the model does, by default what the data ask for. config: as in config.json, with its model_type; or
+    config_file, the file itself; or neither, where there is a checkpoint.
     """
 
-    task: Literal["sequence-classification", "image-classification"] = "sequence-classification"
+    task: Task | None = None
     config: dict[str, JsonValue] | None = None
     config_file: str | None = Field(default=None, min_length=1)
 
@@ -113,7 +142,7 @@ class HuggingFaceSettings(_Public):
 
 
 class _Texts(nn.Module):
-    """Tokens [batch, length] -> logits [batch, classes], with the attention mask that the padding gives."""
+    """Tokens [batch, length] -> logits [batch, ..., classes], with the attention mask that the padding gives."""
 
     padding: int
 
@@ -142,11 +171,15 @@ class _Images(nn.Module):
 
 @dataclass(frozen=True)
 class _Made:
-    """A library's model. prefix: of the names of what its head is put on. heads: prefixes of the head's parameters."""
+    """A library's model. prefix: of the names of what its head is put on. heads: prefixes of the head's parameters.
+
+    has_own_head: whether the head is for the data at hand, and not part of what was pretrained.
+    """
 
     module: nn.Module
     prefix: str
     heads: tuple[str, ...]
+    has_own_head: bool = True
 
 
 def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
@@ -174,12 +207,13 @@ def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
 
 def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
     """A model of transformers from its configuration; raises ModelRefusedError where it does not fit the records."""
-    is_text = settings.task == "sequence-classification"
-    content = settings.content()
-    if is_text != (given.tokens is not None):
+    task, content = _task(given.predicts, is_text=given.tokens is not None), settings.content()
+    is_text = task != "image-classification"
+    if settings.task not in (None, task):
         raise ModelRefusedError(
             f"the model 'huggingface' was asked for {settings.task}, and the records are"
-            f" {'numbers' if given.tokens is None else 'tokens of a text'}; change the setting task."
+            f" {'numbers' if given.tokens is None else 'tokens of a text'} with the target of {given.predicts}; leave"
+            " the setting task out."
         )
     if is_text and content.get("vocab_size", 0) < (given.tokens or 0):
         raise ModelRefusedError(
@@ -192,20 +226,21 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
             f" {given.input_shape[0]} tokens; declare shorter texts."
         )
     transformers = imported_library("transformers")
-    own = content | {"pad_token_id": given.padding, "num_labels": given.classes}
+    own = content | {"pad_token_id": given.padding}
+    own |= {} if task == "language-modelling" else {"num_labels": given.classes}
     # Labels by name would override their number; gradients are of 32 bits, whatever the weights were kept in.
     own = {key: value for key, value in own.items() if key not in _NOT_OURS}
     try:
         config = transformers.AutoConfig.for_model(own.pop("model_type"), **own)
-        kind = "Sequence" if is_text else "Image"
-        auto = getattr(transformers, f"AutoModelFor{kind}Classification")
-        module = auto.from_config(config, attn_implementation="eager")
+        module = getattr(transformers, _CLASSES[task]).from_config(config, attn_implementation="eager")
     except Exception as error:
         raise _cannot("huggingface", error) from None
     prefix = f"{module.base_model_prefix}."
     heads = tuple(name for name, _ in module.named_children() if f"{name}." != prefix)
     around = _Texts(module, given.padding) if is_text else _Images(module)
-    return _finished("huggingface", _Made(module, prefix, heads), around, settings)
+    return _finished(
+        "huggingface", _Made(module, prefix, heads, task != "language-modelling"), around, settings
+    )
 
 
 def library_model(model: Model) -> nn.Module:
@@ -213,10 +248,98 @@ def library_model(model: Model) -> nn.Module:
     return model.module.model if isinstance(model.module, _Texts | _Images) else model.module
 
 
+def in_file(model: Model, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters by the names that the library has, for a file that it reads, too."""
+    prefix = _prefix(model)
+    return {name.removeprefix(prefix): tensor for name, tensor in parameters.items()}
+
+
+def from_file(model: Model, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Parameters by the model's own names, of a file with those of the library or with its own."""
+    own, prefix = model.module.state_dict(), _prefix(model)
+    return {name if name in own else prefix + name: tensor for name, tensor in stored.items()}
+
+
+def _prefix(model: Model) -> str:
+    return "model." if isinstance(model.module, _Texts | _Images) else ""
+
+
+def write_beside(
+    model: Model, parameters: Mapping[str, Tensor], folder: Path, facts: Mapping[str, Any], base: str | None
+) -> nn.Module:
+    """Writes what makes a folder with a model's file one of Hugging Face: config.json, or adapters with the head.
+
+    For a model without adapters `from_pretrained(folder)` of its class reads the folder; for one with these
+    `PeftModel.from_pretrained(public_model, folder)`.
+
+    Args:
+        model: of the name `huggingface`.
+        parameters: by name, as `Model.published` gives them.
+        folder: where model.safetensors is, with the names of `in_file`.
+        facts: of the model's file.
+        base: the name of the public model that adapters are for, where it is known.
+
+    Returns:
+        What the library makes of the folder, and of the public model for adapters: records to logits.
+
+    Raises:
+        ModelRefusedError: where the library does not read it.
+    """
+    module: Any = library_model(model)
+    if "adapter" not in model.settings:
+        _named(module.config, facts["classes"])
+        module.config.problem_type = _PROBLEMS.get(facts.get("predicts", "class"))
+        module.config.save_pretrained(folder)
+        return read_pretrained(model, folder, (), 0)
+    peft, stored = imported_library("peft"), in_file(model, parameters)
+    task = _task(facts.get("predicts", "class"), is_text=facts.get("tokens") is not None)
+    around = [(name, head) for name, head in module.named_children() if name != module.base_model_prefix]
+    heads = [name for name, head in around if list(head.parameters())]
+    heads = [] if task == "language-modelling" else heads
+    own, layers = Adapter.model_validate(model.settings["adapter"]), list(module.named_modules())
+    peft.LoraConfig(
+        r=own.rank,
+        lora_alpha=own.alpha,
+        lora_dropout=0.0,
+        target_modules=[
+            name.removesuffix(".base_layer") for name, _ in layers if name.endswith(".base_layer")
+        ],
+        fan_in_fan_out=any(getattr(layer, "fan_in_fan_out", False) for _, layer in layers),
+        modules_to_save=heads or None,
+        task_type=_PEFT.get(task),
+        base_model_name_or_path=base,
+        inference_mode=True,
+    ).save_pretrained(folder)
+    of_head = tuple(f"{head}." for head in heads)
+    tensors = {
+        f"base_model.model.{name.replace('.default.', '.')}": tensor.contiguous()
+        for name, tensor in stored.items()
+        if ".lora_" in name or (of_head and name.startswith(of_head))
+    }
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    public = {name.replace(".base_layer.", "."): tensor for name, tensor in stored.items()}
+    with torch.random.fork_rng(devices=[]):  # heads and adapters are then those of the files
+        found = type(module)(module.config)
+    found.load_state_dict(
+        {name: tensor for name, tensor in public.items() if not name.startswith(of_head or ("-",))},
+        strict=False,
+    )
+    read: nn.Module = peft.PeftModel.from_pretrained(found, folder)
+    wrapper = model.module
+    return (_Texts(read, wrapper.padding) if isinstance(wrapper, _Texts) else _Images(read)).eval()
+
+
+def _named(config: Any, names: Sequence[str]) -> None:
+    """Tells a configuration what the outputs are called."""
+    if names:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: place for place, name in enumerate(names)}
+
+
 def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path) -> None:
     """Writes a released model as its library reads it.
 
-    For transformers, `AutoModelForSequenceClassification.from_pretrained(folder)`; for timm,
+    For transformers, `from_pretrained(folder)` of the class for its task; for timm,
     `timm.create_model(architecture, checkpoint_path=folder / "model.safetensors", ...)`. Adapters are merged into the
     weights, so that neither needs PEFT. The model is changed in place.
 
@@ -250,6 +373,7 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
     module: Any = library_model(model)
     try:
         if isinstance(model.module, _Texts | _Images):
+            imported_library("transformers").utils.logging.disable_progress_bar()
             found = type(module).from_pretrained(folder, use_safetensors=True)
             own = model.module
             return (_Texts(found, own.padding) if isinstance(own, _Texts) else _Images(found)).eval()
@@ -313,7 +437,13 @@ def _filled(made: _Made, path: Path, called: str) -> str:
         ) from None
     own = made.module.state_dict()
     found = {name if name in own else made.prefix + name: tensor for name, tensor in stored.items()}
-    is_new = [name for name in own if name not in found or found[name].shape != own[name].shape]
+    # A head that is tied to the embeddings is not stored a second time.
+    there = {own[name].data_ptr() for name in found if name in own}
+    is_new = [
+        name
+        for name, value in own.items()
+        if (value.data_ptr() not in there if name not in found else found[name].shape != value.shape)
+    ]
     misfits = [name for name in is_new if not name.startswith(tuple(f"{head}." for head in made.heads))]
     if misfits:
         raise ModelRefusedError(
@@ -338,11 +468,13 @@ def _with_adapters(name: str, made: _Made, adapter: Adapter) -> str:
         peft.inject_adapter_in_model(config, made.module)
     except ValueError as error:
         raise _cannot(name, error) from None
-    heads = tuple(f"{head}." for head in made.heads)
+    heads = tuple(f"{head}." for head in made.heads if made.has_own_head)
     for parameter, value in made.module.named_parameters():
         value.requires_grad_("lora_" in parameter or parameter.startswith(heads))
     on = "the layers that PEFT takes" if adapter.targets is None else ", ".join(adapter.targets)
-    return f"Trained are LoRA adapters of rank {adapter.rank} on {on}, and the head alone."
+    return (
+        f"Trained are LoRA adapters of rank {adapter.rank} on {on}{', and the head' if heads else ''} alone."
+    )
 
 
 def _cannot(name: str, error: Exception) -> ModelRefusedError:

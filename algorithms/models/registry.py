@@ -12,7 +12,6 @@ from algorithms.extension import imported, is_own
 from algorithms.models.augmentation import with_views
 from algorithms.models.linear import (
     CROSS_ENTROPY,
-    SQUARED,
     as_they_are,
     cross_entropy,
     huber_svm,
@@ -20,7 +19,6 @@ from algorithms.models.linear import (
     logistic,
     logistic_through_origin,
     softmax,
-    squared_error,
     svm,
 )
 from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings, settings_of
@@ -33,6 +31,7 @@ from algorithms.models.networks import (
     relu_cnn,
     tanh_cnn,
 )
+from algorithms.models.objectives import OBJECTIVES, predicting
 from algorithms.models.public_models import (
     HuggingFaceSettings,
     TimmSettings,
@@ -99,17 +98,19 @@ def build(
     tokens: int | None = None,
     words_sha256: str | None = None,
     padding: int = 0,
+    predicts: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Model:
     """The named model for inputs of a shape and a number of classes; its random start is drawn from `seed`.
 
-    With 1 class it predicts a number, by half the squared error in place of the cross-entropy.
+    predicts: class, number, labels, next token or tags; by default a class, or a number where there is 1 of them.
     precision: float32 or bfloat16. tokens: entries of the vocabulary where records are tokens. words_sha256: of the
     list of its words, which word vectors from a file need. padding: the entry that fills up a text. settings: of the
     model.
     Raises ModelRefusedError for an unknown name or setting and for a model that does not fit the data.
     """
-    given = ModelSpec(input_shape, classes, tokens, words_sha256, padding)
+    predicts = predicts or ("number" if classes == 1 else "class")
+    given = ModelSpec(input_shape, classes, tokens, words_sha256, padding, predicts)
     if is_own(name):
         return replace(_not_shipped(name, given, settings or {}, seed), precision=_PRECISIONS[precision])
     if name not in CATALOGUE:
@@ -123,18 +124,15 @@ def build(
         raise ModelRefusedError(
             f"the model {name!r} takes numbers, and the data are tokens of a text; use 'bilstm'."
         )
+    if predicts in OBJECTIVES and OBJECTIVES[predicts].of_tokens and name != "huggingface":
+        raise ModelRefusedError(
+            f"the model {name!r} says one thing of a record, and the target of {predicts} is one of each token; use"
+            " 'huggingface'."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = architecture.make(given, chosen)
-    model = _predicting_a_number(model) if classes == 1 else model
+        model = predicting(architecture.make(given, chosen), given)
     return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
-
-
-def _predicting_a_number(model: Model) -> Model:
-    """The same with the loss of a regression."""
-    if model.losses is not cross_entropy:
-        return model
-    return replace(model, losses=squared_error, bounds=SQUARED)
 
 
 def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed: int) -> Model:
@@ -153,12 +151,11 @@ def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed:
         ) from None
     if isinstance(made, nn.Module):
         made = Model(name, made, cross_entropy, as_they_are, bounds=CROSS_ENTROPY)
-        made = _predicting_a_number(made) if given.classes == 1 else made
     if not isinstance(made, Model):
         raise ModelRefusedError(
             f"the model {name!r} made a {type(made).__name__}; return a Model or a torch.nn.Module."
         )
-    return replace(made, name=name, settings=dict(settings))
+    return replace(predicting(made, given), name=name, settings=dict(settings))
 
 
 def adapted(

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from algorithms.models.model import Model, ModelRefusedError
+from algorithms.models.public_models import from_file
 from algorithms.models.recurrent import digest
 
 Tensors = Mapping[str, Tensor]
@@ -31,7 +32,7 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
     """
     own = model.module.state_dict()
     keeps = named(model, reinitialize, what="model.reinitialize") if reinitialize else set()
-    held, map_note = _behind_a_map(_read(path), own)
+    held, map_note = _behind_a_map(from_file(model, _read(path)), own)
     stored = {name: t for name, t in held.items() if not (name in keeps or _is_below(name, reinitialize))}
     _check_names(path, wanted=own.keys() - keeps, found=stored.keys())
     for name, tensor in stored.items():

@@ -12,6 +12,7 @@ from algorithms.errors import ModelRefusedError
 from algorithms.models.augmentation import for_evaluation
 from algorithms.models.feature_transforms import front, in_front, shape_after
 from algorithms.models.model import Model
+from algorithms.models.public_models import from_file
 from algorithms.models.registry import build
 
 FACTS = "epsilonflow"
@@ -46,7 +47,8 @@ def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
     """
     model = architecture(facts_of(path))
     with safe_open(path, framework="pt") as file:
-        parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+    parameters = from_file(model, stored)
     missing = model.published(model.initial_parameters()).keys() - parameters.keys()
     if missing:
         raise ModelRefusedError(
@@ -62,10 +64,11 @@ def architecture(facts: Mapping[str, Any]) -> Model:
     model = build(
         facts["model"],
         input_shape=shape if features is None else shape_after(features, shape),
-        classes=len(facts["classes"]) or 1,
+        classes=facts.get("outputs") or len(facts["classes"]),
         seed=0,
         tokens=facts.get("tokens"),
         padding=facts.get("padding", 0),
+        predicts=facts.get("predicts"),
         settings=facts.get("model_settings"),
     )
     return model if features is None else in_front(features, model)
@@ -77,8 +80,9 @@ class TrainedModel(nn.Module):
     The softmax of the scores are the probabilities of the classes, for models that were trained by cross-entropy.
 
     Attributes:
-        classes: names of the classes, in the order of the scores; none where a number is predicted.
-        target: bounds of that number, which the one score, clipped to [-1, 1], is scaled to; else None.
+        classes: names of the classes, labels or tags, in the order of the scores; none where these have no names.
+        predicts: class, number, labels, next token or tags.
+        target: what the data card declares in place of classes, as JSON holds it; else None.
         input_shape: of one record's features.
         preparation: how records became features, as the data card declares it and JSON holds it; `tasks.predict` reads
             files by it. None for a model of an older version.
@@ -92,8 +96,8 @@ class TrainedModel(nn.Module):
         self.network = model.module.eval().requires_grad_(False)
         self._scores = model.scores
         self.classes: tuple[str, ...] = tuple(facts["classes"])
-        target = facts.get("target")
-        self.target: tuple[float, float] | None = None if target is None else (target[0], target[1])
+        self.predicts: str = facts.get("predicts", "class")
+        self.target: Mapping[str, Any] | None = facts.get("target")
         self.input_shape: tuple[int, ...] = tuple(facts["input_shape"])
         self.preparation: Mapping[str, Any] | None = facts.get("preparation")
         self.facts = facts

@@ -30,6 +30,7 @@ from data.schema.formats import (
     Table,
     Texts,
 )
+from data.schema.targets import Classes, Known, Target
 
 
 def rule_of(card: DataCard) -> str:
@@ -58,7 +59,7 @@ def _of_the_split(card: DataCard) -> dict[str, Any]:
         "encoding": _encoding(card.reader),
         "classes": card.classes,
         "shape": card.input_shape,
-        **({} if card.target is None else {"target": card.target.bounds}),
+        **({} if card.target is None else {"target": card.target.model_dump(mode="json")}),
     }
 
 
@@ -130,7 +131,7 @@ class PublicDescription:
     None for real features, float32. words_sha256: checksum of the words that the tokens stand for, in their order,
     where the card declares it; left out where it does not, so that the digest of other descriptions stays. transform:
     what the features were made of each record by, after it was read. encoder: where that is an encoder. target:
-    the bounds of the number that is predicted, where that is no class.
+    what is predicted, where that is no class.
     """
 
     dataset: str
@@ -160,7 +161,7 @@ class PublicDescription:
     encoder: Annotated[EncoderFacts | None, Field(exclude_if=lambda given: given is None)] = None
     per_person: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
     reader_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
-    target: Annotated[tuple[float, float] | None, Field(exclude_if=lambda given: given is None)] = None
+    target: Annotated[Target | None, Field(exclude_if=lambda given: given is None)] = None
 
     @property
     def padding(self) -> int:
@@ -168,9 +169,19 @@ class PublicDescription:
         return 0 if self.encoder is None else self.encoder.padding
 
     @property
+    def known(self) -> Known:
+        """What a label can be."""
+        return self.target or Classes.model_construct(classes=self.classes)
+
+    @property
     def outputs(self) -> int:
-        """The number of classes, or 1 where a number is predicted."""
-        return len(self.classes) or 1
+        """How many a model has, at each token where it is asked at each."""
+        return self.known.outputs(self.tokens)
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """Of one record's labels."""
+        return self.known.label_shape(self.input_shape)
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
@@ -239,11 +250,16 @@ def public_description(
         encoder=encoder,
         per_person=None if card.person is None else card.person.per_person,
         reader_sha256=card.reader.source_sha256 if isinstance(card.reader, Own) else None,
-        target=None if card.target is None else card.target.bounds,
+        target=card.target,
     )
 
 
 def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -> tuple[int, ...]:
+    if card.known.has_tokens and (encoder is None or encoder.tokens is None):
+        raise DataRefusedError(
+            f"{card.name!r} has the target of {card.known.kind}, which takes the tokens of a public model; name one by"
+            " --encoder tokenizer/NAME."
+        )
     if transform == "none":
         if not card.input_shape:
             raise DataRefusedError(

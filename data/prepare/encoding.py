@@ -18,6 +18,7 @@ from data.prepare.description import EncoderFacts
 from data.prepare.files import write_whole
 from data.prepare.scattering import workers
 from data.readers.records import Block, Features, Records
+from data.schema.targets import Known
 
 _AT_ONCE = 512
 Encode = Callable[[Any], Features]
@@ -27,6 +28,7 @@ def encoded(
     blocks: Iterable[Block],
     facts: EncoderFacts,
     load: Callable[[], Encode],
+    known: Known,
     *,
     kept: Path,
     say: Callable[[int], object],
@@ -37,18 +39,20 @@ def encoded(
         blocks: Of images as float32 [n, channels, height, width], or of texts as an array of strings [n].
         facts: Of the encoder.
         load: Reads its weights; called once something is to be encoded.
+        known: What a label can be; those of tokens are made of these.
         kept: A folder for what was encoded until all is, for the owner alone; deleted at the end.
         say: Told how many records were encoded, now and then.
     """
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     (kept / ".gitignore").write_text("*\n", encoding="utf-8")
     encoder, done = _Lazy(load), 0
+    shape = (2, facts.width) if known.kind == "tags" else (facts.width,)
 
     def features_of(records: Sequence[Any]) -> Features:
         path = kept / f"{_digest(facts, records)}.npy"
         with suppress(OSError, ValueError):
             found: Features = np.load(path)
-            if found.shape == (len(records), facts.width):
+            if found.shape == (len(records), *shape):
                 return found
         made = encoder.get()(records)
         write_whole(path, lambda fresh: _save(fresh, made), mode=0o600)
@@ -63,7 +67,8 @@ def encoded(
                 features = np.concatenate(list(pool.map(features_of, portions)))
                 done += len(features)
                 say(done)
-                yield Block(block.part, Records(features, block.records.labels[chosen]))
+                own = known.labelled(features, block.records.labels[chosen], facts.padding)
+                yield Block(block.part, Records(*own))
     shutil.rmtree(kept)
 
 

@@ -26,7 +26,7 @@ Salt: TypeAlias = bytes | Callable[[], bytes]
 _Arrays: TypeAlias = tuple[Features, NDArray[Any]]
 PREPARATION = "preparation.json"
 _LOCK, _CONTENTS, _DIGESTS = "lock", "contents", "digests.json"
-_REAL, _TOKENS, _LABELS = np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.int64)
+_REAL, _TOKENS = np.dtype(np.float32), np.dtype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class HeldOut:
     """The held-out part of a prepared data set; the arrays are read-only maps of their files.
 
     Features are float32 [n, *public.input_shape], or int32 where they are tokens; labels int64 [n] count
-    public.classes, or are float32 within [-1, 1] where a number is predicted.
+    public.classes, or are of the shape and kind of the target, [n, *public.label_shape].
     """
 
     public: PublicDescription
@@ -122,7 +122,7 @@ def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> t
             {part: stack.enter_context(_Rows(folder / f"{part}_{name}.npy", kind, shape)) for part in PARTS}
             for name, kind, shape in (
                 ("features", _kind(public), public.input_shape),
-                ("labels", _label_kind(public), ()),
+                ("labels", _label_kind(public), public.label_shape),
             )
         )
         for block in blocks:
@@ -180,11 +180,12 @@ def _kind(public: PublicDescription) -> np.dtype[Any]:
 
 
 def _label_kind(public: PublicDescription) -> np.dtype[Any]:
-    return _LABELS if public.target is None else _REAL
+    return np.dtype(public.known.label_dtype)
 
 
 def _bytes_a_record(public: PublicDescription) -> int:
-    return prod(public.input_shape) * _kind(public).itemsize + _label_kind(public).itemsize
+    labels = prod(public.label_shape) * _label_kind(public).itemsize
+    return prod(public.input_shape) * _kind(public).itemsize + labels
 
 
 def _write_salt(path: Path, salt: bytes, *, padding: int) -> None:
@@ -261,9 +262,8 @@ def _read(folder: Path, parts: Iterable[Part]) -> tuple[PublicDescription, list[
 def _map(folder: Path, part: Part, public: PublicDescription) -> _Arrays:
     features = np.load(folder / f"{part}_features.npy", mmap_mode="r")
     labels = np.load(folder / f"{part}_labels.npy", mmap_mode="r")
-    if features.shape != (len(labels), *public.input_shape) or (features.dtype, labels.dtype) != (
-        _kind(public),
-        _label_kind(public),
-    ):
+    shapes = (len(labels), *public.input_shape), (len(labels), *public.label_shape)
+    kinds = _kind(public), _label_kind(public)
+    if (features.shape, labels.shape) != shapes or (features.dtype, labels.dtype) != kinds:
         raise ValueError("the arrays do not fit the description")
     return features, labels

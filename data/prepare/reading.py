@@ -62,7 +62,7 @@ def _canonical(records: Records, start: int, stop: int) -> NDArray[np.uint8]:
     where it is a number, as float32."""
     features = (records.features[start:stop].reshape(stop - start, -1) + 0.0).astype("<f4")
     is_number = records.labels.dtype.kind == "f"
-    labels = (records.labels[start:stop, None] + 0).astype("<f4" if is_number else "<i8")
+    labels = (records.labels[start:stop].reshape(stop - start, -1) + 0).astype("<f4" if is_number else "<i8")
     return np.hstack([features.view(np.uint8), labels.view(np.uint8)])
 
 

@@ -33,8 +33,10 @@ from data.schema.formats import (
     Texts,
     Tokens,
 )
+from data.schema.targets import Classes, Tags, Target
 
 _FORMAT: TypeAdapter[Format] = TypeAdapter(Format)
+_TARGET: TypeAdapter[Target] = TypeAdapter(Target)
 _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 _AT_ONCE = 1024
@@ -67,7 +69,7 @@ def preparation_of(
         "transform": transform,
         "words": listed,
         "encoder": encoder,
-        **({} if card.target is None else {"target": list(card.target.bounds)}),
+        **({} if card.target is None else {"target": card.target.model_dump(mode="json")}),
     }
 
 
@@ -116,7 +118,7 @@ def records_in(
     elif isinstance(reader, ImageTable) and _is_rows(path):
         found = _row_images(path, card, reader)
     elif card.has_texts:
-        read = _row_texts(path, reader) if isinstance(reader, Texts) else _each_text(path)
+        read = _row_texts(path, reader, card.target) if isinstance(reader, Texts) else _each_text(path)
         words = None if encode else preparation.get("words")
         found = _texts(read, reader, words)
     elif len(card.input_shape) == 3:
@@ -143,6 +145,12 @@ def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
         ) from None
 
 
+def target_in(preparation: Mapping[str, Any] | None) -> Target | None:
+    """What a model predicts, where that is no class."""
+    declared = (preparation or {}).get("target")
+    return None if declared is None else _TARGET.validate_json(json.dumps(declared))
+
+
 def _card(preparation: Mapping[str, Any]) -> DataCard:
     """As much of the card as the model carries."""
     shape = preparation["shape"]
@@ -150,6 +158,7 @@ def _card(preparation: Mapping[str, Any]) -> DataCard:
         name=preparation["name"],
         classes=tuple(preparation["classes"]),
         shape=None if shape is None else tuple(shape),
+        target=target_in(preparation),
         reader=reader_in(preparation),
         files={},
     )
@@ -212,23 +221,26 @@ def _ending(path: Path) -> str:
     return path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
 
 
-def _tables(path: Path, reader: Rows) -> Iterator[Any]:
+def _tables(path: Path, reader: Rows, target: Target | None) -> Iterator[Any]:
     from data.readers import rows
 
     form = "datasets" if path.is_dir() else _FORMATS[_ending(path)]
     # The stand-in of a line that is no row has a label, which is not looked at.
-    return rows.tables(path, reader.model_copy(update={"format": form}), ("",))
+    known = target or Classes(classes=("-",))
+    return rows.tables(path, reader.model_copy(update={"format": form}), known)
 
 
-def _row_texts(path: Path, reader: Texts) -> Iterator[tuple[str, str]]:
+def _row_texts(path: Path, reader: Texts, target: Target | None) -> Iterator[tuple[str, str]]:
     from data.readers import texts
 
+    tags = target if isinstance(target, Tags) else None
     if not _is_rows(path):
-        yield from ((name, texts.cut(text, reader)) for name, text in _each_text(path))
+        for name, text in _each_text(path):
+            yield name, texts.cut(text, reader) if tags is None else texts.apart(text.split(), tags)
         return
     number = 0
-    for some in _tables(path, reader):
-        for text in texts.joined(some, reader)[0]:
+    for some in _tables(path, reader, target):
+        for text in texts.joined(some, reader, tags)[0]:
             number += 1
             yield str(number), text
 
@@ -238,7 +250,7 @@ def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Unse
     from data.readers import images
 
     start = 0
-    for some in _tables(path, reader):
+    for some in _tables(path, reader, card.target):
         is_table_of_text = _FORMATS.get(_ending(path)) in ("csv", "jsonl")
         beside = path.parent if is_table_of_text or not images.has_bytes(some, reader) else None
         found, _ = images.of_rows(some, reader, card.input_shape, beside)

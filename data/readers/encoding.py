@@ -4,6 +4,8 @@ Every function takes the values as they were read and `where`, which names file 
 them puts a value into a message.
 """
 
+import json
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Binned, Categorical, Column, Date, Label, Numeric, Target
+from data.schema.formats import Binned, Categorical, Column, Date, Label, Numeric
+from data.schema.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 
 _FIRST_DAY, _LAST_DAY = 31 + 1, 31 * 12 + 31
 
@@ -37,22 +40,78 @@ def fill(
 
 
 def labels(
-    values: pa.ChunkedArray,
-    label: Label,
-    known: tuple[str, ...] | Target,
-    missing: tuple[str, ...],
-    where: str,
+    table: pa.Table, columns: tuple[Label, ...], known: Known, missing: tuple[str, ...], path: str
 ) -> NDArray[Any]:
-    """The labels [n]: int64 places among the known classes, or float32 in [-1, 1] where a number is predicted.
+    """The labels [n, ...] of some rows, as the target has them.
+
+    int64 places among the classes; float32 in [-1, 1] for a number; float32 [n, labels] of ones and zeros; places among
+    the tags, int64 [n, words]; for the next token, which is in the text itself, zeros [n].
 
     Raises DataRefusedError as `classes` does, and where a number is missing or none.
     """
-    if not isinstance(known, Target):
-        return classes(values, label, known, where)
-    numbers, absent = _numbers(values, missing, where)
+    if isinstance(known, NextToken):
+        return np.zeros(table.num_rows, np.int64)
+    if isinstance(known, Labels):
+        yes = {name.encode() for name in known.yes}
+        has = [[(one or b"").strip() in yes for one in contents(table[name])] for name in known.labels]
+        return np.ascontiguousarray(np.array(has, np.float32).reshape(len(has), -1).T)
+    (label,) = columns
+    if isinstance(known, Tags):
+        return _tags(table[label.name], known)
+    where = f"{path}, column {label.name!r}"
+    if not isinstance(known, Number):
+        return classes(table[label.name], label, known.classes, where)
+    numbers, absent = _numbers(table[label.name], missing, where)
     _refuse_missing(absent, where)
-    low, high = known.bounds
-    return (2.0 * (np.clip(numbers, low, high) - low) / (high - low) - 1.0).astype(np.float32)
+    return known.scaled(numbers)
+
+
+def _tags(values: pa.ChunkedArray, known: Tags) -> NDArray[np.int64]:
+    """For each word the place of its tag; where there is no word, what does not count."""
+    places = {str(place): place for place in range(len(known.tags))}
+    places |= {name: place for place, name in enumerate(known.tags)}
+    other = IGNORED if known.outside is None else places[known.outside]
+    found = np.full((len(values), known.words), IGNORED, np.int64)
+    for row, content in enumerate(contents(values, lists=True)):
+        own = [places.get(name, other) for name in words_of(content)[: known.words]]
+        found[row, : len(own)] = own
+    return found
+
+
+def words_of(content: bytes | None) -> list[str]:
+    """The words of a value: those of a JSON list, else what stands between spaces; none of what is not UTF-8."""
+    content = content or b""
+    with suppress(ValueError, RecursionError):
+        if content.startswith(b"[") and isinstance(found := json.loads(content), list):
+            return [str(word) for word in found]
+    try:
+        return content.decode().split()
+    except UnicodeDecodeError:
+        return []
+
+
+def contents(column: pa.ChunkedArray, *, lists: bool = False) -> list[bytes | None]:
+    """Each value as bytes, as it stands in the file; a struct of Hugging Face gives the bytes of its image.
+
+    lists: whether values may be lists, which are then JSON.
+    """
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_struct(kind):
+        if kind.get_field_index("bytes") < 0:
+            return [None] * len(column)
+        return contents(pc.struct_field(column, "bytes"))
+    try:
+        if lists and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            column = pc.cast(column, pa.large_list(pa.large_string()), safe=False)
+            return [None if words is None else json.dumps(words).encode() for words in column.to_pylist()]
+        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            column = pc.cast(column, pa.large_string(), safe=False)
+        found: list[bytes | None] = pc.cast(column, pa.large_binary(), safe=False).to_pylist()
+    except pa.ArrowException:
+        raise DataRefusedError(
+            "A column that was declared holds neither texts, bytes nor numbers; correct the file or its card."
+        ) from None
+    return found
 
 
 def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where: str) -> NDArray[np.int64]:

@@ -62,9 +62,9 @@ def of_rows(
     table: "pa.Table", declared: ImageTable, shape: tuple[int, ...], folder: Path | None
 ) -> tuple[NDArray[np.float32], list[bytes]]:
     """The images of some rows, and what each was made of. folder: of the paths, None where the rows have the bytes."""
-    from data.readers import rows
+    from data.readers import encoding
 
-    found = rows.contents(table[declared.image])
+    found = encoding.contents(table[declared.image])
     return pixels([_below(folder, one) if folder else one for one in found], declared, shape)
 
 

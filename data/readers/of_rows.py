@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data.readers import images, reviews, rows, table, texts
+from data.readers import encoding, images, reviews, rows, table, texts
 from data.readers.records import PARTS, Block, Features, Part, Records
 from data.schema.card import Person
-from data.schema.formats import ImageTable, OfRows, Table, Target, Texts
+from data.schema.formats import ImageTable, OfRows, Table, Texts
+from data.schema.targets import Known, Tags
 
 _Tables: TypeAlias = Iterator[pa.Table]
 
@@ -29,17 +30,12 @@ class RowReader:
     """
 
     declared: OfRows
-    known: tuple[str, ...] | Target
+    known: Known
     shape: tuple[int, ...]
     files: Mapping[str, Path]
     person: Person | None = None
     key: bytes = b""
     as_texts: bool = False
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Those that a label can be; none where a number is predicted."""
-        return () if isinstance(self.known, Target) else self.known
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -84,7 +80,7 @@ class RowReader:
         """The features of some rows, and what each was made of."""
         if isinstance(declared, ImageTable):
             return images.of_rows(some, declared, self.shape, self.files.get("images"))
-        found, made_of = texts.joined(some, declared)
+        found, made_of = texts.joined(some, declared, self.known if isinstance(self.known, Tags) else None)
         return texts.as_features(found, declared, self._words), made_of
 
     def people(self, part: Part) -> frozenset[bytes]:
@@ -104,8 +100,9 @@ class RowReader:
     def _drawn(self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], person: Person) -> _Tables:
         owners, ranks, usable = bytearray(), bytearray(), []
         for some in make():
-            names = (*self.declared.content, self.declared.label_column.name)
-            columns = (rows.contents(rows.column(some, name)) for name in names)
+            names = (*self.declared.content, *(label.name for label in self.declared.label_columns))
+            has_lists = isinstance(self.known, Tags)
+            columns = (encoding.contents(rows.column(some, name), lists=has_lists) for name in names)
             for who, *row in zip(self._who(some), *columns, strict=True):
                 owner = blake2b(who, key=self.key, digest_size=16).digest()
                 owners += owner
@@ -121,7 +118,7 @@ class RowReader:
     def _who(self, some: pa.Table) -> list[bytes]:
         """Whom each row names, nobody as the empty name."""
         column = rows.column(some, "" if self.person is None else self.person.column)
-        return [(who or b"").strip() for who in rows.contents(column)]
+        return [(who or b"").strip() for who in encoding.contents(column)]
 
     @cached_property
     def _words(self) -> dict[str, int] | None:

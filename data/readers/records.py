@@ -25,7 +25,8 @@ _WORDS = {"train": "training", "test": "test"}
 class Records:
     """Records side by side: features float32 [n, *shape], labels int64 [n] counting the declared classes.
 
-    Where a card declares a target, labels are float32 within [-1, 1]; where it declares tokens, features are int32.
+    Where a card declares a target, labels are as `data.readers.encoding.labels` makes them, before an encoder; where it
+    declares tokens, features are int32.
     keys: for each record, what decides its side of the split, such as its person; None where the record as it is does.
     """
 
@@ -126,7 +127,7 @@ def _check_values(card: DataCard, part: str, records: Records) -> None:
 
 def _check_labels(card: DataCard, part: str, records: Records) -> None:
     if card.target is not None:
-        return  # the reader has made them of numbers, clamped to the bounds
+        return  # the reader has made them, within what is declared
     if records.labels.min() < 0 or records.labels.max() >= len(card.classes):
         raise DataRefusedError(
             f"The {part} labels of {card.name!r} go beyond its {len(card.classes)} declared classes; "

@@ -1,8 +1,8 @@
 """Rows with named columns for texts and images, from CSV, JSON lines, Parquet and the Arrow files of Hugging Face.
 
 What is in a row stays in it: CSV and JSON are cut into lines before anything in a line is looked at, and a line that
-is no row becomes a row without a content, of the first class or the lowest number. So no record decides what becomes of
-the next one, and none stops the rest.
+is no row becomes a row without a content, of the first class, the lowest number or no label. So no record decides what
+becomes of the next one, and none stops the rest.
 """
 
 import csv
@@ -15,16 +15,14 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import parquet
 
 from data.readers import encoding
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Rows, Target
+from data.schema.formats import Rows
+from data.schema.targets import Classes, Known, Number, Tags
 
-Known: TypeAlias = tuple[str, ...] | Target
-"""What a label can be: one of the classes, or a number within the target's bounds."""
 _ROWS = 1024
 _LONGEST_LINE = 2**26
 csv.field_size_limit(_LONGEST_LINE)  # of Python's own, 2**17, a long text is more
@@ -33,16 +31,17 @@ _BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, KeyErro
 
 
 def tables(path: Path, declared: Rows, known: Known, *, more: Sequence[str] = ()) -> Iterator[pa.Table]:
-    """The declared columns of a file, some rows at a time; the label is left out where the file has none.
+    """The declared columns of a file, some rows at a time; those of the label are left out where the file has none.
 
     more: names of further columns, such as the person's. Raises DataRefusedError where the file is not whole or lacks a
     column. JSON lines have no columns in common: what an object lacks is missing in its record.
     """
-    wanted = (*declared.content, declared.label, *more)
+    own = [label.name for label in declared.label_columns]
+    wanted = (*declared.content, *own, *more)
     try:
         for table in _formats[declared.format](path, wanted, declared, known):
             for name in wanted:
-                if name != declared.label and table.column_names.count(name) != 1:
+                if name not in own and table.column_names.count(name) != 1:
                     raise missing(name, path)
             yield table
     except _BROKEN as error:
@@ -75,28 +74,10 @@ def column(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 def labels(table: pa.Table, declared: Rows, known: Known, where: str) -> NDArray[Any]:
     """What `encoding.labels` gives of the rows; raises DataRefusedError for a label that is none of the known ones."""
-    label = declared.label_column
-    if label.name not in table.column_names:
-        raise missing(label.name, where)
-    return encoding.labels(table[label.name], label, known, ("",), f"{where}, column {label.name!r}")
-
-
-def contents(column: pa.ChunkedArray) -> list[bytes | None]:
-    """Each value as bytes, as it stands in the file; a struct of Hugging Face gives the bytes of its image."""
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_struct(kind):
-        if kind.get_field_index("bytes") < 0:
-            return [None] * len(column)
-        return contents(pc.struct_field(column, "bytes"))
-    try:
-        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-            column = pc.cast(column, pa.large_string(), safe=False)
-        found: list[bytes | None] = pc.cast(column, pa.large_binary(), safe=False).to_pylist()
-    except pa.ArrowException:
-        raise DataRefusedError(
-            "A column that was declared holds neither texts, bytes nor numbers; correct the file or its card."
-        ) from None
-    return found
+    for label in declared.label_columns:
+        if label.name not in table.column_names:
+            raise missing(label.name, where)
+    return encoding.labels(table, declared.label_columns, known, ("",), where)
 
 
 def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> Iterator[pa.Table]:
@@ -136,24 +117,29 @@ def _jsonl(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> I
             found = None
         if not isinstance(found, dict):
             return _stand_in(declared, known)
-        return {name: _as_bytes(found.get(name)) for name in wanted}
+        return {name: _as_bytes(found.get(name), lists=isinstance(known, Tags)) for name in wanted}
 
     with ExitStack() as stack:
         lines = _lines(stack.enter_context(_opened(path)))
         yield from _tables((row(line) for line in lines if line is None or line.strip()), wanted)
 
 
-def _as_bytes(value: object) -> bytes | None:
+def _as_bytes(value: object, *, lists: bool) -> bytes | None:
+    if lists and isinstance(value, list):
+        return json.dumps(value).encode()
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")  # half a pair is then no UTF-8
     return str(value).encode() if isinstance(value, int | float) else None
 
 
 def _stand_in(declared: Rows, known: Known) -> _Row:
-    """Of the first class, as the file would write it, or of the lowest number."""
-    if isinstance(known, Target):
-        return {declared.label: repr(known.bounds[0]).encode()}
-    return {declared.label: declared.spellings.get(known[0], (known[0],))[0].encode()}
+    """Of the first class, as the file would write it, of the lowest number, or without a label."""
+    if isinstance(known, Number):
+        return {label.name: repr(known.bounds[0]).encode() for label in declared.label_columns}
+    if isinstance(known, Classes):
+        written = declared.spellings.get(known.classes[0], known.classes)[0].encode()
+        return {label.name: written for label in declared.label_columns}
+    return {}
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -22,7 +22,8 @@ from data.readers import encoding
 from data.readers.records import Part, Records
 from data.readers.rows import arrow
 from data.schema.errors import DataRefusedError
-from data.schema.formats import Csv, Datasets, Label, Parquet, SkipLines, Table, Target
+from data.schema.formats import Csv, Datasets, Label, Parquet, SkipLines, Table
+from data.schema.targets import Known
 
 _BLOCK_BYTES = 4 * 2**20
 
@@ -174,13 +175,11 @@ def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]
     return made
 
 
-def records(table: pa.Table, declared: Table, known: tuple[str, ...] | Target, path: str) -> Records:
+def records(table: pa.Table, declared: Table, known: Known, path: str) -> Records:
     """The records of some rows; path: what messages call their source. Raises DataRefusedError as `read` does."""
     _check_columns(table, declared.in_the_file, path)
-    label = declared.label
-    where = f"{path}, column {label.name!r}"
     made = features(table, declared, path)
-    return Records(made, encoding.labels(table[label.name], label, known, declared.missing, where))
+    return Records(made, encoding.labels(table, declared.label_columns, known, declared.missing, path))
 
 
 def _check_columns(table: pa.Table, names: tuple[str, ...], path: str) -> None:

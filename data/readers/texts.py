@@ -6,20 +6,27 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data.readers import reviews, rows
+from data.readers import encoding, reviews
 from data.schema.formats import Texts
+from data.schema.targets import Tags
 
 _Words = Mapping[str, int]
+BETWEEN = "\x1f"
+"""Between the words of a text that are tagged one by one: the unit separator."""
 
 
-def joined(table: pa.Table, declared: Texts) -> tuple[list[str], list[bytes]]:
+def joined(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tuple[list[str], list[bytes]]:
     """The texts of some rows, cut to their longest length, and what each was made of.
 
-    The latter decides on a record's side, so that another `longest` or `join` moves none.
+    The latter decides on a record's side, so that another `longest` or `join` moves none. tags: where the words are
+    tagged one by one, which are then apart by BETWEEN, and as many as the target takes.
     """
-    columns = [rows.contents(table[name]) for name in declared.columns]
+    columns = [encoding.contents(table[name], lists=tags is not None) for name in declared.columns]
     whole = list(zip(*columns, strict=True))
-    texts = [cut(declared.join.join(map(_decoded, parts)), declared) for parts in whole]
+    if tags is None:
+        texts = [cut(declared.join.join(map(_decoded, parts)), declared) for parts in whole]
+    else:
+        texts = [apart(encoding.words_of(content), tags) for (content,) in whole]
     keys = [b"".join(b"%d " % len(part or b"") + (part or b"") for part in parts) for parts in whole]
     return texts, keys
 
@@ -42,6 +49,11 @@ def _decoded(content: bytes | None) -> str:
         return (content or b"").decode("utf-8")
     except UnicodeDecodeError:
         return ""
+
+
+def apart(words: list[str], tags: Tags) -> str:
+    """The words that are tagged, as one text; a word that a tokenizer could not take is a blank one."""
+    return BETWEEN.join(word.replace(BETWEEN, " ") for word in words[: tags.words])
 
 
 def cut(text: str, declared: Texts) -> str:

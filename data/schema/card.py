@@ -18,20 +18,19 @@ from data.schema.formats import (
     Images,
     ImageTable,
     Md5,
+    OfRows,
     Own,
     Pixels,
     Reviews,
     Rows,
     Sha256,
     Source,
-    Strict,
     Synthetic,
     Table,
-    Target,
     Texts,
     Tokens,
-    Word,
 )
+from data.schema.targets import Classes, Known, Labels, NextToken, Strict, Tags, Target, Word
 
 Url: TypeAlias = Annotated[str, StringConstraints(pattern=r"^https?://[^?#\s]+/[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
@@ -162,7 +161,8 @@ class DataCard(Strict):
     """A data set as its owner declares it; raises pydantic.ValidationError when parts do not fit together.
 
     folder: of its files in a mirror and among the downloads, if not its name; data sets may share one.
-    classes: by name; or instead target, for a regression on rows: the number that the label's column holds.
+    classes: by name; or instead target, of rows: a number or labels in columns, and of texts the next token or a tag
+    for each word.
     alternatives: other sets of files of the same records (private ones: with the same test files), tried after `files`.
     composition: of the population's runs, fixed when it is first seen. blocks_per_person: in how many blocks of the
     population a person may have a record, one in each; with 1, the unit of privacy is one record in one block.
@@ -219,14 +219,9 @@ class DataCard(Strict):
         return self.reader if isinstance(self.reader, Reviews) else None
 
     @property
-    def outputs(self) -> int:
-        """The number of classes, or 1 where a number is predicted."""
-        return len(self.classes) or 1
-
-    @property
-    def known(self) -> tuple[str, ...] | Target:
+    def known(self) -> Known:
         """What a label can be."""
-        return self.target or self.classes
+        return self.target or Classes.model_construct(classes=self.classes)
 
     @property
     def tokens(self) -> int | None:
@@ -261,9 +256,13 @@ class DataCard(Strict):
     @model_validator(mode="after")
     def _classes_and_shape_fit(self) -> "DataCard":
         if (self.target is None) != (len(self.classes) >= 2) or (self.target and self.classes):
-            raise ValueError("give two classes or more as classes, or a target where a number is predicted")
+            raise ValueError(
+                "give two classes or more as classes, or a target where something else is predicted"
+            )
         if self.target is not None and not isinstance(self.reader, OF_ROWS):
             raise ValueError("a target is a column of a table, or of the rows of texts or images")
+        if isinstance(self.reader, OF_ROWS):
+            _check_labels(self.known, self.reader)
         if len(set(self.classes)) < len(self.classes):
             raise ValueError("a class is listed twice")
         if isinstance(self.reader, Synthetic):
@@ -276,7 +275,8 @@ class DataCard(Strict):
         if isinstance(self.reader, Pixels):
             _check_images(self.reader, self.shape or ())
         if isinstance(self.reader, OF_ROWS):
-            _check_spellings(self.reader.label_column.spellings, self.classes)
+            for label in self.reader.label_columns:
+                _check_spellings(label.spellings, self.classes)
         return self
 
     @model_validator(mode="after")
@@ -377,6 +377,27 @@ def _check_roles_beside_blocks(reader: Format, roles: set[str], records: Records
 def _check_synthetic(shape: tuple[int, ...] | None, classes: tuple[str, ...], records: Records) -> None:
     if len(shape or ()) != 1 or len(classes) != 2 or records.train is None:
         raise ValueError("the synthetic reader makes records of one axis and two classes, in public numbers")
+
+
+def _check_labels(known: Known, reader: OfRows) -> None:
+    """Whether the rows have the columns of what is predicted."""
+    names = [label.name for label in reader.label_columns]
+    if isinstance(known, Labels):
+        if sorted(names) != sorted(known.labels):
+            raise ValueError("the columns of the label must be those that target.labels names, each once")
+        return
+    if isinstance(known, NextToken | Tags) and not isinstance(reader, Texts):
+        raise ValueError(f"the target of {known.kind} is for texts")
+    if isinstance(known, NextToken) and names:
+        raise ValueError("where the next token is predicted there is no label; leave it out")
+    if isinstance(known, Tags) and isinstance(reader, Texts) and (len(reader.columns) > 1 or reader.tokens):
+        raise ValueError("tags are of the words in one column, which a tokenizer takes; leave the others out")
+    if not isinstance(known, NextToken) and len(names) != 1:
+        raise ValueError(
+            "exactly one column must be of kind label"
+            if isinstance(reader, Table)
+            else "label must be one column"
+        )
 
 
 def _check_spellings(spellings: dict[str, tuple[str, ...]], classes: tuple[str, ...]) -> None:

@@ -11,8 +11,6 @@ What a data card may say about a population that grows block by block: where its
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     FiniteFloat,
     JsonValue,
@@ -23,14 +21,9 @@ from pydantic import (
     model_validator,
 )
 
-Word: TypeAlias = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S(.*\S)?$")]
+from data.schema.targets import Strict, Word
+
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-
-
-class Strict(BaseModel):
-    """A part of a card: no unknown keys, no silent conversions, no changes once it is read."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Numeric(Strict):
@@ -143,18 +136,6 @@ class Label(Strict):
         return 0
 
 
-class Target(Strict):
-    """The number that is predicted, of the label's column: clamped to `bounds`, and scaled to [-1, 1] for training."""
-
-    bounds: tuple[FiniteFloat, FiniteFloat]
-
-    @model_validator(mode="after")
-    def _bounds_are_an_interval(self) -> "Target":
-        if not self.bounds[0] < self.bounds[1]:
-            raise ValueError("bounds must be [low, high] with low below high")
-        return self
-
-
 class Ignored(Strict):
     """A column of the file that nothing is made of by itself."""
 
@@ -221,14 +202,9 @@ class Table(Strict):
         return sum(column.width for column in self.columns)
 
     @property
-    def label(self) -> Label:
-        """The one column that holds the class."""
-        return next(column for column in self.columns if isinstance(column, Label))
-
-    @property
-    def label_column(self) -> Label:
-        """The same, by the name that all readers of rows have it under."""
-        return self.label
+    def label_columns(self) -> tuple[Label, ...]:
+        """The column that holds the class, or those of several labels."""
+        return tuple(column for column in self.columns if isinstance(column, Label))
 
     @property
     def in_the_file(self) -> tuple[str, ...]:
@@ -255,7 +231,7 @@ class Table(Strict):
         names = [column.name for column in self.columns]
         if len(set(names)) < len(names):
             raise ValueError("a column is listed twice")
-        if sum(isinstance(column, Label) for column in self.columns) != 1:
+        if not self.label_columns:
             raise ValueError("exactly one column must be of kind label")
         if self.width == 0:
             raise ValueError("at least one column must become a feature")
@@ -357,13 +333,15 @@ class Images(Pixels):
 class Rows(Strict):
     """Rows with named columns, one of which is the class, in a file or in the folder of `save_to_disk`.
 
+    label: the column, or those of several labels; nothing where the next token is predicted.
+
     format: csv has a header, and a record a line, so that no record can take the next one along: texts with line breaks
     belong in the others. jsonl has an object a line. spellings: how the rows write a class, which by default is as it
     is. A line that is no row becomes the stand-in, of the first class.
     """
 
     format: Literal["csv", "jsonl", "parquet", "datasets"]
-    label: Word
+    label: Word | tuple[Word, ...] = ()
     spellings: dict[str, tuple[Word, ...]] = Field(default_factory=dict)
     separator: Annotated[str, StringConstraints(min_length=1, max_length=1, pattern=r"^[\x01-\x7f]$")] = ","
 
@@ -373,14 +351,15 @@ class Rows(Strict):
         raise NotImplementedError
 
     @property
-    def label_column(self) -> Label:
-        """The column of the class, as a table has it."""
-        return Label(name=self.label, kind="label", spellings=self.spellings)
+    def label_columns(self) -> tuple[Label, ...]:
+        """The columns of the label, as a table has them."""
+        names = (self.label,) if isinstance(self.label, str) else self.label
+        return tuple(Label(name=name, kind="label", spellings=self.spellings) for name in names)
 
     @property
     def in_the_file(self) -> tuple[str, ...]:
         """Names of the columns that are read."""
-        return (*self.content, self.label)
+        return (*self.content, *(label.name for label in self.label_columns))
 
 
 class ImageTable(Pixels, Rows):

@@ -75,7 +75,7 @@ def _own_split(folder: Path) -> Sides:
     data = _loaded(folder)
     if data.public.target is not None:
         raise DataRefusedError(
-            f"comparisons are of accuracies, and {data.public.dataset!r} has a number to predict; compare by `run`."
+            f"comparisons are of accuracies, and {data.public.dataset!r} has no classes; compare by `run`."
         )
     train, test = (
         Records(data.train_features, data.train_labels),

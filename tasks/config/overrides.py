@@ -110,7 +110,7 @@ def reasons(card: DataCard, advised: Recipe) -> dict[str, str]:
         else "a tenth of the records"
     )
     bound = "small, as images and texts gain by it" if kind != "tables" else "1, as for most tables"
-    predicted = "a number" if card.target else f"{len(card.classes)} classes"
+    predicted = f"the target of {card.target.kind}" if card.target else f"{len(card.classes)} classes"
     return {
         "model": f"the usual one for {kind} of shape {list(card.input_shape)} and {predicted}",
         **({"batch size": f"{size}: larger ones gain little and cost time"} if batch else {}),
@@ -129,11 +129,11 @@ def _written() -> dict[str, Any]:
 def _model_for(card: DataCard) -> str:
     if card.tokens is not None:
         return "bilstm"
-    if len(card.input_shape) == 3:
-        return "tanh_cnn" if min(card.input_shape[1:]) >= _SMALLEST_SIDE else "softmax"
+    if len(card.input_shape) == 3 and min(card.input_shape[1:]) >= _SMALLEST_SIDE:
+        return "tanh_cnn"
     if card.target is not None:
         return "linear"
-    return "logistic" if len(card.classes) == 2 else "softmax"
+    return "logistic" if len(card.classes) == 2 and len(card.input_shape) == 1 else "softmax"
 
 
 def _kind(card: DataCard) -> str:
@@ -162,8 +162,15 @@ def _with_learning_rate(
         return settings
     from algorithms.models import build  # torch, which takes seconds to import
 
-    classes, records = card.outputs, card.records.train or card.records.at_most or 1
-    made = build(model, input_shape=card.input_shape, classes=classes, seed=0, tokens=card.tokens)
+    records = card.records.train or card.records.at_most or 1
+    made = build(
+        model,
+        input_shape=card.input_shape,
+        classes=card.known.outputs(card.tokens),
+        seed=0,
+        tokens=card.tokens,
+        predicts=card.known.kind,
+    )
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_LARGEST_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
     return settings | {"update": update | {"learning_rate": float(f"{rate:.2g}")}}

@@ -26,7 +26,7 @@ from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
 from tasks.reporting.figures import Theme, empty, legend, styled
 from tasks.retraining.registry import Registry, State, States
-from tasks.runs.provenance import quality
+from tasks.runs.quality import quality
 
 _MOST_NAMES, _LONGEST_NAME, _FEWEST_PLACES, _MOST_BARS = 10, 12, 6, 60
 _OUT_OF_SIGHT = 20.0

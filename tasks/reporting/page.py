@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from algorithms.privacy.accounting.risk import Profile, advantage, caught, gaussian_mu
 from algorithms.privacy.card import PrivacyCard, Verification, text
 from algorithms.privacy.card.text import rounded_up
-from tasks.runs.provenance import REGRESSION, interval, verdict
+from tasks.runs.quality import Said, percent, said
 
 _SHARED = Path(__file__).parent
 
@@ -74,53 +74,6 @@ class Attack:
 
 
 @dataclass(frozen=True)
-class Score:
-    """Accuracy on held-out records, its 95 % interval, and what always naming the commonest class would reach.
-
-    auc, f1, calibration: see `tasks.evaluate.further`; None where they were not measured.
-    """
-
-    accuracy: float
-    low: float
-    high: float
-    records: int
-    commonest: float
-    auc: float | None = None
-    f1: float | None = None
-    calibration: float | None = None
-
-    @property
-    def verdict(self) -> str:
-        """How the accuracy compares with that."""
-        return verdict(self.accuracy, self.commonest, self.records)
-
-    @property
-    def is_better(self) -> bool:
-        """Whether it is clearly above that."""
-        return self.low > self.commonest
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Of a predicted number on held-out records, in its own units.
-
-    r2: the share of its variance that is explained. rmse, mae: root mean squared and mean absolute error. mean_rmse:
-    that of always naming the mean of these records.
-    """
-
-    r2: float
-    rmse: float
-    mae: float
-    mean_rmse: float
-    records: int
-
-    @property
-    def is_better(self) -> bool:
-        """Whether it is better than the mean."""
-        return self.r2 > 0
-
-
-@dataclass(frozen=True)
 class Picture:
     """A figure for a light and for a dark page, as PNG, and what it shows in words."""
 
@@ -154,19 +107,10 @@ def _growth(epsilon: float) -> float:
     return math.exp(min(epsilon, 700.0))
 
 
-def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> Score | Errors:
-    """The accuracy, its Wilson interval, and what was measured beside it; or errors where a number was predicted.
-
-    classes: columns `class`, `accuracy`, `records`.
-    """
+def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> Said:
+    """What the page says of the model. classes: columns `class`, `accuracy`, `records`."""
     records = int(classes["records"].sum())
-    if "test_accuracy" not in metrics:
-        r2, rmse, mae, mean = (metrics[name] for name in REGRESSION)
-        return Errors(r2, rmse, mae, mean, records)
-    accuracy = metrics["test_accuracy"]
-    low, high = interval(accuracy, records)
-    further = (metrics.get(name) for name in ("test_auc", "test_f1", "calibration_error"))
-    return Score(accuracy, low, high, records, float(classes["records"].max()) / records, *further)
+    return said(metrics, records, float(classes["records"].max()) / max(1, records))
 
 
 def strength(epsilon: float) -> str:
@@ -179,7 +123,7 @@ def strength(epsilon: float) -> str:
 def page(
     card: PrivacyCard,
     verification: Verification,
-    result: Score | Errors,
+    result: Said,
     pictures: Mapping[str, Picture],
     past: Mapping[str, object],
     *,
@@ -226,7 +170,7 @@ def _environment() -> Environment:
     made.filters |= {
         "up": _up,
         "down": _down,
-        "percent": _percent,
+        "percent": percent,
         "at_most": _at_most,
         "number": _number,
         "plain": _plain,
@@ -243,10 +187,6 @@ def _share(card: PrivacyCard) -> float:
 
 def _up(number: float | None, digits: int = 4) -> str:
     return "infinite" if number is None else rounded_up(number, digits)
-
-
-def _percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f} %"
 
 
 def _at_most(share: float) -> str:

@@ -12,8 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from algorithms.errors import LedgerBrokenError
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.ledger import Ledger
@@ -22,11 +20,12 @@ from data.prepare.prepared import load_held_out
 from data.schema import registry as catalogue
 from tasks.config import params
 from tasks.config.environment import home, retraining_for
-from tasks.evaluate import evaluate, load_model
+from tasks.evaluate import evaluate, load_model, measured
 from tasks.retraining.choice import TooFewBlocksError, declared_blocks, how_many_left, next_of, retire
 from tasks.retraining.registry import Registry, State, States
 from tasks.retraining.settings import Retraining
 from tasks.runs import store
+from tasks.runs.quality import quality
 from tasks.runs.reproduce import STAGES, Say, StageFailedError, StageRefusedError
 from tasks.runs.stage import disk_full, refusals
 from tasks.runs.summary import open_ledger
@@ -255,7 +254,9 @@ def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]
 
 
 def accuracy(root: Path, entry: Path) -> float:
-    """Of a model on the held-out records, which the data card declares public, of the blocks prepared last."""
+    """Of a model on the held-out records, which the data card declares public, of the blocks prepared last; or what
+    else models for their target are compared by.
+    """
     data = load_held_out(root / "datasets" / "prepared")
     found = evaluate(*load_model(entry / "model.safetensors"), data)
-    return float(np.mean(found.predicted == data.test_labels))
+    return quality(measured(data.public.known, found, data.test_labels))

@@ -1,6 +1,7 @@
 """What is named package.module:factory of the data: the frozen encoder in params.yaml, the reader in a data card."""
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -13,10 +14,12 @@ from data.prepare.reading import Own as OwnReader
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from data.schema.formats import Format, Own
+from data.schema.targets import Tags, Target
 from tasks.config import params
 
 if TYPE_CHECKING:
     from algorithms.encoders import Encoder
+    from algorithms.encoders.encoder import Encode
 
 
 def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
@@ -57,6 +60,20 @@ def encoder_of(chosen: params.Encoder) -> "Encoder":
         where = ".".join(map(str, ("data.encoder.settings", *first["loc"])))
         raise EncoderRefusedError(f"params.yaml: {where}: {first['msg']}; correct it.") from None
     return encoder(chosen.name, settings, checkpoint=chosen.checkpoint)
+
+
+def loader_of(chosen: params.Encoder, target: Target | None) -> Callable[[], "Encode"]:
+    """What reads the weights of the encoder that is named; for words that are tagged, of a tokenizer alone.
+
+    Raises EncoderRefusedError for another.
+    """
+    found = encoder_of(chosen)
+    load = found.aligned if isinstance(target, Tags) else found.load
+    if load is None:
+        raise EncoderRefusedError(
+            f"{chosen.name!r} does not say which tokens a word has; name tokenizer/NAME."
+        )
+    return load
 
 
 def facts_of(chosen: params.Encoder) -> EncoderFacts:

@@ -1,14 +1,10 @@
 """Under which description of the data a model was trained, so that nothing is said of it under another one.
 
-What the held-out metrics say: of which run and model they are, and what an accuracy is worth.
+Of which run and model the held-out metrics are.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from algorithms.errors import RefusedError
 from data import PublicDescription
@@ -40,46 +36,6 @@ def check_described(receipt: Mapping[str, Any], public: PublicDescription) -> No
             " prepare them again"
             " with the data card as it was, or train again."
         )
-
-
-def interval(accuracy: float, records: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of an accuracy on so many held-out records."""
-    z = 1.96
-    middle = (accuracy + z**2 / (2 * records)) / (1 + z**2 / records)
-    spread = (
-        z / (1 + z**2 / records) * math.sqrt(accuracy * (1 - accuracy) / records + z**2 / (4 * records**2))
-    )
-    return middle - spread, middle + spread
-
-
-def verdict(accuracy: float, majority: float, records: int) -> str:
-    """How an accuracy compares with always naming the class that is commonest among the same held-out records."""
-    if accuracy <= majority:
-        how = "no better than"
-    else:
-        how = "better than" if interval(accuracy, records)[0] > majority else "not clearly better than"
-    return f"{how} always naming the most frequent class"
-
-
-REGRESSION = ("test_r2", "test_rmse", "test_mae", "mean_rmse")
-"""What metrics have of a model that predicts a number, in place of accuracies."""
-
-
-def in_units(scaled: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
-    """What a model predicts in [-1, 1], clipped to that, as the number that it stands for.
-
-    Example:
-        >>> in_units(np.array([-2.0, 0.0]), (10.0, 30.0)).tolist()
-        [10.0, 20.0]
-    """
-    low, high = bounds
-    found: NDArray[np.float64] = low + (np.clip(scaled, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
-    return found
-
-
-def quality(metrics: Mapping[str, Any]) -> float:
-    """What a model is compared by: its accuracy on held-out records, or R2 where it predicts a number."""
-    return float(metrics["test_accuracy"] if "test_accuracy" in metrics else metrics["test_r2"])
 
 
 def evaluated(receipt: Mapping[str, Any]) -> dict[str, Any]:

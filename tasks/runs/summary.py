@@ -11,7 +11,7 @@ from rich.table import Table
 from algorithms.privacy.ledger import Ledger
 from tasks.config import params
 from tasks.config.environment import home, ledger_url
-from tasks.runs.provenance import REGRESSION
+from tasks.runs.quality import rows
 from tasks.runs.rollback_guard import open_newest, remember
 
 REPORT = Path("artifacts/report.html")
@@ -21,23 +21,14 @@ REPORT = Path("artifacts/report.html")
 class RunSummary:
     """The result of a run.
 
-    further: area under the ROC curve, F1 averaged over classes, calibration error; see `tasks.evaluate.further`.
-    errors: where a number was predicted in place of a class, R2, the root mean squared and the mean absolute error, and
-    the root mean squared error of always naming the mean; the accuracies are then None.
-    majority_accuracy, verdict: what always naming the commonest class reaches on the same records, and how the test
-    accuracy compares with it.
-
+    measured: what held-out records say of the model, as pairs of a name and a text.
     epsilon: what it cost at `delta`; None for a run without privacy. spent, remaining: epsilon of the population by
     the ledger, None where the ledger does not know the population.
     """
 
     dataset: str
     algorithm: str
-    test_accuracy: float | None
-    majority_accuracy: float | None
-    verdict: str | None
-    errors: tuple[float, ...] | None
-    further: tuple[float | None, float | None, float | None]
+    measured: tuple[tuple[str, str], ...]
     epsilon: float | None
     delta: float
     population: str
@@ -51,28 +42,11 @@ class RunSummary:
         return [
             ("data set", self.dataset),
             ("algorithm", self.algorithm),
-            *self._measured(),
+            *self.measured,
             ("epsilon of this run", cost),
             (f"epsilon spent on population {self.population}", _number(self.spent)),
             (f"epsilon left to population {self.population}", _number(self.remaining)),
             ("report", os.path.relpath(self.report)),
-        ]
-
-    def _measured(self) -> list[tuple[str, str]]:
-        if self.errors is not None:
-            r2, rmse, mae, mean = self.errors
-            return [
-                ("variance explained (R2)", f"{r2:.2%}"),
-                ("root mean squared, mean absolute error", f"{rmse:.4g}, {mae:.4g}"),
-                ("root mean squared error of the mean alone", f"{mean:.4g}"),
-            ]
-        return [
-            ("test accuracy", f"{self.test_accuracy:.2%}"),
-            ("AUC, F1, calibration error", ", ".join(map(_share, self.further))),
-            (
-                "of the most frequent class alone",
-                f"{self.majority_accuracy:.2%}: the model is {self.verdict}",
-            ),
         ]
 
     def table(self) -> Table:
@@ -92,9 +66,7 @@ def run_summary(root: Path) -> RunSummary:
     return RunSummary(
         dataset=metrics["dataset"],
         algorithm=metrics["algorithm"],
-        **{name: metrics.get(name) for name in ("test_accuracy", "majority_accuracy", "verdict")},
-        errors=None if "test_accuracy" in metrics else tuple(metrics[name] for name in REGRESSION),
-        further=(metrics.get("test_auc"), metrics.get("test_f1"), metrics.get("calibration_error")),
+        measured=tuple(rows(metrics)),
         epsilon=metrics["epsilon"],
         delta=metrics["delta"],
         population=receipt["population"],
@@ -124,10 +96,6 @@ def _balance(root: Path, population: str) -> tuple[float | None, float | None]:
 def _document(path: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return document
-
-
-def _share(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"
 
 
 def _number(value: float | None) -> str:

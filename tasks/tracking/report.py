@@ -21,7 +21,7 @@ from algorithms.privacy.card import PrivacyCard, text
 from algorithms.privacy.card.text import SO_FAR, statement
 from tasks.config.params import Tracking
 from tasks.reporting.history import History
-from tasks.runs.provenance import quality
+from tasks.runs.quality import quality
 from tasks.tracking.runs import HISTORY, STEP, SUMMARY, TRAIN, Finished
 from tasks.tracking.session import Mode, safely, valid
 

@@ -17,7 +17,7 @@ from algorithms.privacy.card import PrivacyCard
 from data import PublicDescription
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
-from tasks.runs.provenance import quality
+from tasks.runs.quality import quality, tracked
 from tasks.tracking.session import Mode, add_file, safely, session, valid
 
 if TYPE_CHECKING:
@@ -161,5 +161,4 @@ def summary(run: Finished) -> dict[str, Any]:
     """The results, with the keys of SUMMARY. The held-out records are declared public."""
     setting, metrics = run.card.setting, run.metrics
     values = (quality(metrics), metrics["test_loss"], setting.epsilon, setting.delta, setting.private)
-    names = SUMMARY if "test_accuracy" in metrics else ("test/r2", *SUMMARY[1:])
-    return dict(zip(names, values, strict=True))
+    return dict(zip((tracked(metrics), *SUMMARY[1:]), values, strict=True))

@@ -65,7 +65,7 @@ def test_no_record_of_any_table_goes_beyond(
         csv.writer(file, lineterminator="\n").writerows([*row, "no"] for row in rows)
     assert card.reader.kind == "csv"
     features = whole(
-        RowReader(card.reader, card.classes, (), {"train": tmp_path / "t.csv"}).read()
+        RowReader(card.reader, card.known, (), {"train": tmp_path / "t.csv"}).read()
     ).train.features
     l1, l2 = public_description(card).feature_norms or (0, 0)
     wide = features.astype(np.float64)
@@ -80,7 +80,7 @@ def test_a_record_can_reach_the_norms(
     (tmp_path / "t.csv").write_text("age,town,answer\n1000,Oslo,no\n")
     assert card.reader.kind == "csv"
     features = whole(
-        RowReader(card.reader, card.classes, (), {"train": tmp_path / "t.csv"}).read()
+        RowReader(card.reader, card.known, (), {"train": tmp_path / "t.csv"}).read()
     ).train.features
     norms = (float(np.abs(features).sum()), float(np.linalg.norm(features.astype(np.float64))))
     assert public_description(card).feature_norms == norms == (2, 2**0.5)

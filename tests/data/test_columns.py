@@ -29,7 +29,7 @@ def encode(table: Document, card_of: Callable[[Document], DataCard], tmp_path: P
         path.write_text("".join(f"{line},no\n" for line in lines))
         card = card_of(table)
         assert card.reader.kind == "csv"
-        features = whole(RowReader(card.reader, card.classes, (), {"train": path}).read()).train.features
+        features = whole(RowReader(card.reader, card.known, (), {"train": path}).read()).train.features
         assert features.shape == (len(lines), *card.input_shape)
         return features
 

@@ -12,6 +12,7 @@ from data.prepare.encoding import encoded
 from data.readers.records import Block, Records
 from data.schema import registry
 from data.schema.errors import DataRefusedError
+from data.schema.targets import Classes
 
 FACTS = EncoderFacts("halves", "images", 4, "0" * 64, "unknown", "{}")
 ROWS = 3000
@@ -38,9 +39,12 @@ class Halves:
         return images.reshape(len(images), -1) / 2
 
 
+CLASSES = Classes(classes=("a", "b"))
+
+
 def features(encoder: Halves, kept: Path) -> np.ndarray:
     told: list[int] = []
-    made = list(encoded(blocks(), FACTS, encoder.load, kept=kept, say=told.append))
+    made = list(encoded(blocks(), FACTS, encoder.load, CLASSES, kept=kept, say=told.append))
     assert told[-1] == ROWS
     return np.concatenate([block.records.features for block in made])
 
@@ -60,7 +64,7 @@ def test_another_encoder_takes_nothing_of_what_was_kept(tmp_path: Path) -> None:
         features(Halves(1600), tmp_path / "kept")
     other = EncoderFacts("halves", "images", 4, "1" * 64, "unknown", "{}")
     encoder = Halves()
-    list(encoded(blocks(), other, encoder.load, kept=tmp_path / "kept", say=lambda _: None))
+    list(encoded(blocks(), other, encoder.load, CLASSES, kept=tmp_path / "kept", say=lambda _: None))
     assert encoder.seen == ROWS
 
 

@@ -36,7 +36,7 @@ def encode(table: Document, card_of: CardOf, tmp_path: Path) -> Callable[..., Re
             path.write_bytes(content.encode() if isinstance(content, str) else content)
         card = card_of(table)
         assert isinstance(card.reader, Csv | Parquet)
-        return whole(RowReader(card.reader, card.classes, (), {"train": path}).read()).train
+        return whole(RowReader(card.reader, card.known, (), {"train": path}).read()).train
 
     return read
 

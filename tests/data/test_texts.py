@@ -305,3 +305,28 @@ def test_a_column_of_lists_is_refused(card: Callable[..., DataCard], tmp_path: P
     parquet.write_table(pa.table({"title": [["a"]], "body": ["b"], "mood": ["pos"]}), tmp_path / "t")
     with pytest.raises(DataRefusedError, match="neither texts, bytes nor numbers"):
         records(card(format="parquet"), tmp_path / "t")
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_words_and_their_tags_are_lists_or_apart_by_spaces(
+    card: Callable[..., DataCard], tmp_path: Path, form: str
+) -> None:
+    rows = {"words": [["a", "b\x1fc"], ["[d"], []], "who": ["1", "2", "3"], "tags": [[1, 0], [7], []]}
+    if form == "csv":
+        (tmp_path / "t").write_text("words,who,tags\na b\x1fc,1,B A\n[d,2,7\n,3,\n")
+    elif form == "jsonl":
+        lines = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+        (tmp_path / "t").write_text("\n".join(map(json.dumps, lines)))
+    else:
+        parquet.write_table(pa.table(rows), tmp_path / "t")
+    more: Document = {
+        "classes": [],
+        "target": {"tags": ["A", "B"], "words": 2},
+        "person": {"column": "who"},
+    }
+    own = card(more, format=form, columns=["words"], label="tags")
+    reader = row_reader(own, {"train": tmp_path / "t"}, key=PUBLIC_KEY, as_texts=True)
+    assert reader is not None
+    found = whole(reader.read()).train
+    assert found.features.tolist() == ["a\x1fb" if form == "csv" else "a\x1fb c", "[d", ""]
+    assert found.labels.tolist() == [[1, 0], [-100, -100], [-100, -100]]

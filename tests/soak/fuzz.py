@@ -31,6 +31,7 @@ from data.readers.of_rows import RowReader
 from data.readers.records import whole
 from data.schema import registry
 from data.schema.formats import Csv, Parquet
+from data.schema.targets import Classes
 from tasks.config import params
 from tasks.evaluate import load_model
 from tasks.retraining import settings as retraining
@@ -187,7 +188,7 @@ def _table(kind: str) -> Callable[[Path], bool]:
     )
 
     def take(path: Path) -> bool:
-        read = whole(RowReader(declared, ("no", "yes"), (), {"train": path}).read()).train
+        read = whole(RowReader(declared, Classes(classes=("no", "yes")), (), {"train": path}).read()).train
         return bool((read.features >= 0).all() and (read.features <= 1).all() and set(read.labels) <= {0, 1})
 
     return take

@@ -11,17 +11,21 @@ WORDS = ("<s>", "film", "good", "bad", "a", "the", "<unk>", "<pad>")
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
 
-def publish(folder: Path, *, positions: int = 16) -> dict[str, Any]:
-    """Writes the folder; returns the weights by name."""
+def publish(folder: Path, *, positions: int = 16, causal: bool = False) -> dict[str, Any]:
+    """Writes the folder; returns the weights by name. causal: a GPT-2, with its head, in place of a BERT without."""
     transformers, tokenizers = imported_library("transformers"), imported_library("tokenizers")
     words = tokenizers.models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="<unk>")
     own = tokenizers.Tokenizer(words)
     own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     marks = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>"}
     transformers.PreTrainedTokenizerFast(tokenizer_object=own, **marks).save_pretrained(folder)
-    config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=positions, **SIZES)
-    model = transformers.BertModel(config)
+    if causal:
+        sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": positions}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(WORDS), **sizes))
+    else:
+        config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=positions, **SIZES)
+        model = transformers.BertModel(config)
     model.save_pretrained(folder)
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
+    assert json.loads((folder / "config.json").read_text())["model_type"] == ("gpt2" if causal else "bert")
     weights: dict[str, Any] = model.state_dict()
     return weights

@@ -68,7 +68,8 @@ def declared(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Callable[
         document = CARD | {"files": {"train": {"path": path, "keyed_sha256": "0" * 64}}} | keys
         _write(cards / "mine.yaml", document)
         right = dict(look("mine", workspace.root, counted=False).checksums)
-        document["files"]["train"]["keyed_sha256"] = right.pop(path).removeprefix("keyed_sha256: ")
+        for file in document["files"].values():
+            file["keyed_sha256"] = right.pop(file["path"]).removeprefix("keyed_sha256: ")
         document["reader"] |= dict(line.split(": ") for line in right.values())
         _write(cards / "mine.yaml", document)
         group = {"dataset": "mine"} | (data or {})

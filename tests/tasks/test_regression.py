@@ -153,7 +153,7 @@ def test_a_run_ends_with_errors_in_the_numbers_own_units(root: Path, monkeypatch
     assert load_card(root / "artifacts/privacy_card.json").setting.private
     rows = dict(run_summary(root).rows())
     assert rows["variance explained (R2)"] == f"{measured['test_r2']:.2%}" and "test accuracy" not in rows
-    assert load(root / "artifacts").target == (LOW, HIGH)
+    assert load(root / "artifacts").target == {"bounds": [LOW, HIGH]}
 
 
 def test_a_line_search_predicts_numbers_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

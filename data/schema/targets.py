@@ -1,0 +1,200 @@
+"""What is predicted of a record: its class, a number, several labels, the next token of a text, or a tag for each word.
+
+One value that readers, preparation, models, evaluation and predictions ask for the names, the form and the kind of
+labels.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    FiniteFloat,
+    PositiveInt,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
+
+Word: TypeAlias = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S(.*\S)?$")]
+Kind: TypeAlias = Literal["class", "number", "labels", "next token", "tags"]
+IGNORED = -100
+"""The label of a place that does not count, as PyTorch's losses have it."""
+
+
+class Strict(BaseModel):
+    """A part of a card: no unknown keys, no silent conversions, no changes once it is read."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Target(Strict):
+    """kind: what is predicted. label_dtype: of the labels that training takes."""
+
+    kind: ClassVar[Kind]
+    label_dtype: ClassVar[DTypeLike] = np.int64
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the model's outputs, in their order; none where these have no names."""
+        return ()
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there is a label for each token of a text."""
+        return self.kind in ("next token", "tags")
+
+    def outputs(self, tokens: int | None) -> int:
+        """How many outputs a model needs, at each token where it is asked at each; tokens: of the vocabulary."""
+        return len(self.names)
+
+    def label_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of one record's labels, for its features' shape."""
+        return input_shape if self.has_tokens else ()
+
+    def labelled(
+        self, features: NDArray[Any], labels: NDArray[Any], padding: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """What an encoder made of some records, and their labels: where these are of tokens, one for each."""
+        return features, labels
+
+
+class Classes(_Target):
+    """One of several classes, by name; the label is its place."""
+
+    kind: ClassVar[Kind] = "class"
+    classes: tuple[Word, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.classes
+
+
+class Number(_Target):
+    """A number, of the label's column: clamped to `bounds`, and scaled to [-1, 1] for training."""
+
+    kind: ClassVar[Kind] = "number"
+    label_dtype: ClassVar[DTypeLike] = np.float32
+    bounds: tuple[FiniteFloat, FiniteFloat]
+
+    def outputs(self, tokens: int | None) -> int:
+        return 1
+
+    @model_validator(mode="after")
+    def _bounds_are_an_interval(self) -> "Number":
+        if not self.bounds[0] < self.bounds[1]:
+            raise ValueError("bounds must be [low, high] with low below high")
+        return self
+
+    def scaled(self, numbers: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Numbers in [-1, 1]."""
+        low, high = self.bounds
+        return (2.0 * (np.clip(numbers, low, high) - low) / (high - low) - 1.0).astype(np.float32)
+
+    def in_units(self, scaled: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What a model predicts in [-1, 1], clipped to that, as the number that it stands for.
+
+        Example:
+            >>> Number(bounds=(10.0, 30.0)).in_units(np.array([-2.0, 0.0])).tolist()
+            [10.0, 20.0]
+        """
+        low, high = self.bounds
+        found: NDArray[np.float64] = low + (np.clip(scaled, -1.0, 1.0) + 1.0) / 2.0 * (high - low)
+        return found
+
+
+class Labels(_Target):
+    """Any of several labels, each in a column of its name: the record has it where the column holds one of `yes`.
+
+    Whatever else a column holds, nothing included, stands for a record that has not that label.
+    """
+
+    kind: ClassVar[Kind] = "labels"
+    label_dtype: ClassVar[DTypeLike] = np.float32
+    labels: tuple[Word, ...]
+    yes: tuple[Word, ...] = ("1", "1.0", "true", "True")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.labels
+
+    def label_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (len(self.labels),)
+
+    @model_validator(mode="after")
+    def _labels_differ(self) -> "Labels":
+        if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
+            raise ValueError("give two labels or more, each once; for one label, give two classes")
+        return self
+
+
+class NextToken(_Target):
+    """The token that follows, at each token of a text: language modelling. Padding does not count."""
+
+    kind: ClassVar[Kind] = "next token"
+    next: Literal["token"]
+
+    def outputs(self, tokens: int | None) -> int:
+        return tokens or 0
+
+    def labelled(
+        self, features: NDArray[Any], labels: NDArray[Any], padding: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The label of a place is its own token, as in the libraries; padding does not count."""
+        return features, np.where(features == padding, IGNORED, features).astype(np.int64)
+
+
+class Tags(_Target):
+    """A tag for each word of a record, in lists of the same length, of which the first `words` words are taken.
+
+    A tag stands by its name or its place from 0. Any other is `outside`, the tag of words that are nothing, where that
+    is given; else it does not count.
+    """
+
+    kind: ClassVar[Kind] = "tags"
+    tags: tuple[Word, ...]
+    outside: Word | None = None
+    words: PositiveInt = 256
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.tags
+
+    def labelled(
+        self, features: NDArray[Any], labels: NDArray[Any], padding: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Tokens and words [n, 2, length] as the tokens alone; the first token of a word has the word's tag [n, words].
+
+        Words are by their place, and -1 where a token is not the first of one.
+        """
+        tokens, words = features[:, 0], features[:, 1]
+        own = np.take_along_axis(labels, np.clip(words, 0, labels.shape[1] - 1).astype(np.int64), axis=1)
+        return tokens, np.where((words >= 0) & (words < labels.shape[1]), own, IGNORED).astype(np.int64)
+
+    @model_validator(mode="after")
+    def _tags_differ(self) -> "Tags":
+        if len(self.tags) < 2 or len(set(self.tags)) < len(self.tags):
+            raise ValueError("give two tags or more, each once")
+        if self.outside not in (None, *self.tags):
+            raise ValueError("outside must be one of the tags")
+        return self
+
+
+def _form(value: Any) -> str | None:
+    keys = value if isinstance(value, dict) else dict(value) if isinstance(value, BaseModel) else {}
+    return next((key for key in ("bounds", "labels", "next", "tags") if key in keys), "bounds")
+
+
+Target: TypeAlias = Annotated[
+    Annotated[Number, Tag("bounds")]
+    | Annotated[Labels, Tag("labels")]
+    | Annotated[NextToken, Tag("next")]
+    | Annotated[Tags, Tag("tags")],
+    Discriminator(_form),
+]
+"""What a card declares as its target, in place of classes."""
+Known: TypeAlias = Classes | Number | Labels | NextToken | Tags
+"""What a label can be."""

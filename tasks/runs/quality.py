@@ -1,0 +1,270 @@
+"""What held-out metrics say of a model, for each kind of target: the number it is compared by, and words for people."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from data.schema.targets import Kind
+
+Metrics = Mapping[str, Any]
+Rows = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a page says of a model on held-out records.
+
+    tile, about: the number that is seen first, and what it is. sentences: on the whole. warning: where it is no better
+    than knowing nothing, else None. captions: of the pictures per_class and confusion.
+    """
+
+    tile: str
+    about: str
+    sentences: str
+    warning: str | None
+    captions: tuple[str, str]
+
+
+def interval(accuracy: float, records: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of an accuracy on so many held-out records."""
+    z = 1.96
+    middle = (accuracy + z**2 / (2 * records)) / (1 + z**2 / records)
+    spread = (
+        z / (1 + z**2 / records) * math.sqrt(accuracy * (1 - accuracy) / records + z**2 / (4 * records**2))
+    )
+    return middle - spread, middle + spread
+
+
+def verdict(accuracy: float, majority: float, records: int) -> str:
+    """How an accuracy compares with always naming the class that is commonest among the same held-out records."""
+    if accuracy <= majority:
+        how = "no better than"
+    else:
+        how = "better than" if interval(accuracy, records)[0] > majority else "not clearly better than"
+    return f"{how} always naming the most frequent class"
+
+
+def quality(metrics: Metrics) -> float:
+    """What a model is compared by, more of it being better: the headline of its kind."""
+    return float(metrics[_kind_in(metrics).headline])
+
+
+def tracked(metrics: Metrics) -> str:
+    """The name of that for a tracker, such as test/accuracy."""
+    return _kind_in(metrics).headline.replace("_", "/", 1)
+
+
+def rows(metrics: Metrics) -> Rows:
+    """What a terminal shows of the metrics, as pairs of a name and a text."""
+    return _kind_in(metrics).rows(metrics)
+
+
+def said(metrics: Metrics, records: int, commonest: float) -> Said:
+    """What a page says of them. records: how many were held out. commonest: the largest class's share of them."""
+    return _kind_in(metrics).said(metrics, records, commonest)
+
+
+def made_up(kind: Kind) -> dict[str, float]:
+    """Metrics of no model, to rehearse a report with."""
+    return dict.fromkeys(_KINDS[kind].metrics, 1.0)
+
+
+def _rows_of_classes(metrics: Metrics) -> Rows:
+    further = (metrics.get(name) for name in ("test_auc", "test_f1", "calibration_error"))
+    majority = f"{metrics['majority_accuracy']:.2%}: the model is {metrics['verdict']}"
+    return [
+        ("test accuracy", f"{metrics['test_accuracy']:.2%}"),
+        ("AUC, F1, calibration error", ", ".join(map(_decimals, further))),
+        ("of the most frequent class alone", majority),
+    ]
+
+
+def _said_of_classes(metrics: Metrics, records: int, commonest: float) -> Said:
+    accuracy, f1, auc = metrics["test_accuracy"], metrics.get("test_f1"), metrics.get("test_auc")
+    low, high = interval(accuracy, records)
+    text = (
+        f"On {records:,} held-out records the model was right in <b>{percent(accuracy)}</b> of the cases"
+        f" (between {percent(low)} and {percent(high)} is plausible with so many records). Always naming the most"
+        f" frequent class would be right in {percent(commonest)}."
+    )
+    if f1 is not None:
+        area = (
+            "The"
+            if auc is None
+            else f"The area under the ROC curve is {auc:.3f} (1 is perfect, 0.5 is guessing), the"
+        )
+        off = metrics.get("calibration_error")
+        wrong = "" if off is None else f", and the model’s probabilities are {percent(off)} off on average"
+        text += f" {area} F1 averaged over classes {f1:.3f}{wrong}."
+    return Said(
+        percent(accuracy),
+        f"right answers on {records:,} records it never saw; always naming the most frequent class:"
+        f" {percent(commonest)}",
+        text,
+        None if low > commonest else f"The model is {verdict(accuracy, commonest, records)}.",
+        (
+            "Right answers for each class; in brackets how many held-out records it has.",
+            "What the model answered. Records on the diagonal were recognised.",
+        ),
+    )
+
+
+def _rows_of_numbers(metrics: Metrics) -> Rows:
+    return [
+        ("variance explained (R2)", f"{metrics['test_r2']:.2%}"),
+        ("root mean squared, mean absolute error", f"{metrics['test_rmse']:.4g}, {metrics['test_mae']:.4g}"),
+        ("root mean squared error of the mean alone", f"{metrics['mean_rmse']:.4g}"),
+    ]
+
+
+def _said_of_numbers(metrics: Metrics, records: int, _: float) -> Said:
+    r2, rmse, mae, mean = (metrics[name] for name in _KINDS["number"].metrics)
+    return Said(
+        percent(r2),
+        f"of the variance explained (R2) on {records:,} records it never saw; always naming their mean: 0 %",
+        f"On {records:,} held-out records the model explains <b>{percent(r2)}</b> of the variance (R2). It is off by"
+        f" {rmse:.4g} (root mean squared) and {mae:.4g} (on average); always naming the mean of these records is off by"
+        f" {mean:.4g} (root mean squared).",
+        None if r2 > 0 else "The model is no better than always naming the mean.",
+        (
+            "Predictions that are in the interval of the real number, by that interval; in brackets how many held-out"
+            " records it has.",
+            "Real against predicted numbers, by ten equal intervals. On the diagonal both are in one.",
+        ),
+    )
+
+
+def _rows_of_labels(metrics: Metrics) -> Rows:
+    micro, macro = metrics["test_micro_f1"], metrics["test_macro_f1"]
+    return [
+        ("F1 over all labels, averaged over labels", f"{micro:.3f}, {macro:.3f}"),
+        ("AUC averaged over labels", _decimals(metrics["test_auc"])),
+        ("all labels of a record right", f"{metrics['test_subset_accuracy']:.2%}"),
+        (
+            "of the best answer that is always the same",
+            f"F1 {metrics['constant_micro_f1']:.3f}, all labels right {metrics['constant_subset_accuracy']:.2%}",
+        ),
+    ]
+
+
+def _said_of_labels(metrics: Metrics, records: int, _: float) -> Said:
+    micro, macro, subset, auc, constant, always = (metrics[name] for name in _KINDS["labels"].metrics)
+    area = "" if auc is None else f" The area under the ROC curve, averaged over labels, is {auc:.3f}."
+    return Said(
+        f"{micro:.3f}",
+        "F1 over all labels of records it never saw (1 is perfect); the best answer that is always the same:"
+        f" {constant:.3f}",
+        f"F1 over all labels is <b>{micro:.3f}</b>, averaged over labels {macro:.3f}; the best answer that is the same"
+        f" for every record has {constant:.3f}. All labels of a record are right in {percent(subset)} of the cases,"
+        f" against {percent(always)} for always naming the most frequent set of labels.{area}",
+        None if micro > constant else "The model is no better than an answer that is always the same.",
+        (
+            "Of the held-out records that have a label, the share in which it was found; in brackets how many have it.",
+            "The labels that a record has against those that the model gave it; a record counts once for each pair.",
+        ),
+    )
+
+
+def _rows_of_tokens(metrics: Metrics) -> Rows:
+    return [
+        ("perplexity", f"{metrics['test_perplexity']:.4g}"),
+        (
+            "loss a token, next token right",
+            f"{metrics['test_loss']:.4f}, {metrics['test_token_accuracy']:.2%}",
+        ),
+        ("perplexity of the tokens' frequencies alone", f"{metrics['unigram_perplexity']:.4g}"),
+    ]
+
+
+def _said_of_tokens(metrics: Metrics, records: int, _: float) -> Said:
+    accuracy, perplexity, loss, alone = (metrics[name] for name in _KINDS["next token"].metrics)
+    return Said(
+        f"{perplexity:.4g}",
+        "perplexity on texts it never saw: it is as unsure as among so many tokens; smaller is better. Their"
+        f" frequencies alone: {alone:.4g}",
+        f"On the held-out texts the loss is {loss:.4f} a token, a perplexity of <b>{perplexity:.4g}</b>; the"
+        f" frequencies of these tokens alone give {alone:.4g}. The next token was named first in"
+        f" {percent(accuracy)} of the cases.",
+        None if perplexity < alone else "The model is no better than the frequencies of the tokens.",
+        (
+            "Next tokens that are in the interval of the real one, by ten intervals of the vocabulary; in brackets how"
+            " many held-out tokens each has.",
+            "Real against predicted next tokens, by ten intervals of the vocabulary.",
+        ),
+    )
+
+
+def _rows_of_tags(metrics: Metrics) -> Rows:
+    return [
+        ("F1 over all tags but the outside", f"{metrics['test_token_f1']:.3f}"),
+        ("right tags", f"{metrics['test_token_accuracy']:.2%}"),
+        ("of the most frequent tag alone", f"{metrics['majority_accuracy']:.2%}"),
+    ]
+
+
+def _said_of_tags(metrics: Metrics, records: int, _: float) -> Said:
+    f1, accuracy, majority = (metrics[name] for name in _KINDS["tags"].metrics)
+    return Said(
+        f"{f1:.3f}",
+        f"F1 over the tags of words it never saw, those outside left out; right tags: {percent(accuracy)}",
+        f"F1 over all tags but the outside is <b>{f1:.3f}</b>. {percent(accuracy)} of the held-out words have the right"
+        f" tag; always naming the most frequent one would be right in {percent(majority)}.",
+        None if accuracy > majority else "The model is no better than always naming the most frequent tag.",
+        (
+            "Right tags for each tag; in brackets how many held-out words have it.",
+            "What the model answered. Words on the diagonal were recognised.",
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """metrics: their names, of which the first, the headline, is what models are compared by."""
+
+    metrics: tuple[str, ...]
+    rows: Callable[[Metrics], Rows]
+    said: Callable[[Metrics, int, float], Said]
+
+    @property
+    def headline(self) -> str:
+        return self.metrics[0]
+
+
+_KINDS: Mapping[Kind, _Kind] = {
+    "class": _Kind(("test_accuracy",), _rows_of_classes, _said_of_classes),
+    "number": _Kind(("test_r2", "test_rmse", "test_mae", "mean_rmse"), _rows_of_numbers, _said_of_numbers),
+    "labels": _Kind(
+        (
+            "test_micro_f1",
+            "test_macro_f1",
+            "test_subset_accuracy",
+            "test_auc",
+            "constant_micro_f1",
+            "constant_subset_accuracy",
+        ),
+        _rows_of_labels,
+        _said_of_labels,
+    ),
+    "tags": _Kind(
+        ("test_token_f1", "test_token_accuracy", "majority_accuracy"), _rows_of_tags, _said_of_tags
+    ),
+    "next token": _Kind(
+        ("test_token_accuracy", "test_perplexity", "test_loss", "unigram_perplexity"),
+        _rows_of_tokens,
+        _said_of_tokens,
+    ),
+}
+
+
+def _kind_in(metrics: Metrics) -> _Kind:
+    return next(kind for kind in _KINDS.values() if kind.headline in metrics)
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as text."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def _decimals(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
