@@ -368,6 +368,11 @@ def compare(
 @app.command()
 def retrain(
     file: Annotated[Path, typer.Argument(help="The settings of the retraining.")] = Path("retrain.yaml"),
+    give_up: Annotated[
+        bool,
+        typer.Option("--give-up", help="End the one that a fault keeps from its end; it counts as spent."),
+    ] = False,
+    yes: ledger.Yes = False,
     verbose: Verbose = False,
 ) -> None:
     """Train again on new blocks if a retraining is due; a second time in the same period costs nothing."""
@@ -375,7 +380,9 @@ def retrain(
         from tasks.runs.stage import checkout
 
         root, steps = checkout(), Steps(verbose)
-        if not has_prefect_api():
+        if give_up:
+            message = _given_up(root, file, yes=yes)
+        elif not has_prefect_api():
             message = _alone(lambda: _retrain_here(root, file, steps), root)
         else:
             with _listening(steps):
@@ -403,6 +410,20 @@ def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
     if outcome.kind == "failed":
         raise StageFailedError(outcome.message)
     return outcome.message
+
+
+def _given_up(root: Path, file: Path, *, yes: bool) -> str:
+    from tasks.retraining import delivery, settings
+
+    work = delivery.Work(settings.load(root / file), root, lambda *_: None, lambda _: None)
+    with work.states.held() as free:
+        state = work.states.open() if free else None
+        if state is None:
+            return "No retraining waits to be taken up." if free else "Another process is at the retraining."
+        ledger.ask(
+            f"The retraining of {state.period} is given up, and what it was charged counts as spent.", yes=yes
+        )
+        return delivery.give_up(work, state)
 
 
 def _retrain_flow(file: Path) -> "State[Any]":
