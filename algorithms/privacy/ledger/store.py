@@ -9,6 +9,7 @@ behind that. A transaction that lost a race or its connection is tried again. Tr
 stop accidents, while the hash chain shows what was done around them. No message holds a password.
 """
 
+import errno
 import getpass
 import os
 import random
@@ -38,6 +39,8 @@ from algorithms.privacy.ledger.exchange import Statement, exchange
 
 PATIENCE_SECONDS = 30.0
 _CONNECT_SECONDS = 10
+_ROOM_BYTES = 2**20
+"""With less than this a disk is full."""
 _SESSION = {"lock_timeout": 30, "idle_in_transaction_session_timeout": 60, "idle_session_timeout": 10}
 _SQLITE_PRAGMAS = (
     f"PRAGMA busy_timeout = {int(PATIENCE_SECONDS * 1000)}",
@@ -70,6 +73,8 @@ class Place:
 
     def complaint(self, error: DBAPIError) -> str:
         """One sentence on what the database refused, without SQL, parameters or password."""
+        if self._is_full(error):
+            return full_disk(self.name)
         reason = next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
         for secret in self.secrets:
             reason = reason.replace(secret, "***")
@@ -77,6 +82,19 @@ class Place:
             f"the ledger {self.name} cannot be used ({reason.rstrip('.')});"
             " make sure that it is there, that it is a ledger and that you may write to it."
         )
+
+    def _is_full(self, error: DBAPIError) -> bool:
+        """Whether the disk of a file is full; of its log and its index SQLite says only that they cannot be written."""
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        if code != sqlite3.SQLITE_IOERR:
+            return code == sqlite3.SQLITE_FULL
+        disk = os.statvfs(Path(str(self.engine.url.database)).parent)
+        return disk.f_bavail * disk.f_frsize < _ROOM_BYTES
+
+
+def full_disk(name: str) -> str:
+    """What to tell a person where no room is left for a ledger."""
+    return f"the disk is full; make room where the ledger {name} lies, then start it again: it goes on where it was."
 
 
 def place_of(url: str) -> Place:
@@ -110,6 +128,8 @@ def _sqlite(url: URL, *, is_whole: bool) -> Place:
     try:
         _make_private(path)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RefusedError(full_disk(str(path))) from None
         raise RefusedError(
             f"the ledger {path} cannot be created or opened ({error.strerror});"
             " choose a place that you may write to."
