@@ -460,15 +460,20 @@ def init(
     at_most: Annotated[
         int | None, typer.Option(min=1, help="More records than that there never are.")
     ] = None,
-    unit: Annotated[str, typer.Option(help="What one record is, and so what is protected.")] = "one person",
-    cap: Annotated[float, typer.Option(help="Epsilon that all runs together may spend.")] = 10.0,
+    unit: Annotated[
+        str | None, typer.Option(help="What one record is, and so what is protected; one person without it.")
+    ] = None,
+    cap: Annotated[
+        float | None, typer.Option(help="Epsilon that all runs together may spend; 10 without it.")
+    ] = None,
     images: Annotated[
         Path | None,
         typer.Option(help="In place of a table: a folder with a folder of images a class, which is copied."),
     ] = None,
     size: Annotated[
-        int, typer.Option(min=8, help="Pixels of a side that images are cut and resized to.")
-    ] = 64,
+        int | None,
+        typer.Option(min=8, help="Pixels of a side that images are cut and resized to; 64 without it."),
+    ] = None,
     texts: Annotated[
         Path | None,
         typer.Option(
@@ -487,20 +492,27 @@ def init(
         from tasks.config.new_project import Declared, make, of_images, of_schema, of_texts, table_of
 
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
+        own: dict[str, Any] = {"unit": unit or "one person", "cap": 10.0 if cap is None else cap}
         if images is not None:
             most = at_most or number_asked()
-            declared = of_images(name, images, listed(classes), most, size, unit=unit, cap=cap)
+            declared = of_images(name, images, listed(classes), most, size or 64, **own)
         elif texts is not None:
             most, named = at_most or number_asked(), listed(columns)
-            declared = of_texts(
-                name, texts, named, label or "label", listed(classes), most, unit=unit, cap=cap
-            )
+            declared = of_texts(name, texts, named, label or "label", listed(classes), most, **own)
         else:
             found, values = of_schema(schema, label) if schema else columns_asked()
             most = at_most or number_asked()
-            declared = Declared(name, table_of(found, file), values, most, unit, cap, file)
+            declared = Declared(name, table_of(found, file), values, most, file=file, **own)
         make(folder, declared)
-    say(f"{folder} is a project. In it, see data/cards/{name}.yaml, then:")
+    say(
+        f"{folder} is a project. Nobody said these numbers; change them in data/cards/{name}.yaml before the first run:"
+    )
+    given = {"cap": cap, "unit": unit, "size": size}
+    for words in declared.assumed(*(key for key, value in given.items() if value is not None)):
+        say(f"  {words}")
+    say(
+        f"and in params.yaml epsilon 1, delta {declared.delta:g} and the usual settings for that. Then, in {folder}:"
+    )
     if declared.file is None:
         say(f"  put the table at datasets/raw/{name}.csv; `data check` says its checksum for the card")
     say(f"  epsilonflow data check {name}\n  epsilonflow plan\n  epsilonflow run")

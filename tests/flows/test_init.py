@@ -98,6 +98,17 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
     assert "numbers is none of these" in made.output and "must be below the highest" in made.output
 
 
+def test_numbers_that_nobody_said_are_told_and_those_that_were_said_are_not(schema: str) -> None:
+    told = " ".join(call("init", "clinic", "--from", schema, "--at-most", "20000").stdout.split())
+    assert "all runs together may spend epsilon 10 and delta 0.0001" in told
+    assert "what is protected: one person" in told and "a fifth of the records is held out" in told
+    assert "the middle of its bounds: age 59" in told and "epsilon 1, delta 1e-06" in told
+    said = ("--cap", "4", "--unit", "one visit")
+    told = " ".join(call("init", "other", "--from", schema, "--at-most", "20000", *said).stdout.split())
+    assert "may spend epsilon" not in told and "protected" not in told and "may spend delta 0.0001" in told
+    assert "cap: epsilon: 4.0" in " ".join(Path("other/data/cards/other.yaml").read_text().split())
+
+
 def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (PROJECT / "docs/tutorials/own-table.md").read_text()
     (text,) = re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)
