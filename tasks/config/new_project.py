@@ -37,6 +37,7 @@ _IGNORED = (
     "/.prefect/",
     "/audits/",
     "/tuned/",
+    "/ledger.html",
     ".venv/",
 )
 

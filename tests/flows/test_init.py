@@ -65,6 +65,12 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
         assert done.exit_code == 0 and "test accuracy" in done.stdout, done.output
     assert "Nothing was spent" in done.stdout
     assert call("card", "verify").exit_code == 0
+    Path("tune.yaml").write_text(
+        "{space: {algorithm.clip_norm: [0.5, 1.0]}, epsilon: 3.0, trials: {mean: 1.5}}"
+    )
+    found = call("tune")
+    assert found.exit_code == 0 and "the winner of search" in found.stdout, found.output
+    Path("tune.yaml").unlink()
     identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
     for command in (["add", "--all"], [*identity, "commit", "--quiet", "--message", "a project"]):
         subprocess.run(["git", *command], check=True)
