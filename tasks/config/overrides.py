@@ -261,6 +261,8 @@ def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
     named = {"data.dataset": request.dataset, "privacy.epsilon": request.epsilon}
     named |= {"privacy.delta": request.delta, "model.seed": request.seed}
     wanted = {key: value for key, value in named.items() if value is not None}
+    if request.dataset not in (None, _get(document, "data.dataset")) and _get(document, "data.blocks"):
+        _set(document, "data.blocks", [])  # their names are of the data set that stood there
     for key, value in wanted.items():
         _set(document, key, value)
     if request.dataset is not None or request.algorithm is not None or request.encoder is not None:
