@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedSeq
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
@@ -309,7 +310,7 @@ def _become(target: dict[str, Any], values: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping) and value and isinstance(target.get(key), dict):
             _become(target[key], value)
         elif key not in target or target[key] != value:
-            target[key] = value
+            target[key] = _in_line(value)
 
 
 def _get(document: Mapping[str, Any], key: str) -> Any:
@@ -331,7 +332,16 @@ def _set(document: dict[str, Any], key: str, value: Any) -> None:
             )
         place = inner
     if last not in place or not _same(place[last], value):
-        place[last] = value
+        place[last] = _in_line(value)
+
+
+def _in_line(value: Any) -> Any:
+    """A list as it is written on the line of its key, before the comment that stands there."""
+    if not isinstance(value, list):
+        return value
+    line = CommentedSeq(value)
+    line.fa.set_flow_style()
+    return line
 
 
 def _same(one: object, other: object) -> bool:
