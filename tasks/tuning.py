@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ FOLDER = Path("tuned")
 READS = ("data", *("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger"))
 PAGE = "tune.html"
 _SCORE, _TRIALS = "score.json", "trials"
-_LARGEST_SPACE, _HALVINGS = 512, 8
+_LARGEST_SPACE, _TRIES, _NEAR = 512, 10, 0.98
 
 
 class Range(Group):
@@ -225,30 +225,32 @@ def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
 
 
 def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *, shows_all: bool) -> Priced:
-    accountant: Accountant = "pld" if shows_all else "rdp"
+    delta = every[0]["privacy"]["delta"]
 
     def at(each: float) -> Priced:
-        documents = [_with(d, {"privacy.epsilon": each, "privacy.accountant": "rdp"}) for d in every]
+        documents = [_with(d, {"privacy.epsilon": each, "privacy.accountant": "pld"}) for d in every]
         plans = [calibrate(params.parse(d, reads=READS), public) for d in documents]
         schedules = [_trial_schedule(plan, tuning.objective) for plan in plans]
         adjacencies = {plan["adjacency"] for plan in plans}
         if len(adjacencies) > 1:
             raise RefusedError("the space has methods under different adjacencies; search each by itself.")
         whole = all_shown(schedules) if shows_all else tuning.trials.trials().event(schedules)
-        delta = documents[0]["privacy"]["delta"]
-        cost = epsilon([(whole, 1)], delta, accountant=accountant, adjacency=named(adjacencies.pop()))
-        return Priced(shows_all, each, cost, accountant, [(whole, 1)], tuple(documents), tuple(plans))
+        costs = by_accountants([(whole, 1)], delta, named(adjacencies.pop()))
+        if not costs:
+            raise RefusedError("no accountant has a bound for a search of this method; take another method.")
+        accountant = cast(Accountant, min(costs, key=costs.__getitem__))
+        return Priced(
+            shows_all, each, costs[accountant], accountant, [(whole, 1)], tuple(documents), tuple(plans)
+        )
 
-    low, high, best = tuning.epsilon / 2**10, tuning.epsilon, None
-    for _ in range(_HALVINGS + 4):
-        middle = math.sqrt(low * high)
-        found = at(middle)
-        if found.cost <= tuning.epsilon:
-            low, best = middle, found
-        else:
-            high = middle
-        if best is not None and best.cost > 0.97 * tuning.epsilon:
+    least, most, each, best = tuning.epsilon / 2**10, tuning.epsilon, tuning.epsilon / 2, None
+    for _ in range(_TRIES):
+        found = at(each)
+        if found.cost <= tuning.epsilon and (best is None or found.each > best.each):
+            best = found
+        if best is not None and best.cost > _NEAR * tuning.epsilon:
             break
+        each = min(most, max(least, each * (1 + _NEAR) / 2 * tuning.epsilon / found.cost))
     if best is None:
         raise RefusedError(
             f"no trial is cheap enough for a search of epsilon {tuning.epsilon:g}; ask for more, or fewer trials."
@@ -363,7 +365,7 @@ class Trial:
 
         score = float(barrier.total(is_right, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(
-            [*plan.schedule, *schedule], delta, accountant="rdp", adjacency=named(plan.adjacency)
+            [*plan.schedule, *schedule], delta, accountant=plan.accountant, adjacency=named(plan.adjacency)
         )
         row = asdict(own.rows[0]) | {"release": len(trace.rows), "epsilon": so_far}
         trace.rows.append(Row(**row))
@@ -674,7 +676,8 @@ def _page(search: Search, plan: Document, receipt: Document, folder: Path) -> st
     inside = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     trials = trials_of(public_plan.schedule) or []
     number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)
-    dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], accountant="rdp"))
+    adjacency = named(plan["adjacency"])
+    dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], adjacency=adjacency))
     naive = [(event, count * number) for event, count in dearest]
     told = {
         "trials": number,
@@ -692,7 +695,7 @@ def _page(search: Search, plan: Document, receipt: Document, folder: Path) -> st
             receipt=receipt,
             winner={key: value_at(inside, key) for key in tuning.space},
             cost=receipt["epsilon"][receipt["accountant"]],
-            naive=epsilon(naive, receipt["delta"], accountant="rdp", adjacency=named(plan["adjacency"])),
+            naive=epsilon(naive, receipt["delta"], adjacency=adjacency),
             told=told,
         )
     )

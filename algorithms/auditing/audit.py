@@ -32,6 +32,7 @@ from algorithms.auditing.game import (
     length_of,
     log_likelihood,
     play,
+    whitening,
 )
 from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
@@ -53,7 +54,9 @@ from algorithms.privacy.accounting.events import (
 )
 from algorithms.privacy.accounting.pld import composed, in_few_kinds
 from algorithms.privacy.accounting.risk import Profile, misses, profile, risk_profile
+from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.mechanisms import (
+    Cyclic,
     FullBatch,
     Gaussian,
     Laplace,
@@ -245,12 +248,13 @@ def _of_guesses(name: str, scored: Array, coins: NDArray[np.bool_], claimed: Pro
 # The parts of the claim.
 
 
-_LAWS: dict[type, tuple[type[dp.DpEvent], Callable[[int], Any], int]] = {
-    Gaussian: (dp.GaussianDpEvent, chi2, 2),
-    ObjectiveNoise: (ObjectivePerturbationDpEvent, chi2, 2),
-    Laplace: (dp.LaplaceDpEvent, gamma, 1),
+_LAWS: dict[type, tuple[tuple[type[dp.DpEvent], ...], Callable[[int], Any], int]] = {
+    Gaussian: ((dp.GaussianDpEvent,), chi2, 2),
+    Correlated: ((CorrelatedDpEvent, CorrelatedStepDpEvent), chi2, 2),
+    ObjectiveNoise: ((ObjectivePerturbationDpEvent,), chi2, 2),
+    Laplace: ((dp.LaplaceDpEvent,), gamma, 1),
 }
-"""By mechanism: its event, the law of the sum of its draws' powers, and which power."""
+"""By mechanism: its events, the law of the sum of its draws' powers, and which power."""
 
 
 def noise_checks(game: Game, played: Played) -> list[Check]:
@@ -274,9 +278,16 @@ def noise_of(game: Game, played: Played, kind: type) -> Array:
 
 
 def _seen_alone(played: Played) -> list[tuple[Answer, dp.DpEvent]]:
-    """The answers with coordinates that no record moves, and their events."""
+    """The answers with coordinates that no record moves, and their events; correlated noise is made independent."""
     pairs = zip(played.answers, played.events, strict=True)
-    return [(answer, event) for answer, event in pairs if answer.kind in ("gradient", "minimum")]
+    found = [(answer, event) for answer, event in pairs if answer.kind in ("gradient", "minimum")]
+    if not found or not isinstance(found[0][1], CorrelatedDpEvent):
+        return found
+    through = whitening(found[0][1], len(found))
+    values = through @ np.stack([answer.value for answer, _ in found])
+    return [
+        (replace(answer, value=value), event) for (answer, event), value in zip(found, values, strict=True)
+    ]
 
 
 def _residuals(game: Game, answer: Answer, event: dp.DpEvent) -> Array:
@@ -294,15 +305,20 @@ def charged_multiplier(event: dp.DpEvent, kind: type) -> float | None:
     return next((number for number in found if number is not None), None)
 
 
-def reach_check(game: Game, plan: Plan, seeds: Sequence[int]) -> Check:
-    """How far one record moves a sum, in bounds: runs with the same coins and noise, with it and without it."""
-    most, seen_at = 0.0, 0
+def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[Check]:
+    """How far one record moves a sum, in bounds, and after how many steps again, where that is claimed.
+
+    Of runs with the same coins and noise, with the record and without it.
+    """
+    most, seen_at, nearest, parts = 0.0, 0, math.inf, 0
+    moving: list[int]
     for seed in seeds:
         key = key_of("reach", game.algorithm, seed)
         with_it = play(game, plan, np.array([True]), key)
         is_sampled = any(not isinstance(answer.sampling, FullBatch) for answer in with_it.answers)
         without = play(game, plan, np.array([False]), key, blank=is_sampled)
-        for answer, other in zip(with_it.answers, without.answers, strict=False):
+        moving = []
+        for place, (answer, other) in enumerate(zip(with_it.answers, without.answers, strict=False)):
             if answer.kind == "argmin" or not _same_question(answer, other):
                 break
             moves_zeros = isinstance(answer.bound, Affine) and answer.bound.offset > 0
@@ -316,9 +332,16 @@ def reach_check(game: Game, plan: Plan, seeds: Sequence[int]) -> Check:
                 length_of(moved, answer.bound) if answer.kind != "norms" else float(np.abs(moved).max())
             )
             most, seen_at = max(most, distance / limit), seen_at + bool(distance > 0)
+            if isinstance(answer.sampling, Cyclic):
+                parts, moving = answer.sampling.parts, [*moving, *([place] if distance > 0 else [])]
+        nearest = min(nearest, *np.diff(moving).tolist(), math.inf)
     allowed = 2.0 if plan.adjacency == REPLACE_ONE.name else 1.0
     detail = f"bounds by which the record moved a sum, at most, in {seen_at} answers that it was in"
-    return Check("reach of a record", allowed, most, 0.0 if most > allowed * (1 + _ROOM) else 1.0, detail)
+    found = [Check("reach of a record", allowed, most, 0.0 if most > allowed * (1 + _ROOM) else 1.0, detail)]
+    if parts and math.isfinite(nearest):
+        detail = "steps from one in which the record moved the sum to the next, at least"
+        found.append(Check("steps between", parts, nearest, 0.0 if nearest < parts else 1.0, detail))
+    return found
 
 
 def _same_question(one: Answer, other: Answer) -> bool:
@@ -334,8 +357,11 @@ def _same_question(one: Answer, other: Answer) -> bool:
 def coin_checks(game: Game, plan: Plan, run: OneRun) -> list[Check]:
     """How often canaries take part, and whether coins and noise of two answers have to do with each other."""
     inside = np.flatnonzero(run.coins)
-    rows, rates = [], []
-    for answer, _event in _seen_alone(run.played):
+    rows, rates, are_independent = [], [], True
+    for answer in run.played.answers:
+        if answer.kind not in ("gradient", "minimum"):
+            continue
+        are_independent = are_independent and not isinstance(answer.sampling, Cyclic)
         if isinstance(answer.sampling, FullBatch | WithoutReplacement) or isinstance(answer.bound, Minimum):
             continue
         projected = [_part(game, answer, int(i)) for i in inside]
@@ -350,8 +376,11 @@ def coin_checks(game: Game, plan: Plan, run: OneRun) -> list[Check]:
         found.append(
             Check("sampling rate", float(np.mean(rates)), float(seen.mean()), float(norm.sf(score)), detail)
         )
-        centred = [row - rate for row, rate in zip(rows, rates, strict=True)]
-        found.append(_dependence("coins of two releases", centred, "canaries that are in both or in neither"))
+        if are_independent:
+            centred = [row - rate for row, rate in zip(rows, rates, strict=True)]
+            found.append(
+                _dependence("coins of two releases", centred, "canaries that are in both or in neither")
+            )
     if len(noise) > 1:
         found.append(_dependence("noise of two releases", noise, "noise where nothing else is"))
     return found
@@ -529,7 +558,7 @@ def audit(
     attacks += attacks_of(wide, wide_plan, run, claim_of(wide_plan))
     checks = noise_checks(wide, run.played)
     draws = sum(len(noise_of(wide, run.played, kind)) for kind in _LAWS)
-    checks.append(reach_check(game, plan, range(seed * 8, seed * 8 + 8)))
+    checks += reach_checks(game, plan, range(seed * 8, seed * 8 + 8))
     clear, clear_plan = _with_little_noise(wide, wide_plan)
     checks += coin_checks(clear, clear_plan, one_run(clear, clear_plan, seed))
     return Audit(

@@ -11,6 +11,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import dp_accounting as dp
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.linalg import toeplitz
 from torch import Tensor, nn
 
 from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
@@ -28,9 +30,10 @@ from algorithms.methods.registry import CATALOGUE, from_settings
 from algorithms.models import LossBounds, Model
 from algorithms.privacy.accounting.adjacency import REPLACE_ONE
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, buffered
 from algorithms.privacy.accounting.epsilon import Accountant
-from algorithms.privacy.accounting.events import CorrelatedDpEvent
 from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.mechanisms import FullBatch, KNorm, Laplace, Minimum, NoNoise
 from algorithms.privacy.mechanisms.noise import Generator
 
@@ -108,11 +111,6 @@ class Game:
         if not math.isfinite(plan.epsilon.get(plan.accountant, math.inf)) or plan.not_private:
             raise RefusedError(
                 f"the method {self.algorithm!r} claims no privacy here, so there is nothing to audit; choose another."
-            )
-        if any(isinstance(event, CorrelatedDpEvent) for event, _ in plan.schedule):
-            raise RefusedError(
-                f"the method {self.algorithm!r} correlates its noise over steps, and attacks here look at one answer"
-                " after the other; audit that mechanism alone, which every audit does, or another method."
             )
         return plan
 
@@ -368,7 +366,94 @@ def log_likelihood(game: Game, plan: Plan, answers: Sequence[Answer], canary: in
     alone: whether no other canary may be there; else questions about all records at once are left out, and noise is
     looked at where this canary alone can be seen.
     """
-    return math.fsum(_log_ratio(game, plan, answer, canary, alone=alone) for answer in answers)
+    series = [answer for answer in answers if isinstance(answer.noise, Correlated)]
+    others = [answer for answer in answers if not isinstance(answer.noise, Correlated)]
+    ratios = [_log_ratio(game, plan, answer, canary, alone=alone) for answer in others]
+    if series:
+        ratios.append(_of_series(game, plan, series, canary))
+    return math.fsum(ratios)
+
+
+def whitening(event: CorrelatedDpEvent, steps: int) -> Array:
+    """What makes the noise of all steps independent, with the scale of the event; lower triangular, [steps, steps].
+
+    It follows from what the event states alone, not from the code that draws the noise.
+    """
+    return _whitening(
+        tuple(event.coefficients), tuple(event.weights), tuple(event.decays), int(event.leaves), steps
+    )
+
+
+@lru_cache
+def _whitening(
+    coefficients: tuple[float, ...],
+    weights: tuple[float, ...],
+    decays: tuple[float, ...],
+    leaves: int,
+    steps: int,
+) -> Array:
+    if leaves:
+        mixed = _tree_noise(leaves, steps)
+        found: Array = np.linalg.inv(np.linalg.cholesky(mixed @ mixed.T))
+        return found
+    column = np.zeros(steps)
+    column[: len(coefficients)] = coefficients[:steps]
+    if weights:
+        column = buffered(np.array(weights), np.array(decays), steps)
+    return np.tril(toeplitz(column))
+
+
+def _tree_noise(leaves: int, steps: int) -> Array:
+    """The noise of each step by that of the nodes of the trees, [steps, nodes]: sums by least squares over the nodes
+    below, as far as they are complete (Honaker 2015).
+    """
+    sizes = [1 << level for level in range(leaves.bit_length())]
+    trees = [(start, min(start + leaves, steps)) for start in range(0, steps, leaves)]
+    spans = [
+        (a, a + size) for start, end in trees for size in sizes for a in range(start, end - size + 1, size)
+    ]
+    covers = np.array([[a <= leaf < b for leaf in range(steps)] for a, b in spans], dtype=np.float64)
+    sums = np.zeros((steps + 1, len(spans)))
+    for start, end in trees:
+        for done in range(start + 1, end + 1):
+            sums[done], a = sums[start], start
+            for size in reversed(sizes):
+                if a + size <= done:
+                    below = [n for n, (left, right) in enumerate(spans) if a <= left and right <= a + size]
+                    sums[done, below] += np.ones(size) @ np.linalg.pinv(covers[below, a : a + size])
+                    a += size
+    return np.diff(sums, axis=0)
+
+
+def _of_series(game: Game, plan: Plan, series: Sequence[Answer], canary: int) -> float:
+    """Of the steps of correlated noise together: whitened, and over all ways in which the coins may have fallen."""
+    features = game.canary(canary)
+    charged = next(event for event, _ in plan.schedule if isinstance(event, CorrelatedDpEvent))
+    through = whitening(charged, len(series))
+    found = _of_taking_part(game, series, through, features)
+    if plan.adjacency == REPLACE_ONE.name:
+        found -= _of_taking_part(game, series, through, -features)
+    return found
+
+
+def _of_taking_part(game: Game, series: Sequence[Answer], through: Array, features: Array) -> float:
+    """How much more likely the answers are with a record than with nothing in its place."""
+    first, steps = series[0], len(series)
+    whole = contribution(game, first, features)
+    assert whole is not None
+    length = float(np.linalg.norm(whole))
+    seen = through @ np.array([answer.value @ whole for answer in series]) / (length * first.scale)
+    moves = through * (length / first.scale)
+    parts, chance = first.sampling.parts, first.sampling.chance
+    logs = []
+    for start in range(min(parts, steps)):
+        inside = moves[:, start::parts]
+        if chance == 1:
+            inside = inside.sum(axis=1, keepdims=True)
+        ratios = inside.T @ seen - np.square(inside).sum(axis=0) / 2
+        logs.append(float(np.logaddexp(_log(1 - chance), math.log(chance) + ratios).sum()))
+    logs += [0.0] * (parts - len(logs))  # of parts whose turn never comes
+    return float(np.logaddexp.reduce(logs)) - math.log(parts)
 
 
 def _log_ratio(game: Game, plan: Plan, answer: Answer, canary: int, *, alone: bool) -> float:

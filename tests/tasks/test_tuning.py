@@ -61,7 +61,7 @@ def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Pat
 
     receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
     assert search.priced.each < search.priced.cost <= 4.0
-    assert ledger.balance("digits").spent.epsilon == pytest.approx(receipt["epsilon"]["rdp"])
+    assert ledger.balance("digits").spent.epsilon == pytest.approx(receipt["epsilon"]["pld"])
     written = card.load(place / "tuned" / "privacy_card.json")
     verified = card.verify(written, place / "tuned", key=(own_home / "owner.pub").read_text().strip())
     assert verified.passed, verified.failures

@@ -90,6 +90,8 @@ def _epsilon(
 def _releases(event: dp.DpEvent) -> int:
     """How many an event is made of."""
     inner = sum(map(_releases, parts(event))) or 1
+    if isinstance(event, dp.dp_event.RepeatAndSelectDpEvent):
+        inner *= math.ceil(event.mean**2)  # deltas are so many times those of a trial
     return int(event.count) * inner if isinstance(event, dp.SelfComposedDpEvent) else inner
 
 

@@ -5,7 +5,7 @@ A new mechanism's event brings its rule with it by `register`; nothing else matc
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,11 @@ from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_mechanism
 from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
-from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, _compute_rdp_repeat_and_select
+from dp_accounting.rdp.rdp_privacy_accountant import (
+    DEFAULT_RDP_ORDERS,
+    _compute_rdp_repeat_and_select,
+    _gamma_truncated_negative_binomial,
+)
 from scipy.special import expit, log_ndtr
 from scipy.stats import norm
 
@@ -27,6 +31,7 @@ _ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
 _ROUNDING, _NEAR_ZERO, _NEAR_NOTHING = 2e-15, 1e-10, 1e-9
 _TAIL = 12.0
+_TAIL_DELTA, _CORNERS, _LARGEST_STEP, _LARGEST_LOSS = 1e-13, 4000, 10.0, 500.0
 
 
 @attrs.frozen
@@ -481,7 +486,21 @@ class _Either(_Composed):
     def pld(
         self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
     ) -> PrivacyLossDistribution:
-        raise RefusedError("a choice among mechanisms has Rényi bounds alone; use the accountant rdp.")
+        """At each epsilon the largest delta of the events: a mixture has at most that."""
+        every = [
+            loss_of([(inner, 1)], grid, adjacency) for inner in {repr(e): e for e in event.events}.values()
+        ]
+        one = every[0]
+        if len(every) > 1:
+            curves = [_curves_of(pld) for pld in every]
+            largest = max(float(pld.get_epsilon_for_delta(_TAIL_DELTA)) for pld in every)
+            one = _of_curves(
+                lambda at: np.max([remove(at) for remove, _ in curves], axis=0),
+                lambda at: np.max([add(at) for _, add in curves], axis=0),
+                largest,
+                grid,
+            )
+        return one if count == 1 else one.self_compose(count)
 
     def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
         found: np.ndarray = np.max([rule_of(e).rdp(e, orders, adjacency) for e in event.events], axis=0)
@@ -498,9 +517,12 @@ class _Either(_Composed):
 
 
 class _Selection(EventRule):
-    """The best of a random number of repetitions (Papernot and Steinke 2022, arXiv:2110.03620, Theorems 2 and 6).
+    """The best of a random number of repetitions; by Rényi divergences and by privacy profiles.
 
     The number is truncated negative binomial, or Poisson where the shape is infinite, null in a document.
+
+    Source: Papernot and Steinke 2022, arXiv:2110.03620, Theorems 2 and 6; Koskela, Redberg and Wang 2024,
+    arXiv:2402.06701.
     """
 
     def is_possible(self, event: Any) -> bool:
@@ -524,7 +546,21 @@ class _Selection(EventRule):
     def pld(
         self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
     ) -> PrivacyLossDistribution:
-        raise RefusedError("the best of many repetitions has Rényi bounds alone; use the accountant rdp.")
+        """By profiles: delta(epsilon + shift) of the best is at most the mean number times delta(epsilon) of one.
+
+        With f the generating function of the number, the best has density q(y) f'(Q(y)), where Q(y) is the chance of
+        no better than y. So a shift is enough that bounds log f'(Q) - log f'(Q'), and f' is at most f'(1), the mean.
+        """
+        once = rule_of(event.event).pld(event.event, 1, grid, adjacency)
+        remove, add = _curves_of(once)
+        shift = _shift_of_selection(event, lambda at: np.maximum(remove(at), add(at)), grid)
+        best = _of_curves(
+            lambda at: event.mean * remove(at - shift),
+            lambda at: event.mean * add(at - shift),
+            shift + float(once.get_epsilon_for_delta(_TAIL_DELTA)),
+            grid,
+        )
+        return best if count == 1 else best.self_compose(count)
 
     def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
         every = tuple(sorted({*orders, *map(float, DEFAULT_RDP_ORDERS)}))
@@ -696,6 +732,88 @@ def _of_pure(epsilon: float, grid: float) -> PrivacyLossDistribution:
         masses[below + 1] = masses.get(below + 1, 0.0) + mass * share
         masses[below] = masses.get(below, 0.0) + mass * (1 - share)
     return PrivacyLossDistribution(pld_pmf.create_pmf(masses, grid, 0.0, pessimistic_estimate=True))
+
+
+_Deltas = Callable[[np.ndarray], np.ndarray]
+"""Upper bounds of delta at epsilons of any sign, shape [k] -> [k]."""
+
+
+def _curves_of(loss: PrivacyLossDistribution) -> tuple[_Deltas, _Deltas]:
+    """Of a record's removal and of its addition."""
+    return _curve_of(loss._pmf_remove.to_dense_pmf()), _curve_of(loss._pmf_add.to_dense_pmf())
+
+
+def _curve_of(pmf: Any) -> _Deltas:
+    """delta(e), the sum over losses l above e of p(l) (1 - exp(e - l)), at many points at once."""
+    losses = (pmf._lower_loss + np.arange(pmf._probs.size)) * pmf._discretization
+    above, scaled = (
+        np.append(np.cumsum(terms[::-1])[::-1], 0.0) for terms in (pmf._probs, pmf._probs * np.exp(-losses))
+    )
+
+    def deltas(at: np.ndarray) -> np.ndarray:
+        first = np.searchsorted(losses, at, side="right")
+        found: np.ndarray = pmf._infinity_mass + above[first] - np.exp(at) * scaled[first]
+        return found
+
+    return deltas
+
+
+def _of_curves(remove: _Deltas, add: _Deltas, largest: float, grid: float) -> PrivacyLossDistribution:
+    """A distribution whose deltas are at least those of both curves; beyond the largest epsilon the loss is infinite.
+
+    Below 0 a curve is known by the other one: delta(-e) = 1 - exp(-e) (1 - delta'(e)). True curves are convex in
+    exp(epsilon), so that they stay below the convex hull of what bounds them ("connect the dots" takes its corners).
+    """
+    if not largest < _LARGEST_LOSS:
+        raise RefusedError("the privacy loss of a trial has too heavy a tail; use the accountant rdp.")
+    last = max(1, math.ceil(largest / grid))
+    above = np.unique(np.linspace(0, last, min(last + 1, _CORNERS)).round().astype(int))
+    places = np.concatenate([-above[:0:-1], above])
+
+    def one(own: _Deltas, other: _Deltas) -> pld_pmf.PLDPmf:
+        own_deltas, others = (np.clip(curve(above * grid), 0.0, 1.0) for curve in (own, other))
+        below = 1.0 - np.exp(-above[:0:-1] * grid) * (1.0 - others[:0:-1])
+        deltas = _lower_hull(np.exp(places * grid), np.concatenate([below, own_deltas]))
+        return pld_pmf.create_pmf_pessimistic_connect_dots(grid, places, np.minimum.accumulate(deltas))
+
+    return PrivacyLossDistribution(one(remove, add), one(add, remove))
+
+
+def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The largest convex function with no value above y at x, ascending, and none above 1 at 0; its values at x."""
+    corners = [(0.0, 1.0)]
+    for point in zip(x.tolist(), y.tolist(), strict=True):
+        while len(corners) > 1 and _turns_down(corners[-2], corners[-1], point):
+            corners.pop()
+        corners.append(point)
+    at, height = np.array(corners).T
+    found: np.ndarray = np.interp(x, at, height)
+    return found
+
+
+def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
+    """Whether b lies on the chord from a to c, or above."""
+    return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
+
+
+def _shift_of_selection(event: Any, deltas: _Deltas, grid: float) -> float:
+    """By how much the best's epsilon exceeds one trial's: bounds log f'(Q) - log f'(Q') for neighbours.
+
+    For any e, 1 - Q' <= exp(e) (1 - Q) + delta(e). A Poisson number has log f' = mean (Q - 1); a truncated negative
+    binomial one has f' proportional to (1 - (1 - gamma) Q)^-(shape + 1), of which e bounds the logarithm of the base's
+    ratio as soon as (1 - gamma) delta(e) <= gamma (exp(e) - 1).
+    """
+    tried = grid * np.arange(0.0, _LARGEST_STEP / grid)
+    slack = deltas(tried) * (1 + _NEAR_NOTHING) + _TAIL_DELTA
+    if math.isinf(event.shape):
+        return float(event.mean * np.min(np.expm1(tried) + slack))
+    if event.mean == 1:
+        return 0.0
+    gamma = float(_gamma_truncated_negative_binomial(event.shape, event.mean))
+    enough = np.flatnonzero((1 - gamma) * slack <= gamma * np.expm1(tried))
+    if not len(enough):
+        raise RefusedError("a trial tells too much for the profile of the best; use the accountant rdp.")
+    return float((event.shape + 1) * tried[enough[0]])
 
 
 def _of_objective(event: ObjectivePerturbationDpEvent, grid: float) -> PrivacyLossDistribution:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from algorithms.auditing import mechanisms
 from algorithms.auditing.audit import Audit, audit
-from algorithms.auditing.game import Game
-from algorithms.auditing.mechanisms import tested
+from algorithms.auditing.game import Game, _tree_noise
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine
 from algorithms.gradients.clipping import Unclipped
@@ -28,8 +28,9 @@ def quick(method: str = "dp_sgd", seed: int = 0, **settings: Any) -> Audit:
 def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = release.draws
     monkeypatch.setattr(release, "draws", lambda *args: 0.5 * drawn(*args))
-    step = correlated._Recursion.draw
-    monkeypatch.setattr(correlated._Recursion, "draw", lambda *args: 0.5 * step(*args))
+    for kind in (correlated._Recursion, correlated._Tree):
+        step = kind.draw
+        monkeypatch.setattr(kind, "draw", lambda *args, step=step: 0.5 * step(*args))
 
 
 def one_layer_unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,15 +112,53 @@ def test_a_records_reach_is_seen_in_both_layers() -> None:
     assert int((features != 0).sum()) == 2
 
 
-def test_correlated_steps_are_not_taken_for_a_violation() -> None:
-    with pytest.raises(RefusedError, match="correlates its noise"):
-        Game("dp_ftrl", {}, 1.0, 1e-5, 4).plan()
+CORRELATED = [("dp_ftrl", {}), ("matrix_factorisation", {"participation": "fixed_order", "bands": 2})]
+
+
+def noise_without_its_correction(monkeypatch: pytest.MonkeyPatch) -> None:
+    def anew(self: Any, stream: Any) -> Any:
+        return stream.normal(self._dimension)
+
+    monkeypatch.setattr(correlated._Recursion, "draw", anew)
+    monkeypatch.setattr(correlated._Tree, "draw", anew)
+
+
+def a_record_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unnoised_queries, "chosen", lambda _release, records, _stream: np.arange(records))
+
+
+@pytest.mark.parametrize(("method", "settings"), CORRELATED)
+@pytest.mark.parametrize(
+    ("fault", "part"),
+    [
+        (half_the_noise, "noise"),
+        (noise_without_its_correction, "noise of two releases"),
+        (one_layer_unclipped, "reach of a record"),
+        (a_record_in_every_step, "steps between"),
+    ],
+)
+def test_a_fault_in_correlated_noise_is_found(
+    monkeypatch: pytest.MonkeyPatch, method: str, settings: dict[str, Any], fault: Fault, part: str
+) -> None:
+    if fault is half_the_noise:
+        assert not quick(method, **settings).is_violated
+    fault(monkeypatch)
+    assert part in [check.name for check in quick(method, **settings).checks if check.is_violated]
+
+
+def test_the_noise_of_a_tree_is_the_one_that_is_stated() -> None:
+    """What an audit takes for it, beside the variances that the strategy states, with trees that are not whole."""
+    mixed = _tree_noise(5, 13)
+    assert np.square(mixed).sum(axis=1) == pytest.approx(correlated.Tree(5).variances(13))
+    assert np.square(mixed.cumsum(axis=0)).sum(axis=1) == pytest.approx(
+        correlated.Tree(5).prefix_variances(13)
+    )
 
 
 def test_every_mechanism_is_tested_at_its_two_worst_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not any(found.attack.is_violated for found in tested(draws=200))
+    assert not any(found.attack.is_violated for found in mechanisms.tested(draws=200))
     exact = ("Gaussian", "Gaussian, correlated over four steps", "Laplace")
-    honest = tested(draws=2000, only=exact)
+    honest = mechanisms.tested(draws=2000, only=exact)
     assert all(0.75 * found.claimed < found.attack.found <= found.claimed for found in honest)
     half_the_noise(monkeypatch)
-    assert all(found.attack.is_violated for found in tested(draws=2000, only=exact))
+    assert all(found.attack.is_violated for found in mechanisms.tested(draws=2000, only=exact))
