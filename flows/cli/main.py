@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 
@@ -233,9 +234,10 @@ class _Stopped(BaseException):
     """A signal asked this process to end."""
 
 
-def _stoppable(work: Callable[[], T], root: Path) -> T:
+def _stoppable(work: Callable[[], T], root: Path, stays: Callable[[], str] | None = None) -> T:
     """What `work`, which runs stages in the checkout at `root`, returns; on Ctrl-C or SIGTERM this process ends.
 
+    stays: what is left then, in words, where that is no run of the checkout.
     The work is done in another thread, where Prefect leaves signals alone. The interrupt is blocked there and so in
     what is started there, else Ctrl-C would end Prefect's temporary server, too, with a page of its own about it.
     """
@@ -255,13 +257,13 @@ def _stoppable(work: Callable[[], T], root: Path) -> T:
         try:
             return thread.submit(copy_context().run, blocked).result()
         except _Stopped as stopped:
-            _end(stopped.args[0], root, began)
+            _end(stopped.args[0], stays or (lambda: _what_stays(root, began)))
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
 
 
-def _end(number: int, root: Path, began: float) -> NoReturn:
+def _end(number: int, stays: Callable[[], str]) -> NoReturn:
     """End all processes that this one started, say what stays of the run, and end without a word of Prefect's."""
     import psutil
 
@@ -278,7 +280,8 @@ def _end(number: int, root: Path, began: float) -> NoReturn:
     for process in psutil.wait_procs(started, timeout=_SECONDS_TO_END)[1]:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    os.write(terminal, f"stopped: {_what_stays(root, began)}\n".encode())
+    shown = "\x1b[?25h" if os.isatty(terminal) else ""  # the cursor, which a progress bar hides
+    os.write(terminal, f"{shown}stopped: {stays()}\n".encode())
     os._exit(128 + number)
 
 
@@ -360,9 +363,10 @@ def compare(
         from flows.compare import compare as run_comparison
         from flows.compare import runner_named
 
+        said = "cells that are finished stay, and the same command goes on with the rest."
         for file in files:
-            state = run_comparison(file, runner=runner_named(runner), workers=workers, renew=renew)
-            say(str(_completed(state).message))
+            run_one = partial(run_comparison, file, runner=runner_named(runner), workers=workers, renew=renew)
+            say(str(_completed(_stoppable(run_one, Path.cwd(), lambda: said)).message))
 
 
 @app.command()
