@@ -189,7 +189,8 @@ def _file(card: DataCard, name: str, root: Path) -> Path | None:
 def _source(card: DataCard) -> Source:
     if card.blocks is None:
         raise DataRefusedError(
-            f"The card of {card.name!r} says no `blocks`, so data.blocks must be empty; write where its blocks are."
+            f"The card of {card.name!r} says no `blocks`, so data.blocks must be empty: --set data.blocks=[]; or write"
+            " where its blocks are."
         )
     return card.blocks
 

@@ -479,7 +479,10 @@ def deliver(
     with checkout_lock(root, say=say):
         settings, folder = params.load(root / "params.yaml", reads=READS), home()
         prepared = root / "datasets" / "prepared"
-        public = prepare(settings, mirror=data_mirror(), home=folder, destination=prepared, root=root)
+        cards = root / "data" / "cards"
+        public = prepare(
+            settings, mirror=data_mirror(), home=folder, destination=prepared, root=root, cards=cards
+        )
         base = YAML(typ="safe", pure=True).load(root / "params.yaml")
         priced = price(asked, base, public)
         work = Search(asked, priced, prepared, public, public.blocks or (WHOLE_POPULATION,))

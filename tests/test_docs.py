@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,10 +25,13 @@ from ruamel.yaml.error import YAMLError
 
 from algorithms.methods.registry import CATALOGUE
 from algorithms.models.libraries import imported_library
+from data.readers.table import tables
+from data.schema import registry
 from data.schema.card import DataCard
-from data.schema.formats import Format
+from data.schema.formats import Format, Table
 from flows.cli.main import app
 from tasks.config import params
+from tasks.retraining.settings import Retraining
 from tasks.tuning import Tuning
 from tests.support.checkout import PROJECT, Checkout
 
@@ -145,13 +149,43 @@ def test_settings_that_are_written_down_are_allowed(page: str, block: str) -> No
         if "reader" in document and "..." not in block:
             TypeAdapter(Format).validate_json(json.dumps(document["reader"]))
         return
-    if "space" in document:
-        Tuning.model_validate(document)
+    files = {"space": Tuning, "spread": Retraining}
+    for key in files.keys() & document.keys():
+        files[key].model_validate(document)
         return
     assert document.keys() <= set(params.GROUPS), page
     for group, values in document.items():
         whole = {"model": {"seed": 0}, "data": {"dataset": "cifar-10"}}.get(group, {}) | values
         params.parse({group: whole}, reads=(group,))
+
+
+@pytest.mark.parametrize(
+    ("page", "file"),
+    [
+        ("how-to/tune.md", "tune.yaml"),
+        ("tutorials/weekly.md", "retraining/retrain.yaml"),
+        ("tutorials/weekly.md", "retraining/visits-weekly.yaml"),
+    ],
+)
+def test_who_installed_the_package_finds_the_example_on_its_page(page: str, file: str) -> None:
+    yaml = YAML(typ="safe", pure=True)
+    written = [yaml.load(block) for name, block in blocks() if name == f"docs/{page}"]
+    assert yaml.load(PROJECT / "examples" / file) in written
+
+
+def test_the_made_up_weeks_of_the_tutorial_fit_its_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data/cards").mkdir(parents=True)
+    shutil.copyfile(
+        PROJECT / "examples/retraining/visits-weekly.yaml", tmp_path / "data/cards/visits-weekly.yaml"
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(examples(PROJECT / "docs/tutorials/weekly.md")[0], {})
+    reader = registry.card("visits-weekly", tmp_path / "data/cards").reader
+    assert isinstance(reader, Table)
+    weeks = sorted((tmp_path / "datasets/raw/visits-weekly").iterdir())
+    assert [sum(rows.num_rows for rows in tables("train", week, reader)) for week in weeks] == [200] * 6
 
 
 def keys_of(document: Any, path: str = "") -> Iterator[str]:

@@ -168,7 +168,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 
 
-def _ask(what: str, *, yes: bool) -> None:
+def ask(what: str, *, yes: bool) -> None:
     """Raises ParamsRefusedError unless a person says yes to what cannot be undone, here or beforehand."""
     from tasks.config.params import ParamsRefusedError
 
@@ -298,7 +298,7 @@ def forfeit(
 
         ledger = _ledger()
         if ledger.status(run_id) == "open":
-            _ask(f"Run {run_id} is given up, and its whole reservation counts as spent for ever.", yes=yes)
+            ask(f"Run {run_id} is given up, and its whole reservation counts as spent for ever.", yes=yes)
         ledger.forfeit(run_id)
         store.abandon(home(), run_id)
     say(f"The whole reservation of {run_id} counts as spent for ever.")
@@ -333,7 +333,7 @@ def retire(
     with sentences():
         ledger = _ledger()
         ledger.balance(population, name)
-        _ask(f"Block {name} of population {population} retires for ever.", yes=yes)
+        ask(f"Block {name} of population {population} retires for ever.", yes=yes)
         ledger.retire_block(population, name)
     say(f"No run will use block {name} of population {population} again.")
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar, cast
 
@@ -233,9 +234,10 @@ class _Stopped(BaseException):
     """A signal asked this process to end."""
 
 
-def _stoppable(work: Callable[[], T], root: Path) -> T:
+def _stoppable(work: Callable[[], T], root: Path, stays: Callable[[], str] | None = None) -> T:
     """What `work`, which runs stages in the checkout at `root`, returns; on Ctrl-C or SIGTERM this process ends.
 
+    stays: what is left then, in words, where that is no run of the checkout.
     The work is done in another thread, where Prefect leaves signals alone. The interrupt is blocked there and so in
     what is started there, else Ctrl-C would end Prefect's temporary server, too, with a page of its own about it.
     """
@@ -255,13 +257,13 @@ def _stoppable(work: Callable[[], T], root: Path) -> T:
         try:
             return thread.submit(copy_context().run, blocked).result()
         except _Stopped as stopped:
-            _end(stopped.args[0], root, began)
+            _end(stopped.args[0], stays or (lambda: _what_stays(root, began)))
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
 
 
-def _end(number: int, root: Path, began: float) -> NoReturn:
+def _end(number: int, stays: Callable[[], str]) -> NoReturn:
     """End all processes that this one started, say what stays of the run, and end without a word of Prefect's."""
     import psutil
 
@@ -278,7 +280,8 @@ def _end(number: int, root: Path, began: float) -> NoReturn:
     for process in psutil.wait_procs(started, timeout=_SECONDS_TO_END)[1]:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    os.write(terminal, f"stopped: {_what_stays(root, began)}\n".encode())
+    shown = "\x1b[?25h" if os.isatty(terminal) else ""  # the cursor, which a progress bar hides
+    os.write(terminal, f"{shown}stopped: {stays()}\n".encode())
     os._exit(128 + number)
 
 
@@ -360,14 +363,20 @@ def compare(
         from flows.compare import compare as run_comparison
         from flows.compare import runner_named
 
+        said = "cells that are finished stay, and the same command goes on with the rest."
         for file in files:
-            state = run_comparison(file, runner=runner_named(runner), workers=workers, renew=renew)
-            say(str(_completed(state).message))
+            run_one = partial(run_comparison, file, runner=runner_named(runner), workers=workers, renew=renew)
+            say(str(_completed(_stoppable(run_one, Path.cwd(), lambda: said)).message))
 
 
 @app.command()
 def retrain(
     file: Annotated[Path, typer.Argument(help="The settings of the retraining.")] = Path("retrain.yaml"),
+    give_up: Annotated[
+        bool,
+        typer.Option("--give-up", help="End the one that a fault keeps from its end; it counts as spent."),
+    ] = False,
+    yes: ledger.Yes = False,
     verbose: Verbose = False,
 ) -> None:
     """Train again on new blocks if a retraining is due; a second time in the same period costs nothing."""
@@ -375,7 +384,9 @@ def retrain(
         from tasks.runs.stage import checkout
 
         root, steps = checkout(), Steps(verbose)
-        if not has_prefect_api():
+        if give_up:
+            message = _given_up(root, file, yes=yes)
+        elif not has_prefect_api():
             message = _alone(lambda: _retrain_here(root, file, steps), root)
         else:
             with _listening(steps):
@@ -403,6 +414,20 @@ def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
     if outcome.kind == "failed":
         raise StageFailedError(outcome.message)
     return outcome.message
+
+
+def _given_up(root: Path, file: Path, *, yes: bool) -> str:
+    from tasks.retraining import delivery, settings
+
+    work = delivery.Work(settings.load(root / file), root, lambda *_: None, lambda _: None)
+    with work.states.held() as free:
+        state = work.states.open() if free else None
+        if state is None:
+            return "No retraining waits to be taken up." if free else "Another process is at the retraining."
+        ledger.ask(
+            f"The retraining of {state.period} is given up, and what it was charged counts as spent.", yes=yes
+        )
+        return delivery.give_up(work, state)
 
 
 def _retrain_flow(file: Path) -> "State[Any]":
@@ -439,15 +464,20 @@ def init(
     at_most: Annotated[
         int | None, typer.Option(min=1, help="More records than that there never are.")
     ] = None,
-    unit: Annotated[str, typer.Option(help="What one record is, and so what is protected.")] = "one person",
-    cap: Annotated[float, typer.Option(help="Epsilon that all runs together may spend.")] = 10.0,
+    unit: Annotated[
+        str | None, typer.Option(help="What one record is, and so what is protected; one person without it.")
+    ] = None,
+    cap: Annotated[
+        float | None, typer.Option(help="Epsilon that all runs together may spend; 10 without it.")
+    ] = None,
     images: Annotated[
         Path | None,
         typer.Option(help="In place of a table: a folder with a folder of images a class, which is copied."),
     ] = None,
     size: Annotated[
-        int, typer.Option(min=8, help="Pixels of a side that images are cut and resized to.")
-    ] = 64,
+        int | None,
+        typer.Option(min=8, help="Pixels of a side that images are cut and resized to; 64 without it."),
+    ] = None,
     texts: Annotated[
         Path | None,
         typer.Option(
@@ -466,20 +496,27 @@ def init(
         from tasks.config.new_project import Declared, make, of_images, of_schema, of_texts, table_of
 
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
+        own: dict[str, Any] = {"unit": unit or "one person", "cap": 10.0 if cap is None else cap}
         if images is not None:
             most = at_most or number_asked()
-            declared = of_images(name, images, listed(classes), most, size, unit=unit, cap=cap)
+            declared = of_images(name, images, listed(classes), most, size or 64, **own)
         elif texts is not None:
             most, named = at_most or number_asked(), listed(columns)
-            declared = of_texts(
-                name, texts, named, label or "label", listed(classes), most, unit=unit, cap=cap
-            )
+            declared = of_texts(name, texts, named, label or "label", listed(classes), most, **own)
         else:
             found, values = of_schema(schema, label) if schema else columns_asked()
             most = at_most or number_asked()
-            declared = Declared(name, table_of(found, file), values, most, unit, cap, file)
+            declared = Declared(name, table_of(found, file), values, most, file=file, **own)
         make(folder, declared)
-    say(f"{folder} is a project. In it, see data/cards/{name}.yaml, then:")
+    say(
+        f"{folder} is a project. Nobody said these numbers; change them in data/cards/{name}.yaml before the first run:"
+    )
+    given = {"cap": cap, "unit": unit, "size": size}
+    for words in declared.assumed(*(key for key, value in given.items() if value is not None)):
+        say(f"  {words}")
+    say(
+        f"and in params.yaml epsilon 1, delta {declared.delta:g} and the usual settings for that. Then, in {folder}:"
+    )
     if declared.file is None:
         say(f"  put the table at datasets/raw/{name}.csv; `data check` says its checksum for the card")
     say(f"  epsilonflow data check {name}\n  epsilonflow plan\n  epsilonflow run")

@@ -82,6 +82,8 @@ def held(place: Place) -> Iterator[None]:
         ) from None
     with lock:
         place.stop.unlink(missing_ok=True)
+        for half in (path for folder in (place.cells, place.plans) for path in folder.glob(".*")):
+            half.unlink()  # of a process that was killed while it wrote
         yield
 
 

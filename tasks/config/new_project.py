@@ -37,6 +37,7 @@ _IGNORED = (
     "/.prefect/",
     "/audits/",
     "/tuned/",
+    "/ledger.html",
     ".venv/",
 )
 
@@ -59,6 +60,24 @@ class Declared:
     file: Path | None = None
     shape: tuple[int, ...] | None = None
     encoder: str | None = None
+
+    def assumed(self, *said: str) -> list[str]:
+        """The numbers that nobody said and that the project has, in words; said: of `cap`, `unit` and `size`."""
+        columns = self.reader.get("columns", []) if self.reader["kind"] in ("csv", "parquet") else []
+        middles = [f"{one['name']} {one['missing']:g}" for one in columns if "missing" in one]
+        cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
+        found = {
+            "caps": f"all runs together may spend {cap}delta {100 * self.delta:g}",
+            "unit": f"what one record is, and so what is protected: {self.unit}",
+            "share": "a fifth of the records is held out, and counts as public",
+            "middles": f"a value that is missing is the middle of its bounds: {', '.join(middles)}"
+            if middles
+            else "",
+            "size": f"images are cut and resized to {self.shape[-1]} by {self.shape[-1]}"
+            if self.shape
+            else "",
+        }
+        return [words for name, words in found.items() if words and name not in said]
 
     @property
     def delta(self) -> float:

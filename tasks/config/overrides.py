@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedSeq
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
@@ -268,6 +269,8 @@ def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
     named = {"data.dataset": request.dataset, "privacy.epsilon": request.epsilon}
     named |= {"privacy.delta": request.delta, "model.seed": request.seed}
     wanted = {key: value for key, value in named.items() if value is not None}
+    if request.dataset not in (None, _get(document, "data.dataset")) and _get(document, "data.blocks"):
+        _set(document, "data.blocks", [])  # their names are of the data set that stood there
     for key, value in wanted.items():
         _set(document, key, value)
     if request.dataset is not None or request.algorithm is not None or request.encoder is not None:
@@ -314,7 +317,7 @@ def _become(target: dict[str, Any], values: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping) and value and isinstance(target.get(key), dict):
             _become(target[key], value)
         elif key not in target or target[key] != value:
-            target[key] = value
+            target[key] = _in_line(value)
 
 
 def _get(document: Mapping[str, Any], key: str) -> Any:
@@ -336,7 +339,16 @@ def _set(document: dict[str, Any], key: str, value: Any) -> None:
             )
         place = inner
     if last not in place or not _same(place[last], value):
-        place[last] = value
+        place[last] = _in_line(value)
+
+
+def _in_line(value: Any) -> Any:
+    """A list as it is written on the line of its key, before the comment that stands there."""
+    if not isinstance(value, list):
+        return value
+    line = CommentedSeq(value)
+    line.fa.set_flow_style()
+    return line
 
 
 def _same(one: object, other: object) -> bool:

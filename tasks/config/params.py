@@ -7,8 +7,9 @@ dvc.yaml lists for it can be compared.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -17,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    TypeAdapter,
     ValidationError,
     field_validator,
     model_validator,
@@ -344,7 +346,18 @@ def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
             return values, _features(values)
         return MODELS[group].model_validate(dict(values))
     except ValidationError as error:
-        raise ParamsRefusedError(f"{name}: {_sentence(group, error)}.") from None
+        raise ParamsRefusedError(f"{name}: {_sentence(group, error, values)}.") from None
+
+
+def _kind(group: str, values: Mapping[Any, Any]) -> "type[Any] | None":
+    """The class whose fields are the keys of a group; None for one that is not shipped."""
+    if group in MODELS:
+        return MODELS[group]
+    from algorithms.features.registry import FEATURES
+    from algorithms.methods.registry import CATALOGUE
+
+    name = str(values.get("name"))
+    return CATALOGUE.get(name) if group == "algorithm" else FEATURES.get(name)
 
 
 def _algorithm(values: Mapping[Any, Any]) -> "Algorithm[Any]":
@@ -363,14 +376,14 @@ def _features(values: Mapping[Any, Any]) -> "Features | None":
     return from_settings(dict(values))
 
 
-def _sentence(group: str, error: ValidationError) -> str:
-    return "; ".join(_problem(group, problem) for problem in map(dict, error.errors()))
+def _sentence(group: str, error: ValidationError, values: Mapping[Any, Any]) -> str:
+    return "; ".join(_problem(group, problem, values) for problem in map(dict, error.errors()))
 
 
-def _problem(group: str, problem: dict[str, Any]) -> str:
+def _problem(group: str, problem: dict[str, Any], values: Mapping[Any, Any]) -> str:
     key = ".".join(map(str, (group, *problem["loc"])))
     if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"unknown key {key}{_known(group)}"
+        return f"unknown key {key}{_known(group, problem['loc'], values)}"
     if problem["type"] in ("missing", "missing_argument"):
         return f"{key} is missing"
     if problem["type"] in ("value_error", "assertion_error"):
@@ -378,8 +391,31 @@ def _problem(group: str, problem: dict[str, Any]) -> str:
     return f"{key} is {problem['input']!r}, but {problem['msg'].replace('Input should', 'should', 1)}"
 
 
-def _known(group: str) -> str:
-    return f"; the keys of {group} are {', '.join(MODELS[group].model_fields)}" if group in MODELS else ""
+def _known(group: str, place: Sequence[str | int], values: Mapping[Any, Any]) -> str:
+    """What a key could have been: the closest of those that its place has, and all of them."""
+    kind = _kind(group, values)
+    if kind is None:
+        return ""
+    schema = TypeAdapter(kind).json_schema()
+    found = [*_groups(schema, schema)]
+    for part in place[:-1]:
+        inner = [one for each in found for one in _groups(each["properties"].get(part, {}), schema)]
+        found = inner or found  # a part may name the kind of a value
+    keys = ["name"] if group not in MODELS and len(place) == 1 else []
+    keys += dict.fromkeys(key for each in found for key in each["properties"])
+    close = get_close_matches(str(place[-1]), keys, 1, cutoff=0.5)
+    where = ".".join(map(str, (group, *place[:-1]))) + ("" if group in MODELS else f" for {values['name']}")
+    return f"{f', perhaps {close[0]}' if close else ''}; the keys of {where} are {', '.join(keys)}"
+
+
+def _groups(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The groups of keys that a value of this JSON schema may be."""
+    if "$ref" in schema:
+        yield from _groups(whole["$defs"][schema["$ref"].rpartition("/")[2]], whole)
+    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
+        yield from _groups(choice, whole)
+    if "properties" in schema:
+        yield schema
 
 
 def _line(error: Exception) -> str:

@@ -1,9 +1,9 @@
 """A scheduled retraining: decide, train by the five stages, compare with the model that serves, promote or keep.
 
 It is one a period, however often it is delivered: by this user's home, and by the ledger, which charges a period once.
-One that was interrupted is taken up first, as it was, with the same noise and for nothing more. Every way out ends in a
-settled run, in a forfeited one, or in one that is still open and will be taken up: up to `attempts` times, then it is
-forfeited. Forfeited are runs of this home alone: one of another home may be at work.
+One that was interrupted, or that a fault ended, is taken up first, as it was, with the same noise and for nothing more,
+however long the fault lasts. Its reservation is forfeited only where a person gives it up, since what was charged is
+spent either way. Forfeited are runs of this home alone: one of another home may be at work.
 """
 
 from collections.abc import Callable
@@ -100,10 +100,14 @@ def retrain(work: Work, *, now: datetime) -> Outcome:
 def _due(work: Work, period: str) -> Outcome:
     interrupted = work.states.open()
     if interrupted is not None:
-        work.say(f"the retraining of {interrupted.period} was interrupted: it is taken up first")
-        outcome = _run(work, interrupted)
-        if interrupted.period == period or outcome.kind in ("refused", "failed"):
-            return outcome
+        run_id = charged_run(work.ledger, work.population, _key(work, interrupted.period))
+        if run_id is not None and work.ledger.status(run_id) == "forfeited":
+            work.say(give_up(work, interrupted))
+        else:
+            work.say(f"the retraining of {interrupted.period} was interrupted: it is taken up first")
+            outcome = _run(work, interrupted)
+            if interrupted.period == period or outcome.kind in ("refused", "failed"):
+                return outcome
     done = work.states.of(period)
     if done is not None:
         return Outcome("done", f"the retraining of {period} is done, nothing was spent again: {done.message}")
@@ -135,25 +139,25 @@ def _begin(work: Work, period: str) -> Outcome:
 
 
 def _run(work: Work, state: State) -> Outcome:
-    """Runs the stages of an open retraining and ends it, unless it may be taken up again."""
-    is_here = state.root == str(work.root.resolve())
-    if not is_here and Path(state.root).is_dir():
-        return Outcome(
-            "refused", f"the retraining of {state.period} was begun in {state.root}; finish it there."
-        )
-    state = replace(state, attempts=state.attempts + 1)
-    work.states.write(state)
-    if not is_here:
-        return _failed(work, state, f"The checkout {state.root}, where it was begun, is gone.")
+    """Runs the stages of an open retraining and ends it, unless a fault lets it wait for the next delivery."""
+    here = str(work.root.resolve())
+    if state.root != here:
+        if Path(state.root).is_dir():
+            return Outcome(
+                "refused", f"the retraining of {state.period} was begun in {state.root}; finish it there."
+            )
+        before = (work.root / "params.yaml").read_text(encoding="utf-8")
+        state = replace(state, root=here, before=before)
+        work.states.write(state)
     _write_params(work, state.params)
     try:
         with retraining_for(_key(work, state.period)):
             for stage in STAGES:
                 work.run_stage(stage, work.root)
     except StageRefusedError as refusal:
-        return _refused(work, state, str(refusal))
+        return _stopped(work, state, "refused", str(refusal))
     except StageFailedError as failure:
-        return _failed(work, state, str(failure))
+        return _stopped(work, state, "failed", str(failure))
     return _finished(work, state)
 
 
@@ -162,16 +166,21 @@ def _key(work: Work, period: str) -> str:
     return f"{work.settings.name} {period}"
 
 
-def _refused(work: Work, state: State, reason: str) -> Outcome:
-    """A refusal that cost nothing lets the period begin anew; one after the charge may pass, as of a database."""
+def _stopped(work: Work, state: State, kind: Literal["refused", "failed"], reason: str) -> Outcome:
+    """What cost nothing lets the period begin anew; what is charged is kept, since the fault may pass."""
     run_id = charged_run(work.ledger, work.population, _key(work, state.period))
     if run_id is None:
         _put_back(work, state)
         work.states.forget(state)
-        return Outcome("refused", f"{reason} Nothing was spent; the model that serves stays.")
-    if work.ledger.status(run_id) == "settled" or store.is_here(home(), run_id):
-        return replace(_failed(work, state, reason), kind="refused")
-    return Outcome("refused", give_up(work, state, reason))
+        return Outcome(kind, f"{reason} Nothing was spent; the model that serves stays.")
+    status = work.ledger.status(run_id)
+    if status == "forfeited" or (status == "open" and not store.is_here(home(), run_id)):
+        return Outcome(kind, f"{reason} {give_up(work, state)}")
+    return Outcome(
+        kind,
+        f"{reason} Run {run_id} is charged, and goes on where it was at the next delivery for nothing more, or ends by"
+        " `epsilonflow retrain --give-up`.",
+    )
 
 
 def _put_back(work: Work, state: State) -> None:
@@ -186,14 +195,7 @@ def _write_params(work: Work, text: str) -> None:
     write_whole(work.root / "params.yaml", lambda fresh: fresh.write_text(text, encoding="utf-8"))
 
 
-def _failed(work: Work, state: State, reason: str) -> Outcome:
-    if state.attempts < work.settings.attempts:
-        left = work.settings.attempts - state.attempts
-        return Outcome("failed", f"{reason} It is taken up at the next delivery, {left} times more at most.")
-    return Outcome("failed", give_up(work, state, reason))
-
-
-def give_up(work: Work, state: State, reason: str) -> str:
+def give_up(work: Work, state: State) -> str:
     """Ends an open retraining without a model; returns the sentence.
 
     Its reservation is forfeited and counts as spent. One that another home took may be at work, and stays.
@@ -201,14 +203,14 @@ def give_up(work: Work, state: State, reason: str) -> str:
     ledger = work.ledger
     run_id = charged_run(ledger, work.population, _key(work, state.period))
     status = None if run_id is None else ledger.status(run_id)
-    # Forfeited already where the process was killed right after that; a settled run has lost its model only.
+    # Forfeited already where a person did it, or the process was killed right after; a settled run has lost its model.
     is_lost = status == "forfeited" or (status == "open" and store.is_here(home(), str(run_id)))
     if run_id is not None and is_lost:
         ledger.forfeit(run_id)
         store.abandon(home(), run_id)
     if status != "settled":
         _put_back(work, state)
-    words = f"{reason} The retraining of {state.period} is given up" + (
+    words = f"The retraining of {state.period} is given up" + (
         f", and the whole reservation of run {run_id} counts as spent." if is_lost else "."
     )
     kind: Literal["forfeited", "given up"] = "forfeited" if is_lost else "given up"

@@ -86,8 +86,8 @@ class State:
     """A retraining that was begun.
 
     kind: "open" until it has ended. params: the text of params.yaml that it runs with, so that it is taken up as it
-    was; before: the one that it replaced. root: its checkout. attempts: how often it was begun or taken up. number: its
-    place among all; names of periods of several lengths, and those after a clock was set, do not sort by time.
+    was; before: the one that it replaced. root: its checkout. number: its place among all; names of periods of several
+    lengths, and those after a clock was set, do not sort by time.
     """
 
     period: str
@@ -98,7 +98,6 @@ class State:
     epsilon: float
     kind: Kind = "open"
     message: str = ""
-    attempts: int = 0
     run_id: str | None = None
     number: int = 0
 

@@ -40,8 +40,8 @@ class Retraining(Group):
     spread: of a block's budget over those that use it. delta: of each run; None leaves the one in params.yaml.
     smallest: share of its cap below which a block's next payment is of no use, so that it retires.
     warm_start: from the model that serves, which costs nothing. minimal_gain: of held-out accuracy, to be promoted.
-    attempts: how often a run that fails is taken up before its reservation is forfeited. warn_below: with fewer
-    retrainings left that the caps allow, a delivery ends as "FewRetrainingsLeft", of which people can be told.
+    warn_below: with fewer retrainings left that the caps allow, a delivery ends as "FewRetrainingsLeft", of which
+    people can be told.
     """
 
     name: Annotated[str, Field(pattern=_NAME)]
@@ -53,7 +53,6 @@ class Retraining(Group):
     smallest: float = Field(default=0.01, gt=0, le=1)
     warm_start: bool = False
     minimal_gain: float = Field(default=0.0, ge=-1, le=1)
-    attempts: int = Field(default=3, ge=1)
     warn_below: int = Field(default=0, ge=0, le=100)
 
     @property

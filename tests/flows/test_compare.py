@@ -141,34 +141,42 @@ def test_other_runners_are_those_of_their_extras(runner: Any, name: str) -> None
     assert type(task_runner(runner, 2)).__name__ == name
 
 
-@pytest.mark.soak
-def test_an_interrupted_comparison_keeps_what_is_finished_and_goes_on(
-    server: str, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = quick() | {"seeds": 60, "epsilons": [1.0]}
-    content["methods"]["dp_sgd"]["algorithm"]["steps"] = 60
-    del content["methods"]["plain"]
-    file = write(place.root, content)
-    monkeypatch.setenv("PREFECT_API_URL", server)
-    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows.compare", str(file)],
+def started(place: Place, content: dict[str, Any]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.compare", str(write(place.root, content))],
         cwd=place.root,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # where tests run in the background
     )
-    while len(place.finished()) < 2 and process.poll() is None:
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_comparison_keeps_what_is_finished_and_goes_on(
+    server: str, place: Place, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """One of its cells would go on for hours, and nobody waits for its end."""
+    content = quick() | {"seeds": 3, "epsilons": [1.0]}
+    del content["methods"]["plain"]
+    long = json.loads(json.dumps(content["methods"]["dp_sgd"]))
+    long["algorithm"]["steps"] = 2_000_000
+    monkeypatch.setenv("PREFECT_API_URL", server)
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    process = started(place, content | {"methods": {**content["methods"], "long": long}})
+    while len(place.finished()) < 3 and process.poll() is None:
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    complaints = process.communicate(timeout=60)[1]
-    assert process.returncode not in (0, None), complaints
-    left = place.finished()
-    assert 2 <= len(left) < 60
-    assert not [path for path in place.cells.iterdir() if path.name.startswith(".")]
-    content["seeds"] = len(left) + 1
+    try:
+        process.send_signal(number)
+        complaints = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number, complaints
+    assert complaints.splitlines()[-1].startswith("stopped: cells that are finished stay")
+    assert len(place.finished()) == 3
+    content["seeds"] = 4
     assert call(str(write(place.root, content))).exit_code == 0
-    assert len(table(place)) == len(left) + 1
+    assert len(table(place)) == 4
 
 
 def test_comparisons_are_run_one_after_the_other_and_dvc_does_not_look_at_them(place: Place) -> None:

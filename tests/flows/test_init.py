@@ -65,6 +65,12 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
         assert done.exit_code == 0 and "test accuracy" in done.stdout, done.output
     assert "Nothing was spent" in done.stdout
     assert call("card", "verify").exit_code == 0
+    Path("tune.yaml").write_text(
+        "{space: {algorithm.clip_norm: [0.5, 1.0]}, epsilon: 3.0, trials: {mean: 1.5}}"
+    )
+    found = call("tune")
+    assert found.exit_code == 0 and "the winner of search" in found.stdout, found.output
+    Path("tune.yaml").unlink()
     identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
     for command in (["add", "--all"], [*identity, "commit", "--quiet", "--message", "a project"]):
         subprocess.run(["git", *command], check=True)
@@ -96,6 +102,17 @@ def test_columns_are_asked_for_and_a_slip_is_asked_again(
     card = registry.card("clinic", tmp_path / "clinic/data/cards")
     assert (card.input_shape, card.classes, card.records.at_most) == ((4,), ("no", "yes"), 20000)
     assert "numbers is none of these" in made.output and "must be below the highest" in made.output
+
+
+def test_numbers_that_nobody_said_are_told_and_those_that_were_said_are_not(schema: str) -> None:
+    told = " ".join(call("init", "clinic", "--from", schema, "--at-most", "20000").stdout.split())
+    assert "all runs together may spend epsilon 10 and delta 0.0001" in told
+    assert "what is protected: one person" in told and "a fifth of the records is held out" in told
+    assert "the middle of its bounds: age 59" in told and "epsilon 1, delta 1e-06" in told
+    said = ("--cap", "4", "--unit", "one visit")
+    told = " ".join(call("init", "other", "--from", schema, "--at-most", "20000", *said).stdout.split())
+    assert "may spend epsilon" not in told and "protected" not in told and "may spend delta 0.0001" in told
+    assert "cap: epsilon: 4.0" in " ".join(Path("other/data/cards/other.yaml").read_text().split())
 
 
 def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,20 +42,26 @@ from tests.soak.year import _inside, _prepare
 from tests.support.wandb_stand_in import standing_in
 
 MOMENTS = ("before", *STAGES, "after")
-_DISK_MB, _PAGE, _MOST_DELIVERIES, _PATIENCE_SECONDS = 48, 4096, 4, 1.0
+_DISK_MB, _PAGE, _MOST_DELIVERIES, _PATIENCE_SECONDS = 48, 4096, 3, 1.0
+_LONG = 5
+"""Deliveries that a long fault lasts."""
 _NO_SENTENCE = re.compile(r"Traceback|\[Errno|Error\(|exit(ed)? (status|with)|File \"")
 _FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What fails. strike: begins it, in the process of the delivery; mend: ends it; moments: at which it is tried."""
+    """What fails. strike: begins it, in the process of the delivery; mend: ends it; moments: at which it is tried.
+
+    lasts: over how many deliveries, where it is not mended by itself.
+    """
 
     name: str
     place: Place
     strike: Callable[[], object]
     mend: Callable[[], object] = lambda: None
     moments: tuple[str, ...] = MOMENTS
+    lasts: int = 1
 
 
 def deliver(fault: Fault, week: int, moment: str | None, told: Connection) -> None:
@@ -107,10 +113,10 @@ def tried(fault: Fault) -> Iterator[dict[str, Any]]:
         before = kills_check.rows_of(fault.place)
         try:
             first = _delivered(fault, week, moment)
+            said = [first, *(_delivered(fault, week, None) for _ in range(1, fault.lasts))]
         finally:
             fault.mend()
-        said = [first]
-        while len(said) < _MOST_DELIVERIES and said[-1][0] not in ("promoted", "kept", "done"):
+        while len(said) < fault.lasts + _MOST_DELIVERIES and said[-1][0] not in ("promoted", "kept", "done"):
             said.append(_delivered(fault, week, None))
         rows = kills_check.rows_of(fault.place)
         wrong = kills_check.problems(fault.place, before, rows)
@@ -126,6 +132,7 @@ def tried(fault: Fault) -> Iterator[dict[str, Any]]:
             "from": moment,
             "first": first[0],
             "said": first[1].replace(f"{fault.place.home.parent}/", ""),
+            "lasted": fault.lasts,
             "deliveries": len(said),
             "last": said[-1][0],
             "charged": len(charged),
@@ -165,8 +172,9 @@ def disks(folder: Path) -> Iterator[list[Fault]]:
                 place if pages == 0 else make(folder / f"place-{pages}", None),
                 lambda pages=pages: _fill(ballast, pages),  # type: ignore[misc]
                 lambda: ballast.unlink(missing_ok=True),
+                lasts=lasts,
             )
-            for pages in (0, 8)
+            for pages, lasts in ((0, _LONG), (8, 1))
         ]
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=False)
@@ -222,6 +230,7 @@ def databases(folder: Path) -> Iterator[list[Fault]]:
                     make(folder / "down", url.removesuffix("postgres") + "down"),
                     lambda: control("stop -m immediate"),
                     lambda: control("restart -m immediate"),  # "start" would forget its port
+                    lasts=_LONG,
                 ),
             ]
         finally:

@@ -80,8 +80,10 @@ def start(root: Path, mode: str, listener: Listener) -> "subprocess.Popen[str]":
     return track(root, mode, here, dict.fromkeys(_PROXIES, here))
 
 
-def track(root: Path, mode: str, url: str, own: Mapping[str, str]) -> "subprocess.Popen[str]":
-    """Tracks the run in `root` in a process of its own. url: of W&B. own: of its environment."""
+def track(
+    root: Path, mode: str, url: str, own: Mapping[str, str], module: str = "tracked_run"
+) -> "subprocess.Popen[str]":
+    """Tracks the run in `root` in a process of its own. url: of W&B. own: of its environment. module: what tracks."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     environment = ours | {
         "HOME": str(root / "home"),
@@ -93,7 +95,7 @@ def track(root: Path, mode: str, url: str, own: Mapping[str, str]) -> "subproces
     }
     (root / "home").mkdir()
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.tracked_run", str(root), mode],
+        [sys.executable, "-m", f"tests.support.{module}", str(root), mode],
         cwd=root,
         env=environment,
         stdout=subprocess.PIPE,

@@ -53,7 +53,7 @@ def keep(root: Path, home: Path, week: str, kind: Kind, epsilon: float, accuracy
     states = States(home / "retrainings" / "visits")
     states.folder.mkdir(parents=True, exist_ok=True)
     number = len(states.all()) + 1
-    states.write(State(week, str(root), "", "", ("w1", "w2"), epsilon, kind, "", 1, f"run of {week}", number))
+    states.write(State(week, str(root), "", "", ("w1", "w2"), epsilon, kind, "", f"run of {week}", number))
     if accuracy is not None:
         folder = root / "models" / "visits" / f"run of {week}"
         folder.mkdir(parents=True)

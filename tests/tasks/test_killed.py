@@ -10,6 +10,7 @@ import pytest
 
 from data.prepare import files
 from tasks import train
+from tasks.retraining.delivery import Work, give_up
 from tasks.runs import store
 from tests.tasks.test_retraining import Place, place
 from tests.tasks.test_train import Workspace, _crash, prepared_digits, workspace
@@ -73,14 +74,14 @@ def test_killed_while_its_key_is_written_a_run_begins_with_another_and_leaves_no
 def test_killed_between_the_forfeit_and_its_note_it_is_forfeited_all_the_same(
     place: Place, own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any, **__: Any) -> None:
-        raise OSError("no space left")
-
-    place.settings = place.settings.model_copy(update={"attempts": 1})
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(train, "run_training", fails)
-        patch.setattr(store, "abandon", _crash)
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(train, "run_training", _crash)
         place.deliver()
+    work = Work(place.settings, place.root, place.run_stage, lambda _: None)
+    (begun,) = work.states.all()
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(store, "abandon", _crash)
+        give_up(work, begun)
     (run_id,) = place.rows("forfeit")
     assert f"the whole reservation of run {run_id} counts as spent" in place.deliver().message
     (state,) = (own_home / "retrainings/visits").glob("*.json")

@@ -1,5 +1,6 @@
 """params.yaml is checked whole: unknown keys, wrong types and impossible values, each by the path of its key."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,26 @@ def test_a_setting_of_a_librarys_model_is_given_once() -> None:
     assert Model.model_validate(own).own_settings == {"task": "image-classification", "checkpoint": "bert"}
     with pytest.raises(ValueError, match=r"model\.checkpoint and model\.settings\.checkpoint are both given"):
         Model.model_validate(own | {"settings": {"checkpoint": "bert"}})
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (
+            "algorithm.clipnorm",
+            "algorithm.clipnorm, perhaps clip_norm; the keys of algorithm for dp_sgd are name, steps,",
+        ),
+        (
+            "algorithm.update.lr",
+            "algorithm.update.lr; the keys of algorithm.update for dp_sgd are learning_rate, schedule,",
+        ),
+        ("algorithm.batches", "algorithm.batches; the keys of algorithm for dp_sgd are name, steps,"),
+        ("privacy.epsilom", "privacy.epsilom, perhaps epsilon; the keys of privacy are epsilon, target,"),
+    ],
+)
+def test_an_unknown_key_is_told_beside_those_that_there_are(key: str, said: str) -> None:
+    with pytest.raises(ParamsRefusedError, match=f"unknown key {re.escape(said)}"):
+        parse(changed(key, 1.0))
 
 
 def test_an_unknown_group_is_refused_even_by_a_stage_that_reads_another() -> None:

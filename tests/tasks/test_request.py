@@ -242,3 +242,22 @@ def test_another_data_set_leaves_what_was_for_the_old_one(root: Path) -> None:
     after = revise(root, Request(dataset="imdb", algorithm="dp_sgd")).params
     assert (after.data.transform, after.features) == ("none", None)
     assert (after.model.name, after.model.settings) == ("bilstm", {})
+
+
+def test_another_data_set_leaves_the_names_of_the_old_ones_blocks(root: Path) -> None:
+    path = root / "params.yaml"
+    path.write_text(path.read_text().replace("blocks: []", "blocks: [2026-W01]"))
+    assert revise(root, Request("digits", epsilon=2.0)).params.data.blocks == ["2026-W01"]
+    assert revise(root, Request("adult")).params.data.blocks == []
+    kept = Request("adult", settings={"data.blocks": ["2026-W02"]})
+    assert revise(root, kept).params.data.blocks == ["2026-W02"]
+
+
+def test_a_list_stands_on_the_line_of_its_key_and_may_become_empty_again(root: Path) -> None:
+    path = root / "params.yaml"
+    line = next(line for line in path.read_text().splitlines() if "blocks:" in line)
+    for blocks in (["2026-W01", "2026-W02"], [], ["2026-W03"]):
+        revise(root, Request(settings={"data.blocks": blocks})).write()
+        assert params.load(path, reads=("data",)).data.blocks == blocks
+        written = next(line for line in path.read_text().splitlines() if "blocks:" in line)
+        assert written.partition("#")[2] == line.partition("#")[2] != ""

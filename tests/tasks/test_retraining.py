@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from ruamel.yaml import YAML
+from typer.testing import CliRunner
 
 from algorithms.errors import BudgetRefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
+from flows.cli.main import app
 from tasks import prepare, train
 from tasks.config.params import ParamsRefusedError, load
 from tasks.retraining import settings as retraining_settings
@@ -65,7 +67,6 @@ SETTINGS: dict[str, Any] = {
     "blocks": {"policy": "all", "at_least": 2},
     "spread": {"policy": "equal", "planned": 3},
     "minimal_gain": -1.0,
-    "attempts": 2,
 }
 
 
@@ -184,20 +185,58 @@ def test_a_cancelled_run_is_taken_up_first_by_whatever_comes_next(
     assert (served.folder / run_id / "model.safetensors").is_file()
 
 
-def test_a_run_that_keeps_failing_is_forfeited(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_lasts_forfeits_nothing_and_the_run_goes_on_when_it_has_ended(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(train, "run_training", fails)
-    assert "taken up at the next delivery" in place.deliver().message
-    last = place.deliver()
-    assert last.kind == "failed"
-    assert "given up" in last.message
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "run_training", fails)
+        for week in range(6):  # and it comes before what is due
+            found = place.deliver(week)
+            (run_id,) = place.rows("reserve")
+            assert (found.kind, f"Run {run_id} is charged, and goes on" in found.message) == ("failed", True)
+    place.arrive("w3")
+    assert place.deliver(6).kind == "promoted"
+    assert place.rows("forfeit") == []
+    assert place.rows("settle") == place.rows("reserve")
+    assert place.rows("settle")[0] == run_id and len(place.rows("settle")) == 2
+
+
+def test_a_person_ends_what_keeps_failing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (place.root / "params.yaml").read_text()
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    YAML(typ="safe", pure=True).dump(SETTINGS, place.root / "retrain.yaml")
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "run_training", fails)
+        place.deliver()
+    asked = CliRunner().invoke(app, ["retrain", "--give-up"], input="n\n")
+    assert (asked.exit_code, place.rows("forfeit")) == (2, [])
+    ended = CliRunner().invoke(app, ["retrain", "--give-up", "--yes"])
     (run_id,) = place.rows("forfeit")
-    assert place.ledger.status(run_id) == "forfeited"
+    assert f"the whole reservation of run {run_id}" in " ".join(ended.output.split())
     assert not list((Path(os.environ["EPSILONFLOW_HOME"]) / "runs").iterdir())
+    assert (place.root / "params.yaml").read_text() == before
+    assert "No retraining waits" in CliRunner().invoke(app, ["retrain", "--give-up"]).output
     assert place.deliver().kind == "done"
-    assert place.rows("reserve") == [run_id]
+    place.arrive("w3")
+    assert place.deliver(1).kind == "promoted"
+
+
+def test_a_run_that_was_forfeited_by_hand_makes_room_for_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(train, "run_training", interrupted)
+        place.deliver()
+    place.ledger.forfeit(place.rows("reserve")[0])
+    place.arrive("w3")
+    assert place.deliver(1).kind == "promoted"
+    assert place.deliver().kind == "done"
 
 
 def test_too_few_blocks_train_nothing(place: Place) -> None:

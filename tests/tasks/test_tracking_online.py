@@ -26,6 +26,7 @@ from tests.support.offline_run import (
     write_finished,
 )
 from tests.support.synthetic_run import read_json
+from tests.support.tracked_group import GROUP, TABLE, WINNER
 from tests.support.tracked_run import MODEL
 from tests.support.wandb_answers import ENTITY
 from tests.support.wandb_stand_in import Request, StandIn, standing_in
@@ -170,6 +171,48 @@ def test_nothing_about_the_machine_the_person_or_the_salt_is_sent(online: Online
     for request in online.backend.requests:
         sent = _whole(request)
         assert not [secret for secret in secrets if re.search(secret, sent)], (request.path, sent[:300])
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
+    """What the stand-in received of a comparison's group and of the winner of a search."""
+    root = tmp_path_factory.mktemp("group")
+    write_finished(root)
+    with standing_in() as backend:
+        printed, complaints = track(root, "online", backend.known.url, {}, "tracked_group").communicate(
+            timeout=200
+        )
+    assert (printed, complaints) == ("true", "")
+    return backend
+
+
+def test_a_group_is_a_run_a_member_with_its_numbers_tables_figures_and_files(group: StandIn) -> None:
+    upserts = [asked for asked in group.asked("UpsertBucket") if asked["groupName"] == GROUP]
+    runs = {asked["jobType"]: asked for asked in upserts}
+    assert set(runs) == {"dp_sgd", "summary"}
+    assert [run["displayName"] for run in runs.values()] == [f"{GROUP}: {kind}" for kind in runs]
+    assert json.loads(runs["dp_sgd"]["config"])["epsilon"]["value"] == 1.0
+    assert json.loads(group.known.runs[runs["dp_sgd"]["name"]]["summaryMetrics"])["accuracy"] == 0.75
+    name = runs["summary"]["name"]
+    assert group.artifacts(name)[1] >= {"comparison"}
+    (row,) = group.rows(name)
+    assert {key for key in row if not key.startswith("_")} == {"methods", "accuracy"}
+    assert (row["methods"]["_type"], row["methods"]["nrows"]) == ("table-file", len(TABLE))
+    assert (row["accuracy"]["_type"], row["accuracy"]["width"]) == ("image-file", 4)
+    sent = {Path(request.path).name for request in group.requests if request.path.startswith("/upload/")}
+    assert "table.csv" in sent
+    assert any(name.endswith(".png") for name in sent) and any(name.endswith(".table.json") for name in sent)
+
+
+def test_of_a_search_the_winner_alone_is_sent_with_what_its_card_states(group: StandIn) -> None:
+    (asked, *_) = (a for a in group.asked("UpsertBucket") if a["jobType"] == "search")
+    assert (asked["name"], asked["groupName"]) == (WINNER, "animals searches")
+    config = {name: item["value"] for name, item in json.loads(asked["config"]).items() if name != "_wandb"}
+    assert set(config) == {"algorithm", "settings", "steps"}
+    assert config["algorithm"] == "dp_sgd"
+    summary = json.loads(group.known.runs[WINNER]["summaryMetrics"])
+    assert {name for name in summary if not name.startswith("_")} == {"epsilon", "delta"}
+    assert group.rows(WINNER) == []
 
 
 def _whole(request: Request) -> bytes:

@@ -8,9 +8,13 @@ population, the blocks that are named, a run. Amounts are exact fractions as tex
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -19,6 +23,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger.books import Account, Books, Run, Status, replay
 from algorithms.privacy.ledger.chain import NOTHING, WHOLE_POPULATION, Entry, Head
 from algorithms.privacy.ledger.composition import Amount, Terms
+from algorithms.privacy.ledger.exchange import Statement, exchange
 
 STATES: tuple[Status, ...] = ("open", "settled", "forfeited")
 _NAMES_IN_A_MESSAGE, _MANY = 10, 50
@@ -31,7 +36,6 @@ def _table(name: str, *columns: str) -> sa.Table:
     return sa.Table(f"epsilonflow_{name}", _METADATA, *(sa.Column(column) for column in columns))
 
 
-HEAD = _table("head", "one", "seq", "hash")
 POPULATION = _table("population", "population", "place", "terms", "allowed", "adjacency")
 ACCOUNT = _table("account", "population", "block", "place", "epsilon", "delta", "retired", "charges", *STATES)
 RUN = _table("run", "run_id", "population", "status", "retraining", "run")
@@ -41,7 +45,7 @@ _TABLES = (POPULATION, ACCOUNT, RUN, HELD)
 
 def head_of(connection: Connection) -> Head:
     """Up to which row the balances are."""
-    return Head(*connection.execute(_HEAD).one())
+    return Head(*connection.execute(HEAD_OF).one())
 
 
 def names(connection: Connection, *, limit: int | None = None) -> list[str]:
@@ -50,50 +54,80 @@ def names(connection: Connection, *, limit: int | None = None) -> list[str]:
     return list(connection.execute(found).scalars())
 
 
-def load(
-    connection: Connection,
-    population: str,
-    *,
-    blocks: Collection[str] | None = None,
-    runs: Collection[str] = (),
-    retraining: object = None,
-    held: bool = False,
-    opened: bool = False,
-    scheduled: bool = False,
-) -> Books:
-    """The books of a population.
+class _AccountRow(NamedTuple):
+    terms: str
+    allowed: str
+    adjacency: str | None
+    population: str
+    block: str
+    epsilon: float
+    delta: float
+    retired: int
+    charges: int
+    open: str
+    settled: str
+    forfeited: str
 
-    blocks: those of its blocks that are needed, besides the whole; None for all. runs: needed, whatever population they
-    are of. retraining: whose run is needed. held: whether the digests of what blocks held are. opened, scheduled:
-    whether all open runs are, and all of retrainings.
+
+@dataclass(frozen=True)
+class Part:
+    """The part of the books that a question is about.
+
+    blocks: those of the population's that are needed, besides the whole; None for all. runs: needed, whatever
+    population they are of. retraining: whose run is needed. held: whether the digests of what blocks held are.
+    opened, scheduled: whether all open runs are, and all of retrainings.
     """
-    books = Books()
-    if blocks is None:
-        accounts = connection.execute(_ACCOUNTS, {"population": population}).all()
-    else:
-        named = sorted({*blocks, WHOLE_POPULATION})
-        accounts = connection.execute(_SOME_ACCOUNTS, {"population": population, "blocks": named}).all()
-    if not accounts:  # the message names some that there are
-        for row in connection.execute(_SOME_POPULATIONS):
-            _enter(books, row)
+
+    population: str
+    blocks: Collection[str] | None = None
+    runs: Collection[str] = ()
+    retraining: object = None
+    held: bool = False
+    opened: bool = False
+    scheduled: bool = False
+
+    def questions(self) -> list[Statement]:
+        """What to ask for it: the accounts, then the runs and the digests where these are needed."""
+        population = {"population": self.population}
+        questions: list[Statement] = [(_ACCOUNTS, population)]
+        if self.blocks is not None:
+            named = _numbered("block", {*self.blocks, WHOLE_POPULATION})
+            questions = [(_some_accounts(len(named)), population | named)]
+        if self._asks_runs:
+            named = _numbered("run", set(self.runs))
+            which = self.retraining is not None, self.opened, self.scheduled
+            given = population | named | {"retraining": self.retraining}
+            questions.append((_some_runs(len(named), *which), given))
+        if self.held:
+            questions.append((_HELD, population))
+        return questions
+
+    def books(self, connection: Connection, answers: Sequence[Sequence[Any]]) -> Books:
+        """The books that the answers make."""
+        books, rest = Books(), iter(answers)
+        accounts = [_AccountRow(*row) for row in next(rest)]
+        if not accounts:  # the message names some that there are
+            for row in connection.execute(_SOME_POPULATIONS):
+                _enter(books, row)
+            return books
+        _enter(books, accounts[0])
+        for account in accounts:
+            _open_account(books, account)
+        if self._asks_runs:
+            books.runs = {run_id: _run_of(text) for run_id, text in next(rest)}
+        for block, digest in next(rest) if self.held else ():
+            place = self.population, block
+            books.held[place] = books.held.get(place, frozenset()) | {digest}
         return books
-    _enter(books, accounts[0])
-    for account in accounts:
-        _open_account(books, account)
-    conditions: list[sa.ColumnElement[bool]] = [RUN.c.run_id.in_(sorted(runs))] if runs else []
-    of_population = RUN.c.population == population
-    if retraining is not None:
-        conditions.append(of_population & (RUN.c.retraining == retraining))
-    if opened:
-        conditions.append(of_population & (RUN.c.status == "open"))
-    if scheduled:
-        conditions.append(of_population & RUN.c.retraining.is_not(None))
-    if conditions:
-        books.runs = find_runs(connection, sa.or_(*conditions))
-    if held:
-        for _, block, digest in connection.execute(sa.select(HELD).where(HELD.c.population == population)):
-            books.held[population, block] = books.held.get((population, block), frozenset()) | {digest}
-    return books
+
+    @property
+    def _asks_runs(self) -> bool:
+        return bool(self.runs) or self.retraining is not None or self.opened or self.scheduled
+
+
+def load(connection: Connection, part: Part) -> Books:
+    """A part of the books."""
+    return part.books(connection, exchange(connection, part.questions()))
 
 
 def find_runs(connection: Connection, condition: "sa.ColumnElement[bool]") -> dict[str, Run]:
@@ -108,10 +142,10 @@ def find_run(connection: Connection, run_id: str) -> Run | None:
     return None if text is None else _run_of(text)
 
 
-def enter(connection: Connection, books: Books, entries: Sequence[Entry]) -> None:
-    """Adds rows to the books, which hold what these are about, and writes what they change; the last one is the head.
+def enter(books: Books, entries: Sequence[Entry]) -> list[Statement]:
+    """Adds rows to the books, which hold what these are about; the last one is the head.
 
-    Raises RefusedError for a row that another version wrote.
+    Returns what writes the changes. Raises RefusedError for a row that another version wrote.
     """
     known, open_already = set(books.adjacencies), set(books.caps)
     before = {name: _population_row(books, name) for name in books.terms}
@@ -144,8 +178,7 @@ def enter(connection: Connection, books: Books, entries: Sequence[Entry]) -> Non
         (_ENTER_HELD, held),
         (_SET_HEAD, [entries[-1].head._asdict()]),
     )
-    for statement, given in changes:
-        _execute(connection, statement, given)
+    return [(statement, row) for statement, given in changes for row in given]
 
 
 def catch_up(connection: Connection, pages: Iterable[Sequence[Entry]]) -> None:
@@ -154,18 +187,19 @@ def catch_up(connection: Connection, pages: Iterable[Sequence[Entry]]) -> None:
     for page in pages:
         for population in {entry.population for entry in page} & there_are:
             there_are.discard(population)
-            books.join(load(connection, population))
+            books.join(load(connection, Part(population)))
         books.runs = find_runs(connection, RUN.c.run_id.in_({entry.run_id for entry in page if entry.run_id}))
-        enter(connection, books, page)
+        _written(connection, enter(books, page))
 
 
-def _execute(connection: Connection, statement: sa.TextClause, rows: Sequence[dict[str, Any]]) -> None:
-    """One by one where they are few: psycopg's pipeline of many complains aloud where a transaction is tried again."""
-    if len(rows) > _MANY:
-        connection.execute(statement, rows)
-        return
-    for row in rows:
-        connection.execute(statement, row)
+def _written(connection: Connection, changes: Sequence[Statement]) -> None:
+    """Many of one statement as one: an exchange keeps in memory what each of its own says."""
+    for statement, group in groupby(changes, key=itemgetter(0)):
+        rows = [row for _, row in group]
+        if len(rows) > _MANY:
+            connection.execute(statement, rows)
+        else:
+            exchange(connection, [(statement, row) for row in rows])
 
 
 def clear(connection: Connection) -> None:
@@ -180,7 +214,7 @@ def differing(connection: Connection, books: Books) -> str | None:
     compared here.
     """
     for population, place in connection.execute(sa.select(POPULATION.c.population, POPULATION.c.place)):
-        kept = load(connection, population)
+        kept = load(connection, Part(population))
         accounts = {account for account in books.caps if account[0] == population}
         if population not in books.terms or kept.terms[population] != books.terms[population]:
             return f"the terms of population {population!r} (row {place})"
@@ -294,16 +328,42 @@ def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-_HEAD = sa.text("SELECT seq, hash FROM epsilonflow_head")
+HEAD_OF = sa.text("SELECT seq, hash FROM epsilonflow_head")
 _SET_HEAD = sa.text("UPDATE epsilonflow_head SET seq = :seq, hash = :hash")
 _JOINED = (
-    "SELECT terms, allowed, adjacency, a.* FROM epsilonflow_population p JOIN epsilonflow_account a"
-    " ON a.population = p.population WHERE p.population = :population"
+    f"SELECT {', '.join(_AccountRow._fields).replace('population', 'a.population')}"
+    " FROM epsilonflow_population p JOIN epsilonflow_account a ON a.population = p.population"
+    " WHERE p.population = :population"
 )
 _ACCOUNTS = sa.text(f"{_JOINED} ORDER BY a.place, block")
-_SOME_ACCOUNTS = sa.text(f"{_JOINED} AND block IN :blocks ORDER BY a.place, block").bindparams(
-    sa.bindparam("blocks", expanding=True)
-)
+_HELD = sa.text("SELECT block, digest FROM epsilonflow_held WHERE population = :population")
+
+
+def _numbered(name: str, values: Collection[str]) -> dict[str, str]:
+    return {f"{name}_{number}": value for number, value in enumerate(sorted(values))}
+
+
+def _names(name: str, count: int) -> str:
+    return ", ".join(f":{name}_{number}" for number in range(count))
+
+
+@lru_cache(maxsize=64)
+def _some_accounts(count: int) -> sa.TextClause:
+    return sa.text(f"{_JOINED} AND block IN ({_names('block', count)}) ORDER BY a.place, block")
+
+
+@lru_cache(maxsize=64)
+def _some_runs(count: int, of_retraining: bool, opened: bool, scheduled: bool) -> sa.TextClause:
+    conditions = {
+        f"run_id IN ({_names('run', count)})": count > 0,
+        "population = :population AND retraining = :retraining": of_retraining,
+        "population = :population AND status = 'open'": opened,
+        "population = :population AND retraining IS NOT NULL": scheduled,
+    }
+    which = " OR ".join(condition for condition, is_asked in conditions.items() if is_asked)
+    return sa.text(f"SELECT run_id, run FROM epsilonflow_run WHERE {which} ORDER BY run_id")
+
+
 _SOME_POPULATIONS = sa.text(
     f"SELECT * FROM epsilonflow_population ORDER BY place LIMIT {_NAMES_IN_A_MESSAGE}"
 )

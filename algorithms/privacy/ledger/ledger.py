@@ -19,7 +19,7 @@ ledger is; that prices are what events cost; and a population as it stood when a
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from sqlalchemy.engine import Connection
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import balances, rules
+from algorithms.privacy.ledger.balances import Part
 from algorithms.privacy.ledger.books import (
     Balance,
     Books,
@@ -62,6 +63,8 @@ class Ledger:
     _store: Store = field(repr=False)
     _priced_by: dict[str, Terms] = field(default_factory=dict, repr=False, compare=False)
     """The terms of populations as they were first seen here; what prices follow from never changes."""
+    _reserved: dict[str, tuple[Part | None, Books]] = field(default_factory=dict, repr=False, compare=False)
+    """Runs that were reserved here, and what they were charged to; that never changes."""
 
     @classmethod
     def open(cls, url: str, *, verified: Head = NOTHING) -> "Ledger":
@@ -198,19 +201,16 @@ class Ledger:
         drafts = rules.reservation(terms, run, blocks, held or {})
         named = {draft.block for draft in drafts}
 
-        def decide(connection: Connection) -> tuple[Books, list[Draft]]:
-            # What decides is loaded; what a refusal says more, all blocks and all open runs, where there is one.
-            few = None if WHOLE_POPULATION in named else named
-            ask: dict[str, Any] = {
-                "runs": (run_id,),
-                "retraining": about.get("retraining"),
-                "held": bool(held),
-            }
-            books = balances.load(connection, population, blocks=few, **ask)
+        # What decides is loaded; what a refusal says more, all blocks and all open runs, where there is one.
+        few = None if WHOLE_POPULATION in named else named
+        part = Part(population, few, (run_id,), about.get("retraining"), bool(held))
+
+        def decide(connection: Connection, books: Books) -> list[Draft]:
+            self._reserved[run_id] = Part(population, few, (run_id,)), books
             try:
-                return books, admitted(books)
+                return admitted(books)
             except RefusedError:
-                admitted(balances.load(connection, population, opened=True, **ask))
+                admitted(balances.load(connection, replace(part, blocks=None, opened=True)))
                 raise
 
         def admitted(books: Books) -> list[Draft]:
@@ -223,7 +223,11 @@ class Ledger:
             rules.check_fits(books, drafts)
             return drafts
 
-        self._store.append(decide)
+        try:
+            self._store.append(part, decide)
+        except BaseException:
+            self._reserved.pop(run_id, None)
+            raise
 
     def settle(
         self,
@@ -240,7 +244,8 @@ class Ledger:
         Raises BudgetRefusedError when it spent more than it reserved, RefusedError for a run that is unknown or
         ended otherwise.
         """
-        found = self._store.read(lambda connection: _books_of_run(connection, run_id))
+        known = self._reserved.pop(run_id, None)
+        part, found = self._of_run(run_id) if known is None else known
         drafts = rules.settlement(found, run_id, spent, events, blocks or {}, model)
 
         def decide(books: Books) -> list[Draft]:
@@ -251,7 +256,7 @@ class Ledger:
             rules.check_settles(run_id, run, spent)
             return drafts
 
-        self._end(run_id, decide)
+        self._store.append(part, lambda _, books: decide(books))
 
     def forfeit(self, run_id: str) -> None:
         """Gives a run up: its whole reservation counts as spent for ever; does nothing the second time.
@@ -266,7 +271,7 @@ class Ledger:
             blocks = run.amounts if run.status == "open" else ()
             return [Draft("forfeit", run.population, run.reserved, run_id, block=block) for block in blocks]
 
-        self._end(run_id, decide)
+        self._store.append(self._of_run(run_id)[0], lambda _, books: decide(books))
 
     def terms(self, population: str) -> Terms:
         """What a population was declared with; raises RefusedError for an unknown one."""
@@ -285,7 +290,7 @@ class Ledger:
         """Where each block stands, or the whole of a population without blocks, of one population or of all."""
         found = self._store.read(
             lambda connection: [
-                balances.load(connection, name)
+                balances.load(connection, Part(name))
                 for name in ([population] if population is not None else balances.names(connection))
             ]
         )
@@ -349,7 +354,7 @@ class Ledger:
             return self._store.read(lambda connection: list(self._store.rows(connection)))
 
         def of_population(connection: Connection) -> list[Entry]:
-            balances.load(connection, population, blocks=()).term(population)
+            balances.load(connection, Part(population, blocks=())).term(population)
             return list(self._store.rows_of(connection, population))
 
         return self._store.read(of_population)
@@ -394,28 +399,22 @@ class Ledger:
         return self._store.read(lambda connection: take(self._store.rows(connection)))
 
     def _books(self, population: str, **ask: Any) -> Books:
-        return self._store.read(lambda connection: balances.load(connection, population, **ask))
+        return self._store.read(lambda connection: balances.load(connection, Part(population, **ask)))
 
     def _append(self, decide: Callable[[Books], Sequence[Draft]], population: str, **ask: Any) -> None:
-        def loaded(connection: Connection) -> tuple[Books, Sequence[Draft]]:
-            books = balances.load(connection, population, **ask)
-            return books, decide(books)
+        self._store.append(Part(population, **ask), lambda _, books: decide(books))
 
-        self._store.append(loaded)
+    def _of_run(self, run_id: str) -> tuple[Part | None, Books]:
+        """A run and what it is charged to, which stays as it was reserved; None where the ledger does not know it."""
 
-    def _end(self, run_id: str, decide: Callable[[Books], Sequence[Draft]]) -> None:
-        def loaded(connection: Connection) -> tuple[Books, Sequence[Draft]]:
-            books = _books_of_run(connection, run_id)
-            return books, decide(books)
+        def found(connection: Connection) -> tuple[Part | None, Books]:
+            run = balances.find_run(connection, run_id)
+            if run is None:
+                return None, Books()
+            part = Part(run.population, [*run.amounts], (run_id,))
+            return part, balances.load(connection, part)
 
-        self._store.append(loaded)
-
-
-def _books_of_run(connection: Connection, run_id: str) -> Books:
-    run = balances.find_run(connection, run_id)
-    if run is None:
-        return Books()
-    return balances.load(connection, run.population, blocks=[*run.amounts], runs=(run_id,))
+        return self._store.read(found)
 
 
 def export(ledger: Ledger, path: Path) -> int:
@@ -527,10 +526,10 @@ def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
 
 def _settlement(store: Store, connection: Connection, population: str, run_id: str) -> Books | None:
     """The books right after a settlement: those of now where nothing followed it, else a replay; None without one."""
-    balances.load(connection, population, blocks=()).term(population)
+    balances.load(connection, Part(population, blocks=())).term(population)
     place = settled_at(connection, population, run_id)
     if place is None:
         return None
     if place == last_of(connection, population):
-        return balances.load(connection, population, runs=(run_id,), scheduled=True)
+        return balances.load(connection, Part(population, runs=(run_id,), scheduled=True))
     return replay(takewhile(lambda row: row.seq <= place, store.rows_of(connection, population)))

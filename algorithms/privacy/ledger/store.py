@@ -9,6 +9,7 @@ behind that. A transaction that lost a race or its connection is tried again. Tr
 stop accidents, while the hash chain shows what was done around them. No message holds a password.
 """
 
+import errno
 import getpass
 import os
 import random
@@ -34,9 +35,12 @@ from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.ledger import balances
 from algorithms.privacy.ledger.books import Books
 from algorithms.privacy.ledger.chain import NOTHING, Draft, Entry, Head, follow, is_intact, seal
+from algorithms.privacy.ledger.exchange import Statement, exchange
 
 PATIENCE_SECONDS = 30.0
 _CONNECT_SECONDS = 10
+_ROOM_BYTES = 2**20
+"""With less than this a disk is full."""
 _SESSION = {"lock_timeout": 30, "idle_in_transaction_session_timeout": 60, "idle_session_timeout": 10}
 _SQLITE_PRAGMAS = (
     f"PRAGMA busy_timeout = {int(PATIENCE_SECONDS * 1000)}",
@@ -69,6 +73,8 @@ class Place:
 
     def complaint(self, error: DBAPIError) -> str:
         """One sentence on what the database refused, without SQL, parameters or password."""
+        if self._is_full(error):
+            return full_disk(self.name)
         reason = next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
         for secret in self.secrets:
             reason = reason.replace(secret, "***")
@@ -76,6 +82,19 @@ class Place:
             f"the ledger {self.name} cannot be used ({reason.rstrip('.')});"
             " make sure that it is there, that it is a ledger and that you may write to it."
         )
+
+    def _is_full(self, error: DBAPIError) -> bool:
+        """Whether the disk of a file is full; of its log and its index SQLite says only that they cannot be written."""
+        code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+        if code != sqlite3.SQLITE_IOERR:
+            return code == sqlite3.SQLITE_FULL
+        disk = os.statvfs(Path(str(self.engine.url.database)).parent)
+        return disk.f_bavail * disk.f_frsize < _ROOM_BYTES
+
+
+def full_disk(name: str) -> str:
+    """What to tell a person where no room is left for a ledger."""
+    return f"the disk is full; make room where the ledger {name} lies, then start it again: it goes on where it was."
 
 
 def place_of(url: str) -> Place:
@@ -109,6 +128,8 @@ def _sqlite(url: URL, *, is_whole: bool) -> Place:
     try:
         _make_private(path)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RefusedError(full_disk(str(path))) from None
         raise RefusedError(
             f"the ledger {path} cannot be created or opened ({error.strerror});"
             " choose a place that you may write to."
@@ -169,11 +190,12 @@ def _postgresql(url: URL) -> Place:
 
 
 T = TypeVar("T")
-Decision = Callable[[Connection], tuple[Books, Sequence[Draft]]]
+Decision = Callable[[Connection, Books], Sequence[Draft]]
 
 LATEST = "0002"
 """The last of the migrations."""
 PAGE = 1000
+_FIRST_PAGE = PAGE // 20
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _VERSIONS = "epsilonflow_ledger_version"
 _MIGRATING = threading.Lock()
@@ -186,8 +208,16 @@ _SHUTTING_DOWN = {"57P01", "57P02", "57P03", "57P05"}
 _NOT_ALLOWED = "42501"
 _DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, sa.exc.InvalidRequestError)
 
+# Writers take turns. The lock comes first, so that the snapshot is taken when the turn has come.
+_TURN: Sequence[Statement] = (
+    (sa.text("LOCK TABLE epsilonflow_head IN EXCLUSIVE MODE"), {}),
+    (sa.text("SET LOCAL synchronous_commit = off"), {}),
+)
+_ENDS: Sequence[Statement] = (
+    (sa.text("COMMIT"), {}),
+    (sa.text("SELECT pg_logical_emit_message(true, 'epsilonflow', '')"), {}),
+)
 _COLUMNS = [field.name for field in fields(Entry)]
-_TABLE = sa.table("epsilonflow_ledger", *(sa.column(name) for name in _COLUMNS))
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM epsilonflow_ledger"
 _FROM = sa.text(f"{_SELECT} WHERE seq >= :seq ORDER BY seq LIMIT :page")
 _OF = sa.text(f"{_SELECT} WHERE population = :population AND seq >= :seq ORDER BY seq LIMIT :page")
@@ -225,17 +255,17 @@ class Store:
 
         def work(connection: Connection) -> tuple[Head, T]:
             with self.damage():
-                return self._current(connection), ask(connection)
+                return self._current(connection)[0], ask(connection)
 
         try:
             self.verified, found = self._transaction(work)
         except _BehindError:
-            self.append(lambda _: (Books(), ()))
+            self.append(None, lambda *_: ())
             self.verified, found = self._transaction(work)
         return found
 
-    def append(self, decide: Decision) -> None:
-        """Appends what `decide` makes of the books that it loads: all of its drafts, or nothing when there are none.
+    def append(self, part: balances.Part | None, decide: Decision) -> None:
+        """Appends what `decide` makes of a part of the books: all of its drafts, or nothing when there are none.
 
         No other write comes between the reading and the appending. `decide` may be called again after a lost race or a
         lost connection, and may raise: then nothing is written. Raises LedgerBrokenError when the chain does not hold,
@@ -243,16 +273,14 @@ class Store:
         """
 
         def work(connection: Connection) -> Head:
-            head = self._current(connection, writes=True)
-            books, drafts = decide(connection)
+            head, answers = self._current(connection, writes=True, questions=part.questions() if part else ())
+            books = part.books(connection, answers) if part else Books()
             entries, now = list[Entry](), datetime.now(UTC).isoformat(timespec="microseconds")
-            for draft in drafts:
+            for draft in decide(connection, books):
                 entries.append(seal(draft, after=head, written_at=now, written_by=_user(connection)))
                 head = entries[-1].head
-            if entries:
-                with _together(connection):
-                    insert(connection, entries)
-                    balances.enter(connection, books, entries)
+            changes = balances.enter(books, entries) if entries else []
+            exchange(connection, [*((INSERT, vars(row)) for row in entries), *changes, *_end(connection)])
             return head
 
         self.verified = self._transaction(work, writes=True)
@@ -264,18 +292,20 @@ class Store:
         """
 
         def work(connection: Connection) -> Head:
-            if self._current(connection, writes=True) != NOTHING:
+            if self._current(connection, writes=True)[0] != NOTHING:
                 raise RefusedError(
                     f"the ledger {self.place.name} holds rows already; restore into a new one."
                 )
 
             def written() -> Iterator[list[Entry]]:
                 for page in pages(entries()):
-                    insert(connection, page)
+                    connection.execute(INSERT, [vars(row) for row in page])
                     yield page
 
             balances.catch_up(connection, written())
-            return balances.head_of(connection)
+            head = balances.head_of(connection)
+            exchange(connection, _end(connection))
+            return head
 
         self.verified = self._transaction(work, writes=True)
         return self.verified.seq
@@ -286,11 +316,16 @@ class Store:
         Raises RefusedError where it cannot, and for a ledger of a newer version.
         """
         if self._transaction(_version) != LATEST:
-            self._transaction(self._upgrade, writes=True, locks=False)
+            self._transaction(self._upgrade, writes=True)
 
     def administrate(self, work: Callable[[Connection], T]) -> T:
         """What the owner of the tables does to them, in one transaction."""
-        return self._transaction(work, writes=True)
+
+        def alone(connection: Connection) -> T:
+            exchange(connection, _TURN[:1])
+            return work(connection)
+
+        return self._transaction(alone, writes=True)
 
     def rows(self, connection: Connection, *, after: Head = NOTHING) -> Iterator[Entry]:
         """The rows after a head, verified one by one."""
@@ -320,15 +355,23 @@ class Store:
                 " restore it from a copy whose chain holds."
             ) from error
 
-    def _current(self, connection: Connection, *, writes: bool = False) -> Head:
-        """The head of the chain, verified on from the last time; a write brings the balances up to it where need be.
+    def _current(
+        self, connection: Connection, *, writes: bool = False, questions: Sequence[Statement] = ()
+    ) -> tuple[Head, list[Sequence[Any]]]:
+        """The head of the chain, verified on from the last time, and the answers to questions about the balances.
 
-        Raises _BehindError for a reading where balances are of fewer rows.
+        A write takes its turn, and brings the balances up to the head where need be; raises _BehindError for a reading
+        where balances are of fewer rows.
         """
-        head = self._head(connection)
-        kept = balances.head_of(connection)
+        turn = _TURN if writes and connection.dialect.name == "postgresql" else ()
+        known = self.verified
+        rows: Statement = (_FROM, {"seq": max(known.seq, 1), "page": _FIRST_PAGE})
+        found = exchange(connection, [*turn, rows, (balances.HEAD_OF, {}), *questions])[len(turn) :]
+        page, ((seq, hashed),), *answers = found
+        kept = Head(seq, hashed)
+        head = self._head(connection, known, page)
         if kept == head:
-            return head
+            return head, answers
         try:
             fresh = list(islice(self.rows(connection, after=kept), 1)) if kept.seq < head.seq else []
         except LedgerBrokenError:
@@ -341,18 +384,22 @@ class Store:
         if not writes:
             raise _BehindError
         balances.catch_up(connection, pages(self.rows(connection, after=kept)))
-        return head
+        return head, exchange(connection, questions)
 
-    def _head(self, connection: Connection) -> Head:
-        """The head of the chain, verified from the row that was the last one the last time, itself included."""
-        known = self.verified
+    def _head(self, connection: Connection, known: Head, page: Sequence[Any]) -> Head:
+        """The head of the chain, verified from the row that was the last one the last time, itself included.
+
+        page: the rows from there on, as far as they were read already.
+        """
         if known.seq:
-            rows = _rows(connection, _FROM, known.seq)
+            rows = _rows(connection, _FROM, known.seq, page)
             last = next(rows, None)
             if last is not None and last.head == known and is_intact(last):
                 return _last(follow(rows, name=self.place.name, after=known), known)
+            page = ()
         # The first time; or another ledger is in this place, or one that was cut.
-        return _last(self.rows(connection), NOTHING)
+        rows = _rows(connection, _FROM, 1, page)
+        return _last(follow(rows, name=self.place.name), NOTHING)
 
     def _upgrade(self, connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
@@ -375,7 +422,7 @@ class Store:
                 command.stamp(config, "0001")  # version 0.2 kept no number
             command.upgrade(config, "head")
 
-    def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False, locks: bool = True) -> T:
+    def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:
         deadline = time.monotonic() + PATIENCE_SECONDS
         pause = 0.005
         engine = self.place.engine if writes else self.place.reader
@@ -384,11 +431,9 @@ class Store:
                 with engine.connect() as connection:
                     self._was_connected = True
                     with connection.begin():
-                        _begin(connection, writes=writes, locks=locks)
-                        found = work(connection)
-                    if writes and connection.dialect.name == "postgresql":
-                        _make_durable(connection)
-                    return found
+                        if connection.dialect.name == "sqlite":
+                            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+                        return work(connection)
             except UnicodeDecodeError:
                 raise RefusedError(
                     f"the ledger {self.place.name} is damaged; restore it from a copy whose chain holds."
@@ -440,17 +485,6 @@ def pages(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         yield page
 
 
-def insert(connection: Connection, entries: Sequence[Entry]) -> None:
-    """Appends rows as they are."""
-    rows = [vars(entry) for entry in entries]
-    if len(rows) == PAGE:
-        connection.execute(_TABLE.insert(), rows)
-        return
-    # One by one: psycopg's pipeline of many complains aloud where a transaction is tried again.
-    for row in rows:
-        connection.execute(_INSERT, row)
-
-
 def open_store(url: str) -> Store:
     """The store at a SQLAlchemy URL, created or brought up to date; raises RefusedError where that is impossible."""
     store = Store(place_of(url))
@@ -458,20 +492,24 @@ def open_store(url: str) -> Store:
     return store
 
 
-_INSERT = sa.text(
+INSERT = sa.text(
     f"INSERT INTO epsilonflow_ledger ({', '.join(_COLUMNS)}) VALUES ({', '.join(f':{name}' for name in _COLUMNS)})"
 )
 
 
-def _rows(connection: Connection, statement: sa.TextClause, seq: int, **asked: str) -> Iterator[Entry]:
-    """Page by page, so that a million need no more memory than a thousand; the first page is short."""
-    page = PAGE // 20
+def _rows(
+    connection: Connection, statement: sa.TextClause, seq: int, first: Sequence[Any] = (), **asked: str
+) -> Iterator[Entry]:
+    """Page by page, so that a million need no more memory than a thousand; the first page, which may be known, is
+    short.
+    """
+    page, found = _FIRST_PAGE, first
     while True:
-        found = connection.execute(statement, {"seq": seq, "page": page, **asked}).all()
+        found = found or connection.execute(statement, {"seq": seq, "page": page, **asked}).all()
         yield from (Entry(*row) for row in found)
         if len(found) < page:
             return
-        seq, page = found[-1].seq + 1, PAGE
+        seq, page, found = found[-1][0] + 1, PAGE, ()
 
 
 def _last(entries: Iterator[Entry], head: Head) -> Head:
@@ -480,33 +518,11 @@ def _last(entries: Iterator[Entry], head: Head) -> Head:
     return head
 
 
-def _begin(connection: Connection, *, writes: bool, locks: bool) -> None:
-    if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-    elif writes and locks:
-        # Writers take turns. The first statement, so that the snapshot is taken when the turn has come.
-        connection.exec_driver_sql(
-            "LOCK TABLE epsilonflow_head IN EXCLUSIVE MODE; SET LOCAL synchronous_commit = off"
-        )
-
-
-@contextmanager
-def _together(connection: Connection) -> Iterator[None]:
-    """Sends what is written without waiting for the answer to each statement: others wait for this turn to end."""
-    if connection.dialect.name != "postgresql":
-        yield
-        return
-    try:
-        with connection.connection.driver_connection.pipeline():  # type: ignore[union-attr]
-            yield
-    except connection.dialect.loaded_dbapi.Error as error:
-        raise DBAPIError(None, None, error) from None
-
-
-def _make_durable(connection: Connection) -> None:
-    """Waits until the disk has every commit so far: a commit that waits for its own mark waits for those before it."""
-    with connection.begin():
-        connection.exec_driver_sql("SELECT pg_logical_emit_message(true, 'epsilonflow', '')")
+def _end(connection: Connection) -> Sequence[Statement]:
+    """What ends a turn, and then waits until the disk has every commit so far: a commit that waits for its own mark
+    waits for those before it.
+    """
+    return _ENDS if connection.dialect.name == "postgresql" else ()
 
 
 def _user(connection: Connection) -> str:

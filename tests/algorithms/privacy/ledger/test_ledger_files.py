@@ -1,12 +1,16 @@
 """Where a ledger may live, who may read it, and what its messages never show."""
 
 import os
+import resource
 import sqlite3
 import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -168,3 +172,30 @@ print({"torch", "dp_accounting", "numpy"} & {*sys.modules})
     root = Path(__file__).parents[4]
     found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert found.stdout == "set()\n"
+
+
+@contextmanager
+def _unwritable() -> Iterator[None]:
+    """No file can grow, which SQLite meets as it does a disk without room for its log."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_called_a_full_disk_and_a_broken_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.sqlite")
+    with pytest.raises(RefusedError, match=r"cannot be used \(disk I/O error\)"), _unwritable():
+        ledger.declare("patients", Budget(1.0, 1e-5), public=False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=8, f_frsize=4096))
+    with (
+        pytest.raises(RefusedError, match=r"^the disk is full; make room where the ledger .*\.$"),
+        _unwritable(),
+    ):
+        ledger.declare("patients", Budget(1.0, 1e-5), public=False)
+    ledger.declare("patients", Budget(1.0, 1e-5), public=False)
+    assert ledger.verify().read == 1

@@ -15,7 +15,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Entry, Ledger
 from algorithms.privacy.ledger import store as module
 from algorithms.privacy.ledger.chain import follow
-from algorithms.privacy.ledger.store import LATEST, insert
+from algorithms.privacy.ledger.store import INSERT, LATEST
 
 DUMP = Path(__file__).with_name("ledger-0.2.sql").read_text()
 HEAD = "458f87b68e326b8b5c7a62e894276fe2b056e6551c2eefb7283baaa1ec7c2d3c"
@@ -90,7 +90,8 @@ def test_rows_that_the_version_before_adds_meanwhile_are_entered_by_the_next_ope
     other._store.fill(lambda: iter(ledger.history()))
     other.reserve("a", "patients", Budget(0.25, 0.0), events=[], about={})
     with ledger._store.place.engine.begin() as connection:
-        insert(connection, list(follow(other.history()[1:], name="x", after=ours)))
+        for row in follow(other.history()[1:], name="x", after=ours):
+            connection.execute(INSERT, vars(row))
     assert ledger.balance("patients").reserved == Budget(0.25, 0.0)
     ledger.verify()
 

@@ -3,8 +3,10 @@
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -226,6 +228,42 @@ def test_postgresql_transactions_are_serializable(postgres_server: sa.URL) -> No
     place = place_of(postgres_server.render_as_string(hide_password=False))
     with place.engine.connect() as connection:
         assert connection.exec_driver_sql("SHOW transaction_isolation").scalar() == "serializable"
+
+
+def test_a_turn_of_a_writer_is_two_exchanges_with_the_server(
+    postgres_server: sa.URL, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait meanwhile: what it asks is sent at once, and so is what it writes, commit included."""
+    if ledger_url.startswith("sqlite"):
+        return
+    ledger, exchanges, pipeline = _lived(ledger_url), list[str](), psycopg.Connection.pipeline
+
+    def counted(
+        connection: "psycopg.Connection[tuple[object, ...]]",
+    ) -> AbstractContextManager[psycopg.Pipeline]:
+        exchanges.append("at once")
+        return pipeline(connection)
+
+    monkeypatch.setattr(psycopg.Connection, "pipeline", counted)
+    sa.event.listen(
+        ledger._store.place.engine, "before_cursor_execute", lambda *given: exchanges.append(given[2])
+    )
+    ledger.reserve("c", "patients", Budget(0.5, 0.0), events=EVENTS, about={})
+    assert exchanges == ["at once"] * 2
+    ledger.settle("c", Budget(0.25, 0.0), events=EVENTS)
+    assert exchanges == ["at once"] * 4
+    assert Ledger.open(ledger_url).status("c") == "settled"
+
+
+def test_rows_are_read_page_by_page(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = _lived(ledger_url).history()
+    monkeypatch.setattr("algorithms.privacy.ledger.store._FIRST_PAGE", 1)
+    monkeypatch.setattr("algorithms.privacy.ledger.store.PAGE", 2)
+    again = Ledger.open(ledger_url)
+    again.forfeit("b")
+    assert [entry.kind for entry in again.history()] == KINDS[:5]
+    assert again.history()[:4] == rows
+    assert again.verify().read == 5
 
 
 def test_a_wrong_password_is_refused_without_showing_it(postgres_server: sa.URL) -> None:

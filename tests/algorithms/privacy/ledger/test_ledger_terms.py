@@ -8,7 +8,7 @@ from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Composition, Ledger
 from algorithms.privacy.ledger.chain import NOTHING, Draft, seal
-from algorithms.privacy.ledger.store import insert
+from algorithms.privacy.ledger.store import INSERT
 
 CAP = Budget(3.0, 1e-4)
 
@@ -89,6 +89,7 @@ def test_rows_of_another_version_are_refused_in_a_sentence(tmp_path: Path) -> No
     ledger = _open(tmp_path)
     draft = Draft("population", "patients", CAP, about={"public": False})
     with ledger._store.place.engine.begin() as connection:
-        insert(connection, [seal(draft, after=NOTHING, written_at="now", written_by="another version")])
+        row = seal(draft, after=NOTHING, written_at="now", written_by="another version")
+        connection.execute(INSERT, vars(row))
     with pytest.raises(RefusedError, match=r"^row 1 of the ledger was written by another version .*\.$"):
         ledger.balance("patients")

@@ -1,0 +1,56 @@
+"""Statements to the database, as few exchanges with it as there can be.
+
+In PostgreSQL writers wait for each other's turns, and a turn is mostly waiting for answers: so what a turn asks goes
+there together, and so does what it writes. SQLite is in this process and is asked one by one.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Dialect
+from sqlalchemy.exc import DBAPIError
+
+Statement = tuple[sa.TextClause, Mapping[str, Any]]
+
+
+def exchange(connection: Connection, statements: Sequence[Statement]) -> list[Sequence[Any]]:
+    """The rows that each statement finds, none for one that is no question.
+
+    On PostgreSQL they are sent at once, and those after one that fails do nothing. Raises DBAPIError.
+    """
+    if connection.dialect.name != "postgresql":
+        return [_asked(connection, statement, given) for statement, given in statements]
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver.pipeline():
+            cursors = [
+                driver.execute(_sql(statement, connection.dialect), given) for statement, given in statements
+            ]
+        return [cursor.fetchall() if cursor.pgresult.nfields else () for cursor in cursors]
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise _failure(connection, error) from None
+
+
+def _asked(connection: Connection, statement: sa.TextClause, given: Mapping[str, Any]) -> Sequence[Any]:
+    found = connection.execute(statement, given)
+    return found.all() if found.returns_rows else ()
+
+
+@lru_cache(maxsize=256)
+def _sql(statement: sa.TextClause, dialect: Dialect) -> str:
+    return str(statement.compile(dialect=dialect))
+
+
+def _failure(connection: Connection, error: Exception) -> DBAPIError:
+    """What SQLAlchemy makes of an error in a statement of its own; a lost connection goes back to no pool."""
+    dialect = connection.dialect
+    is_lost = dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
+    failure = DBAPIError.instance(
+        None, None, error, dialect.loaded_dbapi.Error, connection_invalidated=is_lost, dialect=dialect
+    )
+    if is_lost:
+        connection.invalidate(error)
+    assert isinstance(failure, DBAPIError)
+    return failure
