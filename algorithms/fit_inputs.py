@@ -59,10 +59,10 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
         or any(part.ndim < least or len(part) != len(labels) for part in parts.values())
         or not len(labels)
     ):
-        shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in parts.items())
+        dimensions = ", ".join(f"{name} {part.ndim}" for name, part in parts.items())
         raise RefusedError(
-            f"the shapes are {shapes} and y {list(labels.shape)}; give X as [n, ...] and y as [n] or [n, ...], of"
-            " the same number of records."
+            f"the numbers of dimensions are {dimensions} and y {labels.ndim}; give X as [n, ...] and y as [n] or"
+            " [n, ...], of the same number of records, one at least."
         )
     for name, part in (*parts.items(), ("y", labels)):
         if not np.isfinite(part).all():

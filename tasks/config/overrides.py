@@ -111,13 +111,15 @@ def reasons(card: DataCard, advised: Recipe) -> dict[str, str]:
         else "a tenth of the records"
     )
     bound = "small, as images and texts gain by it" if kind != "tables" else "1, as for most tables"
+    falls = advised.settings.get("update", {}).get("schedule") != "constant"
+    stays = "" if falls else f", at most {_LARGEST_RATE:g}, at which it stays"
     predicted = f"the target of {card.target.kind}" if card.target else f"{len(card.classes)} classes"
     return {
         "model": f"the usual one for {kind} of shape {list(card.input_shape)} and {predicted}",
         **({"batch size": f"{size}: larger ones gain little and cost time"} if batch else {}),
         "steps": "300: enough for large batches, and noise grows only by the root of their number",
         "clip norm": f"{bound}; with the learning rate it only sets the length of a step",
-        "learning rate": f"as long as the noise of a step lets it be: by {_NOISE_TAKEN[kind]:g}",
+        "learning rate": f"as long as the noise of a step lets it be: by {_NOISE_TAKEN[kind]:g}" + stays,
     }
 
 
@@ -157,7 +159,10 @@ def _with_batches(settings: dict[str, Any], records: Records) -> dict[str, Any]:
 def _with_learning_rate(
     settings: dict[str, Any], card: DataCard, model: str, epsilon: float
 ) -> dict[str, Any]:
-    """The settings with a learning rate where the file leaves it open: the less noise in a step, the longer it is."""
+    """The settings with a learning rate where the file leaves it open: the less noise in a step, the longer it is.
+
+    Where noise lets a network for images take the largest one, the rate does not fall: that only shortens the way.
+    """
     update = settings.get("update", {})
     if update.get("learning_rate", 0.0) is not None:
         return settings
@@ -174,7 +179,10 @@ def _with_learning_rate(
     )
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_LARGEST_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
-    return settings | {"update": update | {"learning_rate": float(f"{rate:.2g}")}}
+    chosen: dict[str, Any] = {"learning_rate": float(f"{rate:.2g}")}
+    if rate == _LARGEST_RATE and _kind(card) == "images" and "schedule" in update:
+        chosen["schedule"] = "constant"
+    return settings | {"update": update | chosen}
 
 
 _RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))

@@ -25,7 +25,7 @@ from tasks.retraining.choice import TooFewBlocksError, declared_blocks, how_many
 from tasks.retraining.registry import Registry, State, States
 from tasks.retraining.settings import Retraining
 from tasks.runs import store
-from tasks.runs.quality import quality
+from tasks.runs.quality import Metrics, quality, worded
 from tasks.runs.reproduce import STAGES, Say, StageFailedError, StageRefusedError
 from tasks.runs.stage import disk_full, refusals
 from tasks.runs.summary import open_ledger
@@ -242,23 +242,21 @@ def _finished(work: Work, state: State) -> Outcome:
 
 def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]:
     """Whether the new model is to serve, and why, by the held-out records of its own blocks."""
-    fresh = accuracy(work.root, entry)
+    fresh = metrics_of(work.root, entry)
     if serving is None or serving == entry:
-        return True, f"the model {entry.name} serves; its held-out accuracy is {fresh:.2%}."
+        return True, f"the model {entry.name} serves, with held-out {worded(fresh)}."
     try:
-        old = accuracy(work.root, serving)
+        old = metrics_of(work.root, serving)
     except (ModelRefusedError, RuntimeError):
         return False, f"the model {serving.name} is of other data, so they cannot be compared; it stays."
-    compared = f"held-out accuracy {fresh:.2%}, against {old:.2%} of {serving.name}"
-    if fresh >= old + work.settings.minimal_gain:
+    compared = f"held-out {worded(fresh)}, against {worded(old)} of {serving.name}"
+    if quality(fresh) >= quality(old) + work.settings.minimal_gain:
         return True, f"the model {entry.name} serves: {compared}."
     return False, f"the model {serving.name} stays; the new one has {compared}."
 
 
-def accuracy(root: Path, entry: Path) -> float:
-    """Of a model on the held-out records, which the data card declares public, of the blocks prepared last; or what
-    else models for their target are compared by.
-    """
+def metrics_of(root: Path, entry: Path) -> Metrics:
+    """Of a model on the held-out records, which the data card declares public, of the blocks prepared last."""
     data = load_held_out(root / "datasets" / "prepared")
     found = evaluate(*load_model(entry / "model.safetensors"), data)
-    return quality(measured(data.public.known, found, data.test_labels))
+    return measured(data.public.known, found, data.test_labels)

@@ -39,7 +39,8 @@ class Retraining(Group):
     every: there is at most one retraining in each hour, day, week or month of UTC. blocks: which a retraining uses.
     spread: of a block's budget over those that use it. delta: of each run; None leaves the one in params.yaml.
     smallest: share of its cap below which a block's next payment is of no use, so that it retires.
-    warm_start: from the model that serves, which costs nothing. minimal_gain: of held-out accuracy, to be promoted.
+    warm_start: from the model that serves, which costs nothing. minimal_gain: of held-out accuracy, or
+    of what else models for the target are compared by, to be promoted.
     warn_below: with fewer retrainings left that the caps allow, a delivery ends as "FewRetrainingsLeft", of which
     people can be told.
     """

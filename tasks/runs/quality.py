@@ -50,6 +50,12 @@ def quality(metrics: Metrics) -> float:
     return float(metrics[_kind_in(metrics).headline])
 
 
+def worded(metrics: Metrics) -> str:
+    """That number with its name, such as "accuracy 91.20%" or "micro f1 0.731"."""
+    name, value = tracked(metrics).partition("/")[2].replace("_", " "), quality(metrics)
+    return f"{name} {value:.2%}" if name.endswith("accuracy") else f"{name} {value:.3f}"
+
+
 def tracked(metrics: Metrics) -> str:
     """The name of that for a tracker, such as test/accuracy."""
     return _kind_in(metrics).headline.replace("_", "/", 1)

@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "decay": {"form": "polynomial"},
         "steps": 2,
     },
-    "adp_sgd with adaptive steps": {"name": "adp_sgd", "decay": {"form": "adaptive"}, "steps": 2},
+    "adp_sgd with adaptive steps": {"name": "adp_sgd", "decay": {"form": "adaptive"}, "steps": 4},
     "objective perturbation of 2012": {"name": "objective_perturbation", "analysis": "kst"},
     "dp_sgd by layer": {"name": "dp_sgd", "clipping": "per_layer"},
     "dp_sgd with automatic clipping": {"name": "dp_sgd", "clipping": "normalised", "stability": 0.01},

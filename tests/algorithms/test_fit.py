@@ -445,7 +445,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a mapping of other names": ({"X": {"ids": X}}, "does not take records of shape ids \\[5\\]"),
     "a mapping of other lengths": (
         {"X": {"input": X[:-1]}},
-        "the shapes are input \\[59, 5\\] and y \\[60\\]",
+        "the numbers of dimensions are input 2 and y 1",
     ),
     "whole numbers of 64 bits": ({"X": {"input": np.full((60, 5), 2**40)}}, "beyond 32 bits"),
     "an empty mapping": ({"X": {}}, "of the same number of records"),

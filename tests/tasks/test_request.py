@@ -144,6 +144,17 @@ def test_batches_follow_from_a_public_number_of_records_and_never_from_a_private
     assert "expected_batch_size" not in private
 
 
+@pytest.mark.parametrize(
+    ("shape", "records", "schedule"),
+    [((1, 28, 28), 60_000, "constant"), ((1, 28, 28), 1000, "linear"), ((24,), 60_000, "linear")],
+)
+def test_only_the_largest_rate_of_images_stays_as_it_is(
+    shape: tuple[int, ...], records: int, schedule: str
+) -> None:
+    chosen = recipe(own_card(shape, ("a", "b"), Records(train=records, test=100)), "dp_sgd", 3.0)
+    assert chosen.settings["update"]["schedule"] == schedule
+
+
 @pytest.mark.parametrize("name", CATALOGUE)
 @pytest.mark.parametrize("records", [Records(train=1000, test=100), Records(at_most=2000)])
 def test_the_usual_recipe_is_one_that_its_algorithm_takes(name: str, records: Records) -> None:
