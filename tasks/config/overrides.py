@@ -180,7 +180,7 @@ def _with_learning_rate(
     noise = _NOISE_OF_A_STEP * math.sqrt(made.parameter_count) / (records * epsilon)
     rate = min(_LARGEST_RATE, _NOISE_TAKEN[_kind(card)] / (noise * settings.get("clip_norm", 1.0)))
     chosen: dict[str, Any] = {"learning_rate": float(f"{rate:.2g}")}
-    if rate == _LARGEST_RATE and _kind(card) == "images" and "schedule" in update:
+    if rate == _LARGEST_RATE and model == "tanh_cnn" and "schedule" in update:
         chosen["schedule"] = "constant"
     return settings | {"update": update | chosen}
 
