@@ -121,6 +121,12 @@ def measured(known: Known, evaluation: Evaluation, labels: NDArray[Any]) -> dict
     return found | {"test_loss": evaluation.loss}
 
 
+def metrics_of(model: Path, prepared: Path) -> dict[str, Any]:
+    """Of a model's file, on the held-out records of prepared data."""
+    data = load_held_out(prepared)
+    return measured(data.public.known, evaluate(*load_model(model), data), data.test_labels)
+
+
 def _of_numbers(known: Number, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
     """Errors of a predicted number in its own units.
 

@@ -45,19 +45,20 @@ from algorithms.privacy.mechanisms.noise import Generator, secure_generator, see
 from algorithms.privacy.mechanisms.release import total_release
 from data import PublicDescription
 from data.prepare.files import write_whole
-from data.prepare.prepared import load_as, load_held_out
+from data.prepare.prepared import load_as
 from data.readers.records import Records
 from tasks.calibrate import calibrate, model_for
 from tasks.config import params
 from tasks.config.environment import SPEND_AGAIN, data_mirror, home, ledger_url, may_spend_again
 from tasks.config.params import Group, Params, ParamsRefusedError
-from tasks.evaluate import evaluate, load_model
+from tasks.evaluate import load_model, metrics_of
 from tasks.prepare import prepare
 from tasks.reporting.page import environment
 from tasks.reporting.rehearsal import rehearse
 from tasks.runs import sanity, store
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.provenance import described
+from tasks.runs.quality import quality
 from tasks.runs.reproduce import checkout_lock
 from tasks.runs.rollback_guard import open_newest, remember
 from tasks.runs.signing import signer, signing_key
@@ -104,7 +105,8 @@ class Draw(Group):
 
 
 class Objective(Group):
-    """What is maximised: accuracy on records that the card declares public, or a noised number of right answers.
+    """What is maximised: accuracy, or what else models for the target are compared by, on records that the card
+    declares public, or a noised number of right answers.
 
     on: "private" takes a share of the records to train on, each by a coin of its own, and counts right answers with
     noise of this multiplier; that is charged with the trial.
@@ -207,10 +209,10 @@ def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
     Raises RefusedError where a trial's releases are not fixed in advance, or none fits.
     """
     base = _with(base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]})
-    if public.target is not None:
+    if public.target is not None and tuning.objective.on == "private":
         raise RefusedError(
-            f"a search compares accuracies, and {public.dataset!r} has no classes; choose settings by"
-            " `advise`."
+            f"right answers are counted, and {public.dataset!r} has no classes; set objective.on to public, which"
+            " takes a card with public held-out records, or choose settings by `advise`."
         )
     if tuning.objective.on == "public" and not public.public and public.holdout != "public":
         raise RefusedError(
@@ -323,7 +325,11 @@ class Trial:
         released = settings.algorithm.released(state)
         file = self.folder / "model.safetensors"
         save_model(file, model, released, self.public, self.plan["algorithm"], prepared=self.prepared)
-        score = _accuracy(file, self.prepared) if held is None else self._counted(held, plan, trace, file)
+        score = (
+            quality(metrics_of(file, self.prepared))
+            if held is None
+            else self._counted(held, plan, trace, file)
+        )
         trace.write(self.folder / "trace.parquet")
         write_whole(
             self.folder / _SCORE, lambda new: new.write_text(json.dumps(score), encoding="utf-8"), mode=0o600
@@ -380,11 +386,6 @@ def _is_held(features: NDArray[Any], label: int, share: float) -> bool:
 
 def _derived(key: bytes, *purpose: object, private: bool) -> Generator:
     return Generator(hashlib.sha256(repr(("search", *purpose)).encode() + key).digest(), private=private)
-
-
-def _accuracy(file: Path, prepared: Path) -> float:
-    data = load_held_out(prepared)
-    return float(np.mean(evaluate(*load_model(file), data).predicted == data.test_labels))
 
 
 def _limits(settings: Params) -> Performance:
@@ -593,7 +594,7 @@ def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: 
             " search is paid for; take the negative binomial, which is at least 1."
         )
     scores = [float(json.loads((trial.folder / _SCORE).read_text(encoding="utf-8"))) for _, trial in trials]
-    pick, winner = trials[int(np.argmax(scores))]
+    pick, winner = trials[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
     plan, document = search.plan(pick)
     written = run.emptied("written")
     for name in ("model.safetensors", "trace.parquet"):
@@ -663,8 +664,8 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
 
 
 _SCORES = {
-    "public": "The best was the one with the most right answers on held-out records that the data card declares public;"
-    " of the best of several, that number is a little too good.",
+    "public": "The best was the one that did best on held-out records that the data card declares public; of the best"
+    " of several, its metrics there are a little too good.",
     "private": "The best was the one with the highest noised number of right answers on a share of the records, which"
     " is charged.",
 }

@@ -16,16 +16,15 @@ from algorithms.errors import LedgerBrokenError
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.ledger import Ledger
 from data.prepare.files import write_whole
-from data.prepare.prepared import load_held_out
 from data.schema import registry as catalogue
 from tasks.config import params
 from tasks.config.environment import home, retraining_for
-from tasks.evaluate import evaluate, load_model, measured
+from tasks.evaluate import metrics_of
 from tasks.retraining.choice import TooFewBlocksError, declared_blocks, how_many_left, next_of, retire
 from tasks.retraining.registry import Registry, State, States
 from tasks.retraining.settings import Retraining
 from tasks.runs import store
-from tasks.runs.quality import Metrics, quality, worded
+from tasks.runs.quality import quality, worded
 from tasks.runs.reproduce import STAGES, Say, StageFailedError, StageRefusedError
 from tasks.runs.stage import disk_full, refusals
 from tasks.runs.summary import open_ledger
@@ -242,21 +241,15 @@ def _finished(work: Work, state: State) -> Outcome:
 
 def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]:
     """Whether the new model is to serve, and why, by the held-out records of its own blocks."""
-    fresh = metrics_of(work.root, entry)
+    prepared = work.root / "datasets" / "prepared"
+    fresh = metrics_of(entry / "model.safetensors", prepared)
     if serving is None or serving == entry:
         return True, f"the model {entry.name} serves, with held-out {worded(fresh)}."
     try:
-        old = metrics_of(work.root, serving)
+        old = metrics_of(serving / "model.safetensors", prepared)
     except (ModelRefusedError, RuntimeError):
         return False, f"the model {serving.name} is of other data, so they cannot be compared; it stays."
     compared = f"held-out {worded(fresh)}, against {worded(old)} of {serving.name}"
     if quality(fresh) >= quality(old) + work.settings.minimal_gain:
         return True, f"the model {entry.name} serves: {compared}."
     return False, f"the model {serving.name} stays; the new one has {compared}."
-
-
-def metrics_of(root: Path, entry: Path) -> Metrics:
-    """Of a model on the held-out records, which the data card declares public, of the blocks prepared last."""
-    data = load_held_out(root / "datasets" / "prepared")
-    found = evaluate(*load_model(entry / "model.safetensors"), data)
-    return measured(data.public.known, found, data.test_labels)

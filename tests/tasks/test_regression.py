@@ -1,5 +1,6 @@
 """A number to predict: read within its bounds, trained on, measured and predicted in its own units."""
 
+import csv
 import hashlib
 import json
 from pathlib import Path
@@ -26,6 +27,7 @@ from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.predict import predict
 from tasks.runs.summary import run_summary
+from tasks.tuning import Search, Tuning, price, tune
 
 LOW, HIGH = 10.0, 50.0
 DIGITS = {"kind": "digits", "sha256": "0" * 64}
@@ -124,6 +126,22 @@ def run(root: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, **model: An
     report.report(artifacts=artifacts, prepared=prepared, root=root)
     found: dict[str, Any] = json.loads((artifacts / "metrics.json").read_text())
     return found
+
+
+def test_a_search_takes_the_settings_with_the_best_r2(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPSILONFLOW_HOME", str(root / "home"))
+    public, base = prepare.PublicDescription.read(root / "datasets/prepared"), document(root, "dp_sgd")
+    rates = {"algorithm.update.learning_rate": [1e-9, base["algorithm"]["update"]["learning_rate"]]}
+    asked = {"space": rates, "epsilon": 8.0, "show_all": True}
+    with pytest.raises(RefusedError, match="right answers are counted"):
+        price(Tuning.model_validate(asked | {"objective": {"on": "private"}}), base, public)
+    tuning = Tuning.model_validate(asked)
+    search = Search(tuning, price(tuning, base, public), root / "datasets/prepared", public)
+    tune(search, ledger=Ledger.open(f"sqlite:///{root}/home/ledger.sqlite"), home=root / "home", root=root)
+    with (root / "tuned/trials.csv").open() as file:
+        scores = [float(row["score"]) for row in csv.DictReader(file)]
+    best = evaluate.metrics_of(root / "tuned/model.safetensors", root / "datasets/prepared")["test_r2"]
+    assert scores[0] < 0.5 < scores[1] == best
 
 
 def test_labels_are_clamped_to_their_bounds_and_scaled(root: Path) -> None:
