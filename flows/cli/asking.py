@@ -1,5 +1,6 @@
 """The columns of a table, asked of its owner at a terminal; no row is looked at."""
 
+import math
 import sys
 from typing import Any
 
@@ -64,3 +65,14 @@ def _listed(question: str) -> list[str]:
 def listed(text: str) -> list[str]:
     """The parts of a text that commas separate."""
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def two_numbers(text: str) -> list[float]:
+    """The numbers of "LOW,HIGH", none of an empty text; raises ParamsRefusedError for another."""
+    try:
+        found = [float(part) for part in listed(text)]
+    except ValueError:
+        found = [math.nan]
+    if found and (len(found) != 2 or not -math.inf < found[0] < found[1] < math.inf):
+        raise ParamsRefusedError(f"--bounds takes LOW,HIGH, such as 1,5, not {text!r}.")
+    return found

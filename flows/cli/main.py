@@ -460,7 +460,12 @@ def init(
     file: Annotated[
         Path | None, typer.Option(help="The table, CSV or Parquet, which is copied; no row of it is read.")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="The column that holds the class.")] = None,
+    label: Annotated[
+        str,
+        typer.Option(
+            help="The column that holds the class or the number; several, with commas, hold a label each."
+        ),
+    ] = "",
     at_most: Annotated[
         int | None, typer.Option(min=1, help="More records than that there never are.")
     ] = None,
@@ -486,14 +491,25 @@ def init(
     ] = None,
     columns: Annotated[str, typer.Option(help="Columns of the texts, with commas.")] = "text",
     classes: Annotated[str, typer.Option(help="Of images and texts, with commas.")] = "",
+    bounds: Annotated[
+        str, typer.Option(help="Of a number that is predicted of texts, in place of classes: LOW,HIGH.")
+    ] = "",
 ) -> None:
     """Make a project of your own, under git and DVC.
 
     It has params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
     """
     with sentences():
-        from flows.cli.asking import columns_asked, listed, number_asked
-        from tasks.config.new_project import Declared, make, of_images, of_schema, of_texts, table_of
+        from flows.cli.asking import columns_asked, listed, number_asked, two_numbers
+        from tasks.config.new_project import (
+            Declared,
+            make,
+            of_images,
+            of_schema,
+            of_texts,
+            predicted,
+            table_of,
+        )
 
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
         own: dict[str, Any] = {"unit": unit or "one person", "cap": 10.0 if cap is None else cap}
@@ -501,12 +517,18 @@ def init(
             most = at_most or number_asked()
             declared = of_images(name, images, listed(classes), most, size or 64, **own)
         elif texts is not None:
-            most, named = at_most or number_asked(), listed(columns)
-            declared = of_texts(name, texts, named, label or "label", listed(classes), most, **own)
+            most, named, held = at_most or number_asked(), listed(columns), listed(label) or ["label"]
+            several = held if len(held) > 1 else []
+            told = predicted(classes=listed(classes), labels=several, bounds=two_numbers(bounds))
+            declared = of_texts(name, texts, named, held, told, most, **own)
         else:
-            found, values = of_schema(schema, label) if schema else columns_asked()
+            if schema is not None:
+                found, told = of_schema(schema, listed(label))
+            else:
+                found, values = columns_asked()
+                told = predicted(classes=values)
             most = at_most or number_asked()
-            declared = Declared(name, table_of(found, file), values, most, file=file, **own)
+            declared = Declared(name, table_of(found, file), told, most, file=file, **own)
         make(folder, declared)
     say(
         f"{folder} is a project. Nobody said these numbers; change them in data/cards/{name}.yaml before the first run:"

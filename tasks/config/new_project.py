@@ -20,6 +20,7 @@ from data.prepare.fetch import checksum_for
 from data.prepare.secret_key import owner_key
 from data.schema import registry
 from data.schema.card import File
+from data.schema.targets import Labels
 from tasks.config.environment import home
 from tasks.config.overrides import Request, revise
 from tasks.config.params import ParamsRefusedError
@@ -46,14 +47,14 @@ _IGNORED = (
 class Declared:
     """What the owner of a table, of texts or of images declares.
 
-    reader: as in a data card. classes: the values that the label can have. at_most: bound on the number of records.
+    reader: as in a data card. predicts: its `classes` or its `target`. at_most: bound on the number of records.
     unit: what one record is. cap: epsilon that all runs together may spend. file: is copied, a folder of images whole.
     shape: of an image. encoder: of texts and images.
     """
 
     name: str
     reader: Mapping[str, Any]
-    classes: Sequence[str]
+    predicts: Mapping[str, Any]
     at_most: int
     unit: str = "one person"
     cap: float = 10.0
@@ -85,34 +86,64 @@ class Declared:
         return float(f"1e-{max(5, math.ceil(math.log10(self.at_most)) + 1)}")
 
 
-def of_schema(path: Path, label: str | None) -> tuple[list[dict[str, Any]], list[str]]:
-    """Columns and classes of a Frictionless Table Schema: its `fields`, with `minimum` and `maximum`, or `enum`.
+def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Columns and what is predicted, of a Frictionless Table Schema: its `fields`, with two bounds or with `enum`.
 
-    label: the field that holds the class; else the schema's own `label`, else the last field with an enum.
+    label: the field that holds the class or, between its bounds, a number; several are labels that a record has or has
+    not. Without one it is the schema's own `label`, else the last field with an enum.
     Raises ParamsRefusedError for a file that is no such schema, and for a field that nothing bounds.
     """
     if not path.is_file():
         raise ParamsRefusedError(f"there is no file {path}; name a table schema.")
     try:
         schema = json.loads(path.read_text(encoding="utf-8"))
-        fields = schema["fields"]
-        listed = [one["name"] for one in fields if one.get("constraints", {}).get("enum")]
+        limits = {one["name"]: one.get("constraints", {}) for one in schema["fields"]}
+        listed = [name for name in limits if limits[name].get("enum")]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ParamsRefusedError(
             f'{path} is no table schema; write {{"fields": [{{"name": ..., "type": ..., "constraints": ...}}]}}.'
         ) from None
-    wanted = label or schema.get("label") or (listed[-1] if listed else None)
-    if wanted is None or wanted not in listed:
+    wanted = list(label) or [name for name in (schema.get("label"), *listed[-1:]) if name][:1]
+    unknown = [name for name in wanted if name not in limits]
+    if unknown or not wanted:
         raise ParamsRefusedError(
-            f"{path} has no field {wanted!r} with an enum that could hold the class; name one by --label."
+            f"{path} has no field {unknown[0]!r}; name one of its fields by --label."
+            if unknown
+            else f"{path} has no field with an enum that could hold the class; name what is predicted by --label."
         )
-    classes = next(one["constraints"]["enum"] for one in fields if one["name"] == wanted)
-    return [_column(one, path, wanted) for one in fields], [str(name) for name in classes]
+    columns = [_column(one, path, wanted) for one in schema["fields"]]
+    if len(wanted) > 1:
+        yes = set(Labels.model_fields["yes"].default)
+        odd = [name for name in wanted if name in listed and not yes & set(map(str, limits[name]["enum"]))]
+        if odd:
+            raise ParamsRefusedError(
+                f"{path}: a record has a label where its column holds {', '.join(sorted(yes))}, and {odd[0]!r}"
+                " never does; write it so, or name one column."
+            )
+        return columns, predicted(labels=wanted)
+    own = limits[wanted[0]]
+    if own.get("enum"):
+        return columns, predicted(classes=[str(name) for name in own["enum"]])
+    if "minimum" not in own or "maximum" not in own:
+        raise ParamsRefusedError(
+            f"{path}: nothing bounds the field {wanted[0]!r}, which is predicted; give it an enum of classes, or"
+            " minimum and maximum."
+        )
+    return columns, predicted(bounds=[float(own["minimum"]), float(own["maximum"])])
 
 
-def _column(one: Mapping[str, Any], path: Path, label: str) -> dict[str, Any]:
+def predicted(
+    *, classes: Sequence[str] = (), labels: Sequence[str] = (), bounds: Sequence[float] = ()
+) -> dict[str, Any]:
+    """What a card says of one of these: classes, several labels, or a number between bounds."""
+    if labels or bounds:
+        return {"target": {"labels": list(labels)} if labels else {"bounds": list(bounds)}}
+    return {"classes": list(classes)}
+
+
+def _column(one: Mapping[str, Any], path: Path, label: Sequence[str]) -> dict[str, Any]:
     name, limits = one["name"], one.get("constraints", {})
-    if name == label:
+    if name in label:
         return {"name": name, "kind": "label"}
     if limits.get("enum"):
         return {"name": name, "kind": "categorical", "categories": [str(value) for value in limits["enum"]]}
@@ -175,7 +206,7 @@ def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
         "cap": {"epsilon": declared.cap, "delta": 100 * declared.delta},
         "holdout": "public",
         "records": {"at_most": declared.at_most},
-        "classes": list(declared.classes),
+        **declared.predicts,
         "files": {"train": {"path": path, "keyed_sha256": checksum}},
         "split": {"salt": declared.name, "test_fraction": 0.2},
         "reader": dict(declared.reader),
@@ -191,7 +222,14 @@ def of_images(
         raise ParamsRefusedError(f"{folder} is no folder; give one with a folder of images for each class.")
     reader, shape = {"kind": "images", "mode": "RGB", "fit": "crop"}, (3, size, size)
     return Declared(
-        name, reader, classes, at_most, file=folder, shape=shape, encoder="efficientnet-lite0", **others
+        name,
+        reader,
+        predicted(classes=classes),
+        at_most,
+        file=folder,
+        shape=shape,
+        encoder="efficientnet-lite0",
+        **others,
     )
 
 
@@ -199,19 +237,20 @@ def of_texts(
     name: str,
     file: Path,
     columns: Sequence[str],
-    label: str,
-    classes: Sequence[str],
+    label: Sequence[str],
+    predicts: Mapping[str, Any],
     at_most: int,
     **others: Any,
 ) -> Declared:
-    """Rows with texts; raises ParamsRefusedError for a file of another ending than these have."""
+    """Rows with texts, and columns of what is predicted; raises ParamsRefusedError for a file of another ending."""
     known = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
     if file.suffix not in known or not file.is_file():
         raise ParamsRefusedError(
             f"{file} is no file that ends in {', '.join(known)}; give one with a text a row."
         )
-    reader = {"kind": "texts", "format": known[file.suffix], "columns": list(columns), "label": label}
-    return Declared(name, reader, classes, at_most, file=file, encoder="wordllama", **others)
+    reader = {"kind": "texts", "format": known[file.suffix], "columns": list(columns)}
+    own = {"label": list(label) if len(label) > 1 else label[0]}
+    return Declared(name, reader | own, predicts, at_most, file=file, encoder="wordllama", **others)
 
 
 def table_of(columns: Sequence[Mapping[str, Any]], file: Path | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prefect.flows import load_flow_from_entrypoint
@@ -130,7 +131,10 @@ def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest
     ("fields", "arguments", "words"),
     [
         (FIELDS, (), "give --at-most N"),
-        (FIELDS, ("--at-most", "9", "--label", "age"), "no field 'age' with an enum"),
+        (FIELDS, ("--at-most", "9", "--label", "weight"), "has no field 'weight'"),
+        (FIELDS[:2], ("--at-most", "9"), "has no field with an enum"),
+        (FIELDS, ("--at-most", "9", "--label", "returned,reason"), "'returned' never does"),
+        ([*FIELDS, {"name": "weight"}], ("--at-most", "9", "--label", "weight"), "which is predicted"),
         ([{"name": "age"}, FIELDS[-1]], ("--at-most", "9"), "nothing bounds the field 'age'"),
         ("none", ("--at-most", "9"), "is no table schema"),
         (FIELDS, ("--at-most", "9", "--from", "missing.json"), "no file missing.json"),
@@ -222,3 +226,45 @@ def test_a_project_of_images_or_texts_is_made_for_an_encoder(
     monkeypatch.chdir(tmp_path)
     refused = call("init", "other", *options, "--classes", "bad", "--at-most", "1000")
     assert refused.exit_code == 2 and "classes" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        (["--file", "t.csv", "--label", "stars"], {"bounds": (1.0, 5.0)}),
+        (["--file", "t.csv", "--label", "good,long"], {"labels": ("good", "long")}),
+        (["--texts", "t.csv", "--label", "stars", "--bounds", "1,5"], {"bounds": (1.0, 5.0)}),
+        (["--texts", "t.csv", "--label", "good,long"], {"labels": ("good", "long")}),
+    ],
+)
+def test_a_number_or_several_labels_are_predicted_where_that_is_declared(
+    schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], target: dict[str, Any]
+) -> None:
+    if "--texts" in options:
+        pytest.importorskip("wordllama", exc_type=ImportError)
+    else:
+        options = ["--from", schema, *options]
+    stars = {"name": "stars", "constraints": {"minimum": 1, "maximum": 5}}
+    others = [
+        {"name": "text", "ignore": True},
+        {"name": "good"},
+        {"name": "long", "constraints": {"enum": [0, 1]}},
+    ]
+    others[1] |= {"type": "boolean"} if "good,long" in options else {"constraints": {"enum": [0, 1]}}
+    (tmp_path / schema).write_text(json.dumps({"fields": [others[0], stars, *others[1:]]}))
+    (tmp_path / "t.csv").write_text("text,stars,good,long\n" + "a film,4,1,0\n" * 40)
+    made = call("init", "mine", *options, "--at-most", "5000")
+    assert made.exit_code == 0, made.output
+    monkeypatch.chdir(tmp_path / "mine")
+    known = registry.card("mine", tmp_path / "mine/data/cards").known
+    assert {name: getattr(known, name) for name in target} == target
+    plan = call("plan")
+    assert plan.exit_code == 0, plan.output
+
+
+def test_bounds_are_two_numbers(schema: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,stars\na film,4\n")
+    refused = call(
+        "init", "mine", "--texts", "t.csv", "--label", "stars", "--bounds", "5,1", "--at-most", "50"
+    )
+    assert refused.exit_code == 2 and "--bounds takes LOW,HIGH" in refused.stderr
