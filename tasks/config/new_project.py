@@ -135,7 +135,15 @@ def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], d
 def predicted(
     *, classes: Sequence[str] = (), labels: Sequence[str] = (), bounds: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """What a card says of one of these: classes, several labels, or a number between bounds."""
+    """What a card says of one of these: classes, several labels, or a number between bounds.
+
+    Raises ParamsRefusedError where several are given.
+    """
+    if sum(map(bool, (classes, labels, bounds))) > 1:
+        raise ParamsRefusedError(
+            "a record has a class, several labels or a number; give one of --classes, --bounds and several columns of"
+            " --label."
+        )
     if labels or bounds:
         return {"target": {"labels": list(labels)} if labels else {"bounds": list(bounds)}}
     return {"classes": list(classes)}

@@ -268,3 +268,6 @@ def test_bounds_are_two_numbers(schema: str, tmp_path: Path) -> None:
         "init", "mine", "--texts", "t.csv", "--label", "stars", "--bounds", "5,1", "--at-most", "50"
     )
     assert refused.exit_code == 2 and "--bounds takes LOW,HIGH" in refused.stderr
+    both = call("init", "mine", "--texts", "t.csv", "--classes", "a,b", "--bounds", "1,5", "--at-most", "50")
+    assert both.exit_code == 2 and "give one of" in both.stderr
+    assert not (tmp_path / "mine").exists()
