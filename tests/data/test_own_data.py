@@ -121,7 +121,7 @@ def test_one_file_by_two_checksums_is_still_one_file(tmp_path: Path) -> None:
     text = (cards / "visits.yaml").read_text()
     split = next(line for line in text.splitlines() if line.startswith("split:"))
     test = f"  test: {{path: examples/own_data/copy.csv, keyed_sha256: {mark}}}"
-    (cards / "visits.yaml").write_text(text.replace(split, test).replace("2000", "2400"))
+    (cards / "visits.yaml").write_text(text.replace("2000", "2400").replace(split, test))
     with pytest.raises(DataRefusedError, match="Two files of 'visits' are the same"):
         run(tmp_path / "prepared", home=tmp_path, root=project, cards=cards)
 
