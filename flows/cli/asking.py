@@ -15,9 +15,9 @@ def columns_asked() -> tuple[list[dict[str, Any]], list[str]]:
     """Columns and classes; raises ParamsRefusedError where there is no terminal to ask at."""
     if not sys.stdin.isatty():
         raise ParamsRefusedError(
-            "there is no terminal to ask for columns at; give them by --from schema.json."
+            "there is no terminal to ask for the columns; give them by --from schema.json."
         )
-    typer.echo("The columns, as the file's header names them. An empty name ends the list.")
+    typer.echo("Enter the columns as the file's header names them. An empty name ends the list.")
     columns: list[dict[str, Any]] = []
     while name := typer.prompt("column", default="", show_default=False):
         kind = _kind(name)
@@ -26,17 +26,17 @@ def columns_asked() -> tuple[list[dict[str, Any]], list[str]]:
             columns.append({"name": name, "kind": kind, "bounds": [low, high], "missing": (low + high) / 2})
         elif kind == "categorical":
             columns.append(
-                {"name": name, "kind": kind, "categories": _listed("  its categories, with commas")}
+                {"name": name, "kind": kind, "categories": _listed("  its categories, separated by commas")}
             )
         else:
             columns.append({"name": name, "kind": "ignored"})
-    label = typer.prompt("the column of the class, which is predicted")
-    return [*columns, {"name": label, "kind": "label"}], _listed("its classes, with commas")
+    label = typer.prompt("column of the class to predict")
+    return [*columns, {"name": label, "kind": "label"}], _listed("its classes, separated by commas")
 
 
 def _kind(name: str) -> str:
     while True:
-        kind = str(typer.prompt(f"  {name} is {', '.join(KINDS)}", default=KINDS[0]))
+        kind = str(typer.prompt(f"  {name} is one of {', '.join(KINDS)}", default=KINDS[0]))
         if kind in KINDS:
             return kind
         typer.echo(f"  {kind} is none of these.")
@@ -53,8 +53,8 @@ def _bounds() -> tuple[float, float]:
 def number_asked() -> int:
     """The bound on the number of records; raises ParamsRefusedError where there is no terminal to ask at."""
     if not sys.stdin.isatty():
-        raise ParamsRefusedError("how many records there can be at most is not said; give --at-most N.")
-    most: int = typer.prompt("more records than how many are there never", type=int)
+        raise ParamsRefusedError("an upper bound on the number of records is needed; give --at-most N.")
+    most: int = typer.prompt("upper bound on the number of records", type=int)
     return most
 
 

@@ -64,19 +64,19 @@ def search_table(root: Path, file: Path) -> Table:
     settings = params.load(root / "params.yaml", reads=tuning.READS)
     card = registry.card(settings.data.dataset, root / "data" / "cards")
     public = public_of(card, settings.data)
-    table = Table("", "only the winner leaves", "all trials are shown")
+    table = Table("", "only the best is released", "all trials are released")
     ways = [
         tuning.price(asked.model_copy(update={"show_all": shown}), base, public) for shown in (False, True)
     ]
     size = len(ways[0].plans)
     rows = {
         "trials": (
-            f"random, {asked.trials.mean:g} on average, of {size} settings",
-            f"{size}, each settings once",
+            f"random, {asked.trials.mean:g} on average, out of {size} settings",
+            f"all {size} settings, once each",
         ),
-        "epsilon of the whole": tuple(_text(way.cost) for way in ways),
-        "epsilon that a trial is planned for": tuple(_text(way.each) for way in ways),
-        "noise multiplier, least to most": tuple(_noises(way) for way in ways),
+        "epsilon of the search": tuple(_text(way.cost) for way in ways),
+        "epsilon of each trial": tuple(_text(way.each) for way in ways),
+        "noise multipliers": tuple(_noises(way) for way in ways),
     }
     for name, (one, other) in rows.items():
         table.add_row(name, one, other)
@@ -109,9 +109,7 @@ def _person_rows(outlook: Outlook) -> list[tuple[str, str]]:
     if most is None:
         return []
     said = (
-        "one record of each"
-        if most == 1
-        else f"up to {most} records of each, and {most} times that is charged"
+        "one record of each" if most == 1 else f"up to {most} records of each; {most} times that is charged"
     )
     return [("of a person", said)]
 
@@ -141,7 +139,7 @@ def _noise(plan: Plan) -> str:
     if plan.fixed_noise is not None:
         return f"{plan.fixed_noise:.4g}"
     most = plan.method_params.get("most_noise")
-    return "chosen on the way" if most is None else f"at most {most:.4g}, chosen by epoch"
+    return "chosen adaptively" if most is None else f"at most {most:.4g}, chosen by epoch"
 
 
 def _ledger_rows(outlook: Outlook) -> list[tuple[str, str]]:
@@ -150,7 +148,7 @@ def _ledger_rows(outlook: Outlook) -> list[tuple[str, str]]:
         return [(f"cap of population {population}, not charged so far", _pair(outlook.cap))]
     counts = _pair(balance.cap)
     if balance.cap != Budget(public.cap_epsilon, public.cap_delta):
-        counts += "; that of the data card no longer counts, `epsilonflow ledger cap` changes it"
+        counts += "; the one in the data card is no longer used, `epsilonflow ledger cap` changes it"
     return [
         ("cap", counts),
         (f"spent by population {population}", _pair(balance.spent)),

@@ -1,4 +1,4 @@
-"""The command `epsilonflow doctor`: what of this machine and checkout is well, and a sentence on what is not."""
+"""The command `epsilonflow doctor`: checks this machine and checkout, with a sentence on each thing it checked."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ _FREE_GB = 5.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. is_well: None for what is optional and not there."""
+    """One thing that was checked. is_well: None for something optional that is not there."""
 
     name: str
     is_well: bool | None
@@ -22,7 +22,7 @@ class Finding:
 
 
 def findings(root: Path) -> Iterator[Finding]:
-    """Everything that was looked at, in the checkout at `root` where it is one; nothing is changed or spent."""
+    """Checks everything, in the checkout at `root` if it is one; changes and spends nothing."""
     looks: tuple[tuple[str, Callable[[Path], tuple[bool | None, str]]], ...] = (
         ("Python", _python),
         ("torch", _torch),
@@ -47,19 +47,19 @@ def findings(root: Path) -> Iterator[Finding]:
 
 def _python(_root: Path) -> tuple[bool, str]:
     ours = ".".join(map(str, sys.version_info[:3]))
-    where = "Windows is supported by WSL alone" if sys.platform == "win32" else sys.platform
+    where = "Windows, which is supported only in WSL" if sys.platform == "win32" else sys.platform
     return sys.version_info >= (
         3,
         11,
-    ) and sys.platform != "win32", f"{ours} on {where}; 3.11 or newer is needed"
+    ) and sys.platform != "win32", f"{ours} on {where} (3.11 or newer is needed)"
 
 
 def _torch(_root: Path) -> tuple[bool, str]:
     import torch
 
     found = torch.cuda.is_available()
-    device = torch.cuda.get_device_name(0) if found else "no GPU that it can use, so runs are on the CPU"
-    return True, f"{torch.__version__}: {device}"
+    device = torch.cuda.get_device_name(0) if found else "no usable GPU, so runs use the CPU"
+    return True, f"{torch.__version__}, {device}"
 
 
 def _checkout(root: Path) -> tuple[bool, str]:
@@ -67,7 +67,7 @@ def _checkout(root: Path) -> tuple[bool, str]:
     if missing:
         return (
             False,
-            f"{root} has no {', '.join(missing)}; change to a checkout, or make one by `epsilonflow init DIR`",
+            f"{root} has no {', '.join(missing)}; change to a checkout, or run `epsilonflow init DIR`",
         )
     from tasks.config import params
 
@@ -79,20 +79,23 @@ def _home(_root: Path) -> tuple[bool, str]:
     from tasks.config.environment import home
 
     folder = home()
-    return True, f"{folder}{'' if folder.exists() else ', which the first run makes'}"
+    return True, f"{folder}{'' if folder.exists() else ' (the first run creates it)'}"
 
 
 def _ledger(root: Path) -> tuple[bool | None, str]:
     from tasks.config.environment import ledger_url
 
     if not (root / "params.yaml").exists():
-        return None, f"{_without_password(ledger_url(None))}, not opened outside of a checkout"
+        return None, f"{_without_password(ledger_url(None))}; run this in a checkout to verify it"
     from tasks.runs.summary import open_ledger
 
     ledger = open_ledger(root)
     ledger.verify()
     rows, populations = len(ledger.history()), len(ledger.populations())
-    return True, f"the chain of {rows} rows holds, {populations} populations"
+    return (
+        True,
+        f"the hash chain of {rows} rows is intact; {populations} population{'' if populations == 1 else 's'}",
+    )
 
 
 def _without_password(url: str) -> str:
@@ -107,14 +110,14 @@ def _owner_key(_root: Path) -> tuple[bool | None, str]:
 
     path = home() / OWNER_KEY
     if not path.exists():
-        return None, "none yet; the first private run makes it, and then a copy belongs in a safe place"
+        return None, "none yet; the first private run creates it. Then keep a copy in a safe place"
     others = path.stat().st_mode & 0o077
-    return not others, f"{path}{', which others than its owner can read: chmod 600' if others else ''}"
+    return not others, f"{path}{' can be read by other users; run chmod 600 on it' if others else ''}"
 
 
 def _dvc(root: Path) -> tuple[bool, str]:
     inside = (root / ".dvc").is_dir()
-    return inside, f"{version('dvc')}{'' if inside else '; this folder has no .dvc'}"
+    return inside, f"{version('dvc')}{'' if inside else ', but this folder has no .dvc'}"
 
 
 def _prefect(root: Path) -> tuple[bool | None, str]:
@@ -124,9 +127,9 @@ def _prefect(root: Path) -> tuple[bool | None, str]:
         start = "make server" if (root / "Makefile").exists() else "python -m flows.server start"
         return (
             None,
-            f"{version('prefect')}, without a server: runs go step by step here; `{start}` starts one",
+            f"{version('prefect')}, without a server, which runs do not need; `{start}` starts one",
         )
-    return True, f"{version('prefect')}, runs are shown on its server"
+    return True, f"{version('prefect')}, with a server, which shows all runs"
 
 
 def _wandb(root: Path) -> tuple[bool | None, str]:
@@ -140,8 +143,8 @@ def _wandb(root: Path) -> tuple[bool | None, str]:
         netrc.is_file() and "wandb" in netrc.read_text(encoding="utf-8")
     )
     if mode == "online" and not known:
-        return False, "tracking.mode is online, and nobody is logged in: `wandb login`"
-    return True, f"{version('wandb')}, tracking.mode {mode}"
+        return False, "tracking.mode is online, but you are not logged in: `wandb login`"
+    return True, f"{version('wandb')}, tracking.mode is {mode}"
 
 
 def _mirror(_root: Path) -> tuple[bool | None, str]:
@@ -149,13 +152,13 @@ def _mirror(_root: Path) -> tuple[bool | None, str]:
 
     mirror = data_mirror()
     if mirror is None:
-        return None, "none; data sets are downloaded"
-    return mirror.is_dir(), f"{mirror}{'' if mirror.is_dir() else ', which is no folder'}"
+        return None, "none, so data sets are downloaded"
+    return mirror.is_dir(), f"{mirror}{'' if mirror.is_dir() else ', which is not a folder'}"
 
 
 def _disk(root: Path) -> tuple[bool, str]:
     free = shutil.disk_usage(root).free / 1e9
-    return free > _FREE_GB, f"{free:.0f} GB are free here; {_FREE_GB:.0f} are a good beginning"
+    return free > _FREE_GB, f"{free:.0f} GB free; at least {_FREE_GB:.0f} are recommended"
 
 
 def _extras(_root: Path) -> tuple[bool | None, str]:
@@ -165,6 +168,6 @@ def _extras(_root: Path) -> tuple[bool | None, str]:
     try:
         version("epsilonflow")
     except PackageNotFoundError:
-        return False, "epsilonflow itself is not installed: `make run`, or pip install -e ."
+        return False, "epsilonflow itself is not installed; run `make run` or `pip install -e .`"
     absent = ", ".join(sorted(packages.keys() - there)) or "none"
     return None if not there else True, f"{', '.join(there) or 'none'}; not installed: {absent}"

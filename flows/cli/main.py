@@ -36,42 +36,42 @@ T = TypeVar("T")
 
 app = typer.Typer(
     **{**SETTINGS, "add_completion": True},
-    help="Train models under differential privacy, and prove what it spent.",
+    help="Train models with differential privacy, and prove what it cost.",
 )
-card_app = typer.Typer(**SETTINGS, help="Privacy cards.")
+card_app = typer.Typer(**SETTINGS, help="Verify or print a privacy card.")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(card_app, name="card")
-data_app = typer.Typer(**SETTINGS, help="Data cards.")
+data_app = typer.Typer(**SETTINGS, help="Check a data card and its files.")
 app.add_typer(data_app, name="data")
 
 
 @data_app.callback()
 def data_main() -> None:
-    """Data cards."""
+    """Check a data card and its files."""
 
 
 CARD = Path("artifacts/privacy_card.json")
 
 Dataset = Annotated[
-    str | None, typer.Option(help="Name of a data card; model and settings then follow its recipe.")
+    str | None, typer.Option(help="Name of a data card. The model and settings follow its recipe.")
 ]
 Algorithm = Annotated[
-    str | None, typer.Option(help="Name of an algorithm; settings then follow the data set's recipe.")
+    str | None, typer.Option(help="Name of an algorithm. Its settings follow the recipe of the data set.")
 ]
-Epsilon = Annotated[float | None, typer.Option(help="The privacy budget of the run.")]
-Delta = Annotated[float | None, typer.Option(help="How likely the guarantee may fail; at most 1/n.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of the model's start.")]
+Epsilon = Annotated[float | None, typer.Option(help="Privacy budget of the run.")]
+Delta = Annotated[float | None, typer.Option(help="Probability that the guarantee fails; at most 1/n.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the initial model.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any value of params.yaml, such as algorithm.steps=500."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of params.yaml, such as algorithm.steps=500."),
 ]
 Encoder = Annotated[
     str | None,
     typer.Option(
-        help="A frozen public encoder, such as efficientnet-lite0 or wordllama, under a private head."
+        help="Train a private head on a frozen public encoder, such as efficientnet-lite0 or wordllama."
     ),
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show all that DVC and Prefect say.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show all output of DVC and Prefect.")]
 
 
 def _version(asked: bool) -> None:
@@ -85,10 +85,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Train models under differential privacy, and prove what it spent."""
+    """Train models with differential privacy, and prove what it cost."""
 
 
 @app.command()
@@ -102,7 +102,7 @@ def run(
     encoder: Encoder = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run the pipeline: prepare, calibrate, train, evaluate, report. What is asked for is kept in params.yaml."""
+    """Run the pipeline: prepare, calibrate, train, evaluate, report. Your choices are saved in params.yaml."""
     with sentences():
         from tasks.config.overrides import revise
         from tasks.runs.stage import checkout
@@ -113,7 +113,7 @@ def run(
         say(_what(revision.params), error=True)
         result = _already_there(root, request)
         if result:
-            say("Nothing to do: this run is done, and its results are here. Nothing was spent.")
+            say("This run is already done. Nothing was spent. Its results:")
         else:
             _look_ahead(root, revision.params)
             result = _deliver(request, root, verbose=verbose)
@@ -125,8 +125,8 @@ def _what(settings: "Params") -> str:
     privacy = settings.privacy
     target = f"epsilon {privacy.epsilon:g}" if privacy.epsilon is not None else "the attack in privacy.target"
     return (
-        f"{settings.data.dataset}: {settings.algorithm_settings['name']} with the model {settings.model.name}, at"
-        f" {target} and delta {privacy.delta:g}, as params.yaml will say"
+        f"{settings.data.dataset}: {settings.algorithm_settings['name']} with model {settings.model.name},"
+        f" {target}, delta {privacy.delta:g} (saved in params.yaml)"
     )
 
 
@@ -294,10 +294,10 @@ def _what_stays(root: Path, began: float) -> str:
     run_id = begun_since(home(), began, root)
     status = None if run_id is None else open_ledger(root).status(run_id)
     if status == "open":
-        return f"run {run_id} stays reserved, and the same command goes on with it for nothing more."
+        return f"run {run_id} stays reserved; the same command resumes it at no extra cost."
     if status == "settled":
-        return f"run {run_id} is trained and paid for, and the same command goes on with it for nothing more."
-    return "nothing was reserved; the same command goes on with what is done."
+        return f"run {run_id} is trained and paid for; the same command finishes it at no extra cost."
+    return "nothing was reserved; the same command continues from here."
 
 
 @app.command()
@@ -310,9 +310,9 @@ def plan(
     assignments: Assignments = None,
     encoder: Encoder = None,
 ) -> None:
-    """Say what such a run would cost and what the ledger has left; nothing is spent and nothing changed.
+    """Show what a run would cost and what the ledger has left. Spends and changes nothing.
 
-    Exit status 2 where the run would be refused, also for a file that is not there or not the declared one.
+    Exit status 2 if the run would be refused, also because a file is missing or is not the declared one.
     """
     with sentences():
         from tasks.config.overrides import revise
@@ -331,10 +331,10 @@ def plan(
 @app.command()
 def advise(
     dataset: Annotated[str, typer.Option(help="Name of a data card.")],
-    epsilon: Annotated[float, typer.Option(help="The privacy budget of the run.")],
+    epsilon: Annotated[float, typer.Option(help="Privacy budget of the run.")],
     delta: Delta = None,
 ) -> None:
-    """Propose settings from public values alone, say why, and what they would cost; nothing is spent or changed."""
+    """Suggest settings from public values only, with reasons and their cost. Spends and changes nothing."""
     with sentences():
         from flows.cli.costs import advice_table
         from tasks.runs.stage import checkout
@@ -347,23 +347,23 @@ def advise(
 def compare(
     files: Annotated[
         list[Path],
-        typer.Argument(help="The comparisons, such as comparisons/example.yaml; one after the other."),
+        typer.Argument(help="Files such as comparisons/example.yaml, run one after the other."),
     ],
     runner: Annotated[str, typer.Option(help="What runs the cells: threads, dask or ray.")] = "threads",
-    workers: Annotated[int, typer.Option(min=1, help="How many cells at once.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="How many cells run at once.")] = 2,
     renew: Annotated[
-        bool, typer.Option("--renew", help="Run cells again that other code of the algorithms made.")
+        bool, typer.Option("--renew", help="Repeat cells that an earlier version of the code made.")
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Compare algorithms on public data sets as YAML files say; a finished cell is not run again."""
+    """Compare algorithms on public data sets, as YAML files describe. Finished cells are not repeated."""
     with sentences():
         if not verbose:
             quieten_prefect()
         from flows.compare import compare as run_comparison
         from flows.compare import runner_named
 
-        said = "cells that are finished stay, and the same command goes on with the rest."
+        said = "finished cells are kept; the same command continues with the rest."
         for file in files:
             run_one = partial(run_comparison, file, runner=runner_named(runner), workers=workers, renew=renew)
             say(str(_completed(_stoppable(run_one, Path.cwd(), lambda: said)).message))
@@ -371,15 +371,17 @@ def compare(
 
 @app.command()
 def retrain(
-    file: Annotated[Path, typer.Argument(help="The settings of the retraining.")] = Path("retrain.yaml"),
+    file: Annotated[Path, typer.Argument(help="Settings of the retraining.")] = Path("retrain.yaml"),
     give_up: Annotated[
         bool,
-        typer.Option("--give-up", help="End the one that a fault keeps from its end; it counts as spent."),
+        typer.Option(
+            "--give-up", help="Give up a retraining that a fault keeps from finishing; it counts as spent."
+        ),
     ] = False,
     yes: ledger.Yes = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train again on new blocks if a retraining is due; a second time in the same period costs nothing."""
+    """Train again on new blocks of data if a retraining is due. Repeating it in the same period costs nothing."""
     with sentences():
         from tasks.runs.stage import checkout
 
@@ -423,9 +425,13 @@ def _given_up(root: Path, file: Path, *, yes: bool) -> str:
     with work.states.held() as free:
         state = work.states.open() if free else None
         if state is None:
-            return "No retraining waits to be taken up." if free else "Another process is at the retraining."
+            return (
+                "No retraining is waiting to be resumed."
+                if free
+                else "Another process is running the retraining."
+            )
         ledger.ask(
-            f"The retraining of {state.period} is given up, and what it was charged counts as spent.", yes=yes
+            f"This gives up the retraining of {state.period}; what it was charged counts as spent.", yes=yes
         )
         return delivery.give_up(work, state)
 
@@ -438,12 +444,12 @@ def _retrain_flow(file: Path) -> "State[Any]":
 
 @app.command()
 def doctor() -> None:
-    """Look at this machine and checkout, and say in a sentence each what is off; exit status 1 where something is."""
+    """Check this machine and checkout, and say what is wrong. Exit status 1 if anything is."""
     from flows.cli.doctor import findings
 
     is_ill = False
     for found in findings(Path.cwd()):
-        mark = {True: "well", False: "OFF ", None: "-   "}[found.is_well]
+        mark = {True: "ok   ", False: "WRONG", None: "-    "}[found.is_well]
         say(f"{mark}  {found.name}: {found.text}")
         is_ill |= found.is_well is False
     if is_ill:
@@ -452,57 +458,60 @@ def doctor() -> None:
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
     schema: Annotated[
         Path | None,
-        typer.Option("--from", help="A Frictionless table schema (JSON); else columns are asked for."),
+        typer.Option(
+            "--from", help="A Frictionless table schema (JSON). Without it you are asked for the columns."
+        ),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(help="The table, CSV or Parquet, which is copied; no row of it is read.")
+        Path | None, typer.Option(help="The table, CSV or Parquet. It is copied; no row is read.")
     ] = None,
     label: Annotated[
         str,
         typer.Option(
-            help="The column that holds the class or the number; several, with commas, hold a label each."
+            help="Column of the class or number to predict; several columns, separated by commas, are a label each."
         ),
     ] = "",
-    at_most: Annotated[
-        int | None, typer.Option(min=1, help="More records than that there never are.")
-    ] = None,
+    at_most: Annotated[int | None, typer.Option(min=1, help="Upper bound on the number of records.")] = None,
     unit: Annotated[
-        str | None, typer.Option(help="What one record is, and so what is protected; one person without it.")
+        str | None, typer.Option(help="What one record is, and so what is protected. [default: one person]")
     ] = None,
     cap: Annotated[
-        float | None, typer.Option(help="Epsilon that all runs together may spend; 10 without it.")
+        float | None, typer.Option(help="Epsilon that all runs together may spend. [default: 10]")
     ] = None,
     images: Annotated[
         Path | None,
-        typer.Option(help="In place of a table: a folder with a folder of images a class, which is copied."),
+        typer.Option(
+            help="Instead of a table: a folder with one subfolder of images per class. It is copied."
+        ),
     ] = None,
     size: Annotated[
         int | None,
-        typer.Option(min=8, help="Pixels of a side that images are cut and resized to; 64 without it."),
+        typer.Option(min=8, help="Side in pixels to which images are cropped and resized. [default: 64]"),
     ] = None,
     texts: Annotated[
         Path | None,
         typer.Option(
-            help="In place of a table: rows with texts, CSV, JSON lines or Parquet; copied, not read."
+            help="Instead of a table: rows of texts, CSV, JSON lines or Parquet. It is copied; no row is read."
         ),
     ] = None,
-    columns: Annotated[str, typer.Option(help="Columns of the texts, with commas.")] = "text",
-    classes: Annotated[str, typer.Option(help="Of images and texts, with commas.")] = "",
+    columns: Annotated[str, typer.Option(help="Columns of the texts, separated by commas.")] = "text",
+    classes: Annotated[str, typer.Option(help="Classes of images or texts, separated by commas.")] = "",
     bounds: Annotated[
-        str, typer.Option(help="Of a number that is predicted of texts, in place of classes: LOW,HIGH.")
+        str, typer.Option(help="Predict a number from texts, between LOW,HIGH, instead of classes.")
     ] = "",
 ) -> None:
-    """Make a project of your own, under git and DVC.
+    """Create a project for your own data, under git and DVC.
 
-    It has params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
+    It contains params.yaml, dvc.yaml, prefect.yaml and a data card of what you declare.
     """
     with sentences():
         from flows.cli.asking import columns_asked, listed, number_asked, two_numbers
         from tasks.config.new_project import (
             Declared,
+            check,
             make,
             of_images,
             of_schema,
@@ -511,6 +520,7 @@ def init(
             table_of,
         )
 
+        check(folder, file)  # before anybody is asked for columns
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
         own: dict[str, Any] = {"unit": unit or "one person", "cap": 10.0 if cap is None else cap}
         if images is not None:
@@ -531,16 +541,16 @@ def init(
             declared = Declared(name, table_of(found, file), told, most, file=file, **own)
         make(folder, declared)
     say(
-        f"{folder} is a project. Nobody said these numbers; change them in data/cards/{name}.yaml before the first run:"
+        f"Created {folder}. These values are defaults; edit data/cards/{name}.yaml before the first run to change them:"
     )
     given = {"cap": cap, "unit": unit, "size": size}
     for words in declared.assumed(*(key for key, value in given.items() if value is not None)):
         say(f"  {words}")
     say(
-        f"and in params.yaml epsilon 1, delta {declared.delta:g} and the usual settings for that. Then, in {folder}:"
+        f"params.yaml has epsilon 1, delta {declared.delta:g} and the usual settings for them. Next, in {folder}:"
     )
     if declared.file is None:
-        say(f"  put the table at datasets/raw/{name}.csv; `data check` says its checksum for the card")
+        say(f"  put the table at datasets/raw/{name}.csv; `data check` prints the checksum for the card")
     say(f"  epsilonflow data check {name}\n  epsilonflow plan\n  epsilonflow run")
     say(f'  git add --all && git commit --message "{name}", for `dvc exp run` and `dvc metrics diff`')
 
@@ -549,13 +559,13 @@ def init(
 def check_data(
     card: Annotated[str, typer.Argument(help="Name of a data set, or the path of its card.")],
     counts: Annotated[
-        bool, typer.Option("--counts", help="Count in private records, for the owner's eyes alone.")
+        bool, typer.Option("--counts", help="Show counts for private records; for the owner only.")
     ] = False,
 ) -> None:
-    """Say whether a data set can be used: its card, the checksums of its files, whether every record can be read.
+    """Check a data card, the checksums of its files, and that every record can be read. Spends nothing.
 
-    Nothing is spent. Counts of what would be clamped, replaced or refused are shown for public records, and for
-    private ones with --counts; they are exact and protect nobody, so keep them to yourself.
+    Shows how many values would be clamped, replaced or refused: always for public records, with --counts for private
+    ones. These counts are exact and protect nobody, so keep them to yourself.
     """
     with sentences():
         from data.schema.errors import DataRefusedError
@@ -563,7 +573,7 @@ def check_data(
 
         found = look(card, Path.cwd(), counted=counts)
         for path, line in found.checksums.items():
-            say(f"{path}: if this file is right, its card should have  {line}")
+            say(f"{path}: if this is the right file, its card needs  {line}")
         if found.counts is not None:
             for problem, count in found.counts.items():
                 say(f"{count:>12,}  {problem}")
@@ -571,17 +581,17 @@ def check_data(
             raise DataRefusedError(found.refused)
         kind = "public" if found.card.public else "private"
         said = (
-            "is valid; its blocks are read by a run"
+            "is valid; its blocks are read when it is used"
             if found.card.blocks
             else "can be read as its card declares"
         )
-        say(f"the data set {found.card.name}, of {kind} records, {said}.")
+        say(f"The {kind} data set {found.card.name} {said}.")
         if not found.card.public and not counts and found.card.blocks is None:
-            say("--counts shows the owner what would be clamped, replaced or refused.")
+            say("Use --counts to see how many values would be clamped, replaced or refused.")
 
 
 Model = Annotated[
-    Path, typer.Option("--model", help="A folder with model.safetensors, such as a release, or that file.")
+    Path, typer.Option("--model", help="A model.safetensors, or a folder with one, such as a release.")
 ]
 ARTIFACTS = Path("artifacts")
 
@@ -589,14 +599,14 @@ ARTIFACTS = Path("artifacts")
 @app.command()
 def predict(
     file: Annotated[
-        Path, typer.Argument(help="CSV, Parquet, an image or a folder of them, texts, or features as .npy.")
+        Path, typer.Argument(help="CSV, Parquet, an image or a folder of images, texts, or features as .npy.")
     ],
     model: Model = ARTIFACTS,
     to: Annotated[
-        Path | None, typer.Option(help="Where to write, .csv or .parquet; the terminal without it.")
+        Path | None, typer.Option(help="Where to write, .csv or .parquet. [default: the terminal]")
     ] = None,
 ) -> None:
-    """Predict the classes of records that the model has not seen, prepared by the data card that it carries."""
+    """Predict new records, which are prepared as the model's training records were."""
     with sentences():
         from algorithms.models.saved import load
         from tasks.predict import predict as predictions
@@ -615,11 +625,13 @@ def export(
     form: Annotated[str, typer.Option("--to", help="onnx, torchscript, huggingface or library.")],
     output: Annotated[
         Path | None,
-        typer.Option(help="What to write; model.onnx, model.pt, or a folder named like the form."),
+        typer.Option(
+            help="What to write. [default: model.onnx, model.pt, or a folder named after the format]"
+        ),
     ] = None,
     model: Model = ARTIFACTS,
 ) -> None:
-    """Write the model in another form, load it there and compare what both say of made-up records."""
+    """Export the model to another format, load it again and compare its predictions on synthetic records."""
     with sentences():
         from tasks.config.params import ParamsRefusedError
         from tasks.export import FORMS
@@ -635,39 +647,39 @@ def export(
             if known == form:
                 place = output or Path(usual[form])
                 far = write(model, known, place)
-                say(f"{place} is written; its scores differ from the model's by at most {far:.1g}.")
+                say(f"Wrote {place}. Its scores differ from the model's by at most {far:.1g}.")
                 return
-        raise ParamsRefusedError(f"there is no form {form!r}; choose {', '.join(FORMS)}.")
+        raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
 
 
 @app.command()
 def release(
-    folder: Annotated[Path, typer.Argument(help="A new folder.")],
-    model: Annotated[Path, typer.Option("--model", help="The folder of the run.")] = ARTIFACTS,
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
+    model: Annotated[Path, typer.Option("--model", help="Folder of the run.")] = ARTIFACTS,
 ) -> None:
-    """Make a folder for strangers: the model, its signed card, what verifies it, a model card; nothing else."""
+    """Create a folder to publish: the model, its signed card, the files that verify it, a model card."""
     with sentences():
         from tasks.config.environment import home
         from tasks.export import release as make
         from tasks.runs.signing import public_key
 
         names = make(model, folder, key=public_key(home()))
-    say(
-        f"{folder} holds {', '.join(names)}. Whoever has it verifies the card with `epsilonflow card verify`."
-    )
+    say(f"Wrote {folder}: {', '.join(names)}. Others can verify it with `epsilonflow card verify`.")
 
 
 @app.command()
 def tune(
-    file: Annotated[Path, typer.Argument(help="The search, such as examples/tune.yaml.")] = Path("tune.yaml"),
+    file: Annotated[Path, typer.Argument(help="Settings of the search, such as examples/tune.yaml.")] = Path(
+        "tune.yaml"
+    ),
     runner: Annotated[str, typer.Option(help="What runs the trials: threads, dask or ray.")] = "threads",
-    workers: Annotated[int, typer.Option(min=1, help="How many trials at once.")] = 2,
+    workers: Annotated[int, typer.Option(min=1, help="How many trials run at once.")] = 2,
     only_plan: Annotated[
-        bool, typer.Option("--plan", help="Say what it would cost; nothing is spent.")
+        bool, typer.Option("--plan", help="Show what it would cost; spends nothing.")
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Search for settings privately: only the winner leaves, for one price that its card states."""
+    """Search for settings privately. Only the best trial is released, for one price that its card states."""
     with sentences():
         from tasks.runs.stage import checkout
 
@@ -699,19 +711,24 @@ def tune(
 @app.command()
 def audit(
     method: Annotated[
-        str | None, typer.Option(help="A registered method, or package.module:factory; all by default.")
+        str | None, typer.Option(help="A built-in method, or package.module:factory. [default: all methods]")
     ] = None,
-    epsilon: Annotated[float, typer.Option(help="The claim.")] = 4.0,
-    delta: Annotated[float, typer.Option(help="The claim.")] = 1e-5,
-    runs: Annotated[int, typer.Option(min=1, help="Pairs of runs with and without the worst record.")] = 1000,
-    canaries: Annotated[int, typer.Option(min=8, help="Records that the run with many asks about.")] = 400,
-    seed: Annotated[int, typer.Option(min=0, help="Of the audit.")] = 0,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes side by side; all cores.")] = None,
+    epsilon: Annotated[float, typer.Option(help="The claimed epsilon.")] = 4.0,
+    delta: Annotated[float, typer.Option(help="The claimed delta.")] = 1e-5,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Pairs of runs with and without the worst-case record.")
+    ] = 1000,
+    canaries: Annotated[int, typer.Option(min=8, help="Canary records of the one-run attack.")] = 400,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the audit.")] = 0,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes. [default: all cores]")
+    ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting, such as steps=8.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key of the method, such as steps=8."),
     ] = None,
 ) -> None:
-    """Look for more leakage than a method claims, in the code that is installed; spends nothing.
+    """Attack the installed code to look for more leakage than a method claims. Spends nothing.
 
     Exit status 1 if a claim is violated.
     """
@@ -752,16 +769,16 @@ def audit(
 
 @card_app.command()
 def verify(
-    file: Annotated[Path, typer.Argument(help="A privacy_card.json, its files beside it.")] = CARD,
+    file: Annotated[Path, typer.Argument(help="A privacy_card.json, with its files next to it.")] = CARD,
     key: Annotated[
         str | None,
-        typer.Option(help="The owner's public key, in owner.pub of the owner's data folder; that here."),
+        typer.Option(help="The owner's public key. [default: owner.pub of this data folder]"),
     ] = None,
-    unsigned: Annotated[bool, typer.Option("--unsigned", help="A card that nobody signed may hold.")] = False,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Accept a card without a signature.")] = False,
 ) -> None:
-    """Check a card's signature, recompute its epsilon from its recorded events and compare the files beside it.
+    """Check a card's signature, recompute its epsilon from its events and compare the files next to it.
 
-    Exit status 1 if it does not hold.
+    Exit status 1 if any check fails.
     """
     with sentences():
         from algorithms.privacy import card
@@ -780,7 +797,7 @@ def verify(
 
 @card_app.command("show")
 def show_card(file: Annotated[Path, typer.Argument(help="A privacy_card.json.")] = CARD) -> None:
-    """Say in sentences what a card states; whether it holds, `verify` finds out."""
+    """Print a card as text, without verifying it."""
     with sentences():
         from algorithms.privacy.card import load
         from algorithms.privacy.card.text import markdown

@@ -166,14 +166,19 @@ def _column(one: Mapping[str, Any], path: Path, label: Sequence[str]) -> dict[st
     )
 
 
-def make(folder: Path, declared: Declared) -> None:
-    """Makes the project; raises ParamsRefusedError where `folder` holds something, DataRefusedError for the card."""
+def check(folder: Path, file: Path | None) -> None:
+    """Raises ParamsRefusedError where no project can be made in `folder`, or its table is not there."""
     if folder.exists() and not folder.is_dir():
         raise ParamsRefusedError(f"{folder} is a file; name a new folder.")
-    if declared.file is not None and not declared.file.exists():
-        raise ParamsRefusedError(f"there is no file {declared.file}; name the table, or leave --file out.")
+    if file is not None and not file.exists():
+        raise ParamsRefusedError(f"there is no file {file}; name the table, or leave --file out.")
     if folder.exists() and any(folder.iterdir()):
         raise ParamsRefusedError(f"{folder} is not empty; name a new folder.")
+
+
+def make(folder: Path, declared: Declared) -> None:
+    """Makes the project; raises ParamsRefusedError where `folder` holds something, DataRefusedError for the card."""
+    check(folder, declared.file)
     (folder / "data" / "cards").mkdir(parents=True)
     shutil.copyfile(TEMPLATES / "params.yaml", folder / "params.yaml")
     shutil.copyfile(

@@ -39,11 +39,14 @@ def check_described(receipt: Mapping[str, Any], public: PublicDescription) -> No
 
 
 def evaluated(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """What the metrics have of the run that they are of, for `check_evaluated`; epsilon is null without privacy."""
+    """What the metrics have of the run that they are of, for `check_evaluated`; epsilon is null without privacy.
+
+    The run's id is a digest of all settings, which DVC shows beside the metrics.
+    """
     return {
         "epsilon": receipt["epsilon"][receipt["accountant"]],
-        **{name: receipt[name] for name in ("delta", "algorithm", "dataset", "steps", "run_id")},
-        "model_sha256": receipt["sha256"]["model.safetensors"],
+        "delta": receipt["delta"],
+        "run_id": receipt["run_id"],
     }
 
 

@@ -64,8 +64,8 @@ def run_summary(root: Path) -> RunSummary:
     metrics, receipt = (_document(root / "artifacts" / name) for name in ("metrics.json", "receipt.json"))
     spent, remaining = _balance(root, receipt["population"])
     return RunSummary(
-        dataset=metrics["dataset"],
-        algorithm=metrics["algorithm"],
+        dataset=receipt["dataset"],
+        algorithm=receipt["algorithm"],
         measured=tuple(rows(metrics)),
         epsilon=metrics["epsilon"],
         delta=metrics["delta"],

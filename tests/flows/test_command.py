@@ -115,7 +115,7 @@ def test_a_plan_says_the_cost_and_spends_nothing(here: Checkout) -> None:
     assert 0.99 < cost <= 1.0
     assert rows["steps"] == "5"
     assert rows["runs like this that fit"] == "3"
-    assert rows["cap"].startswith("epsilon 6, delta 0.001; that of the data card no longer counts")
+    assert rows["cap"].startswith("epsilon 6, delta 0.001; the one in the data card is no longer used")
     assert here.ledger.head() == head
     assert (here.root / "params.yaml").read_text() == params
 
@@ -131,9 +131,9 @@ def test_a_plan_says_what_the_attack_that_is_its_target_achieves(here: Checkout)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "words"), [("dpis", r"at most \d+\.?\d*, chosen by epoch"), ("dp_agd", "chosen on the way")]
+    ("algorithm", "words"), [("dpis", r"at most \d+\.?\d*, chosen by epoch"), ("dp_agd", "chosen adaptively")]
 )
-def test_a_plan_gives_no_number_for_noise_that_is_chosen_on_the_way(
+def test_a_plan_gives_no_number_for_noise_that_is_chosen_adaptively(
     here: Checkout, algorithm: str, words: str
 ) -> None:
     result = call("plan", "--algorithm", algorithm, "--epsilon", "1")
@@ -404,16 +404,16 @@ def _cells(table: str) -> list[list[str]]:
 def test_the_doctor_says_what_is_off(here: Checkout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shown = call("doctor")
     assert shown.exit_code == 0, shown.output
-    assert "well  ledger: the chain of 3 rows holds, 1 populations" in shown.stdout
+    assert "ok     ledger: the hash chain of 3 rows is intact; 1 population" in shown.stdout
     here.set("mode: offline", "mode: online")
     (here.home / "owner.key").chmod(0o644)
     monkeypatch.setenv("HOME", str(tmp_path))
     shown = call("doctor")
     assert shown.exit_code == 1
-    assert "OFF   Weights & Biases: tracking.mode is online, and nobody is logged in" in shown.stdout
-    assert "OFF   owner key" in shown.stdout and "chmod 600" in shown.stdout
+    assert "WRONG  Weights & Biases: tracking.mode is online, but you are not logged in" in shown.stdout
+    assert "WRONG  owner key" in shown.stdout and "chmod 600" in shown.stdout
     monkeypatch.chdir(tmp_path)
-    assert "OFF   checkout" in call("doctor").stdout
+    assert "WRONG  checkout" in call("doctor").stdout
 
 
 CARD = """
@@ -450,12 +450,12 @@ def test_a_data_set_is_checked_for_its_owner(tmp_path: Path, monkeypatch: pytest
     assert refused.exit_code == 2 and "another checksum" in refused.stderr
     (line,) = refused.stdout.splitlines()
     (tmp_path / "own.yaml").write_text(
-        re.sub("keyed_sha256.*0000", line.rpartition("have  ")[2].replace(" ", ' "'), CARD)
+        re.sub("keyed_sha256.*0000", line.rpartition("needs  ")[2].replace(" ", ' "'), CARD)
     )
     quiet = call("data", "check", "own.yaml")
     assert quiet.exit_code == 0, quiet.output
     assert (
-        "of private records, can be read as its card declares" in quiet.stdout
+        "The private data set own can be read as its card declares" in quiet.stdout
         and "clamped to" not in quiet.stdout
     )
     counts = call("data", "check", "own.yaml", "--counts").stdout

@@ -85,7 +85,7 @@ def test_a_project_is_made_from_a_schema_and_can_be_used(
     declared = card_file.read_text()
     known = re.findall(r"keyed_sha256: (\w{64})", declared)[0]
     card_file.write_text(declared.replace(known, "0" * 64))
-    assert f"its card should have  keyed_sha256: {known}" in call("data", "check", "clinic").stdout
+    assert f"its card needs  keyed_sha256: {known}" in call("data", "check", "clinic").stdout
     refused = call("init", ".", "--from", "../schema.json", "--at-most", "10")
     assert refused.exit_code == 2 and "is not empty" in refused.stderr
 
@@ -165,6 +165,13 @@ def test_a_place_that_may_not_be_written_is_refused_in_a_sentence(
     refused = call("init", "clinic", "--from", schema, "--at-most", "9")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert "clinic/data/cards: permission denied; " in refused.stderr
+
+
+def test_a_table_or_folder_that_cannot_be_used_is_refused_before_columns_are_asked_for(
+    schema: str, tmp_path: Path
+) -> None:
+    assert "no file missing.csv" in call("init", "clinic", "--file", "missing.csv").stderr
+    assert f"{tmp_path} is not empty" in call("init", str(tmp_path)).stderr
 
 
 def test_without_a_schema_or_a_terminal_nothing_is_made(schema: str, tmp_path: Path) -> None:

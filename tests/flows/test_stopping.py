@@ -49,7 +49,7 @@ def test_a_run_that_is_stopped_says_what_stays_and_goes_on(
     status, text = _run_until(_to_group(signal.SIGINT), checkout, tmp_path / "interrupted")
     assert before_long(lambda: not processes_in(checkout.root))
     (run_id,) = _open(checkout)
-    sentence = f"stopped: run {run_id} stays reserved, and the same command goes on with it for nothing more."
+    sentence = f"stopped: run {run_id} stays reserved; the same command resumes it at no extra cost."
     assert (status, text.splitlines()[-1]) == (128 + signal.SIGINT, sentence)
     assert "Traceback" not in text
 

@@ -17,14 +17,14 @@ from tests.support.checkout import PROJECT
 def root(tmp_path: Path) -> Path:
     (tmp_path / "params.yaml").write_text((PROJECT / "params.yaml").read_text())
     (tmp_path / "artifacts").mkdir()
-    (tmp_path / "artifacts" / "receipt.json").write_text(json.dumps({"population": "people"}))
+    (tmp_path / "artifacts" / "receipt.json").write_text(
+        json.dumps({"population": "people", "dataset": "digits", "algorithm": "dp_sgd"})
+    )
     return tmp_path
 
 
 def finished(root: Path, **changes: Any) -> dict[str, str]:
     metrics = {
-        "dataset": "digits",
-        "algorithm": "dp_sgd",
         "test_accuracy": 0.91234,
         "majority_accuracy": 0.73451,
         "verdict": "better than always naming the most frequent class",

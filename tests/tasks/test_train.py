@@ -547,11 +547,7 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
         "calibration_error",
         "epsilon",
         "delta",
-        "algorithm",
-        "dataset",
-        "steps",
         "run_id",
-        "model_sha256",
     }
     assert metrics["test_accuracy"] > 0.85
     assert metrics["test_auc"] > 0.95 and metrics["test_f1"] > 0.8 and 0 < metrics["calibration_error"] < 0.5
@@ -559,7 +555,6 @@ def test_evaluation_scores_the_model_and_takes_the_result_up(
     assert metrics["majority_accuracy"] == np.unique(labels, return_counts=True)[1].max() / len(labels)
     assert metrics["verdict"] == "better than always naming the most frequent class"
     assert metrics["epsilon"] == workspace.receipt["epsilon"]["pld"]
-    assert (metrics["algorithm"], metrics["dataset"], metrics["steps"]) == ("dp_sgd", "digits", 150)
     check_evaluated(metrics, workspace.receipt)
     confusion = (workspace.root / "artifacts/plots/confusion.csv").read_text().splitlines()
     right = sum(len(set(line.split(","))) == 1 for line in confusion[1:])
