@@ -59,7 +59,7 @@ def checkout() -> Path:
     missing = [name for name in ("params.yaml", "dvc.yaml", ".dvc") if not (root / name).exists()]
     if missing:
         raise ParamsRefusedError(
-            f"{root} is no checkout of epsilonflow, it has no {missing[0]}; change to one, or run `epsilonflow init DIR`"
-            " to make one."
+            f"{root} is no checkout of epsilonflow, it has no {missing[0]}; change to one, or make one by"
+            " `epsilonflow init DIR`."
         )
     return root
