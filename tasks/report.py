@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 from algorithms.core.software import software
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.adjacency import named
-from algorithms.privacy.accounting.epsilon import COARSENING, FINE, epsilon
+from algorithms.privacy.accounting.epsilon import COARSENING, FINE, adjacency_named, epsilon
 from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.accounting.filters import FIXED, holding_from_json
 from algorithms.privacy.accounting.risk import Profile, risk_profile
@@ -255,7 +254,7 @@ def _is_fixed(run: Run) -> bool:
 
 def _cost(run: Run, steps: int, *, grid: float) -> float:
     schedule = trace_schedule(run.trace[run.trace["step"] < steps])
-    accountant, adjacency = run.receipt["accountant"], named(run.plan["adjacency"])
+    accountant, adjacency = run.receipt["accountant"], adjacency_named(run.plan["adjacency"])
     return epsilon(
         schedule, run.receipt["delta"], accountant=accountant, adjacency=adjacency, discretisation=grid
     )

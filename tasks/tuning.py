@@ -30,9 +30,8 @@ from algorithms.core.software import software
 from algorithms.core.training import train as run_training
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.privacy.accounting.adjacency import named
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import Accountant, epsilon
+from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named, epsilon
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.accounting.selection import Trials, all_shown, trials_of
@@ -237,7 +236,7 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
         if len(adjacencies) > 1:
             raise RefusedError("the space has methods under different adjacencies; search each by itself.")
         whole = all_shown(schedules) if shows_all else tuning.trials.trials().event(schedules)
-        costs = by_accountants([(whole, 1)], delta, named(adjacencies.pop()))
+        costs = by_accountants([(whole, 1)], delta, adjacency_named(adjacencies.pop()))
         if not costs:
             raise RefusedError("no accountant has a bound for a search of this method; take another method.")
         accountant = cast(Accountant, min(costs, key=costs.__getitem__))
@@ -371,7 +370,10 @@ class Trial:
 
         score = float(barrier.total(is_right, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(
-            [*plan.schedule, *schedule], delta, accountant=plan.accountant, adjacency=named(plan.adjacency)
+            [*plan.schedule, *schedule],
+            delta,
+            accountant=plan.accountant,
+            adjacency=adjacency_named(plan.adjacency),
         )
         row = asdict(own.rows[0]) | {"release": len(trace.rows), "epsilon": so_far}
         trace.rows.append(Row(**row))
@@ -425,7 +427,9 @@ class Search:
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
         target = replace(alone.target, budget=budget, accountant=accountant, prior_events=())
         plan = replace(alone, target=target, schedule=self.priced.event)
-        plan = replace(plan, epsilon=by_accountants(plan.schedule, budget.delta, named(plan.adjacency)))
+        plan = replace(
+            plan, epsilon=by_accountants(plan.schedule, budget.delta, adjacency_named(plan.adjacency))
+        )
         told = ("shows_all", "each")
         search = {name: getattr(self.priced, name) for name in told} | {"space": len(self.priced.plans)}
         return plan, own | plan.to_json() | {"attack": None, "search": search}
@@ -677,7 +681,7 @@ def _page(search: Search, plan: Document, receipt: Document, folder: Path) -> st
     inside = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     trials = trials_of(public_plan.schedule) or []
     number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)
-    adjacency = named(plan["adjacency"])
+    adjacency = adjacency_named(plan["adjacency"])
     dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], adjacency=adjacency))
     naive = [(event, count * number) for event, count in dearest]
     told = {

@@ -38,8 +38,16 @@ from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, Adjacency, named
-from algorithms.privacy.accounting.epsilon import Accountant, epsilon
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    Accountant,
+    Adjacency,
+    adjacency_named,
+    composed,
+    epsilon,
+    in_few_kinds,
+)
 from algorithms.privacy.accounting.event_rules import (
     ObjectivePerturbationDpEvent,
     PureDpEvent,
@@ -52,7 +60,6 @@ from algorithms.privacy.accounting.events import (
     Schedule,
     schedule_from_json,
 )
-from algorithms.privacy.accounting.pld import composed, in_few_kinds
 from algorithms.privacy.accounting.risk import Profile, misses, profile, risk_profile
 from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.mechanisms import (
@@ -441,7 +448,7 @@ Family = tuple[Callable[[float], Profile], Callable[[float], float]]
 
 def family(plan: Plan) -> Family:
     """Of a plan; at 1 it is the claim as the plan states it."""
-    schedule, relation = schedule_from_json(reserved_events(plan)), named(plan.adjacency)
+    schedule, relation = schedule_from_json(reserved_events(plan)), adjacency_named(plan.adjacency)
     delta = plan.target.budget.delta
     return family_of(schedule, delta, accountant=plan.accountant, relation=relation, claimed=claim_of(plan))
 

@@ -13,8 +13,8 @@ from algorithms.core.method import Plan, PublicInfo, Target, by_accountants
 from algorithms.core.minibatch import Batches, count_release
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, named
 from algorithms.privacy.accounting.calibration import Array, calibrate, in_levels
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, RenyiFilter, ZCDPBudget, epsilon_of_zcdp
 from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release
@@ -44,7 +44,7 @@ def plan_fixed(
     def schedule_at(noise_multiplier: float) -> Schedule:
         return [(release.event(), count) for release, count in releases(noise_multiplier)]
 
-    accountant, relation = target.accountant, named(adjacency)
+    accountant, relation = target.accountant, adjacency_named(adjacency)
     multiplier = calibrate(
         lambda noise: [*target.prior_events, *schedule_at(noise)],
         target.budget,
@@ -81,7 +81,7 @@ def plan_given(
     """The plan of fixed releases whose noise is set already; raises RefusedError where they cost more than the
     target.
     """
-    relation, schedule = named(adjacency), [*target.prior_events, *schedule]
+    relation, schedule = adjacency_named(adjacency), [*target.prior_events, *schedule]
     costs = by_accountants(schedule, target.budget.delta, relation)
     if target.accountant not in costs:
         raise RefusedError(

@@ -16,9 +16,15 @@ from torch import Tensor
 
 from algorithms.errors import RefusedError
 from algorithms.models import LossBounds
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import ACCOUNTANTS, Accountant, epsilon
+from algorithms.privacy.accounting.epsilon import (
+    ACCOUNTANTS,
+    ADD_OR_REMOVE_ONE,
+    Accountant,
+    Adjacency,
+    adjacency_named,
+    epsilon,
+)
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import (
     FIXED,
@@ -191,7 +197,7 @@ class Plan:
     not_private: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.is_fixed and named(self.adjacency) is not ADD_OR_REMOVE_ONE:
+        if not self.is_fixed and adjacency_named(self.adjacency) is not ADD_OR_REMOVE_ONE:
             raise RefusedError(
                 f"releases chosen on the way are counted under {ADD_OR_REMOVE_ONE.name} alone, not under"
                 f" {self.adjacency}; run the calibrate stage again."
@@ -289,7 +295,7 @@ class Plan:
         budget = self.target.budget
         match self.filter:
             case FixedSchedule():
-                return by_accountants(self.schedule, budget.delta, named(self.adjacency))
+                return by_accountants(self.schedule, budget.delta, adjacency_named(self.adjacency))
             case ZCDPBudget(rho):
                 return {"rdp": epsilon_of_zcdp(rho, budget.delta)}
             case RenyiBudget(order, limit):
@@ -305,7 +311,7 @@ class Plan:
         """A fresh filter that holds a run to this plan."""
         match self.filter:
             case FixedSchedule():
-                return ScheduleFilter(self.schedule, self.cost, named(self.adjacency))
+                return ScheduleFilter(self.schedule, self.cost, adjacency_named(self.adjacency))
             case ZCDPBudget(rho):
                 return ZCDPFilter(rho)
             case RenyiBudget(order, _):

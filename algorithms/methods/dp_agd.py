@@ -34,8 +34,8 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.calibration import smallest
+from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.filters import conversion, rho_of_budget
-from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     FullBatch,

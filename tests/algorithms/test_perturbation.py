@@ -20,8 +20,8 @@ from algorithms.methods.objective_perturbation import ObjectivePerturbation, noi
 from algorithms.methods.output_perturbation import OutputPerturbation
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
-from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator

@@ -12,10 +12,9 @@ from algorithms.core.method import PublicInfo, Target
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import group_privacy, rdp
 from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_from_json
 from algorithms.privacy.accounting.filters import RenyiFilter
-from algorithms.privacy.accounting.group_privacy import group_privacy
-from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
 from tasks import calibrate, evaluate, prepare, train
 from tasks.config import params

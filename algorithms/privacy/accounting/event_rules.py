@@ -655,7 +655,7 @@ def _value_from_json(value: Any) -> Any:
 def loss_of(
     schedule: Iterable[tuple[dp.DpEvent, int]], grid: float, adjacency: dp.NeighboringRelation
 ) -> PrivacyLossDistribution:
-    """The distribution of the loss of events as `adjacency.under` gives them."""
+    """The distribution of the loss of events as `as_add_remove` gives them."""
     total = distributions.identity(grid)
     for event, count in schedule:
         total = total.compose(rule_of(event).pld(event, count, grid, adjacency))
