@@ -30,9 +30,8 @@ from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.barrier.diagnostics import Diagnostics
-from algorithms.privacy.barrier.processes import ALONE, Group, ProcessLostError
-from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.barrier.performance import ALONE, Group, ProcessLostError
+from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription

@@ -26,9 +26,8 @@ from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers, installed
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.barrier import Barrier, Performance, Records
-from algorithms.privacy.barrier.diagnostics import Diagnostics
 from algorithms.privacy.barrier.importance import LastNorms
-from algorithms.privacy.barrier.trace import Row, Trace
+from algorithms.privacy.barrier.trace import Diagnostics, Row, Trace
 from algorithms.privacy.mechanisms.noise import Generator
 
 S = TypeVar("S")

@@ -50,7 +50,7 @@ def as_add_remove(adjacency: Adjacency, event: dp.DpEvent) -> dp.DpEvent:
 
 
 def pure_epsilon(event: dp.DpEvent) -> float:
-    """The epsilon of an event that is purely private, as `as_add_remove` gives it; infinite for one that is not private.
+    """The epsilon of a purely private event, as `as_add_remove` gives it; infinite for one that is not private.
 
     Raises RefusedError where the event is not pure.
     """

@@ -1,11 +1,9 @@
-"""What comes before a model's parameters, done once for all records instead of in each step, where it fits memory.
+"""Exact answers about the records, which nothing has noised yet: for the barrier alone.
 
-Questions about all records of a linear model, answered by closed forms while the records fit the memory.
-
-Exact answers about the records, which nothing has noised yet: for the barrier alone.
-
-All of them are computed under the same conditions, whatever the process around them has set, and an error of the
-arithmetic is raised without what it says, which may be of a record.
+What comes before a model's parameters is done once for all records instead of in each step, where it fits memory; and
+while the records fit it, questions about all records of a linear model are answered by closed forms. All answers are
+computed under the same conditions, whatever the process around them has set, and an error of the arithmetic is raised
+without what it says, which may be of a record.
 """
 
 import copy
@@ -34,17 +32,26 @@ from algorithms.gradients import (
     pad_to_multiple,
 )
 from algorithms.gradients.linear import LinearRecords, linear_layer
-from algorithms.gradients.minimum import OutOfReachError
+from algorithms.gradients.minimum import Objective, OutOfReachError, exact_minimum, minimum
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of, shape_after
 from algorithms.models.scattering import UnitRecords
-from algorithms.privacy.barrier import minimum
 from algorithms.privacy.barrier.importance import LastNorms, Norms
-from algorithms.privacy.barrier.performance import Performance, Records, in_passes
-from algorithms.privacy.barrier.processes import ProcessLostError
+from algorithms.privacy.barrier.performance import Performance, ProcessLostError, Records, in_passes
 from algorithms.privacy.barrier.statistics import Statistic, second_moment_sum, statistic_sum
 from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import FullBatch, Importance, Release, chosen
+from algorithms.privacy.mechanisms.release import (
+    FullBatch,
+    Importance,
+    Minimum,
+    NoNoise,
+    ObjectiveNoise,
+    Release,
+    add_noise,
+    chosen,
+    draws,
+    minimum_release,
+)
 
 _AT_ONCE = 1024
 _BY_RECORD = (UnitRecords, nn.GroupNorm)
@@ -191,6 +198,49 @@ def loss_sums(
     return totals
 
 
+_NO_BOUND = 1e150
+"""Above the norm of any record and gradient, yet finite."""
+
+
+def minimised(
+    model: Model, features: NDArray[np.float32], labels: NDArray[np.int64], release: Release, stream: Stream
+) -> Tensor:
+    """The answer to the release of a minimum, shape [d], float64."""
+    problem = release.clipping
+    if not isinstance(problem, Minimum):
+        raise TypeError(f"{release} does not ask for a minimum")
+    tilt = np.zeros(model.parameter_count)
+    if isinstance(release.noise, ObjectiveNoise):
+        tilt = release.noise_scale * draws(release, stream, len(tilt))
+    whole = Objective(
+        model,
+        features,
+        labels,
+        clip_norm=problem.clip_norm,
+        input_norm=problem.input_norm,
+        regularisation=problem.regularisation,
+        tilt=torch.from_numpy(tilt),
+    )
+    if isinstance(release.noise, NoNoise):
+        return exact_minimum(replace(whole, clip_norm=_NO_BOUND, input_norm=_NO_BOUND))
+    found = minimum(whole, tolerance=problem.tolerance)
+    return torch.from_numpy(add_noise(found.numpy(), _on_the_result(problem, release), stream))
+
+
+def _on_the_result(problem: Minimum, release: Release) -> Release:
+    """The noise on what was found: as asked, or for noise in the objective what hides where the solver stopped."""
+    if not isinstance(release.noise, ObjectiveNoise):
+        return release
+    stopped = Minimum(
+        clip_norm=2 * problem.tolerance,
+        regularisation=problem.regularisation,
+        tolerance=1e-300,
+        input_norm=problem.input_norm,
+        curvature=problem.curvature,
+    )
+    return minimum_release(stopped, release.noise.on_result())
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -327,7 +377,7 @@ class UnnoisedQueries:
     @_computed
     def minimum(self, release: Release, stream: Stream) -> Tensor:
         """The minimum over all records that a release asks for, noise included; shape [d], float64."""
-        return minimum.minimised(self.model, self.records.features, self.records.labels, release, stream)
+        return minimised(self.model, self.records.features, self.records.labels, release, stream)
 
     def drawn(self, release: Release, stream: Stream) -> Iterator[tuple[Tensor, Tensor]]:
         """The records that take part, in physical batches, on the device."""
