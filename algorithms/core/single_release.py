@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.core.method import PublicInfo
+from algorithms.core.method import Plan, PublicInfo
 from algorithms.errors import RefusedError
 from algorithms.privacy.mechanisms.release import Minimum
 
@@ -20,6 +20,18 @@ class Answered:
     """parameters: [d], the model's start, and after the only step what is published."""
 
     parameters: Tensor
+
+
+class SingleRelease:
+    """What methods share that ask once: they start at the model's start and publish the answer."""
+
+    def init(self, parameters: Tensor, plan: Plan) -> Answered:
+        """The model's start."""
+        return Answered(parameters.clone())
+
+    def released(self, state: Answered) -> Tensor:
+        """What was answered, shape [d]."""
+        return state.parameters
 
 
 def private_minimum(public: PublicInfo, *, clip_norm: float, regularisation: float) -> Minimum:

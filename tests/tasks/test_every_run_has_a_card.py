@@ -16,12 +16,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
+from algorithms.features.registry import FEATURES
 from ruamel.yaml import YAML
 from safetensors.torch import save_file
 
 from algorithms.core import calibration
 from algorithms.errors import RefusedError
-from algorithms.features.registry import FEATURES
 from algorithms.methods.registry import CATALOGUE
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.accounting import epsilon

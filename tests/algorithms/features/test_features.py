@@ -18,7 +18,7 @@ from algorithms.core import training
 from algorithms.core.features import Features, learned, schedule
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.features.registry import FEATURES, from_settings
+from algorithms.features.learned import FEATURES, from_settings
 from algorithms.gradients import L2
 from algorithms.models import Model, build
 from algorithms.models.feature_transforms import buffers, front, in_front, installed, shape_after

@@ -16,8 +16,7 @@ from jax_privacy.matrix_factorization import buffered_toeplitz
 from jax_privacy.matrix_factorization import toeplitz as theirs
 from scipy import stats
 
-from algorithms.core.optimizers import OptimizerConfig
-from algorithms.core.strategies import (
+from algorithms.core.correlated import (
     best_banded,
     best_buffered,
     mean_squared_noise,
@@ -25,6 +24,7 @@ from algorithms.core.strategies import (
     square_root,
     workload,
 )
+from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.correlated import (

@@ -1,24 +1,26 @@
-"""How the noise of a momentum method is divided over its iterations, and how many iterations there should be.
+"""Descent with momentum on noised gradients: DP-SHB, DP-NAG and DP-MASG.
 
 Kuru, Birbil, Gürbüzbalaban and Yıldırım 2022 ("Differentially private accelerated optimization algorithms",
-arXiv:2008.01989), Section 4: the noise of iteration t, of variance 2 b_t^2 in each of d coordinates, adds at
-most d a_t b_t^2 to the error after the last one. All of it is arithmetic on public numbers.
+arXiv:2008.01989). One release an iteration, of all records or of a fresh sample without replacement: Laplace noise on
+an L1 bound as in the paper, or Gaussian noise on an L2 bound. The objective is the mean loss + regularisation
+||theta||^2. Only the losses are private: the regulariser's gradient, step sizes, momentum and the course of the noise
+are functions of public numbers, and stand in the plan.
 
-Differences from the paper: the coefficients a_t grow with t (the text says that they fall; its formulas are right).
-The gap that the bound starts from is that of the objective: the paper's potential is at most twice it, and a restart
-doubles the potential once more, so stage s begins at 2^s times the gap, as in the authors' code.
+Pure epsilon is divided over the iterations by Proposition 4.2, numerically where sampling leaves no closed form. For
+(epsilon, delta) the noise keeps a course that is fixed beforehand and is scaled until the whole schedule just meets the
+target: Laplace noise the course of pure epsilon, Gaussian noise b_t^2 ~ a_t^(-1/2), which is best where precisions add
+up, as those of Gaussian noise on all records do.
 
-What descent with momentum shares, whoever's momentum it is: settings, refusals, state and the noised gradient.
-
-The objective is the mean loss + regularisation ||theta||^2. Only the losses are private: the regulariser's gradient,
-step sizes, momentum and the course of the noise are functions of public numbers, and stand in the plan.
-
-The plan of descent with momentum: the path of step sizes, and the course of the noise along it.
-
-Pure epsilon is divided over the iterations by Proposition 4.2 of arXiv:2008.01989, numerically where sampling leaves
-no closed form. For (epsilon, delta) the noise keeps a course that is fixed beforehand and is scaled until the whole
-schedule just meets the target: Laplace noise the course of pure epsilon, Gaussian noise b_t^2 ~ a_t^(-1/2), which is
-best where precisions add up, as those of Gaussian noise on all records do.
+Differences from the paper:
+- The bound of a record's gradient is enforced by clipping; the smoothness that sets the step size is a public bound,
+  since the largest eigenvalue of the data would give the data away; noise for (epsilon, delta) is calibrated to the
+  whole run.
+- Noise has the scale that the theorem asks for; the published code draws scale b / sqrt(2), so its curves show epsilon
+  1.41, not 1.
+- The coefficients a_t grow with t (the text says that they fall; its formulas are right).
+- The gap that the error bound starts from is that of the objective: the paper's potential is at most twice it, and a
+  restart doubles the potential once more, so stage s begins at 2^s times the gap, as in the authors' code.
+- With samples the epsilons are those that minimise the noise at their amplified scale.
 """
 
 import math
@@ -32,8 +34,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import NoiseSchedule, multiplier_at, noise_runs, plan_fixed, plan_given
+from algorithms.core.calibration import plan_fixed, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs
 from algorithms.core.optimizers import STRICT
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2, Box
@@ -529,3 +532,83 @@ def _course(settings: Settings, target: Target, public: PublicInfo, importance: 
 def _mean(multipliers: Array, counts: Array, *, power: int) -> float:
     """The equal multiplier with the same sum of epsilons (power 1) or of precisions (power 2)."""
     return float(np.average(multipliers**-power, weights=counts) ** (-1.0 / power))
+
+
+@dataclass(frozen=True)
+class HeavyBall(Settings):
+    """DP-SHB: Polyak's heavy ball, with the same noise in each iteration; with momentum 0 it is DP-GD.
+
+    momentum: beta, or None for (1 - sqrt(a mu)) / (1 + sqrt(a mu)) at step size a.
+    """
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """Equal noise in all iterations, the least that fits the target."""
+        check(self, target, public)
+        curve = self.curve(public)
+        size = self.step_size(curve)
+        path = Path(one_stage(self.steps, size), [self._momentum(curve, size)])
+        return plan_path(self, target, public, curve=curve, path=path, importance=np.ones(self.steps))
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One noised gradient at the iterate; then theta - a g + beta (theta - theta before)."""
+        now = iteration(plan, int(state.count))
+        gradient = self.gradient(state.parameters, plan, now.noise_multiplier, barrier)
+        kept = now.momentum * (state.parameters - state.previous)
+        return state.moved(state.parameters - now.step_size * gradient + kept)
+
+    def _momentum(self, curve: Curve, step_size: float) -> float:
+        if self.momentum is not None:
+            return self.momentum
+        if self.regularisation == 0.0:
+            raise RefusedError(
+                "without regularisation the objective has no known strong convexity to take the momentum from; set"
+                " algorithm.momentum, or algorithm.regularisation above 0."
+            )
+        return curve.momentum(step_size)
+
+
+@dataclass(frozen=True)
+class Nesterov(Settings):
+    """DP-NAG and DP-MASG: Nesterov's accelerated gradient, asked for at the extrapolated point.
+
+    variant: one step size ("nag") or stages ("masg"); "_opt" ends after the number of iterations with the least error
+    bound, `steps` at most, and divides the noise so that this bound is least. initial_gap: public bound on how far the
+    objective at the start lies above its least value.
+    """
+
+    variant: Literal["nag", "nag_opt", "masg", "masg_opt"] = "nag_opt"
+    initial_gap: Annotated[float, Field(gt=0, lt=math.inf)] = 10.0
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The least noise that fits the target, equal or divided; raises RefusedError without regularisation."""
+        check(self, target, public)
+        if self.regularisation == 0.0:
+            raise RefusedError(
+                "Nesterov's momentum needs a strongly convex objective; set algorithm.regularisation above 0."
+            )
+        curve = self.curve(public)
+        stages = self._stages(curve)
+        importance = np.ones(self.steps)
+        if self.variant.endswith("_opt"):
+            gap = self.initial_gap
+            length = best_length(self, target, public, curve=curve, stages=stages, gap=gap)
+            stages = cut(stages, length)
+            importance = coefficients(stages, curve)
+        path = Path(stages, [curve.momentum(stage.step_size) for stage in stages])
+        return plan_path(self, target, public, curve=curve, path=path, importance=importance)
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One noised gradient at the point ahead of the iterate, and a step from there."""
+        now = iteration(plan, int(state.count))
+        kept = 0.0 if now.restarts else now.momentum * (state.parameters - state.previous)
+        ahead = state.parameters + kept
+        gradient = self.gradient(ahead, plan, now.noise_multiplier, barrier)
+        return state.moved(ahead - now.step_size * gradient)
+
+    def _stages(self, curve: Curve) -> Sequence[Stage]:
+        size = self.step_size(curve)
+        if self.variant in ("nag", "nag_opt"):
+            return one_stage(self.steps, size)
+        return growing_stages(self.steps, size, curve.condition_number)
