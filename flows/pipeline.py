@@ -21,8 +21,15 @@ from pydantic import Field
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
 from tasks.config.overrides import Request, revise
-from tasks.runs.reproduce import STAGES, StageFailedError, StageRefusedError, checkout_lock, reproduce
-from tasks.runs.stage import checkout, refusals
+from tasks.runs.stages import (
+    STAGES,
+    StageFailedError,
+    StageRefusedError,
+    checkout,
+    checkout_lock,
+    refusals,
+    reproduce,
+)
 from tasks.runs.summary import RunSummary, run_summary
 
 

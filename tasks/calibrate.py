@@ -24,7 +24,7 @@ from data import PublicDescription
 from tasks.config import params
 from tasks.config import params as groups
 from tasks.config.params import Params
-from tasks.runs.stage import main_of
+from tasks.runs.stages import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
 _LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 64.0

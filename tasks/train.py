@@ -43,14 +43,13 @@ from tasks.config import params
 from tasks.config.environment import SPEND_AGAIN, home, ledger_url, may_spend_again, retraining
 from tasks.config.params import Params
 from tasks.reporting.rehearsal import rehearse
-from tasks.runs import sanity, store
+from tasks.runs import preflight, store
+from tasks.runs.ledger import open_newest, remember, signer
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.processes import joined
 from tasks.runs.progress import both, progress
-from tasks.runs.provenance import described
-from tasks.runs.rollback_guard import open_newest, remember
-from tasks.runs.signing import signer
-from tasks.runs.stage import main_of
+from tasks.runs.stages import main_of
+from tasks.runs.store import described
 from tasks.tracking.live_curve import live_curve
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
@@ -128,7 +127,7 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
     """
     cost = f"epsilon {job.settings.privacy.epsilon:g}"
     question = f"run {run_id} did just this; training again spends {cost} again. Spend it? [y/N] "
-    if may_spend_again() or sanity.agrees(question):
+    if may_spend_again() or preflight.agrees(question):
         return True
     rows = ledger.history(job.public.population) if job.retraining else []
     of_run = [json.loads(row.about) for row in rows if (row.kind, row.run_id) == ("reserve", run_id)]
@@ -142,9 +141,9 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
 
 
 def _question(job: Job, root: Path) -> None:
-    records = sanity.records_of(job.public, root / "data" / "cards")
-    found = sanity.doubts(job.settings, job.plan, records)
-    sanity.question(found, job.public, epsilon=job.plan.target.budget.epsilon)
+    records = preflight.records_of(job.public, root / "data" / "cards")
+    found = preflight.doubts(job.settings, job.plan, records)
+    preflight.question(found, job.public, epsilon=job.plan.target.budget.epsilon)
 
 
 def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path, home: Path) -> Path:

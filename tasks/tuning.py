@@ -54,14 +54,13 @@ from tasks.evaluate import load_model, metrics_of
 from tasks.prepare import prepare
 from tasks.reporting.page import environment
 from tasks.reporting.rehearsal import rehearse
-from tasks.runs import sanity, store
+from tasks.runs import preflight, store
+from tasks.runs.ledger import open_newest, remember, signer, signing_key
 from tasks.runs.population import bind, digests_of, register
-from tasks.runs.provenance import described
 from tasks.runs.quality import quality
-from tasks.runs.reproduce import checkout_lock
-from tasks.runs.rollback_guard import open_newest, remember
-from tasks.runs.signing import signer, signing_key
-from tasks.tracking.search import log_winner
+from tasks.runs.stages import checkout_lock
+from tasks.runs.store import described
+from tasks.tracking.runs import log_winner
 from tasks.train import save_model
 
 FOLDER = Path("tuned")
@@ -517,7 +516,7 @@ def in_threads(workers: int, trials: Sequence[Trial]) -> None:
 
 def _spends_again(search: Search, run_id: str, is_whole: bool) -> bool:
     cost = f"epsilon {search.priced.cost:g}"
-    if may_spend_again() or sanity.agrees(
+    if may_spend_again() or preflight.agrees(
         f"search {run_id} did just this; again it spends {cost}. Spend it? [y/N] "
     ):
         return True

@@ -8,11 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from algorithms.privacy.ledger import Ledger
-from tasks.config import params
-from tasks.config.environment import home, ledger_url
+from tasks.runs.ledger import open_ledger
 from tasks.runs.quality import rows
-from tasks.runs.rollback_guard import open_newest, remember
 
 REPORT = Path("artifacts/report.html")
 
@@ -74,15 +71,6 @@ def run_summary(root: Path) -> RunSummary:
         remaining=remaining,
         report=root / REPORT,
     )
-
-
-def open_ledger(root: Path) -> Ledger:
-    """The ledger that the checkout at `root` charges; raises LedgerBrokenError where an older copy was put back."""
-    settings = params.load(root / "params.yaml", reads=("ledger",))
-    url = ledger_url(settings.ledger.url)
-    ledger = open_newest(url, home=home(), root=root)
-    remember(ledger, url, home=home())
-    return ledger
 
 
 def _balance(root: Path, population: str) -> tuple[float | None, float | None]:

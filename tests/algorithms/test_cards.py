@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from algorithms.features.registry import FEATURES
 
 from algorithms.core.method import Plan
+from algorithms.features.learned import FEATURES
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import build, verify
 from tests.algorithms import bench

@@ -29,8 +29,7 @@ from tasks.config.params import load
 from tasks.reporting.figures import LIGHT, png
 from tasks.retraining.delivery import Outcome, Work, accuracy, retrain
 from tasks.retraining.settings import Retraining
-from tasks.runs.reproduce import StageRefusedError
-from tasks.runs.stage import refusals
+from tasks.runs.stages import StageRefusedError, refusals
 from tests.soak.year_check import recomputed
 from tests.soak.year_figure import figure
 

@@ -16,12 +16,12 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
-from algorithms.features.registry import FEATURES
 from ruamel.yaml import YAML
 from safetensors.torch import save_file
 
 from algorithms.core import calibration
 from algorithms.errors import RefusedError
+from algorithms.features.learned import FEATURES
 from algorithms.methods.registry import CATALOGUE
 from algorithms.models import ModelRefusedError
 from algorithms.privacy.accounting import epsilon
@@ -34,7 +34,7 @@ from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.reporting.page import Picture
-from tasks.runs.signing import public_key
+from tasks.runs.ledger import public_key
 
 RECORDS, TEST_RECORDS, STEPS = 120, 30, 2
 TABLE: dict[str, Any] = {

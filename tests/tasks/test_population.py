@@ -18,8 +18,8 @@ from algorithms.privacy.accounting.filters import RenyiFilter
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
 from tasks import calibrate, evaluate, prepare, train
 from tasks.config import params
+from tasks.runs.ledger import check_usual
 from tasks.runs.population import bind, declare, register
-from tasks.runs.rollback_guard import check_usual
 from tests.support.checkout import PROJECT
 from tests.support.synthetic_run import description
 from tests.tasks.test_train import Workspace

@@ -1,9 +1,14 @@
-"""Heads of the ledger kept outside of it: they show an older copy that was put back, whose own chain holds.
+"""The ledger as this user's home knows it: its newest heads, which population it charges, the owner's key that signs.
 
-Known are the head in the receipt of the checkout's last run, and those that this user's home saw last at the same URL
-and of the same ledger, wherever it was: an old copy at another URL is an older copy, too. A receipt of another ledger,
-as in a checkout that was made on another machine, says nothing about this one; the hash of the first row tells them
-apart. Which ledger a private population is charged in is kept in the home as well, once a run is reserved there.
+Heads of the ledger that are kept outside of it show an older copy that was put back, whose own chain holds. Known are
+the head in the receipt of the checkout's last run, and those that this home saw last at the same URL and of the same
+ledger, wherever it was: an old copy at another URL is an older copy, too. A receipt of another ledger, as in a checkout
+that was made on another machine, says nothing about this one; the hash of the first row tells them apart. Which ledger
+a private population is charged in is kept in the home as well, once a run is reserved there.
+
+Cards and verifications of the ledger are signed by the owner of the data, with a key that follows from the owner key of
+the home. Its public half stands beside that key, in `owner.pub`, and with each run that the ledger reserves; whoever
+has it from one of these can check the run's card.
 """
 
 import hashlib
@@ -13,12 +18,51 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.engine import make_url
 
 from algorithms.errors import LedgerBrokenError, RefusedError
-from algorithms.privacy.ledger import NOTHING, Head, Ledger, identity
+from algorithms.privacy.card import SIGNER, public_key_of
+from algorithms.privacy.ledger import NOTHING, Checkpoint, Head, Ledger, identity
 from data.prepare.files import write_whole
-from tasks.config.environment import LEDGER, sqlite_url
+from data.prepare.secret_key import keyed, owner_key
+from tasks.config import params
+from tasks.config.environment import LEDGER, home, ledger_url, sqlite_url
+
+PUBLIC = "owner.pub"
+_WORDS = ["key that signs privacy cards"]
+
+
+def signing_key(home: Path) -> Ed25519PrivateKey:
+    """The key of a home, which is made at first use, its public half written; raises DataRefusedError for a damaged
+    one.
+    """
+    key = Ed25519PrivateKey.from_private_bytes(keyed(owner_key(home), _WORDS))
+    if public_key(home) != public_key_of(key):
+        write_whole(
+            home / PUBLIC, lambda fresh: fresh.write_text(f"{public_key_of(key)}\n", encoding="utf-8")
+        )
+    return key
+
+
+def public_key(home: Path) -> str | None:
+    """The public half in a home; None where no card was ever signed there."""
+    path = home / PUBLIC
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
+
+
+def signer(home: Path) -> dict[str, str]:
+    """What the ledger notes of who will sign the card of a run that it reserves."""
+    return {SIGNER: public_key_of(signing_key(home))}
+
+
+def open_ledger(root: Path) -> Ledger:
+    """The ledger that the checkout at `root` charges; raises LedgerBrokenError where an older copy was put back."""
+    settings = params.load(root / "params.yaml", reads=("ledger",))
+    url = ledger_url(settings.ledger.url)
+    ledger = open_newest(url, home=home(), root=root)
+    remember(ledger, url, home=home())
+    return ledger
 
 
 def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
@@ -136,3 +180,25 @@ def _link(fresh: Path, file: Path) -> None:
     """Puts a file in its place where there is none."""
     with suppress(FileExistsError):
         os.link(fresh, file)
+
+
+def keep_checkpoint(checkpoint: Checkpoint) -> None:
+    """Signs a checkpoint and keeps it in the home, in place of the one before it."""
+    if checkpoint.first is None:
+        return
+    file = _checkpoint_file(checkpoint.first)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    text = checkpoint.signed(signing_key(home()))
+    write_whole(file, lambda fresh: fresh.write_text(text, encoding="utf-8"), mode=0o600)
+
+
+def kept_checkpoint(ledger: Ledger) -> Checkpoint | None:
+    """The checkpoint of a ledger; None where this home has none. Raises RefusedError for one that it did not sign."""
+    file = _checkpoint_file(identity(ledger) or "")
+    if not file.is_file():
+        return None
+    return Checkpoint.load(file.read_text(encoding="utf-8"), signing_key(home()).public_key())
+
+
+def _checkpoint_file(first: str) -> Path:
+    return home() / "ledger_checkpoints" / f"{first[:16]}.json"
