@@ -373,32 +373,20 @@ def log_likelihood(game: Game, plan: Plan, answers: Sequence[Answer], canary: in
     return math.fsum(ratios)
 
 
+@lru_cache
 def whitening(event: CorrelatedDpEvent, steps: int) -> Array:
     """What makes the noise of all steps independent, with the scale of the event; lower triangular, [steps, steps].
 
     It follows from what the event states alone, not from the code that draws the noise.
     """
-    return _whitening(
-        tuple(event.coefficients), tuple(event.weights), tuple(event.decays), int(event.leaves), steps
-    )
-
-
-@lru_cache
-def _whitening(
-    coefficients: tuple[float, ...],
-    weights: tuple[float, ...],
-    decays: tuple[float, ...],
-    leaves: int,
-    steps: int,
-) -> Array:
-    if leaves:
-        mixed = _tree_noise(leaves, steps)
+    if event.leaves:
+        mixed = _tree_noise(event.leaves, steps)
         found: Array = np.linalg.inv(np.linalg.cholesky(mixed @ mixed.T))
         return found
     column = np.zeros(steps)
-    column[: len(coefficients)] = coefficients[:steps]
-    if weights:
-        column = buffered(np.array(weights), np.array(decays), steps)
+    column[: len(event.coefficients)] = event.coefficients[:steps]
+    if event.weights:
+        column = buffered(np.array(event.weights), np.array(event.decays), steps)
     return np.tril(toeplitz(column))
 
 
