@@ -81,8 +81,10 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     privacy = settings.privacy
     check_delta(privacy.delta, public.records)
     _check_secret(privacy, public)
-    before = _before(settings, public)
     model = model_for(settings, public)
+    before: tuple[tuple[DpEvent, int], ...] = ()
+    if settings.features is not None:
+        before = tuple(schedule(settings.features, public.input_shape, public.records, privacy.count_noise))
 
     def at(epsilon: float) -> Plan:
         target = Target(Budget(epsilon, privacy.delta), privacy.accountant, privacy.count_noise, before)
@@ -134,14 +136,6 @@ def withstands(plan: Plan, attack: groups.Attack) -> bool:
     return bool(
         caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms) <= attack.caught
     )
-
-
-def _before(settings: Params, public: PublicDescription) -> tuple[tuple[DpEvent, int], ...]:
-    """What learning the features costs before the algorithm's own releases."""
-    if settings.features is None:
-        return ()
-    count_noise = settings.privacy.count_noise
-    return tuple(schedule(settings.features, public.input_shape, public.records, count_noise))
 
 
 def _known(model: Model, public: PublicDescription) -> PublicInfo:

@@ -119,7 +119,9 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     check_described(run.receipt, run.public)
     check_evaluated(run.metrics, run.receipt)
     ran = run.receipt.get("software") or software(root, recorded="report")
-    past = _history(run, root)
+    past = nothing()
+    if is_on_blocks(run.receipt):
+        past = history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)
     audit = newest_audit(run.plan["algorithm"], root)
     made = compose(run, ran, past, folder=artifacts, draw=_picture, key=signing_key(home()), audit=audit)
     (artifacts / CARD).write_bytes(made.card.to_bytes())
@@ -183,17 +185,14 @@ def _noise_figure(run: Run, theme: Theme) -> Figure:
     )
 
 
-def _history(run: Run, root: Path) -> History:
-    if not is_on_blocks(run.receipt):
-        return nothing()
-    return history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)
-
-
 def _read(artifacts: Path, prepared: Path) -> Run:
     for path in (*(artifacts / name for name in _NEEDED), prepared / "public.json"):
         if not path.is_file():
             raise RefusedError(f"the report needs {path}, which is not there; run the stages before it.")
-    plan, receipt, metrics = (_json(artifacts / f"{name}.json") for name in ("plan", "receipt", "metrics"))
+    plan, receipt, metrics = (
+        json.loads((artifacts / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("plan", "receipt", "metrics")
+    )
     return Run(
         plan=plan,
         receipt=receipt,
@@ -208,11 +207,6 @@ def _read(artifacts: Path, prepared: Path) -> Run:
 def _classes(path: Path) -> pd.DataFrame:
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     return table.assign(accuracy=pd.to_numeric(table["accuracy"]), records=table["records"].astype(int))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
 
 
 def _check(verification: Verification) -> None:

@@ -106,14 +106,16 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     def anew(run_id: str, is_whole: bool) -> bool:
         return not is_whole if job.public.public else _spends_again(job, run_id, is_whole, ledger)
 
-    with store.claimed(
-        home, job.digest(home), ledger.status, checkout=root, fresh=_fresh_generator(job.settings), anew=anew
-    ) as run:
+    secret = job.settings.privacy.noise == "secure"
+    fresh = secure_generator() if secret else seeded_generator(job.settings.model.seed)
+    with store.claimed(home, job.digest(home), ledger.status, checkout=root, fresh=fresh, anew=anew) as run:
         if run.result is not None:
             _LOG.info("run %s did just this: its result is handed out, and nothing is spent.", run.run_id)
         with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
             if run.result is None and ledger.status(run.run_id) is None:
-                _question(job, root)
+                records = preflight.records_of(job.public, root / "data" / "cards")
+                found = preflight.doubts(job.settings, job.plan, records)
+                preflight.question(found, job.public, epsilon=job.plan.target.budget.epsilon)
             register(ledger, job.public, home=home, prepared=job.prepared)
         result = run.result or _trained(job, model, run, ledger, root, home)
         run.forget_secrets()
@@ -138,12 +140,6 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
         f"run {run_id} did just this, and training again would spend {cost} again; bring its result back by `dvc"
         f" checkout`, or set {SPEND_AGAIN}=yes."
     )
-
-
-def _question(job: Job, root: Path) -> None:
-    records = preflight.records_of(job.public, root / "data" / "cards")
-    found = preflight.doubts(job.settings, job.plan, records)
-    preflight.question(found, job.public, epsilon=job.plan.target.budget.epsilon)
 
 
 def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path, home: Path) -> Path:
@@ -274,10 +270,6 @@ def _open(job: Job, run_id: str, home: Path) -> Records:
 def _records_of(job: Job) -> Records:
     data = load_as(job.prepared, job.public)
     return Records(data.train_features, data.train_labels)
-
-
-def _fresh_generator(settings: Params) -> Generator:
-    return secure_generator() if settings.privacy.noise == "secure" else seeded_generator(settings.model.seed)
 
 
 @dataclass(frozen=True)

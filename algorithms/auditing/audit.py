@@ -195,9 +195,13 @@ def many_runs(
     The bound is that of the least leaky mechanism of the claim's own form (its noise divided by some number) with which
     the errors agree (as Nasr et al. 2023 do for Gaussians), or that of any mechanism where that is larger.
     """
+
+    def at(threshold: float, confidence: float) -> Rates:
+        return bounds.rates(found[:, 0], found[:, 1], threshold, confidence=confidence)
+
     thresholds = (0.0, cost(1.0) / 2)
     seen, sure = (
-        max((_rates(found, t, 1 - alarm / len(thresholds)) for t in thresholds), key=bounds.mu_of)
+        max((at(t, 1 - alarm / len(thresholds)) for t in thresholds), key=bounds.mu_of)
         for alarm in (1 - CONFIDENCE, ALARM)
     )
     leak = _least_leak(seen, claimed)
@@ -205,10 +209,6 @@ def many_runs(
     is_violated = sure.misses < float(misses(claimed(1.0), sure.alarms))
     detail = f"{len(found)} pairs of runs: false alarms at most {seen.alarms:.3g}, misses at most {seen.misses:.3g}"
     return Attack("worst record, many runs", least, is_violated, detail)
-
-
-def _rates(pairs: Array, threshold: float, confidence: float) -> Rates:
-    return bounds.rates(pairs[:, 0], pairs[:, 1], threshold, confidence=confidence)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,10 @@ class Standardised:
         noise = Gaussian(self.noise)
         mean, square = (
             barrier.total(statistic, bound=L2(bound), noise=noise) / records
-            for statistic, bound in ((_means, self.mean_bound), (_mean_squares, self.square_bound))
+            for statistic, bound in (
+                (lambda record, _label: record.mean(dim=(1, 2)), self.mean_bound),
+                (lambda record, _label: record.square().mean(dim=(1, 2)), self.square_bound),
+            )
         )
         variance = (square - mean.square()).clamp(min=0.0) + 1e-5
         return {"mean": mean.float()[:, None, None], "scale": variance.rsqrt().float()[:, None, None]}
@@ -72,14 +75,6 @@ class Standardised:
     def module(self, shape: Shape) -> Standardisation:
         """Before anything is learned it changes nothing."""
         return Standardisation(shape)
-
-
-def _means(record: Tensor, _label: Tensor) -> Tensor:
-    return record.mean(dim=(1, 2))
-
-
-def _mean_squares(record: Tensor, _label: Tensor) -> Tensor:
-    return record.square().mean(dim=(1, 2))
 
 
 @dataclass(frozen=True)
@@ -164,7 +159,9 @@ class Whitened:
 
         noise = Gaussian(self.moment_noise)
         moment = barrier.moment(centred, bound=self._moment_bound(shape), noise=noise) / records
-        return {"mean": mean, "matrix": _inverse_root(moment, self.ridge).float()}
+        values, vectors = torch.linalg.eigh(moment)
+        values = values.clamp(min=0.0) + self.ridge * float(values.mean().clamp(min=1e-12))
+        return {"mean": mean, "matrix": (vectors @ torch.diag(values.rsqrt()) @ vectors.T).float()}
 
     def module(self, shape: Shape) -> Whitening:
         """Before anything is learned it centres by 0 and leaves the channels as they are."""
@@ -182,14 +179,6 @@ class Whitened:
                 f"whitening takes maps (channels, height, width) whose channels make {self.groups or 1} groups, not"
                 f" records of shape {list(shape)}; set data.transform to scattering, or features.groups to 0."
             )
-
-
-def _inverse_root(moment: Tensor, ridge: float) -> Tensor:
-    """The inverse square root of a noisy second moment [c, c], its mean eigenvalue times `ridge` added to all."""
-    values, vectors = torch.linalg.eigh(moment)
-    least = ridge * float(values.mean().clamp(min=1e-12))
-    root: Tensor = vectors @ torch.diag((values.clamp(min=0.0) + least).rsqrt()) @ vectors.T
-    return root
 
 
 _MOST = 4096

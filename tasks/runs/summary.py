@@ -4,7 +4,6 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -58,32 +57,23 @@ class RunSummary:
 
 def run_summary(root: Path) -> RunSummary:
     """The result that lies in `root`; raises RefusedError or ParamsRefusedError where the ledger cannot be read."""
-    metrics, receipt = (_document(root / "artifacts" / name) for name in ("metrics.json", "receipt.json"))
-    spent, remaining = _balance(root, receipt["population"])
+    metrics, receipt = (
+        json.loads((root / "artifacts" / name).read_text(encoding="utf-8"))
+        for name in ("metrics.json", "receipt.json")
+    )
+    ledger, population = open_ledger(root), receipt["population"]
+    balance = ledger.balance(population) if population in ledger.populations() else None
     return RunSummary(
         dataset=metrics["dataset"],
         algorithm=metrics["algorithm"],
         measured=tuple(rows(metrics)),
         epsilon=metrics["epsilon"],
         delta=metrics["delta"],
-        population=receipt["population"],
-        spent=spent,
-        remaining=remaining,
+        population=population,
+        spent=None if balance is None else balance.spent.epsilon,
+        remaining=None if balance is None else balance.remaining.epsilon,
         report=root / REPORT,
     )
-
-
-def _balance(root: Path, population: str) -> tuple[float | None, float | None]:
-    ledger = open_ledger(root)
-    if population not in ledger.populations():
-        return None, None
-    balance = ledger.balance(population)
-    return balance.spent.epsilon, balance.remaining.epsilon
-
-
-def _document(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
 
 
 def _number(value: float | None) -> str:

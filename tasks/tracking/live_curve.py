@@ -48,13 +48,16 @@ def live_curve(run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root
     at most 20 s at its end.
     """
     if settings.mode != "online":
-        yield _nothing
+        yield lambda *_: None
         return
+    about = {name: plan[name] for name in ("algorithm", "dataset", "steps", "delta")}
+    about |= {"target_epsilon": plan["target"]["epsilon"]}
+    opening = {"run_id": run_id, "about": about, "settings": settings.model_dump(), "root": str(root)}
     try:
-        sender = _Sender(_opening(run_id, plan, settings, root))
+        sender = _Sender(opening)
     except OSError as error:
         _log.warning("W&B gets no live curve of this training: no process for it: %s", error)
-        yield _nothing
+        yield lambda *_: None
         return
     try:
         yield sender.take
@@ -62,16 +65,6 @@ def live_curve(run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root
         sender.end(_PATIENCE_AFTER_A_FAILURE, finished=False)
         raise
     sender.end(_PATIENCE, finished=True)
-
-
-def _nothing(_step: int, _epsilon: float, _noise_std: float) -> None:
-    """Takes a step and does nothing."""
-
-
-def _opening(run_id: str, plan: Mapping[str, Any], settings: Tracking, root: Path) -> dict[str, Any]:
-    about = {name: plan[name] for name in ("algorithm", "dataset", "steps", "delta")}
-    about |= {"target_epsilon": plan["target"]["epsilon"]}
-    return {"run_id": run_id, "about": about, "settings": settings.model_dump(), "root": str(root)}
 
 
 class _Sender:

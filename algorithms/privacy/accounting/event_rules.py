@@ -756,18 +756,16 @@ def _of_curves(remove: _Deltas, add: _Deltas, largest: float, grid: float) -> Pr
 def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The largest convex function with no value above y at x, ascending, and none above 1 at 0; its values at x."""
     corners = [(0.0, 1.0)]
-    for point in zip(x.tolist(), y.tolist(), strict=True):
-        while len(corners) > 1 and _turns_down(corners[-2], corners[-1], point):
-            corners.pop()
-        corners.append(point)
+    for c in zip(x.tolist(), y.tolist(), strict=True):
+        while len(corners) > 1:
+            a, b = corners[-2:]
+            if (b[1] - a[1]) * (c[0] - a[0]) < (c[1] - a[1]) * (b[0] - a[0]):
+                break
+            corners.pop()  # b lies on the chord from a to c, or above
+        corners.append(c)
     at, height = np.array(corners).T
     found: np.ndarray = np.interp(x, at, height)
     return found
-
-
-def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
-    """Whether b lies on the chord from a to c, or above."""
-    return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
 
 
 def _shift_of_selection(event: Any, deltas: _Deltas, grid: float) -> float:

@@ -87,12 +87,8 @@ def _divided(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
     """The first layers of a sequence that are maps of each record, and what comes after them."""
     if type(module) is not nn.Sequential:
         return [], module
-    first = list(takewhile(_is_map, module))
+    first = list(takewhile(lambda layer: type(layer) in _BY_RECORD and not list(layer.parameters()), module))
     return first, module[len(first) :]
-
-
-def _is_map(layer: nn.Module) -> bool:
-    return type(layer) in _BY_RECORD and not list(layer.parameters())
 
 
 def _mapped(

@@ -147,7 +147,7 @@ class Tree(Strategy):
         height = _height(place)
         total, share = _node_variance(height), 1.0
         for level in reversed(range(height)):
-            share *= _weight_of_children(level + 1)
+            share *= 1.0 - _node_variance(level + 1)  # the weight of the children
             total += (1.0 - 2.0 * share) * _node_variance(level)
         return total
 
@@ -175,10 +175,6 @@ def _height(place: int) -> int:
 def _node_variance(level: int) -> float:
     """Of the estimate of a node's noise, by its own and by its children's."""
     return 1.0 if level == 0 else 1.0 / (1.0 + 0.5 / _node_variance(level - 1))
-
-
-def _weight_of_children(level: int) -> float:
-    return 1.0 - _node_variance(level)
 
 
 class _Recursion(Correlator):
