@@ -1,8 +1,7 @@
-"""What an algorithm may know before its first release: declared values, never computed from records.
+"""What an algorithm is: a plan from public values, a start, and steps that ask the barrier and post-process.
 
-What an algorithm is: a plan from public values, a start, and steps that ask the barrier and post-process.
-
-The training loop, checkpoints, the noise trace and progress know only this.
+The training loop, checkpoints, the noise trace and progress know only this. What an algorithm may know before its first
+release are declared values, never computed from records.
 """
 
 import math

@@ -1,9 +1,8 @@
-"""Checkpoints: an algorithm's state and the trace so far in one safetensors file, written whole or not at all.
+"""The training loop: start or resume, step, checkpoint, tell. It knows algorithms only as plan, init and step.
 
-One file, because a state with an older trace would give later releases the noise of earlier ones. What the barrier
-remembers of the records is in it too, apart from the state; the file is the owner's alone and goes with the key.
-
-The training loop: start or take up, step, checkpoint, tell. It knows algorithms only as plan, init and step.
+A checkpoint is an algorithm's state and the trace so far in one safetensors file, written whole or not at all: a state
+with an older trace would give later releases the noise of earlier ones. What the barrier remembers of the records is in
+it too, apart from the state; the file is the owner's alone and goes with the key.
 """
 
 import json

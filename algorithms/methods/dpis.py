@@ -1,6 +1,4 @@
-"""What an epoch of DPIS knows, and the least noise that a Rényi budget affords: now at one K, later at another.
-
-DPIS: records with larger gradients are sampled more often (Wei, Bao, Xiao and Yang 2022, Algorithm 1, equation 7).
+"""DPIS: records with larger gradients are sampled more often (Wei, Bao, Xiao and Yang 2022, Algorithm 1, equation 7).
 
 With N records, expected batch b, clip norm C and K the sum of all clipped norms, a step takes a record with probability
 q |g| / C for q = b C / K, adds C g / |g| of each taken one and noise of sigma_G N C^2 / K, and divides by q N: equation
