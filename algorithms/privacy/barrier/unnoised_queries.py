@@ -156,20 +156,6 @@ class FullBatchAnswers:
         return self._records.losses_at(candidates, bound=bound)
 
 
-class WholeRecords:
-    """The closed forms over all records, made when they are first asked for."""
-
-    def __init__(self, model: Model, records: Records, performance: Performance) -> None:
-        self._of = (model, records, performance)
-        self._answers: FullBatchAnswers | None = None
-
-    def at_step(self, step: int) -> FullBatchAnswers | None:
-        """The answers in a training step, where the model has them and the records fit the memory."""
-        if self._answers is None:
-            self._answers = FullBatchAnswers.of(*self._of)
-        return None if self._answers is None else self._answers.at_step(step)
-
-
 def loss_sums(
     model: Model,
     engine: Engine,
@@ -284,13 +270,17 @@ class UnnoisedQueries:
         self.model = replace(model, module=copy.deepcopy(model.module))
         self.engine = performance.engine(self.model, records)
         self._side_by_side = performance.side_by_side(self.engine, model.parameter_count)
-        self._whole = WholeRecords(self.model, records, performance)
         self._norms = Norms(self.engine, self._batches, self._each, last_norms)
 
     @functools.cached_property
     def records(self) -> Records:
         """The records where the arithmetic is; they are brought there by the first answer, after its charge."""
         return self.performance.placed(self._given)
+
+    @functools.cached_property
+    def _whole(self) -> FullBatchAnswers | None:
+        """Closed forms over all records, where the model has them and the records fit the memory."""
+        return FullBatchAnswers.of(self.model, self._given, self.performance)
 
     @property
     def last_norms(self) -> LastNorms:
@@ -311,9 +301,8 @@ class UnnoisedQueries:
         if isinstance(release.sampling, Importance):
             return self._norms.importance_sum(point, self._count, release.sampling, clipping, stream)
         is_whole = isinstance(release.sampling, FullBatch) and FullBatchAnswers.clip(clipping)
-        answers = self._whole.at_step(step) if is_whole else None
-        if answers is not None:
-            return answers.clipped_sum(point, clipping)
+        if is_whole and self._whole is not None:
+            return self._whole.at_step(step).clipped_sum(point, clipping)
 
         spare: list[Tensor] = []  # sums of passes that have been added up, to write the next ones into
 
@@ -339,9 +328,8 @@ class UnnoisedQueries:
         """The sums of the sample's clipped losses at each candidate, in a training step; shape [k], float64."""
         bound = release.clipping.sensitivity
         candidates = candidates if isinstance(candidates, LineCandidates) else self._copied(candidates)
-        answers = self._whole.at_step(step) if isinstance(release.sampling, FullBatch) else None
-        if answers is not None:
-            return answers.clipped_losses(candidates, bound).cpu()
+        if isinstance(release.sampling, FullBatch) and self._whole is not None:
+            return self._whole.at_step(step).clipped_losses(candidates, bound).cpu()
         batches = self.drawn(release, stream)
         return loss_sums(self.model, self.engine, candidates, batches, bound, self.performance).cpu()
 
