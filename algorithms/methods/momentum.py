@@ -59,10 +59,11 @@ _SMALLEST_LOG = -600.0
 
 @dataclass(frozen=True)
 class Stage:
-    """Iterations with one step size; between two stages the momentum is dropped."""
+    """Iterations with one step size and momentum, which is dropped between two stages."""
 
     steps: int
     step_size: float
+    momentum: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,15 @@ def one_stage(steps: int, step_size: float) -> list[Stage]:
     return [Stage(steps, step_size)]
 
 
-def growing_stages(steps: int, step_size: float, condition_number: float, *, growth: int = 1) -> list[Stage]:
+def growing_stages(steps: int, step_size: float, condition_number: float) -> list[Stage]:
     """The stages of the multi-stage method, cut off after `steps` iterations.
 
     Stage 1 has ceil(2 sqrt(kappa) ln sqrt(kappa)) iterations of the given step size; stage k >= 2 has
-    2^k ceil(sqrt(kappa) ln 2^(growth + 2)) of a step size 4^k times smaller. Source: Aybat, Fallah, Gürbüzbalaban
+    2^k ceil(sqrt(kappa) ln 8) of a step size 4^k times smaller. Source: Aybat, Fallah, Gürbüzbalaban
     and Ozdaglar 2019 (arXiv:1901.08022); the first length is that of the code of arXiv:2008.01989.
     """
     root = math.sqrt(condition_number)
-    base = math.ceil(root * math.log(2.0 ** (growth + 2)))
+    base = math.ceil(root * math.log(8.0))
     stages = [Stage(max(1, math.ceil(2.0 * root * math.log(root))), step_size)]
     while sum(stage.steps for stage in stages) < steps:
         k = len(stages) + 1
@@ -110,7 +111,7 @@ def cut(stages: Sequence[Stage], steps: int) -> list[Stage]:
     for stage in stages:
         left = steps - sum(before.steps for before in kept)
         if left > 0:
-            kept.append(Stage(min(stage.steps, left), stage.step_size))
+            kept.append(replace(stage, steps=min(stage.steps, left)))
     return kept
 
 
@@ -383,19 +384,6 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Path:
-    """Stages, and the momentum in each."""
-
-    stages: Sequence[Stage]
-    momenta: Sequence[float]
-
-    @property
-    def steps(self) -> int:
-        """Iterations in all."""
-        return sum(stage.steps for stage in self.stages)
-
-
-@dataclass(frozen=True)
 class Iteration:
     """The public numbers of one iteration; restarts: whether a stage begins, where momentum is dropped."""
 
@@ -406,21 +394,12 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class PathStage:
-    """A stage as the plan keeps it."""
-
-    steps: int
-    step_size: float
-    momentum: float
-
-
-@dataclass(frozen=True)
 class PathParams(NoiseSchedule):
     """What the plan keeps: the path, the noise relative to the plan's multiplier, and the constants L and mu."""
 
     smoothness: float
     strong_convexity: float
-    stages: tuple[PathStage, ...]
+    stages: tuple[Stage, ...]
 
 
 def iteration(plan: Plan, count: int) -> Iteration:
@@ -435,9 +414,15 @@ def iteration(plan: Plan, count: int) -> Iteration:
 
 
 def plan_path(
-    settings: Settings, target: Target, public: PublicInfo, *, curve: Curve, path: Path, importance: Array
+    settings: Settings,
+    target: Target,
+    public: PublicInfo,
+    *,
+    curve: Curve,
+    stages: Sequence[Stage],
+    importance: Array,
 ) -> Plan:
-    """The plan of a run along `path` whose noise follows `importance`, shape [steps]: a_t, or ones for equal noise."""
+    """The plan of a run in stages whose noise follows `importance`, shape [steps]: a_t, or ones for equal noise."""
     multipliers, counts = _course(settings, target, public, importance)
     level = _mean(multipliers, counts, power=2 if settings.noise == "gaussian" else 1)
     runs = noise_runs(multipliers / level, counts)
@@ -448,7 +433,7 @@ def plan_path(
     shared: dict[str, Any] = {
         "target": target,
         "public": public,
-        "steps": path.steps,
+        "steps": sum(stage.steps for stage in stages),
         "sampling_rate": settings.sampling(public).rate,
         "divisor": settings.release(public, level).divisor,
         "adjacency": settings.adjacency,
@@ -456,10 +441,7 @@ def plan_path(
             noise=runs,
             smoothness=curve.smoothness,
             strong_convexity=curve.strong_convexity,
-            stages=tuple(
-                PathStage(stage.steps, stage.step_size, momentum)
-                for stage, momentum in zip(path.stages, path.momenta, strict=True)
-            ),
+            stages=tuple(stages),
         ),
         "not_private": NOT_PRIVATE if settings.smoothness_is_data_dependent else None,
     }
@@ -548,8 +530,8 @@ class HeavyBall(Settings):
         check(self, target, public)
         curve = self.curve(public)
         size = self.step_size(curve)
-        path = Path(one_stage(self.steps, size), [self._momentum(curve, size)])
-        return plan_path(self, target, public, curve=curve, path=path, importance=np.ones(self.steps))
+        stages = [Stage(self.steps, size, self._momentum(curve, size))]
+        return plan_path(self, target, public, curve=curve, stages=stages, importance=np.ones(self.steps))
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noised gradient at the iterate; then theta - a g + beta (theta - theta before)."""
@@ -596,8 +578,8 @@ class Nesterov(Settings):
             length = best_length(self, target, public, curve=curve, stages=stages, gap=gap)
             stages = cut(stages, length)
             importance = coefficients(stages, curve)
-        path = Path(stages, [curve.momentum(stage.step_size) for stage in stages])
-        return plan_path(self, target, public, curve=curve, path=path, importance=importance)
+        stages = [replace(stage, momentum=curve.momentum(stage.step_size)) for stage in stages]
+        return plan_path(self, target, public, curve=curve, stages=stages, importance=importance)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noised gradient at the point ahead of the iterate, and a step from there."""
