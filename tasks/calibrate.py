@@ -11,8 +11,8 @@ from dp_accounting import DpEvent
 
 from algorithms import models
 from algorithms.core.calibration import check_delta
-from algorithms.core.features import schedule
 from algorithms.core.method import Inputs, Plan, PublicInfo, Target
+from algorithms.core.training import schedule_of
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own, source_digest
 from algorithms.gradients import linear_layer
@@ -84,7 +84,9 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     model = model_for(settings, public)
     before: tuple[tuple[DpEvent, int], ...] = ()
     if settings.features is not None:
-        before = tuple(schedule(settings.features, public.input_shape, public.records, privacy.count_noise))
+        before = tuple(
+            schedule_of(settings.features, public.input_shape, public.records, privacy.count_noise)
+        )
 
     def at(epsilon: float) -> Plan:
         target = Target(Budget(epsilon, privacy.delta), privacy.accountant, privacy.count_noise, before)

@@ -16,8 +16,8 @@ from pydantic import Field, TypeAdapter
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.core.features import Features, Positive
 from algorithms.core.optimizers import STRICT
+from algorithms.core.training import Features
 from algorithms.errors import RefusedError
 from algorithms.extension import imported, is_own
 from algorithms.gradients import L2
@@ -32,6 +32,8 @@ from algorithms.models.feature_transforms import (
 )
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+
+Positive = Annotated[float, Field(gt=0, lt=math.inf)]
 
 
 @dataclass(frozen=True)
@@ -302,7 +304,7 @@ def from_settings(settings: Mapping[str, Any]) -> Features:
         learned: Features = TypeAdapter(imported(name, "the features")).validate_json(json.dumps(own))
         missing = [part for part in ("releases", "module") if not callable(getattr(learned, part, None))]
         if missing:
-            raise RefusedError(f"the features {name!r} have no {missing[0]}; see `algorithms.core.features`.")
+            raise RefusedError(f"the features {name!r} have no {missing[0]}; see `algorithms.core.training`.")
         return learned
     if not isinstance(name, str) or name not in FEATURES:
         raise RefusedError(f"there are no features {name!r}; choose none or one of {', '.join(FEATURES)}.")

@@ -220,8 +220,8 @@ WITHOUT_EFFECT = ("performance", "tracking", "ledger")
 
 
 if TYPE_CHECKING:
-    from algorithms.core.features import Features
     from algorithms.core.method import Algorithm
+    from algorithms.core.training import Features
 
 
 class ParamsRefusedError(ValueError):
