@@ -342,6 +342,25 @@ class Algorithm(Protocol[S]):
     def released(self, state: S) -> Tensor: ...
 
 
+@dataclass(frozen=True)
+class Answered:
+    """parameters: [d], the model's start, and after the only step what is published."""
+
+    parameters: Tensor
+
+
+class SingleRelease:
+    """What methods share that ask once: they start at the model's start and publish the answer."""
+
+    def init(self, parameters: Tensor, plan: Plan) -> Answered:
+        """The model's start."""
+        return Answered(parameters.clone())
+
+    def released(self, state: Answered) -> Tensor:
+        """What was answered, shape [d]."""
+        return state.parameters
+
+
 def by_accountants(
     schedule: Schedule, delta: float, adjacency: Adjacency = ADD_OR_REMOVE_ONE
 ) -> dict[str, float]:

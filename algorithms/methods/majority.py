@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target
 from algorithms.core.optimizers import STRICT
-from algorithms.core.single_release import Answered, SingleRelease
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier

@@ -10,10 +10,9 @@ from typing import Annotated
 import dp_accounting as dp
 from pydantic import Field
 
-from algorithms.core.method import Plan, PublicInfo, Target, by_accountants
+from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target, by_accountants
 from algorithms.core.minibatch import Descent, State, batches
 from algorithms.core.optimizers import STRICT, OptimizerConfig
-from algorithms.core.single_release import Answered, SingleRelease
 from algorithms.errors import RefusedError
 from algorithms.gradients import Unclipped
 from algorithms.privacy.barrier.barrier import Barrier

@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from algorithms.core.calibration import Claim, plan_fixed, plan_given
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target
 from algorithms.core.optimizers import STRICT
-from algorithms.core.single_release import Answered, SingleRelease, private_minimum
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.barrier import Barrier
@@ -25,6 +24,12 @@ from algorithms.privacy.mechanisms.release import (
     Release,
     minimum_release,
 )
+
+RELATIVE_TOLERANCE = 1e-6
+"""Length of the gradient at which a solver may stop, over the bound of one record's gradient."""
+
+SMALLEST_CLIP_NORM = 1e-7
+"""Of a record's gradient, over its public bound: below it rounding may keep a solver above its tolerance."""
 
 SPREAD = 3.0
 """Lambda over the standard deviation of the linear term: parameters the data say nothing about then vary by 1 / 3.
@@ -192,3 +197,30 @@ class OutputPerturbation(SingleRelease):
         balanced = BALANCE * (public.parameters * noise**2) ** (1 / 3)
         regularisation = (self.regularisation or balanced) * records
         return private_minimum(public, clip_norm=clip_norm, regularisation=regularisation)
+
+
+def private_minimum(public: PublicInfo, *, clip_norm: float, regularisation: float) -> Minimum:
+    """The minimum of the clipped losses of a linear model with public bounds, ready for noise.
+
+    regularisation: of the sum of losses. Raises RefusedError for more than two classes, for a loss with a kink and
+    where no public bound exists, and for a clip norm that is lost in the rounding.
+    """
+    if public.classes != 2 or (public.inputs is not None and public.inputs.outputs != 1):
+        raise RefusedError(
+            "a minimum is released for linear models with one output, for 2 classes, and the model has another or the"
+            f" data have {public.classes if public.classes > 1 else 'no'} classes; use the model 'logistic', or"
+            " 'dp_gd'."
+        )
+    curvature = public.smoothness()
+    if clip_norm < SMALLEST_CLIP_NORM * public.gradient_norm(2):
+        raise RefusedError(
+            f"a clip norm of {clip_norm:g} is below what the minimum can be found to, for gradients of up to"
+            f" {public.gradient_norm(2):g}; set algorithm.clip_norm to 1 or so, or null for no clipping."
+        )
+    return Minimum(
+        clip_norm=clip_norm,
+        regularisation=regularisation,
+        tolerance=RELATIVE_TOLERANCE * clip_norm,
+        input_norm=0.0 if public.inputs is None else public.inputs.l2,
+        curvature=curvature,
+    )
