@@ -235,7 +235,7 @@ def sgd_step(
     sampling: FullBatch | None = None,
     noise_multiplier: float | None = None,
 ) -> State:
-    """One noised gradient, one update; what is asked is said in `asked`."""
+    """One noised gradient, one update; what is asked is said in `noisy_gradient`."""
     answer = noisy_gradient(
         state, plan, barrier, clipping=clipping, sampling=sampling, noise_multiplier=noise_multiplier
     )

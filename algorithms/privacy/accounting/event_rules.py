@@ -828,7 +828,7 @@ def _rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _rdp_of_objective(event: ObjectivePerturbationDpEvent, orders: np.ndarray) -> np.ndarray:
-    """Of the privacy loss that `losses` bounds: Redberg, Koskela and Wang 2023."""
+    """Of the privacy loss that `_of_objective` bounds: Redberg, Koskela and Wang 2023."""
     s = 1.0 / event.noise_multiplier
     divergences: np.ndarray = (
         math.log1p(event.curvature_ratio)
