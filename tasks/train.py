@@ -44,10 +44,11 @@ from tasks.config.environment import SPEND_AGAIN, home, ledger_url, may_spend_ag
 from tasks.config.params import Params
 from tasks.reporting.rehearsal import rehearse
 from tasks.runs import preflight, store
-from tasks.runs.ledger import open_newest, remember, signer
+from tasks.runs.ledger import open_newest, remember
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.processes import joined
 from tasks.runs.progress import both, progress
+from tasks.runs.signing import signer
 from tasks.runs.stages import main_of
 from tasks.runs.store import described
 from tasks.tracking.live_curve import live_curve

@@ -59,9 +59,10 @@ from tasks.prepare import prepare
 from tasks.reporting.page import environment
 from tasks.reporting.rehearsal import rehearse
 from tasks.runs import preflight, store
-from tasks.runs.ledger import open_newest, remember, signer, signing_key
+from tasks.runs.ledger import open_newest, remember
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.quality import quality
+from tasks.runs.signing import signer, signing_key
 from tasks.runs.stages import checkout_lock
 from tasks.runs.store import described
 from tasks.tracking.runs import log_winner

@@ -648,7 +648,7 @@ def release(
     with sentences():
         from tasks.config.environment import home
         from tasks.export import release as make
-        from tasks.runs.ledger import public_key
+        from tasks.runs.signing import public_key
 
         names = make(model, folder, key=public_key(home()))
     say(
@@ -765,7 +765,7 @@ def verify(
     with sentences():
         from algorithms.privacy import card
         from tasks.config.environment import home
-        from tasks.runs.ledger import public_key
+        from tasks.runs.signing import public_key
 
         verification = card.verify(
             card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned

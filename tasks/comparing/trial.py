@@ -70,7 +70,7 @@ from tasks.config import params
 from tasks.config.environment import home
 from tasks.config.params import Params
 from tasks.evaluate import evaluate
-from tasks.runs.ledger import signing_key
+from tasks.runs.signing import signing_key
 
 _WITHOUT_NOISE = {"epsilon": 1.0, "delta": 1e-9, "accountant": "pld"}
 """The target of a method that adds no noise; nothing depends on it."""

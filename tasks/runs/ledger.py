@@ -1,14 +1,10 @@
-"""The ledger as this user's home knows it: its newest heads, which population it charges, the owner's key that signs.
+"""The ledger as this user's home knows it: its newest heads, where it was verified to, which population it charges.
 
 Heads of the ledger that are kept outside of it show an older copy that was put back, whose own chain holds. Known are
 the head in the receipt of the checkout's last run, and those that this home saw last at the same URL and of the same
 ledger, wherever it was: an old copy at another URL is an older copy, too. A receipt of another ledger, as in a checkout
 that was made on another machine, says nothing about this one; the hash of the first row tells them apart. Which ledger
 a private population is charged in is kept in the home as well, once a run is reserved there.
-
-Cards and verifications of the ledger are signed by the owner of the data, with a key that follows from the owner key of
-the home. Its public half stands beside that key, in `owner.pub`, and with each run that the ledger reserves; whoever
-has it from one of these can check the run's card.
 """
 
 import hashlib
@@ -18,42 +14,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.engine import make_url
 
 from algorithms.errors import LedgerBrokenError, RefusedError
-from algorithms.privacy.card import SIGNER, public_key_of
 from algorithms.privacy.ledger import NOTHING, Checkpoint, Head, Ledger, identity
 from data.prepare.files import write_whole
-from data.prepare.secret_key import keyed, owner_key
 from tasks.config import params
 from tasks.config.environment import LEDGER, home, ledger_url, sqlite_url
-
-PUBLIC = "owner.pub"
-_WORDS = ["key that signs privacy cards"]
-
-
-def signing_key(home: Path) -> Ed25519PrivateKey:
-    """The key of a home, which is made at first use, its public half written; raises DataRefusedError for a damaged
-    one.
-    """
-    key = Ed25519PrivateKey.from_private_bytes(keyed(owner_key(home), _WORDS))
-    if public_key(home) != public_key_of(key):
-        write_whole(
-            home / PUBLIC, lambda fresh: fresh.write_text(f"{public_key_of(key)}\n", encoding="utf-8")
-        )
-    return key
-
-
-def public_key(home: Path) -> str | None:
-    """The public half in a home; None where no card was ever signed there."""
-    path = home / PUBLIC
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
-
-
-def signer(home: Path) -> dict[str, str]:
-    """What the ledger notes of who will sign the card of a run that it reserves."""
-    return {SIGNER: public_key_of(signing_key(home))}
+from tasks.runs.signing import signing_key
 
 
 def open_ledger(root: Path) -> Ledger:
