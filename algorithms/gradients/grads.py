@@ -42,8 +42,8 @@ _ROWS = 256
 _LARGE = 2**19
 """Numbers of a parameter above which, on a CPU, a few records' gradients of it leave the cache before they are used."""
 
-_SHORT = 64
-"""Outer products of a record up to which 64-bit products are quicker than gradients of that size written down."""
+_FEW, _SHORT = 8, 64
+"""Outer products of a record up to which 64-bit products are quicker than gradients written down: small and large."""
 
 
 def is_formed_singly(values: Tensor, numbers: int) -> bool:
@@ -133,9 +133,9 @@ def _singly(inputs: Tensor, errors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(torch.split(inputs, 1), torch.split(errors, 1), strict=True)
 
 
-def is_short(length: int) -> bool:
-    """Whether gradients of so many outer products are summed up by `add_short` where they are formed singly."""
-    return length <= _SHORT
+def is_short(length: int, *, is_single: bool) -> bool:
+    """Whether gradients of so many outer products are summed up by `add_short`; is_single: not to be formed singly."""
+    return length <= (_SHORT if is_single else _FEW)
 
 
 def add_short(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
@@ -387,7 +387,7 @@ class LinearGrad:
         parts, numbers = (self.inputs, self.errors, weights), self._numbers
         products = total.view(self.errors.shape[2], self.inputs.shape[2])
         is_single = is_formed_singly(self.inputs, numbers)
-        if self.length == 1 or (is_single and self._prefers_gram and is_short(self.length)):
+        if self.length == 1 or (self._prefers_gram and is_short(self.length, is_single=is_single)):
             add_short(*parts, products)
         elif is_single:
             add_single(_written, *parts, total)

@@ -50,7 +50,13 @@ def writes(name: str, kwargs: dict[str, Any]) -> bool:
     inside = (
         name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__")
     )
-    return in_place or inside or name in ("__setitem__",) or name.endswith("__set__") or "out" in kwargs
+    return (
+        in_place
+        or inside
+        or name in ("__setitem__",)
+        or name.endswith("__set__")
+        or kwargs.get("out") is not None
+    )
 
 
 def shared(
