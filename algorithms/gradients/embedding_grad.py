@@ -23,6 +23,7 @@ class EmbeddingGrad:
     indices: Tensor
     errors: Tensor
     entries: int
+    is_written = False
 
     @cached_property
     def rows(self) -> Tensor:

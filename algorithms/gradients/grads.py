@@ -269,6 +269,11 @@ class PerExample(Protocol):
     """
 
     @property
+    def is_written(self) -> bool:
+        """Whether the gradients are written down for their norms, so that `rows` cost no more."""
+        ...
+
+    @property
     def rows(self) -> Tensor:
         """The gradients written down, shape [batch, numel]."""
         ...
@@ -306,6 +311,7 @@ class DenseGrad:
     """Gradients that are written down, shape [batch, numel]."""
 
     rows: Tensor
+    is_written = True
 
     def square_norms(self) -> Tensor:
         return square_norms(self.rows)
@@ -341,6 +347,10 @@ class LinearGrad:
     inputs: Tensor
     errors: Tensor
 
+    @property
+    def is_written(self) -> bool:
+        return self.length > 1 and not self._prefers_gram and not is_formed_singly(self.inputs, self._numbers)
+
     @cached_property
     def rows(self) -> Tensor:
         return written(self.inputs, self.errors)
@@ -366,10 +376,10 @@ class LinearGrad:
     def square_norms(self) -> Tensor:
         if self.length == 1:
             return square_norms(self.inputs) * self.error_squares
-        if not self._prefers_gram:
-            if is_formed_singly(self.inputs, self._numbers):
-                return norms_of_single(_written, self.inputs, self.errors)
+        if self.is_written:
             return square_norms(self.rows)
+        if not self._prefers_gram:
+            return norms_of_single(_written, self.inputs, self.errors)
         squares = product_norms(self.inputs, self.errors)
         return raised(squares, product_sizes(self.inputs, self.errors), self.length, wide(self.errors).dtype)
 
@@ -406,6 +416,7 @@ class BiasGrad:
     """Gradients of a linear layer's bias, shape [outputs]: the sums of the errors that its weight's products have."""
 
     of: LinearGrad
+    is_written = True
 
     @cached_property
     def rows(self) -> Tensor:

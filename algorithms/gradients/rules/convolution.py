@@ -108,6 +108,10 @@ class ConvGrad:
     window: Window
 
     @property
+    def is_written(self) -> bool:
+        return not self._prefers_gram and not self._is_formed_singly
+
+    @property
     def length(self) -> int:
         """How many outer products are summed."""
         return self.errors.shape[2] * self.errors.shape[3]

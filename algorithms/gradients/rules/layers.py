@@ -127,7 +127,7 @@ def embedding_bag(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The sum or the mean of each record's entries of a table, for input [batch, length]."""
-    call = _signature(func).bind(*args, **kwargs).arguments
+    call = _bound(func, args, kwargs)
     input, weight, mode = call["input"], call["weight"], call.get("mode", "mean")
     plain = {
         "input",
@@ -204,14 +204,14 @@ def repeated(
     return tape.keep(func(*args), gradients)
 
 
-_OVER_LAST = (functional.layer_norm, functional.rms_norm)
+_OVER_LAST = (functional.layer_norm, functional.rms_norm, torch.layer_norm, torch.rms_norm)
 
 
 def normalisation(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Layer and RMS norm (weights over the last dimensions); group, instance and fixed batch norm (over channels)."""
-    call = _signature(func).bind(*args, **kwargs).arguments
+    call = _bound(func, args, kwargs)
     input = call["input"]
     layout = tape.layout(input)
     if tape.name(input) is not None or (func not in _OVER_LAST and layout != Layout(0)):
@@ -250,6 +250,22 @@ def _summed(values: Tensor, kept: int) -> Tensor:
     return values.flatten(start_dim=1, end_dim=-2).sum(dim=1) if values.dim() > 2 else values
 
 
+def _bound(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name."""
+    return dict(zip(_names(func), args, strict=False)) | kwargs
+
+
 @cache
-def _signature(func: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(func)
+def _names(func: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a function's arguments, which PyTorch's own functions of C++ do not tell."""
+    return _BUILT_IN.get(func) or tuple(inspect.signature(func).parameters)
+
+
+_MOMENTS = ("input", "weight", "bias", "running_mean", "running_var")
+_BUILT_IN: dict[Callable[..., Any], tuple[str, ...]] = {
+    torch.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"),
+    torch.rms_norm: ("input", "normalized_shape", "weight", "eps"),
+    torch.group_norm: ("input", "num_groups", "weight", "bias", "eps", "cudnn_enabled"),
+    torch.batch_norm: (*_MOMENTS, "training", "momentum", "eps", "cudnn_enabled"),
+    torch.instance_norm: (*_MOMENTS, "use_input_stats", "momentum", "eps", "cudnn_enabled"),
+}

@@ -40,6 +40,10 @@ class Reordered:
     order: tuple[int, ...]
 
     @property
+    def is_written(self) -> bool:
+        return self.of.is_written
+
+    @property
     def rows(self) -> Tensor:
         return self._ordered(self.of.rows)
 
