@@ -244,11 +244,16 @@ class OpTracer(TorchDispatchMode):
 
     def answered(self, ask: Callable[[], Any], tree: Any) -> Any:
         """The answer to a question about the values of tensors."""
-        before = self.has_looked
         depends = self.may_depend(tree)
-        given = ask() if self.answer is None or not depends else self.answer
-        self.has_looked = before
+        given = self.unlooked(ask) if self.answer is None or not depends else self.answer
         self.answers.append(bool(given) if depends else None)
+        return given
+
+    def unlooked(self, run: Callable[[], Any]) -> Any:
+        """What is given by a run whose looks at values decide nothing else."""
+        before = self.has_looked
+        given = run()
+        self.has_looked = before
         return given
 
     def turn(self) -> None:
@@ -340,6 +345,9 @@ class _LookingFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if asks(func, args):
             return self._watch.answered(lambda: func(*args, **kwargs), (args, kwargs))
+        if getattr(func, "__name__", "") == "one_hot" and not _looks(func, args, kwargs):
+            # It checks the entries against the number of classes that it was given, and takes no other way for them.
+            return self._watch.unlooked(lambda: func(*args, **kwargs))
         self._watch.has_looked |= _looks(func, args, kwargs) and self._watch.may_depend((args, kwargs))
         return func(*args, **kwargs)
 
