@@ -370,9 +370,16 @@ def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -
     for place in (0,) if least.packing is None else least.packing.entries:
         forms = [_with_entries(form, entries, paddings, place) for entries in tables]
         form = next((some for some in forms if _takes(passes, parameters, some, count)), form)
-    outputs = _outputs(passes, parameters, form.draw(1, 0))
+    sample = form.draw(count, 0)
+    with torch.no_grad(), same_randomness():
+        outputs = passes.model.outputs(passes.model.named(parameters), sample.inputs)
     labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _MORE))
-    return labelled if _takes(passes, parameters, labelled, count) else form
+    try:
+        with torch.no_grad():
+            passes.model.losses(outputs, labelled.draw(count, 0).labels)
+    except Exception:  # whatever a loss says of a class that it does not have
+        return form
+    return labelled
 
 
 def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> Form:
@@ -385,11 +392,6 @@ def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> F
     constants = {*paddings, *range(_SPECIAL), entries - 1, most - 1}
     chosen = tuple(sorted(c for c in constants if c < most))
     return replace(form, entries=most, constants=chosen, packing=packing)
-
-
-def _outputs(passes: Passes, parameters: Tensor, sample: Sample) -> Tensor:
-    with torch.no_grad(), same_randomness():
-        return passes.model.outputs(passes.model.named(parameters), sample.inputs)
 
 
 def _takes(passes: Passes, parameters: Tensor, form: Form, count: int) -> bool:

@@ -117,8 +117,10 @@ def _recorded(
     out = tape.output_layout
     record = result[out.dimension]
     is_alike = all(
-        (layout is None and record not in word) or layout == Layout(word.find(record), out.folded)
-        for word, layout in zip(words, layouts, strict=True)
+        layout == Layout(word.find(record), out.folded)
+        if layout is not None
+        else record not in word or factor.shape[word.index(record)] == 1
+        for factor, word, layout in zip(factors, words, layouts, strict=True)
     )
     if len(at) != 1 or not is_alike or any(not factor.is_floating_point() for factor in factors):
         return general(tape, func, args, kwargs)

@@ -49,7 +49,7 @@ PRODUCTS = {
     "matmul by heads": taken(lambda self, x: self.layer(x) @ self.w, (3, 5, 4), 3, 4, 2),
     "matmul, stretched": taken(lambda self, x: self.layer(x)[:, None] @ self.w, (5, 4), 3, 4, 2),
     "matmul, one for all": taken(lambda self, x: self.layer(x) @ self.w, (5, 4), 1, 4, 2),
-    "mv": taken(lambda self, x: torch.mv(self.layer(x), self.w), (4,), 4),
+    "mv": taken(lambda self, x: torch.mv(self.layer(x), self.w)[:, None], (4,), 4),
     "bmm over a dimension": taken(
         lambda self, x: torch.bmm(self.layer(x).transpose(0, 1), self.w).transpose(0, 1), (3, 4), 3, 4, 2
     ),
