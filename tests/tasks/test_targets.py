@@ -20,10 +20,13 @@ from algorithms.models.saved import load as load_model
 from data.prepare.prepared import load as load_prepared
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
-from data.schema.targets import Labels
+from data.schema.targets import Labels, Tags
 from tasks import evaluate
 from tasks.export import release
 from tasks.predict import predict, write
+from tasks.runs.quality import quality
+from tasks.runs.quality import rows as quality_rows
+from tasks.runs.quality import said as said_of
 from tasks.runs.summary import run_summary
 from tests.support.public_texts import WORDS, publish
 from tests.tasks.test_own_records import CARD, declared, finish
@@ -291,6 +294,70 @@ def test_a_word_has_its_tag_at_its_first_token(
     told = io.StringIO()
     assert list(write([new], model.classes, told)) == [1]
     assert told.getvalue().splitlines()[0] == "record,predicted"
+
+
+BIO = Tags(tags=("O", "B-WHO", "I-WHO", "B-WHAT", "I-WHAT"), outside="O", words=9)
+
+
+@pytest.mark.parametrize(
+    ("found", "real", "expected"),
+    [
+        ([1, 2, 0, 3], [1, 2, 0, 3], 1.0),
+        ([1, 2, 2, 3], [1, 2, 0, 3], 0.5),  # one of two ends a word too late
+        ([1, 4, 0, 0], [1, 2, 0, 0], 0.0),  # WHO alone, then a WHAT that its I- begins
+        ([0, 2, 2, 0], [0, 1, 2, 0], 1.0),  # an I- begins where nothing of its type is before it
+        ([1, 1, 0, 0], [1, 2, 0, 0], 0.0),  # two entities side by side are not one
+        ([0, 0, 0, 0], [0, 0, 0, 0], 0.0),
+    ],
+)
+def test_an_entity_is_right_as_a_whole(found: list[int], real: list[int], expected: float) -> None:
+    types = evaluate.entity_types(BIO)
+    assert types is not None
+    rows = np.zeros(4, np.int64)
+    assert evaluate.entity_f1(types, np.array(found), np.array(real), rows) == expected
+
+
+def test_f1_over_entities_is_that_of_counting_word_by_word() -> None:
+    """Texts of random tags, some words of which do not count; an entity never goes on in the next text."""
+
+    def entities(text: list[str]) -> set[tuple[int, int, str]]:
+        found: list[list[Any]] = []
+        for place, tag in enumerate(text):
+            begins, _, kind = tag.partition("-")
+            if tag == "O":
+                continue
+            if found and begins == "I" and found[-1][1:] == [place - 1, kind]:
+                found[-1][1] = place
+            else:
+                found.append([place, place, kind])
+        return {(first, last, kind) for first, last, kind in found}
+
+    draw = np.random.default_rng(0)
+    labels, said = draw.integers(0, 5, (40, 9)), draw.integers(0, 5, (40, 9))
+    said = np.where(draw.random((40, 9)) < 0.7, labels, said)
+    labels = np.where(draw.random((40, 9)) < 0.2, -100, labels)
+    right = given = there = 0
+    for row, own in zip(said, labels, strict=True):
+        counts = own != -100
+        one, other = ([BIO.tags[tag] for tag in tags[counts]] for tags in (row, own))
+        right += len(entities(one) & entities(other))
+        given, there = given + len(entities(one)), there + len(entities(other))
+    found = evaluate.measured(BIO, evaluate.Evaluation(said, 0.0, np.zeros((40, 0))), labels)
+    assert found["test_entity_f1"] == 2 * right / (given + there) and 0.3 < found["test_entity_f1"] < 0.9
+    assert quality(found) == found["test_entity_f1"]
+    assert ("F1 over entities", f"{found['test_entity_f1']:.3f}") in quality_rows(found)
+    assert "F1 over entities is" in said_of(found, 40, 0.5).sentences
+
+
+@pytest.mark.parametrize(
+    "tags", [("O", "WHO"), ("O", "I-WHO"), ("O", "B-A", "I-B"), ("O", "B-A", "I-A", "X")]
+)
+def test_tags_of_another_form_have_no_entities(tags: tuple[str, ...]) -> None:
+    known = Tags(tags=tags, outside="O")
+    assert evaluate.entity_types(known) is None
+    labels = np.array([[0, 1]])
+    found = evaluate.measured(known, evaluate.Evaluation(labels, 0.0, np.zeros((1, 0))), labels)
+    assert "test_entity_f1" not in found and quality(found) == found["test_token_f1"] == 1.0
 
 
 @pytest.mark.parametrize(
