@@ -145,7 +145,7 @@ def test_a_private_score_is_charged_for_every_target(
     tune(search, ledger=workspace.ledger, home=workspace.home, root=workspace.root, run_all=noting)
     assert len(ran) == 2
     for exact, score in ran:
-        assert exact > 1 and abs(score - exact) < 12  # noise of deviation 2: beyond it once in 1e9
+        assert abs(score - exact) < 12  # noise of deviation 2: beyond it once in 1e9
     card = load_card(workspace.root / "tuned/privacy_card.json")
     assert {query.kind for query in card.mechanism.queries} == {"gradient", "total"}
     assert verify(card, workspace.root / "tuned", unsigned=True, key=None).passed
