@@ -149,6 +149,14 @@ class _Progress:
     buffers: Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What was learned about the features: the buffers of their map, and the parameters that training starts at."""
+
+    buffers: Mapping[str, Tensor]
+    start: Tensor
+
+
 class Trained(NamedTuple):
     """The last state, the trace, and the model with what was learned about its features."""
 
@@ -173,6 +181,7 @@ def train(
     features: Features | None = None,
     diagnostics: Diagnostics | None = None,
     barrier_of: Callable[..., Barrier] | None = None,
+    learned_before: tuple[Learned, Trace] | None = None,
 ) -> Trained:
     """Trains to the plan's end, or from the checkpoint in `folder` on.
 
@@ -181,20 +190,18 @@ def train(
     after each step, for curves. features: what is learned before the first step, for a model that they are in front
     of. diagnostics: where what is not private is recorded of public records; a run that is taken up goes on without
     what was recorded before. barrier_of: makes the barrier; audits give one that keeps what it answered.
+    learned_before: what `learn` released for several runs at once, in place of a release for this run alone.
     Raises RefusedError where the checkpoint is of another run.
     """
     state = algorithm.init(model.initial_parameters().to(performance.device), plan)
     start, last_norms = _Progress(state, buffers(model)), LastNorms()
-    found, step, trace = load(folder, start, run_id=run_id, last_norms=last_norms) or (
-        start,
-        0,
-        Trace(),
-    )
-    spend = recharged(plan.open_filter(), trace)
+    resumed = load(folder, start, run_id=run_id, last_norms=last_norms)
+    before = Trace() if learned_before is None else Trace([*learned_before[1].rows])
+    found, step, trace = resumed or (start, 0, before)
     barrier = (barrier_of or Barrier)(
         open_records(),
         model,
-        spend=spend,
+        spend=recharged(plan.open_filter(), trace),
         generator=generator,
         delta=plan.target.budget.delta,
         trace=trace,
@@ -203,14 +210,11 @@ def train(
         diagnostics=diagnostics,
     )
     if features is not None:
-        is_fresh = not trace.rows
-        if is_fresh:
-            tensors = learned(features, barrier, plan.public.records, plan.target.count_noise)
-            found = replace(found, buffers=tensors)
+        if resumed is None:
+            known = _learn(features, barrier, model, plan) if learned_before is None else learned_before[0]
+            begun = algorithm.init(known.start.to(performance.device), plan)
+            found = _Progress(begun, known.buffers)
         model = installed(model, found.buffers)
-        if is_fresh and hasattr(features, "start"):
-            begin = features.start(barrier, model).to(performance.device)
-            found = replace(found, state=algorithm.init(begin, plan))
         barrier = barrier.about(model)
     state, saved = found.state, time.monotonic()
     for trace.step in range(step, plan.steps):
@@ -227,6 +231,40 @@ def train(
             save(folder, progress, run_id=run_id, step=trace.step + 1, trace=trace, last_norms=last_norms)
             saved = time.monotonic()
     return Trained(state, trace, model)
+
+
+def learn(
+    features: Features,
+    plan: Plan,
+    model: Model,
+    *,
+    records: Records,
+    generator: Generator,
+    performance: Performance,
+) -> tuple[Learned, Trace]:
+    """Releases what is learned before training by itself, for runs that share it, with its rows of the trace.
+
+    plan: of one of these runs, whose schedule begins with these releases.
+    """
+    trace = Trace()
+    barrier = Barrier(
+        records,
+        model,
+        spend=plan.open_filter(),
+        generator=generator,
+        delta=plan.target.budget.delta,
+        trace=trace,
+        performance=replace(performance, number=plan.public.records),
+    )
+    return _learn(features, barrier, model, plan), trace
+
+
+def _learn(features: Features, barrier: Barrier, model: Model, plan: Plan) -> Learned:
+    found = learned(features, barrier, plan.public.records, plan.target.count_noise)
+    start = model.initial_parameters()
+    if hasattr(features, "start"):
+        start = features.start(barrier, installed(model, found))
+    return Learned(found, start)
 
 
 def recharged(spend: Filter, trace: Trace) -> Filter:

@@ -132,7 +132,7 @@ def test_a_private_score_is_charged_for_every_target(
     def noting(trials: Sequence[Trial]) -> None:
         for trial in trials:
             trial.run()
-            held, taught = trial._records()
+            held, taught = trial.records()
             assert held is not None and len(held.labels) + len(taught.labels) == len(
                 load(prepared).train_labels
             )
