@@ -22,7 +22,7 @@ from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 from data.schema.targets import Labels, Tags
 from tasks import evaluate
-from tasks.export import release
+from tasks.export import export, release
 from tasks.predict import predict, write
 from tasks.runs.quality import quality
 from tasks.runs.quality import rows as quality_rows
@@ -395,6 +395,7 @@ def test_a_release_is_read_by_its_library_in_one_line(
     artifacts = workspace.root / "artifacts"
     names = set(release(artifacts, place, key=None))
     assert {"model.safetensors", "privacy_card.json"} <= names
+    assert {"tokenizer.json", "tokenizer_config.json"} <= names
     assert names & {"config.json", "adapter_config.json"} == {
         "adapter_config.json" if adapter else "config.json"
     }
@@ -407,10 +408,20 @@ def test_a_release_is_read_by_its_library_in_one_line(
     else:
         read = auto.from_pretrained(place)
         assert head == "CausalLM" or read.config.id2label == {0: "O", 1: "WHO"}
-    ids = torch.tensor([[5, 2, 1, 6, 7, 7], [3, 3, 7, 7, 7, 7]])
+    tokenize, texts = transformers.AutoTokenizer.from_pretrained(place), ["the good film", "bad bad"]
+    given = [text.split() for text in texts] if head == "TokenClassification" else texts
+    how = {"padding": "max_length", "truncation": True, "is_split_into_words": given is not texts}
+    found = tokenize(given, max_length=6, **how)
+    ids = torch.tensor(found["input_ids"])
+    assert ids.tolist() == [[5, 2, 1, 7, 7, 7], [3, 3, 7, 7, 7, 7]] and tokenize.model_max_length == 6
     with torch.no_grad():
         said = read.eval()(input_ids=ids, attention_mask=(ids != 7).long()).logits
         assert torch.allclose(said, model(ids.int()), atol=1e-5)
+    for form in ("torchscript", "onnx", "huggingface", "library"):
+        if form == "onnx":
+            pytest.importorskip("onnxscript")
+        assert export(artifacts, form, tmp_path / form) < 1e-4
+    assert {path.name for path in (tmp_path / "library").iterdir()} >= {"config.json", "tokenizer.json"}
     untrained = auto.from_pretrained(
         public, **({} if head == "CausalLM" else {"num_labels": len(model.classes)})
     )
@@ -432,6 +443,33 @@ def test_a_run_whose_held_out_texts_have_no_words_ends_with_a_card(
     declared("t.jsonl", data, chosen, classes=[], target=TAGS, reader=reader, unit="one text")
     finish(workspace)
     assert metrics_of(workspace)["test_token_f1"] == metrics_of(workspace)["test_loss"] == 0.0
+
+
+def test_a_release_says_which_tokenizer_is_not_here_any_more(
+    workspace: Workspace, declared: Declare, tmp_path: Path
+) -> None:
+    public = tmp_path / "public"
+    publish(public)
+    path = _reviews(workspace.root)
+    reader = {"kind": "texts", "format": "jsonl", "columns": ["text"], "label": "text"}
+    data = {"transform": "encoder", "encoder": {"name": f"tokenizer/{public}", "settings": {"length": 6}}}
+    chosen = {"name": "huggingface", "checkpoint": str(public)}
+    lines = [{"text": f"the good film {n}", "label": "no"} for n in range(90)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    declared(path.name, data, chosen, reader=reader | {"label": "label"}, unit="one text")
+    finish(workspace)
+    own = public / "tokenizer.json"
+    own.write_text(own.read_text().replace('"film"', '"movie"'))
+    assert "tokenizer.json" not in release(workspace.root / "artifacts", tmp_path / "released", key=None)
+    assert "which was not here to be added" in (tmp_path / "released/README.md").read_text()
+
+
+def test_a_model_that_sees_what_it_is_to_predict_is_refused(tmp_path: Path) -> None:
+    """A BERT as a language model would say each token from itself."""
+    publish(tmp_path)
+    known = {"input_shape": (6,), "classes": len(WORDS), "seed": 0, "tokens": len(WORDS), "padding": 7}
+    with pytest.raises(ModelRefusedError, match="sees the tokens that it is to predict"):
+        build("huggingface", **known, predicts="next token", settings={"checkpoint": str(tmp_path)})  # type: ignore[arg-type]
 
 
 def test_texts_of_language_modelling_need_a_tokenizer(workspace: Workspace, declared: Declare) -> None:
