@@ -159,6 +159,7 @@ def _huggingface(
     }
     found = EpsilonflowModel(config)
     found.network.load_state_dict(model.network.state_dict())
+    _untie(found.network)
     found.save_pretrained(folder)
     (folder / "modeling_epsilonflow.py").write_text(
         '"""The classes of epsilonflow, which must be installed."""\n\n'
@@ -169,6 +170,16 @@ def _huggingface(
     _write_cards(model, folder, artifacts)
     again = EpsilonflowModel.from_pretrained(folder)
     return lambda given: again(given).logits
+
+
+def _untie(network: nn.Module) -> None:
+    """Gives each name a parameter of its own: transformers saves a shared one once, and draws the other anew."""
+    seen: set[int] = set()
+    for layer in network.modules():
+        for name, parameter in list(layer.named_parameters(recurse=False)):
+            if id(parameter) in seen:
+                setattr(layer, name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+            seen.add(id(parameter))
 
 
 def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Tensor], Tensor]:

@@ -279,7 +279,8 @@ def test_a_project_of_next_tokens_or_tags_is_made_for_a_public_model(
     """The folder of the model is named from outside the project, and found from within."""
     monkeypatch.chdir(tmp_path)
     publish(tmp_path / "public", causal=options == ["--next-token"])
-    (tmp_path / "t.jsonl").write_text('{"text": ["a", "film"], "tags": ["O", "O"]}\n' * 40)
+    rows = [{"text": ["a", "film", str(n)], "tags": ["O", "O", "O"]} for n in range(40)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     many = ["--texts", "t.jsonl", "--at-most", "5000", *options]
     refused = call("init", "mine", *many, "--bounds", "1,5")
     assert refused.exit_code == 2 and "one thing is predicted" in refused.stderr
