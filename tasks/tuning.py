@@ -33,9 +33,8 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model
 from algorithms.models.feature_transforms import buffers
-from algorithms.privacy.accounting.adjacency import named
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import Accountant, epsilon
+from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named, epsilon
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.accounting.selection import Trials, after_shared, all_shown, trials_of
@@ -60,14 +59,14 @@ from tasks.evaluate import load_model, metrics_of, record_scores
 from tasks.prepare import prepare
 from tasks.reporting.page import environment
 from tasks.reporting.rehearsal import rehearse
-from tasks.runs import sanity, store
+from tasks.runs import preflight, store
+from tasks.runs.ledger import open_newest, remember
 from tasks.runs.population import bind, digests_of, register
-from tasks.runs.provenance import described
 from tasks.runs.quality import quality
-from tasks.runs.reproduce import checkout_lock
-from tasks.runs.rollback_guard import open_newest, remember
 from tasks.runs.signing import signer, signing_key
-from tasks.tracking.search import log_winner
+from tasks.runs.stages import checkout_lock
+from tasks.runs.store import described
+from tasks.tracking.runs import log_winner
 from tasks.train import save_model
 
 FOLDER = Path("tuned")
@@ -292,7 +291,7 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
             raise RefusedError("the space has methods under different adjacencies; search each by itself.")
         whole = all_shown(schedules) if shows_all else tuning.trials.trials().event(schedules)
         charged = [*shared, (whole, 1)]
-        costs = by_accountants(charged, delta, named(adjacencies.pop()))
+        costs = by_accountants(charged, delta, adjacency_named(adjacencies.pop()))
         if not costs:
             raise RefusedError("no accountant has a bound for a search of this method; take another method.")
         accountant = cast(Accountant, min(costs, key=costs.__getitem__))
@@ -434,7 +433,10 @@ class Trial:
         of_record = _scored(self.public, model, parameters)
         score = float(barrier.total(of_record, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(
-            [*plan.schedule, *schedule], delta, accountant=plan.accountant, adjacency=named(plan.adjacency)
+            [*plan.schedule, *schedule],
+            delta,
+            accountant=plan.accountant,
+            adjacency=adjacency_named(plan.adjacency),
         )
         row = asdict(own.rows[0]) | {"release": len(trace.rows), "epsilon": so_far}
         trace.rows.append(Row(**row))
@@ -499,7 +501,9 @@ class Search:
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
         target = replace(alone.target, budget=budget, accountant=accountant, prior_events=())
         plan = replace(alone, target=target, schedule=self.priced.schedule)
-        plan = replace(plan, epsilon=by_accountants(plan.schedule, budget.delta, named(plan.adjacency)))
+        plan = replace(
+            plan, epsilon=by_accountants(plan.schedule, budget.delta, adjacency_named(plan.adjacency))
+        )
         told = ("shows_all", "each", "shares")
         search = {name: getattr(self.priced, name) for name in told} | {"space": len(self.priced.plans)}
         return plan, own | plan.to_json() | {"attack": None, "search": search}
@@ -587,7 +591,7 @@ def in_threads(workers: int, trials: Sequence[Trial]) -> None:
 
 def _spends_again(search: Search, run_id: str, is_whole: bool) -> bool:
     cost = f"epsilon {search.priced.cost:g}"
-    if may_spend_again() or sanity.agrees(
+    if may_spend_again() or preflight.agrees(
         f"search {run_id} did just this; again it spends {cost}. Spend it? [y/N] "
     ):
         return True
@@ -773,7 +777,7 @@ def _page(search: Search, plan: Document, receipt: Document, folder: Path) -> st
     inside = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     trials = trials_of(public_plan.schedule) or []
     number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)
-    adjacency = named(plan["adjacency"])
+    adjacency = adjacency_named(plan["adjacency"])
     dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], adjacency=adjacency))
     naive = [(event, count * number) for event, count in dearest]
     told = {

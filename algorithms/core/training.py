@@ -1,35 +1,69 @@
-"""Checkpoints: an algorithm's state and the trace so far in one safetensors file, written whole or not at all.
+"""The training loop: learn features, start or resume, step, checkpoint, tell. Algorithms are plan, init and step to it.
 
-One file, because a state with an older trace would give later releases the noise of earlier ones. What the barrier
-remembers of the records is in it too, apart from the state; the file is the owner's alone and goes with the key.
+What is learned about the features of all records before training is a release like any other, and charged. Each kind
+says what it asks of the barrier and makes tensors of the answers: the buffers of a map of one record, which comes
+before the model that is then trained.
 
-The training loop: start or take up, step, checkpoint, tell. It knows algorithms only as plan, init and step.
+A checkpoint is an algorithm's state and the trace so far in one safetensors file, written whole or not at all: a state
+with an older trace would give later releases the noise of earlier ones. What the barrier remembers of the records is in
+it too, apart from the state; the file is the owner's alone and goes with the key.
 """
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from algorithms.core.features import Features, learned
 from algorithms.core.method import Algorithm, Plan, State
+from algorithms.core.minibatch import count_release, noisy_count
 from algorithms.errors import RefusedError
 from algorithms.models import Model
-from algorithms.models.feature_transforms import buffers, installed
+from algorithms.models.feature_transforms import Front, Shape, buffers, installed
+from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.barrier import Barrier, Performance, Records
-from algorithms.privacy.barrier.diagnostics import Diagnostics
 from algorithms.privacy.barrier.importance import LastNorms
-from algorithms.privacy.barrier.trace import Row, Trace
+from algorithms.privacy.barrier.trace import Diagnostics, Row, Trace
 from algorithms.privacy.mechanisms.noise import Generator
+from algorithms.privacy.mechanisms.release import Release
+
+
+class Features(Protocol):
+    """A kind of learned features.
+
+    releases: what it asks, for records of a shape; raises RefusedError for a shape that it does not fit. learn: asks
+    it, and returns the module's buffers; records: their number, or a noisy count. module: the map, which learns them.
+
+    A kind may also have `check(model)`, which refuses a model behind its map, and `start(barrier, model)`, asked after
+    `learn`, which gives the parameters that the model starts at.
+    """
+
+    def releases(self, shape: Shape) -> Sequence[Release]: ...
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> Mapping[str, Tensor]: ...
+    def module(self, shape: Shape) -> Front: ...
+
+
+def schedule_of(features: Features, shape: Shape, records: int | None, count_noise: float) -> Schedule:
+    """What learning the features costs; a count of the records comes first where their number is private."""
+    first = [] if records is not None else [count_release(count_noise)]
+    return [(release.event(), 1) for release in (*first, *features.releases(shape))]
+
+
+def learned(
+    features: Features, barrier: Barrier, records: int | None, count_noise: float
+) -> dict[str, Tensor]:
+    """The buffers of the features' module, from the releases of `schedule_of`."""
+    number = max(1.0, noisy_count(barrier, count_noise)) if records is None else float(records)
+    return dict(features.learn(barrier, barrier.input_shape, number))
+
 
 S = TypeVar("S")
 CHECKPOINT, _FACTS = "state.safetensors", "checkpoint"
