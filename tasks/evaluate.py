@@ -24,9 +24,9 @@ from data.prepare.prepared import HeldOut, load_held_out
 from data.schema.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 from tasks.config.environment import home
 from tasks.runs import store
-from tasks.runs.provenance import check_described, evaluated
 from tasks.runs.quality import verdict
-from tasks.runs.stage import main_of
+from tasks.runs.stages import main_of
+from tasks.runs.store import check_described, evaluated
 
 READS: tuple[str, ...] = ()
 _BATCH, _INTERVALS = 1024, 10

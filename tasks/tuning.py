@@ -24,19 +24,22 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from algorithms.core import training
 from algorithms.core.method import Plan, by_accountants
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
 from algorithms.core.training import train as run_training
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.privacy.accounting.adjacency import named
+from algorithms.models import Model
+from algorithms.models.feature_transforms import buffers
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import Accountant, epsilon
+from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named, epsilon
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import ScheduleFilter
-from algorithms.privacy.accounting.selection import Trials, all_shown, trials_of
+from algorithms.privacy.accounting.selection import Trials, after_shared, all_shown, trials_of
 from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.card import RunRecord, build
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
@@ -55,20 +58,20 @@ from tasks.evaluate import load_model, metrics_of
 from tasks.prepare import prepare
 from tasks.reporting.page import environment
 from tasks.reporting.rehearsal import rehearse
-from tasks.runs import sanity, store
+from tasks.runs import preflight, store
+from tasks.runs.ledger import open_newest, remember
 from tasks.runs.population import bind, digests_of, register
-from tasks.runs.provenance import described
 from tasks.runs.quality import quality
-from tasks.runs.reproduce import checkout_lock
-from tasks.runs.rollback_guard import open_newest, remember
 from tasks.runs.signing import signer, signing_key
-from tasks.tracking.search import log_winner
+from tasks.runs.stages import checkout_lock
+from tasks.runs.store import described
+from tasks.tracking.runs import log_winner
 from tasks.train import save_model
 
 FOLDER = Path("tuned")
 READS = ("data", *("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger"))
 PAGE = "tune.html"
-_SCORE, _TRIALS = "score.json", "trials"
+_SCORE, _TRIALS, _SHARED = "score.json", "trials", "shared"
 _LARGEST_SPACE, _TRIES, _NEAR = 512, 10, 0.98
 
 
@@ -191,14 +194,16 @@ def _with(base: Document, values: Mapping[str, Any]) -> Document:
 class Priced:
     """What a search costs and what a trial may: the plan's document of each candidate, and the event of the whole.
 
-    shows_all: whether every trial may be shown. each: epsilon of one trial by itself. cost: of the whole.
+    shows_all: whether every trial may be shown. each: epsilon of one trial by itself. cost: of the whole. schedule:
+    what is charged, what is learned once for all trials and then the search. shares: whether anything is.
     """
 
     shows_all: bool
     each: float
     cost: float
     accountant: Accountant
-    event: Schedule
+    schedule: Schedule
+    shares: bool
     documents: tuple[Document, ...]
     plans: tuple[Document, ...]
 
@@ -232,18 +237,19 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
     def at(each: float) -> Priced:
         documents = [_with(d, {"privacy.epsilon": each, "privacy.accountant": "pld"}) for d in every]
         plans = [calibrate(params.parse(d, reads=READS), public) for d in documents]
-        schedules = [_trial_schedule(plan, tuning.objective) for plan in plans]
+        shared = schedule_from_json(plans[0]["prior_events"]) if shares_features(tuning, documents[0]) else []
+        schedules = [after_shared(_trial_schedule(plan, tuning.objective), shared) for plan in plans]
         adjacencies = {plan["adjacency"] for plan in plans}
         if len(adjacencies) > 1:
             raise RefusedError("the space has methods under different adjacencies; search each by itself.")
         whole = all_shown(schedules) if shows_all else tuning.trials.trials().event(schedules)
-        costs = by_accountants([(whole, 1)], delta, named(adjacencies.pop()))
+        charged = [*shared, (whole, 1)]
+        costs = by_accountants(charged, delta, adjacency_named(adjacencies.pop()))
         if not costs:
             raise RefusedError("no accountant has a bound for a search of this method; take another method.")
         accountant = cast(Accountant, min(costs, key=costs.__getitem__))
-        return Priced(
-            shows_all, each, costs[accountant], accountant, [(whole, 1)], tuple(documents), tuple(plans)
-        )
+        cost, shares = costs[accountant], bool(shared)
+        return Priced(shows_all, each, cost, accountant, charged, shares, tuple(documents), tuple(plans))
 
     least, most, each, best = tuning.epsilon / 2**10, tuning.epsilon, tuning.epsilon / 2, None
     for _ in range(_TRIES):
@@ -258,6 +264,14 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
             f"no trial is cheap enough for a search of epsilon {tuning.epsilon:g}; ask for more, or fewer trials."
         )
     return best
+
+
+def shares_features(tuning: Tuning, document: Document) -> bool:
+    """Whether what is learned about the features is the same for every trial, so that it is released once for all."""
+    features = document.get("features") or {}
+    varied = {key.partition(".")[0] for key in tuning.space}
+    starts_a_head = features.get("head_noise") is not None and "model" in varied
+    return features.get("name", "none") != "none" and "features" not in varied and not starts_a_head
 
 
 def _trial_schedule(plan: Document, objective: Objective) -> Schedule:
@@ -288,7 +302,8 @@ def _score_release(objective: Objective) -> Any:
 class Trial:
     """One trial, as a value that another process can be given; its folder has what it left.
 
-    document: of params.yaml. plan: its document. key: of its noise alone.
+    document: of params.yaml. plan: its document. key: of its noise alone. shared: the run and the folder of what was
+    learned about the features for all trials, if anything was.
     """
 
     document: Document
@@ -300,6 +315,7 @@ class Trial:
     private_noise: bool
     run_id: str
     folder: Path
+    shared: tuple[str, Path] | None = None
 
     def run(self) -> None:
         """Trains and scores, unless that is done; a trial that was killed goes on with the same noise."""
@@ -308,11 +324,12 @@ class Trial:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         settings = params.parse(self.document, reads=READS)
         plan = Plan.from_json(self.plan)
-        held, taught = self._records()
+        held, taught = self.records()
+        start = model_for(settings, self.public)
         state, trace, model = run_training(
             settings.algorithm,
             plan,
-            model_for(settings, self.public),
+            start,
             open_records=lambda: taught,
             generator=self._generator("training"),
             run_id=self.run_id,
@@ -321,6 +338,7 @@ class Trial:
             checkpoint_seconds=settings.performance.checkpoint_seconds,
             on_step=lambda *_: None,
             features=settings.features,
+            learned_before=None if self.shared is None else _shared(start, *self.shared),
         )
         released = settings.algorithm.released(state)
         file = self.folder / "model.safetensors"
@@ -338,7 +356,7 @@ class Trial:
     def _generator(self, purpose: str) -> Generator:
         return _derived(self.key, purpose, private=self.private_noise)
 
-    def _records(self) -> tuple[Records | None, Records]:
+    def records(self) -> tuple[Records | None, Records]:
         """Those that the score is of, where it is private, and those to train on: each by its content alone."""
         data = load_as(self.prepared, self.public)
         if self.objective.on == "public":
@@ -371,7 +389,10 @@ class Trial:
 
         score = float(barrier.total(is_right, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(
-            [*plan.schedule, *schedule], delta, accountant=plan.accountant, adjacency=named(plan.adjacency)
+            [*plan.schedule, *schedule],
+            delta,
+            accountant=plan.accountant,
+            adjacency=adjacency_named(plan.adjacency),
         )
         row = asdict(own.rows[0]) | {"release": len(trace.rows), "epsilon": so_far}
         trace.rows.append(Row(**row))
@@ -386,6 +407,17 @@ def _is_held(features: NDArray[Any], label: int, share: float) -> bool:
 
 def _derived(key: bytes, *purpose: object, private: bool) -> Generator:
     return Generator(hashlib.sha256(repr(("search", *purpose)).encode() + key).digest(), private=private)
+
+
+def _shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learned, Trace]:
+    """What `_share_features` wrote; raises RefusedError where it is not there, since a trial must not learn it anew."""
+    form = training.Learned(buffers(model), model.initial_parameters())
+    found = training.load(folder, form, run_id=run_id, last_norms=LastNorms())
+    if found is None:
+        raise RefusedError(
+            f"{folder} has nothing of what all trials share; run them where that folder can be read."
+        )
+    return found[0], found[2]
 
 
 def _limits(settings: Params) -> Performance:
@@ -424,9 +456,11 @@ class Search:
         alone = Plan.from_json(own)
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
         target = replace(alone.target, budget=budget, accountant=accountant, prior_events=())
-        plan = replace(alone, target=target, schedule=self.priced.event)
-        plan = replace(plan, epsilon=by_accountants(plan.schedule, budget.delta, named(plan.adjacency)))
-        told = ("shows_all", "each")
+        plan = replace(alone, target=target, schedule=self.priced.schedule)
+        plan = replace(
+            plan, epsilon=by_accountants(plan.schedule, budget.delta, adjacency_named(plan.adjacency))
+        )
+        told = ("shows_all", "each", "shares")
         search = {name: getattr(self.priced, name) for name in told} | {"space": len(self.priced.plans)}
         return plan, own | plan.to_json() | {"attack": None, "search": search}
 
@@ -513,7 +547,7 @@ def in_threads(workers: int, trials: Sequence[Trial]) -> None:
 
 def _spends_again(search: Search, run_id: str, is_whole: bool) -> bool:
     cost = f"epsilon {search.priced.cost:g}"
-    if may_spend_again() or sanity.agrees(
+    if may_spend_again() or preflight.agrees(
         f"search {run_id} did just this; again it spends {cost}. Spend it? [y/N] "
     ):
         return True
@@ -577,14 +611,36 @@ def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
                 run.private_noise,
                 f"{run.run_id}-trial-{index}",
                 run.folder / _TRIALS / str(index),
+                (run.run_id, run.folder / _TRIALS / _SHARED) if search.priced.shares else None,
             ),
         )
         for index, pick in enumerate(picks)
     ]
 
 
+def _share_features(run: store.Run, trial: Trial) -> None:
+    """Releases what is learned about the features once, for all trials; the same whenever a search goes on."""
+    assert trial.shared is not None
+    run_id, folder = trial.shared
+    settings, plan = params.parse(trial.document, reads=READS), Plan.from_json(trial.plan)
+    if settings.features is None or (folder / training.CHECKPOINT).exists():
+        return
+    found, trace = training.learn(
+        settings.features,
+        plan,
+        model_for(settings, trial.public),
+        records=trial.records()[1],
+        generator=_derived(run.generator().key, _SHARED, private=run.private_noise),
+        performance=_limits(settings),
+    )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    training.save(folder, found, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
+
+
 def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: Path, run_all: Runs) -> Path:
     trials = trials_of_run(search, run)
+    if trials and search.priced.shares:
+        _share_features(run, trials[0][1])
     run_all([trial for _, trial in trials])
     if not trials:
         plan, _ = search.plan(0)
@@ -677,7 +733,7 @@ def _page(search: Search, plan: Document, receipt: Document, folder: Path) -> st
     inside = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     trials = trials_of(public_plan.schedule) or []
     number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)
-    adjacency = named(plan["adjacency"])
+    adjacency = adjacency_named(plan["adjacency"])
     dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], adjacency=adjacency))
     naive = [(event, count * number) for event, count in dearest]
     told = {

@@ -38,8 +38,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.accounting.filters import holding_to_json
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.barrier.diagnostics import Diagnostics
-from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.card import Signed, features_of, guarantee, model_of
 from algorithms.privacy.card.build import composition_of
 from algorithms.privacy.card.schema import (

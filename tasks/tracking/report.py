@@ -1,8 +1,7 @@
-"""What the report at Weights & Biases says in words and tables, as markdown: complete without any server.
+"""The report of a run at Weights & Biases: saved there online, a file of the same content offline.
 
-The report of a run at Weights & Biases: saved there online, a file of the same content offline.
-
-The page that the report stage writes stays the first; this has its numbers as tables, and curves over the runs there.
+The page that the report stage writes stays the first; this has its numbers as tables in markdown, complete without any
+server, and curves over the runs there.
 """
 
 import json

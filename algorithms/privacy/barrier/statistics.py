@@ -1,13 +1,12 @@
-"""Second moments of records, as bounded contributions: what a covariance or a principal component is made of.
-
-A record is a matrix A of m rows and c columns (the positions and channels of an image; one row for a flat record). Its
-contribution is A^T A, whose Frobenius norm is at most the square of A's: so A is scaled down to the square root of the
-bound. A symmetric matrix is summed and noised as its upper triangle, whose other entries are multiplied by the square
-root of 2: the L2 norm of that vector is the Frobenius norm of the matrix.
-
-Sums of bounded statistics of records: for the barrier alone, nothing is noised here.
+"""Sums of bounded statistics of records, second moments among them: for the barrier alone, nothing is noised here.
 
 A record of which a statistic cannot be taken counts as zero, like one that is not finite.
+
+Of a second moment, as a covariance or a principal component is made of, a record is a matrix A of m rows and c columns
+(the positions and channels of an image; one row for a flat record). Its contribution is A^T A, whose Frobenius norm is
+at most the square of A's: so A is scaled down to the square root of the bound. A symmetric matrix is summed and noised
+as its upper triangle, whose other entries are multiplied by the square root of 2: the L2 norm of that vector is the
+Frobenius norm of the matrix.
 """
 
 import math
