@@ -501,6 +501,18 @@ def init(
     bounds: Annotated[
         str, typer.Option(help="Predict a number from texts, between LOW,HIGH, instead of classes.")
     ] = "",
+    tags: Annotated[
+        str,
+        typer.Option(help="Predict a tag for each word of a text, instead of classes: O,B-PER,I-PER."),
+    ] = "",
+    next_token: Annotated[
+        bool,
+        typer.Option("--next-token", help="Predict the next token of texts, instead of classes."),
+    ] = False,
+    encoder: Annotated[
+        str | None,
+        typer.Option(help="A public encoder, or tokenizer/NAME of a model of texts to fine-tune."),
+    ] = None,
 ) -> None:
     """Create a project for your own data, under git and DVC.
 
@@ -510,6 +522,7 @@ def init(
         from flows.cli.asking import columns_asked, listed, number_asked, two_numbers
         from tasks.config.new_project import (
             Declared,
+            absolute,
             check,
             make,
             of_images,
@@ -522,14 +535,21 @@ def init(
         check(folder, file)  # before anybody is asked for columns
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
         own: dict[str, Any] = {"unit": unit or "one person", "cap": 10.0 if cap is None else cap}
+        seen = None if encoder is None else absolute(encoder)
         if images is not None:
             most = at_most or number_asked()
-            declared = of_images(name, images, listed(classes), most, size or 64, **own)
+            declared = of_images(name, images, listed(classes), most, size or 64, encoder=seen, **own)
         elif texts is not None:
-            most, named, held = at_most or number_asked(), listed(columns), listed(label) or ["label"]
-            several = held if len(held) > 1 else []
-            told = predicted(classes=listed(classes), labels=several, bounds=two_numbers(bounds))
-            declared = of_texts(name, texts, named, held, told, most, **own)
+            most, named = at_most or number_asked(), listed(columns)
+            held = listed(label) or ([] if next_token else ["tags" if tags else "label"])
+            told = predicted(
+                classes=listed(classes),
+                labels=held if len(held) > 1 else [],
+                bounds=two_numbers(bounds),
+                tags=listed(tags),
+                next_token=next_token,
+            )
+            declared = of_texts(name, texts, named, held, told, most, encoder=seen, **own)
         else:
             if schema is not None:
                 found, told = of_schema(schema, listed(label))
