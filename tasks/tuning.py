@@ -40,6 +40,7 @@ from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.accounting.selection import Trials, after_shared, all_shown, trials_of
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.importance import LastNorms
+from algorithms.privacy.barrier.statistics import Statistic, shape_of
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.card import RunRecord, build
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
@@ -54,7 +55,7 @@ from tasks.calibrate import calibrate, model_for
 from tasks.config import params
 from tasks.config.environment import SPEND_AGAIN, data_mirror, home, ledger_url, may_spend_again
 from tasks.config.params import Group, Params, ParamsRefusedError
-from tasks.evaluate import load_model, metrics_of
+from tasks.evaluate import load_model, metrics_of, record_scores
 from tasks.prepare import prepare
 from tasks.reporting.page import environment
 from tasks.reporting.rehearsal import rehearse
@@ -109,10 +110,10 @@ class Draw(Group):
 
 class Objective(Group):
     """What is maximised: accuracy, or what else models for the target are compared by, on records that the card
-    declares public, or a noised number of right answers.
+    declares public, or a noised sum of `record_scores`, which of classes are the right answers.
 
-    on: "private" takes a share of the records to train on, each by a coin of its own, and counts right answers with
-    noise of this multiplier; that is charged with the trial.
+    on: "private" takes a share of the records to train on, each by a coin of its own, and adds up what is said of them
+    with noise of this multiplier; that is charged with the trial.
     """
 
     on: Literal["public", "private"] = "public"
@@ -214,21 +215,67 @@ def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
     Raises RefusedError where a trial's releases are not fixed in advance, or none fits.
     """
     base = _with(base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]})
-    if public.target is not None and tuning.objective.on == "private":
-        raise RefusedError(
-            f"right answers are counted, and {public.dataset!r} has no classes; set objective.on to public, which"
-            " takes a card with public held-out records, or choose settings by `advise`."
-        )
     if tuning.objective.on == "public" and not public.public and public.holdout != "public":
         raise RefusedError(
             f"the card of {public.dataset!r} declares no public held-out records; set objective.on to private."
         )
     every = candidates(tuning, base)
+    if tuning.objective.on == "private":
+        _check_scored(every, public)
     if tuning.show_all == "cheaper":
         return max(
             (_priced(tuning, every, public, shows_all=way) for way in (False, True)), key=lambda p: p.each
         )
     return _priced(tuning, every, public, shows_all=bool(tuning.show_all))
+
+
+def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
+    """That each model can be asked about a record by itself, on made-up zeros; an error would come after the charge."""
+    asked = {json.dumps({group: d[group] for group in ("model", "features") if group in d}): d for d in every}
+    example = Records(
+        np.zeros((1, *public.input_shape), np.float32 if public.tokens is None else np.int32),
+        np.zeros((1, *public.label_shape), public.known.label_dtype),
+    )
+    for document in asked.values():
+        model = model_for(params.parse(document, reads=READS), public)
+        try:
+            shape_of(_scored(public, model, model.published(model.initial_parameters())), example)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise RefusedError(
+                f"the model {model.name!r} cannot be asked about one record by itself ({why}); set objective.on to"
+                " public."
+            ) from None
+
+
+def _scored(public: PublicDescription, model: Model, parameters: Mapping[str, torch.Tensor]) -> Statistic:
+    """How good what the model says of a record is, [1], as a barrier sums it up."""
+
+    def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return record_scores(public.known, model.scores(model.outputs(parameters, features)), labels)[:, None]
+
+    return lambda features, label: _OfBatch.apply(of_batch, features, label)  # type: ignore[no-untyped-call]
+
+
+class _OfBatch(torch.autograd.Function):
+    """A function of a batch, record by record, as one of a record: vmap asks it of the whole batch.
+
+    Models of libraries look into their inputs, which vmap forbids.
+    """
+
+    @staticmethod
+    def forward(run: Statistic, features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return run(features[None], label[None])[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept, since no gradient is taken."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, run: Statistic, features: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, int]:
+        return run(features, labels), 0
 
 
 def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *, shows_all: bool) -> Priced:
@@ -362,12 +409,12 @@ class Trial:
         if self.objective.on == "public":
             return None, Records(data.train_features, data.train_labels)
         rows = zip(data.train_features, data.train_labels, strict=True)
-        inside = np.array([_is_held(np.asarray(x), int(y), self.objective.share) for x, y in rows])
+        inside = np.array([_is_held(x, y, self.objective.share) for x, y in rows])
         features, labels = np.asarray(data.train_features), np.asarray(data.train_labels)
         return Records(features[inside], labels[inside]), Records(features[~inside], labels[~inside])
 
     def _counted(self, held: Records, plan: Plan, trace: Trace, file: Path) -> float:
-        """The noised number of right answers, through a barrier of its own; its row joins the trial's trace."""
+        """The noised sum of the scores, through a barrier of its own; its row joins the trial's trace."""
         model, parameters = load_model(file)
         release, delta = _score_release(self.objective), plan.target.budget.delta
         schedule = [(release.event(), 1)]
@@ -383,11 +430,8 @@ class Trial:
             performance=Performance(),
         )
 
-        def is_right(features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-            scores = model.scores(model.outputs(parameters, features[None]))
-            return (scores.argmax(dim=-1) == label).float()
-
-        score = float(barrier.total(is_right, bound=L2(1.0), noise=release.noise)[0])
+        of_record = _scored(self.public, model, parameters)
+        score = float(barrier.total(of_record, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(
             [*plan.schedule, *schedule],
             delta,
@@ -399,9 +443,9 @@ class Trial:
         return score
 
 
-def _is_held(features: NDArray[Any], label: int, share: float) -> bool:
+def _is_held(features: NDArray[Any], label: NDArray[Any], share: float) -> bool:
     """A coin of a record's own content, so that no other record decides on which side it is."""
-    digest = hashlib.sha256(np.ascontiguousarray(features).tobytes() + str(label).encode()).digest()
+    digest = hashlib.sha256(np.asarray(features).tobytes() + np.asarray(label).tobytes()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
 
@@ -722,8 +766,8 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
 _SCORES = {
     "public": "The best was the one that did best on held-out records that the data card declares public; of the best"
     " of several, its metrics there are a little too good.",
-    "private": "The best was the one with the highest noised number of right answers on a share of the records, which"
-    " is charged.",
+    "private": "The best was the one with the highest noised sum of how right it was on each of a share of the records,"
+    " which is charged.",
 }
 
 

@@ -154,18 +154,26 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
 
         return encode
 
+    of_words = {"add_prefix_space": True}  # a word begins as it does within a text
+
+    def write(to: Path, words: bool) -> None:
+        with _folder_of(name) as folder:
+            found = made(folder, **(of_words if words else {}))
+        found.model_max_length = settings.length
+        found.save_pretrained(str(to))
+
     def load_aligned() -> Encode:
         with _folder_of(name) as folder:
-            tokenize = made(folder, add_prefix_space=True)  # a word begins as it does within a text
+            tokenize = made(folder, **of_words)
 
-        def of_words(text: str) -> tuple[list[int], list[int]]:
+        def both(text: str) -> tuple[list[int], list[int]]:
             found = tokenize(text.split(BETWEEN), is_split_into_words=True, **how)
             words = [-1 if word is None else word for word in found.word_ids()]
             first = [word if word != before else -1 for before, word in pairwise([-1, *words])]
             return found["input_ids"], first
 
         def encode(texts: Any) -> NDArray[np.int32]:
-            return np.array([of_words(text) for text in texts], np.int32).reshape(-1, 2, settings.length)
+            return np.array([both(text) for text in texts], np.int32).reshape(-1, 2, settings.length)
 
         return encode
 
@@ -179,6 +187,7 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
         tokens=len(own),
         padding=int(own.pad_token_id),
         aligned=load_aligned,
+        write=write,
     )
 
 

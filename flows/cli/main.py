@@ -493,6 +493,20 @@ def init(
     bounds: Annotated[
         str, typer.Option(help="Of a number that is predicted of texts, in place of classes: LOW,HIGH.")
     ] = "",
+    tags: Annotated[
+        str,
+        typer.Option(help="That the words of texts have, in place of classes, with commas: O,B-PER,I-PER."),
+    ] = "",
+    next_token: Annotated[
+        bool,
+        typer.Option("--next-token", help="Predict the token that follows in texts, in place of classes."),
+    ] = False,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Of images and texts: a public model, or tokenizer/NAME of one that is fine-tuned."
+        ),
+    ] = None,
 ) -> None:
     """Make a project of your own, under git and DVC.
 
@@ -502,6 +516,7 @@ def init(
         from flows.cli.asking import columns_asked, listed, number_asked, two_numbers
         from tasks.config.new_project import (
             Declared,
+            absolute,
             make,
             of_images,
             of_schema,
@@ -512,14 +527,21 @@ def init(
 
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
         own: dict[str, Any] = {"unit": unit or "one person", "cap": 10.0 if cap is None else cap}
+        seen = None if encoder is None else absolute(encoder)
         if images is not None:
             most = at_most or number_asked()
-            declared = of_images(name, images, listed(classes), most, size or 64, **own)
+            declared = of_images(name, images, listed(classes), most, size or 64, encoder=seen, **own)
         elif texts is not None:
-            most, named, held = at_most or number_asked(), listed(columns), listed(label) or ["label"]
-            several = held if len(held) > 1 else []
-            told = predicted(classes=listed(classes), labels=several, bounds=two_numbers(bounds))
-            declared = of_texts(name, texts, named, held, told, most, **own)
+            most, named = at_most or number_asked(), listed(columns)
+            held = listed(label) or ([] if next_token else ["tags" if tags else "label"])
+            told = predicted(
+                classes=listed(classes),
+                labels=held if len(held) > 1 else [],
+                bounds=two_numbers(bounds),
+                tags=listed(tags),
+                next_token=next_token,
+            )
+            declared = of_texts(name, texts, named, held, told, most, encoder=seen, **own)
         else:
             if schema is not None:
                 found, told = of_schema(schema, listed(label))

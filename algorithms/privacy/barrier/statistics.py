@@ -69,7 +69,8 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 def shape_of(statistic: Statistic, records: Records) -> torch.Size:
     """The shape of a statistic of one record, seen on made-up zeros, taken as it is of the records themselves."""
     example = torch.from_numpy(np.zeros((1, *records.features.shape[1:]), records.features.dtype))
-    return torch.func.vmap(statistic)(example, torch.zeros(1, dtype=torch.int64)).shape[1:]
+    label = torch.from_numpy(np.zeros((1, *records.labels.shape[1:]), records.labels.dtype))
+    return torch.func.vmap(statistic)(example, label).shape[1:]
 
 
 def columns_of(statistic: Statistic, records: Records) -> int:
