@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from pydantic import TypeAdapter
 from safetensors.torch import save
 from torch import nn
 
 from algorithms.core.calibration import check_delta
-from algorithms.core.method import Algorithm, Plan, PublicInfo, Target
+from algorithms.core.method import Algorithm, Plan, PublicInfo, Target, adapter
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
 from algorithms.core.training import by_name, device_of, train
@@ -260,9 +259,9 @@ def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:
         )
     kind = type(method)
     names = {of: name for name, of in CATALOGUE.items()}
-    settings: dict[str, Any] = TypeAdapter(kind).dump_python(method, mode="json")
+    settings: dict[str, Any] = adapter(kind).dump_python(method, mode="json")
     # What is built in Python was not checked yet, as params.yaml is.
-    TypeAdapter(kind).validate_json(json.dumps(settings))
+    adapter(kind).validate_json(json.dumps(settings))
     return names.get(kind, f"{kind.__module__}:{kind.__qualname__}"), settings
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import dp_accounting as dp
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue
 
-from algorithms.core.method import Plan, PublicInfo, Target, by_accountants
+from algorithms.core.method import Plan, PublicInfo, Target, adapter, by_accountants
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.calibration import calibrate
 from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named
@@ -157,7 +157,7 @@ def plan_renyi(
 def _as_json(method_params: object | None) -> dict[str, JsonValue]:
     if method_params is None:
         return {}
-    written: dict[str, JsonValue] = TypeAdapter(type(method_params)).dump_python(method_params, mode="json")
+    written: dict[str, JsonValue] = adapter(type(method_params)).dump_python(method_params, mode="json")
     return written
 
 

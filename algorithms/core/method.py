@@ -5,8 +5,9 @@ release are declared values, never computed from records.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 import dp_accounting as dp
@@ -166,8 +167,10 @@ class Target:
 P = TypeVar("P")
 
 
-_ADAPTERS: dict[object, TypeAdapter[Any]] = {}
-"""By the dataclass of a method's public values; making one takes longer than a small step."""
+@cache
+def adapter(kind: type[P]) -> TypeAdapter[P]:
+    """What reads and writes the dataclass `kind` as JSON values; kept, since making one takes milliseconds."""
+    return TypeAdapter(kind)
 
 
 @dataclass(frozen=True)
@@ -224,10 +227,7 @@ class Plan:
 
     def params(self, kind: type[P]) -> P:
         """The method's public values as `kind`, the dataclass that it planned them as."""
-        if kind not in _ADAPTERS:
-            _ADAPTERS[kind] = TypeAdapter(kind)
-        params: P = _ADAPTERS[kind].validate_python(self.method_params)
-        return params
+        return adapter(kind).validate_python(self.method_params)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; an infinite epsilon becomes null."""
@@ -361,18 +361,41 @@ class SingleRelease:
         return state.parameters
 
 
+@dataclass(frozen=True, eq=False)
+class _Costs(Mapping[str, float]):
+    """The epsilons of a schedule by accountant, each counted when it is first asked for: a search looks at one."""
+
+    schedule: Schedule
+    delta: float
+    adjacency: Adjacency
+    known: dict[str, float | None] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> float:
+        for accountant in ACCOUNTANTS if self.delta > 0 else ("pure",):
+            if accountant == name and name not in self.known:
+                self.known[name] = self._counted(accountant)
+        if (cost := self.known.get(name)) is None:
+            raise KeyError(name)
+        return cost
+
+    def _counted(self, accountant: Accountant) -> float | None:
+        try:
+            return epsilon(self.schedule, self.delta, accountant=accountant, adjacency=self.adjacency)
+        except RefusedError:
+            return None
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in ACCOUNTANTS if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def by_accountants(
     schedule: Schedule, delta: float, adjacency: Adjacency = ADD_OR_REMOVE_ONE
-) -> dict[str, float]:
+) -> Mapping[str, float]:
     """The epsilon of a fixed schedule by each accountant that has a bound for it; at delta = 0 by "pure" alone.
 
     The pure epsilon of Laplace noise holds at every delta, and stands beside the others.
     """
-    costs: dict[str, float] = {}
-    accountants: tuple[Accountant, ...] = ACCOUNTANTS if delta > 0 else ("pure",)
-    for accountant in accountants:
-        try:
-            costs[accountant] = epsilon(schedule, delta, accountant=accountant, adjacency=adjacency)
-        except RefusedError:
-            continue
-    return costs
+    return _Costs(tuple(schedule), delta, adjacency)

@@ -12,10 +12,11 @@ from math import prod
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from algorithms.core.method import adapter
 from algorithms.core.optimizers import STRICT
 from algorithms.core.training import Features
 from algorithms.errors import RefusedError
@@ -301,12 +302,12 @@ def from_settings(settings: Mapping[str, Any]) -> Features:
     name = settings.get("name")
     own = {key: value for key, value in settings.items() if key != "name"}
     if isinstance(name, str) and is_own(name):
-        learned: Features = TypeAdapter(imported(name, "the features")).validate_json(json.dumps(own))
+        learned: Features = adapter(imported(name, "the features")).validate_json(json.dumps(own))
         missing = [part for part in ("releases", "module") if not callable(getattr(learned, part, None))]
         if missing:
             raise RefusedError(f"the features {name!r} have no {missing[0]}; see `algorithms.core.training`.")
         return learned
     if not isinstance(name, str) or name not in FEATURES:
         raise RefusedError(f"there are no features {name!r}; choose none or one of {', '.join(FEATURES)}.")
-    features: Features = TypeAdapter(FEATURES[name]).validate_json(json.dumps(own))
+    features: Features = adapter(FEATURES[name]).validate_json(json.dumps(own))
     return features

@@ -4,9 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from algorithms.core.method import Algorithm
+from algorithms.core.method import Algorithm, adapter
 from algorithms.errors import RefusedError
 from algorithms.extension import imported, is_own
 from algorithms.methods.adaclip import AdaCliP
@@ -70,13 +68,13 @@ def from_settings(settings: Mapping[str, Any]) -> Algorithm[Any]:
             " or name your own package.module:factory."
         )
     # By way of JSON, where strict checking still takes a mapping for a nested dataclass.
-    return TypeAdapter(CATALOGUE[name]).validate_json(json.dumps(own))
+    return adapter(CATALOGUE[name]).validate_json(json.dumps(own))
 
 
 def _not_shipped(name: str, own: Mapping[str, Any]) -> Algorithm[Any]:
     factory = imported(name, "the algorithm")
     if isinstance(factory, type):
-        method = TypeAdapter(factory).validate_json(json.dumps(own))
+        method = adapter(factory).validate_json(json.dumps(own))
     else:
         try:
             method = factory(**own)

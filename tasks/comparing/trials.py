@@ -8,8 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
+from algorithms.core.method import adapter
 from algorithms.errors import RefusedError
 from algorithms.features.learned import from_settings as features_from_settings
 from algorithms.methods.registry import CATALOGUE, from_settings
@@ -128,6 +129,7 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
         for epsilon in (variant.epsilons if variant.private else (None,))
     ]
     digests = {name: digest_of(card.model_dump_json()) for name, card in cards.items()}
+    files = [(problem, _model_settings(problem), _encoder(problem)) for problem in comparison.problems]
     return [
         Trial(
             dataset=problem.dataset,
@@ -144,11 +146,11 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
             fold=fold,
             record=_recorded(comparison.record),
             transform=problem.transform,
-            model_settings=_model_settings(problem),
+            model_settings=model_settings,
             features=_features(variant, file),
-            encoder=_encoder(problem),
+            encoder=encoder,
         )
-        for problem in comparison.problems
+        for problem, model_settings, encoder in files
         for variant, epsilon, settings in known
         for seed, fold in product(range(comparison.seeds), _folds(comparison))
     ]
@@ -226,7 +228,7 @@ def _resolved(variant: Variant, epsilon: float | None, file: str) -> dict[str, A
     except ValidationError as error:
         raise ParamsRefusedError(f"{file}: {_problem(key, error)}; correct it.") from None
     name = given["name"]
-    own: dict[str, Any] = TypeAdapter(CATALOGUE[name]).dump_python(algorithm, mode="json")
+    own: dict[str, Any] = adapter(CATALOGUE[name]).dump_python(algorithm, mode="json")
     return {"name": name} | own
 
 
@@ -241,7 +243,7 @@ def _features(variant: Variant, file: str) -> dict[str, Any]:
         raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
     except ValidationError as error:
         raise ParamsRefusedError(f"{file}: {_problem(key, error)}; correct it.") from None
-    own: dict[str, Any] = TypeAdapter(type(features)).dump_python(features, mode="json")
+    own: dict[str, Any] = adapter(type(features)).dump_python(features, mode="json")
     return {"name": variant.features["name"]} | own
 
 

@@ -137,13 +137,19 @@ def test_every_question_is_charged_its_event_before_the_look(kind: str) -> None:
     assert trace.events() == [event]
 
 
+@pytest.fixture(scope="module")
+def nothing_is_left() -> None:
+    """What other tests left may warn when it goes; looking for it takes longer than a question."""
+    gc.collect()
+
+
 @every_question
+@pytest.mark.usefixtures("nothing_is_left")
 def test_nothing_recorded_logged_or_printed_depends_on_the_records(
     kind: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Neither on what they are, nor on how many there are or take part: 40 of them, 41 and 90."""
     told = []
-    gc.collect()  # what other tests left may warn when it goes
     for count in (40, 41, 90):
         trace = Trace()
         caplog.clear()
