@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
 from tasks.retraining.delivery import Work, retrain
-from tasks.runs.reproduce import STAGES, StageFailedError, StageRefusedError, reproduce
+from tasks.runs.stages import STAGES, StageFailedError, StageRefusedError, reproduce
 from tests.soak.kills_place import Place
 from tests.soak.year import run_here
 
