@@ -25,6 +25,8 @@ def general(
 ) -> Any:
     """Tensors out of parameters, values with a dimension for the records, and values that all records share."""
     name = name_of(func)
+    if name in ("to", "type_as", "view_as", "reshape_as") and tape.name(args[0]) is None:
+        return func(*args, **kwargs)  # a parameter that is asked for its form alone
     if name in ELEMENTWISE:
         return elementwise(tape, func, args, kwargs)
     output = func(*args, **kwargs)

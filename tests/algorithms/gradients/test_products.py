@@ -68,7 +68,7 @@ PRODUCTS = {
     "repeat": taken(lambda self, x: self.layer(x) + self.w.repeat(len(x), 1, 1), (5, 4), 5, 4),
     "repeat within": taken(lambda self, x: self.layer(x) * self.w.repeat(len(x), 2), (4,), 1, 2),
     "repeat by heads": taken(
-        lambda self, x: self.layer(x).flatten(0, 1) + self.w.repeat(len(x), 1), (5, 4), 5, 4
+        lambda self, x: (self.layer(x).flatten(0, 1) + self.w.repeat(len(x), 1)).view(x.shape), (5, 4), 5, 4
     ),
     "tile": taken(lambda self, x: self.layer(x) * torch.tile(self.w, (len(x), 1)), (4,), 4),
     "a number added": taken(lambda self, x: self.layer(x) * (1.0 + self.w), (4,), 4),
