@@ -28,6 +28,10 @@ from algorithms.privacy.accounting.event_rules import EventRule, Traced, registe
 Array = NDArray[np.float64]
 
 
+def _numbers(given: Iterable[float]) -> tuple[float, ...]:
+    return tuple(given)  # of a list, as documents have them: caches key by the event
+
+
 @attrs.frozen
 class CorrelatedDpEvent(dp.DpEvent):  # type: ignore[misc]
     """All steps of a run with correlated Gaussian noise, charged with the first of them.
@@ -43,9 +47,9 @@ class CorrelatedDpEvent(dp.DpEvent):  # type: ignore[misc]
     """
 
     noise_multiplier: float
-    coefficients: tuple[float, ...] = attrs.field(converter=tuple)
-    weights: tuple[float, ...] = attrs.field(converter=tuple)
-    decays: tuple[float, ...] = attrs.field(converter=tuple)
+    coefficients: tuple[float, ...] = attrs.field(converter=_numbers)
+    weights: tuple[float, ...] = attrs.field(converter=_numbers)
+    decays: tuple[float, ...] = attrs.field(converter=_numbers)
     leaves: int
     parts: int
     rate: float
