@@ -380,7 +380,9 @@ def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path
         parameters: by name, as `Model.published` gives them.
         folder: of the files; made where it is not there.
     """
-    model.module.load_state_dict(dict(parameters))
+    model.module.load_state_dict(
+        dict(parameters), strict=False
+    )  # a head that is tied is not there a second time
     module = library_model(model)
     layers: list[tuple[str, Any]] = list(module.named_modules())
     for name, layer in layers:

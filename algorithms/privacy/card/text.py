@@ -54,7 +54,7 @@ UNKEPT = (
 HOLDOUT = {
     "none": "The run measured nothing on held-out records.",
     "public": (
-        "Accuracy was measured on held-out records that the data card declares public. They were not trained on, and"
+        "The model was measured on held-out records that the data card declares public. They were not trained on, and"
         " nothing here protects them."
     ),
 }
