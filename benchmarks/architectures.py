@@ -514,6 +514,8 @@ def packed() -> nn.Module:
 class KolmogorovArnold(nn.Module):
     """A layer whose every edge has a curve of its own, a sum of bumps (Liu et al. 2024)."""
 
+    middles: Tensor
+
     def __init__(self, inputs: int, outputs: int, bumps: int = 5) -> None:
         super().__init__()
         self.curves = nn.Parameter(0.3 * torch.randn(outputs, inputs, bumps))
@@ -589,7 +591,7 @@ _WHISPER = {
 
 def whisper() -> nn.Module:
     """The encoder of Whisper."""
-    make = hugging("Whisper", lambda model: Spoken(model.encoder), "Model", **_WHISPER)
+    make = hugging("Whisper", lambda model: Spoken(model.get_submodule("encoder")), "Model", **_WHISPER)
     return make()
 
 

@@ -7,7 +7,6 @@ release are declared values, never computed from records.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from typing import Any, Literal, Protocol, Self, TypeVar
 
 import dp_accounting as dp
@@ -167,10 +166,14 @@ class Target:
 P = TypeVar("P")
 
 
-@cache
+_ADAPTERS: dict[object, TypeAdapter[Any]] = {}
+
+
 def adapter(kind: type[P]) -> TypeAdapter[P]:
     """What reads and writes the dataclass `kind` as JSON values; kept, since making one takes milliseconds."""
-    return TypeAdapter(kind)
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 @dataclass(frozen=True)

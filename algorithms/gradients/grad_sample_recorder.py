@@ -186,12 +186,12 @@ class GradSampleRecorder:
     def __enter__(self) -> "GradSampleRecorder":
         self._before, _HERE.recorder = _HERE.recorder, self
         if self._noting is not None:
-            self._noting.__enter__()
+            self._noting.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *reason: Any) -> None:
         if self._noting is not None:
-            self._noting.__exit__(*reason)
+            self._noting.__exit__(*reason)  # type: ignore[no-untyped-call]
         _HERE.recorder, self._before = self._before, None
 
     @property

@@ -200,7 +200,9 @@ class PerExampleGradients:
             added = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
             add_rows(rows[: len(self.losses)], weights.double(), added)
             places = [self.places[name] for name in together]
-            for place, part in zip(places, added.split([at.stop - at.start for at in places]), strict=True):
+            for place, part in zip(
+                places, torch.split(added, [at.stop - at.start for at in places]), strict=True
+            ):
                 total[place] += part
         self._add_weighted({name: weights for name in self.places if name not in together}, total)
 

@@ -74,7 +74,7 @@ def from_settings(settings: Mapping[str, Any]) -> Algorithm[Any]:
 def _not_shipped(name: str, own: Mapping[str, Any]) -> Algorithm[Any]:
     factory = imported(name, "the algorithm")
     if isinstance(factory, type):
-        method = adapter(factory).validate_json(json.dumps(own))
+        method: Algorithm[Any] = adapter(factory).validate_json(json.dumps(own))
     else:
         try:
             method = factory(**own)
