@@ -57,12 +57,6 @@ class Place:
     engine: Engine = field(repr=False)
     secrets: tuple[str, ...] = field(repr=False, default=())
 
-    @property
-    def reader(self) -> Engine:
-        """For what only reads: one snapshot, which no write waits for."""
-        is_server = self.engine.dialect.name == "postgresql"
-        return self.engine.execution_options(isolation_level="REPEATABLE READ") if is_server else self.engine
-
     def not_allowed(self) -> str:
         """One sentence on what the user may not do."""
         user = self.engine.url.username or "this user"
@@ -170,7 +164,7 @@ def _postgresql(url: URL) -> Place:
     try:
         engine = sa.create_engine(
             url,
-            isolation_level="SERIALIZABLE",
+            isolation_level="AUTOCOMMIT",  # statements of ours begin and end a transaction, sent with what it asks
             poolclass=QueuePool,
             pool_size=1,
             max_overflow=32,
@@ -208,15 +202,20 @@ _SHUTTING_DOWN = {"57P01", "57P02", "57P03", "57P05"}
 _NOT_ALLOWED = "42501"
 _DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, sa.exc.InvalidRequestError)
 
-# Writers take turns. The lock comes first, so that the snapshot is taken when the turn has come.
-_TURN: Sequence[Statement] = (
-    (sa.text("LOCK TABLE epsilonflow_head IN EXCLUSIVE MODE"), {}),
-    (sa.text("SET LOCAL synchronous_commit = off"), {}),
+
+def _statements(*texts: str) -> Sequence[Statement]:
+    return [(sa.text(text), {}) for text in texts]
+
+
+# On PostgreSQL. Readers have one snapshot, which no write waits for. Writers take turns; the lock comes first, so that
+# the snapshot is taken when the turn has come.
+_SNAPSHOT = _statements("BEGIN ISOLATION LEVEL REPEATABLE READ")
+_TURN = _statements(
+    "BEGIN ISOLATION LEVEL SERIALIZABLE",
+    "LOCK TABLE epsilonflow_head IN EXCLUSIVE MODE",
+    "SET LOCAL synchronous_commit = off",
 )
-_ENDS: Sequence[Statement] = (
-    (sa.text("COMMIT"), {}),
-    (sa.text("SELECT pg_logical_emit_message(true, 'epsilonflow', '')"), {}),
-)
+_ENDS = _statements("COMMIT", "SELECT pg_logical_emit_message(true, 'epsilonflow', '')")
 _COLUMNS = [field.name for field in fields(Entry)]
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM epsilonflow_ledger"
 _FROM = sa.text(f"{_SELECT} WHERE seq >= :seq ORDER BY seq LIMIT :page")
@@ -322,7 +321,7 @@ class Store:
         """What the owner of the tables does to them, in one transaction."""
 
         def alone(connection: Connection) -> T:
-            exchange(connection, _TURN[:1])
+            exchange(connection, _TURN[:2])
             return work(connection)
 
         return self._transaction(alone, writes=True)
@@ -363,7 +362,8 @@ class Store:
         A write takes its turn, and brings the balances up to the head where need be; raises _BehindError for a reading
         where balances are of fewer rows.
         """
-        turn = _TURN if writes and connection.dialect.name == "postgresql" else ()
+        begin = _TURN if writes else _SNAPSHOT
+        turn = begin if connection.dialect.name == "postgresql" else ()
         known = self.verified
         rows: Statement = (_FROM, {"seq": max(known.seq, 1), "page": _FIRST_PAGE})
         found = exchange(connection, [*turn, rows, (balances.HEAD_OF, {}), *questions])[len(turn) :]
@@ -403,6 +403,7 @@ class Store:
 
     def _upgrade(self, connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("BEGIN")
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('epsilonflow_ledger'))")
         found = _version(connection)
         from alembic import command
@@ -425,10 +426,9 @@ class Store:
     def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:
         deadline = time.monotonic() + PATIENCE_SECONDS
         pause = 0.005
-        engine = self.place.engine if writes else self.place.reader
         while True:
             try:
-                with engine.connect() as connection:
+                with self.place.engine.connect() as connection:
                     self._was_connected = True
                     with connection.begin():
                         if connection.dialect.name == "sqlite":
