@@ -27,7 +27,7 @@ from tasks import prepare
 from tasks.config.environment import data_mirror, home
 from tasks.config.params import load
 from tasks.reporting.figures import LIGHT, png
-from tasks.retraining.delivery import Outcome, Work, accuracy, retrain
+from tasks.retraining.delivery import Outcome, Work, retrain
 from tasks.retraining.settings import Retraining
 from tasks.runs.reproduce import StageRefusedError
 from tasks.runs.stage import refusals
@@ -133,13 +133,18 @@ def _row(work: Work, ledger: Ledger, number: int, outcome: Outcome) -> dict[str,
     if outcome.kind in ("promoted", "kept"):
         state = work.states.all()[-1]
         serving = work.registry.serving
-        metrics = json.loads((work.root / "artifacts/metrics.json").read_text())
+        metrics = _metrics(work.root / "artifacts")
         row |= {"blocks": len(state.blocks), "first_block": state.blocks[0], "epsilon": metrics["epsilon"]}
         row |= {"accuracy": metrics["test_accuracy"]}
-        row |= {"serving_accuracy": None if serving is None else accuracy(work.root, serving)}
+        row |= {"serving_accuracy": None if serving is None else _metrics(serving)["test_accuracy"]}
     blocks = ledger.blocks(POPULATION)
     most = ledger.balance(POPULATION).spent.epsilon
     return row | {"retired": sum(block.retired for block in blocks), "most_spent": most}
+
+
+def _metrics(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return found
 
 
 def main(

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -216,7 +216,7 @@ _TURN = _statements(
     "SET LOCAL synchronous_commit = off",
 )
 _ENDS = _statements("COMMIT", "SELECT pg_logical_emit_message(true, 'epsilonflow', '')")
-_COLUMNS = [field.name for field in fields(Entry)]
+_COLUMNS = Entry._fields
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM epsilonflow_ledger"
 _FROM = sa.text(f"{_SELECT} WHERE seq >= :seq ORDER BY seq LIMIT :page")
 _OF = sa.text(f"{_SELECT} WHERE population = :population AND seq >= :seq ORDER BY seq LIMIT :page")
@@ -279,7 +279,7 @@ class Store:
                 entries.append(seal(draft, after=head, written_at=now, written_by=_user(connection)))
                 head = entries[-1].head
             changes = balances.enter(books, entries) if entries else []
-            exchange(connection, [*((INSERT, vars(row)) for row in entries), *changes, *_end(connection)])
+            exchange(connection, [*((INSERT, row._asdict()) for row in entries), *changes, *_end(connection)])
             return head
 
         self.verified = self._transaction(work, writes=True)
@@ -298,7 +298,7 @@ class Store:
 
             def written() -> Iterator[list[Entry]]:
                 for page in pages(entries()):
-                    connection.execute(INSERT, [vars(row) for row in page])
+                    connection.execute(INSERT, [row._asdict() for row in page])
                     yield page
 
             balances.catch_up(connection, written())
@@ -505,8 +505,8 @@ def _rows(
     """
     page, found = _FIRST_PAGE, first
     while True:
-        found = found or connection.execute(statement, {"seq": seq, "page": page, **asked}).all()
-        yield from (Entry(*row) for row in found)
+        found = found or exchange(connection, [(statement, {"seq": seq, "page": page, **asked})])[0]
+        yield from map(Entry._make, found)
         if len(found) < page:
             return
         seq, page, found = found[-1][0] + 1, PAGE, ()
