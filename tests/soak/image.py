@@ -1,9 +1,9 @@
 """python -m tests.soak.image: the steps of the Dockerfile in a clean Debian root, where no Docker is at hand.
 
 As root: debootstrap makes the Debian of the image that FROM names, each instruction is carried out in it, and then the
-image's user makes a project in a mounted folder and runs it. It needs a network, debootstrap and 5 GB. What differs from
-the image: Python is Debian's of the same version; with --own-torch, PyTorch is copied from the environment that runs
-this, for a machine that does not reach its index.
+image's user makes a project in a mounted folder and runs it. It needs a network, debootstrap and 5 GB. What differs
+from the image: Python is Debian's of the same version; with --own-torch, PyTorch is copied from the environment that
+runs this, for a machine that does not reach its index.
 """
 
 import json

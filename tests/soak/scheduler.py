@@ -57,6 +57,20 @@ def worker_killed(site: Site) -> list[str]:
     return site.ended(site.deliver("killed.yaml"))
 
 
+def worker_terminated(site: Site) -> list[str]:
+    """A worker is asked to end (SIGTERM) in training, as by a machine that shuts down; then another delivers again."""
+    set_steps(site.root, _LONG)
+    run = site.deliver("terminated.yaml")
+    site.until_open()
+    site.terminate("worker")
+    site.until(lambda: not list(_orphans(site)))
+    first = site.state(run)
+    site.start_worker()
+    _free_the_slot(site)
+    set_steps(site.root, _SHORT)
+    return [first, *site.ended(site.deliver("terminated.yaml"))]
+
+
 def flow_cancelled(site: Site) -> list[str]:
     """A flow is cancelled in training; then it is delivered again."""
     set_steps(site.root, _LONG)
@@ -119,6 +133,7 @@ SCENARIOS = (
     twelve_late_runs,
     retried_by_hand,
     worker_killed,
+    worker_terminated,
     flow_cancelled,
     server_restarted,
     two_workers,
@@ -128,7 +143,7 @@ SCENARIOS = (
 )
 
 
-RETRAINED = SCENARIOS[:6]
+RETRAINED = SCENARIOS[:7]
 
 
 def _ended_well(done: subprocess.CompletedProcess[str]) -> str:
@@ -164,7 +179,7 @@ def main(
             if only and scenario.__name__ not in only.split(","):
                 continue
             before, began = site.runs, time.monotonic()
-            for name in ("late", "twice", "killed", "cancelled", "server", "workers"):
+            for name in ("late", "twice", "killed", "terminated", "cancelled", "server", "workers"):
                 retraining_file(site.root, name)
             if scenario in RETRAINED:
                 set_seed(site.root, seed)  # so that DVC has not done it already
