@@ -511,6 +511,88 @@ def packed() -> nn.Module:
     return module
 
 
+class KolmogorovArnold(nn.Module):
+    """A layer whose every edge has a curve of its own, a sum of bumps (Liu et al. 2024)."""
+
+    def __init__(self, inputs: int, outputs: int, bumps: int = 5) -> None:
+        super().__init__()
+        self.curves = nn.Parameter(0.3 * torch.randn(outputs, inputs, bumps))
+        self.straight = nn.Linear(inputs, outputs)
+        self.register_buffer("middles", torch.linspace(-2.0, 2.0, bumps))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[batch, inputs] -> [batch, outputs]."""
+        heights = torch.exp(-((rows[..., None] - self.middles) ** 2))
+        outputs: Tensor = torch.einsum("big,oig->bo", heights, self.curves) + self.straight(
+            functional.silu(rows)
+        )
+        return outputs
+
+
+def bilinear() -> nn.Module:
+    """Two views of a row, and their products."""
+    return Wired(
+        lambda self, rows: self.last(torch.tanh(self.both(self.one(rows), self.other(rows)))),
+        one=nn.Linear(9, 8),
+        other=nn.Linear(9, 8),
+        both=nn.Bilinear(8, 8, WIDTH),
+        last=nn.Linear(WIDTH, CLASSES),
+    )
+
+
+def soft_experts() -> nn.Module:
+    """Experts that all see a row, and are mixed by what a layer makes of it."""
+
+    def wiring(self: Any, rows: Tensor) -> Tensor:
+        shares = self.shares(rows).softmax(dim=-1)
+        mixed = torch.einsum(
+            "be,beo->bo", shares, torch.einsum("bi,eio->beo", rows, self.experts) + self.bias
+        )
+        outputs: Tensor = self.last(torch.tanh(mixed))
+        return outputs
+
+    return Wired(
+        wiring,
+        shares=nn.Linear(9, 4),
+        experts=nn.Parameter(0.3 * torch.randn(4, 9, WIDTH)),
+        bias=nn.Parameter(torch.zeros(4, WIDTH)),
+        last=nn.Linear(WIDTH, CLASSES),
+    )
+
+
+class Spoken(nn.Module):
+    """A model of `transformers` on sounds, or the encoder of one, whose first output is averaged over time."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.last = model, nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, sounds: Tensor) -> Tensor:
+        """Logits [batch, classes]."""
+        outputs: Tensor = self.last(self.model(sounds).last_hidden_state.mean(dim=1))
+        return outputs
+
+
+_STILL_SPEECH = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0}
+_WAV2VEC2 = {
+    **_STILL_SPEECH,
+    **{"hidden_dropout": 0.0, "feat_proj_dropout": 0.0, "mask_time_prob": 0.0, "num_feat_extract_layers": 2},
+    **{"conv_dim": (8, 8), "conv_stride": (4, 4), "conv_kernel": (8, 4)},
+    **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4},
+}
+_WHISPER = {
+    **{"d_model": WIDTH, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24},
+    **{"num_mel_bins": 4, "max_source_positions": 12, "decoder_layers": 1, "decoder_attention_heads": 2},
+    **{"decoder_start_token_id": 1, "suppress_tokens": None, "begin_suppress_tokens": None, **_STILL_SPEECH},
+}
+
+
+def whisper() -> nn.Module:
+    """The encoder of Whisper."""
+    make = hugging("Whisper", lambda model: Spoken(model.encoder), "Model", **_WHISPER)
+    return make()
+
+
 def checkpointed(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """A model of `transformers` that runs its layers again on the way back."""
 
@@ -691,6 +773,35 @@ ZOO: Mapping[str, Architecture] = {
     "Perceiver": Architecture(Perceiver, SERIES, False),
     "graph network, padded": Architecture(Graph, SERIES, False),
     "attention by hand": Architecture(packed, TOKENS, False),
+    "ConvNeXtV2 (timm)": Architecture(
+        timm("convnextv2_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16)), IMAGE, False
+    ),
+    "XCiT (timm)": Architecture(
+        timm("xcit_nano_12_p8_224", img_size=32, embed_dim=WIDTH, depth=2, num_heads=2), IMAGE, False
+    ),
+    "SegFormer": Architecture(
+        hugging(
+            "Segformer",
+            Logits,
+            "ForImageClassification",
+            hidden_sizes=[8, 8, 16, 16],
+            depths=[1, 1, 1, 1],
+            num_attention_heads=[1, 1, 2, 2],
+            hidden_act="gelu",
+            drop_path_rate=0.0,
+            classifier_dropout_prob=0.0,
+            **_STILL,
+        ),
+        IMAGE,
+        False,
+    ),
+    "wav2vec 2.0": Architecture(hugging("Wav2Vec2", Spoken, "Model", **_WAV2VEC2), (400,), False),
+    "Whisper encoder": Architecture(whisper, SERIES, False),
+    "Kolmogorov-Arnold": Architecture(
+        lambda: nn.Sequential(KolmogorovArnold(9, WIDTH), KolmogorovArnold(WIDTH, CLASSES)), ROW, False
+    ),
+    "bilinear": Architecture(bilinear, ROW, False),
+    "soft mixture of experts": Architecture(soft_experts, ROW, False),
 }
 
 LARGE = (

@@ -2,7 +2,7 @@
 
 Made-up tables, images and texts, and sets that come with scikit-learn, each taken for a data set with a card of a
 user's own: what `recipe` gives it trains with seeded noise, beside the settings of before, the majority of the held-out
-records, and the same model without privacy: defaults.csv. Runs on both sides of the limits of `tasks.runs.sanity`:
+records, and the same model without privacy: defaults.csv. Runs on both sides of the limits of `tasks.runs.preflight`:
 defaults-limits.csv.
 """
 
@@ -222,7 +222,7 @@ CASES = (
 
 
 def limits() -> Iterator[dict[str, Any]]:
-    """What becomes of runs on both sides of the limits of `tasks.runs.sanity`, otherwise with the usual settings."""
+    """What becomes of runs on both sides of the limits of `tasks.runs.preflight`, otherwise with the usual settings."""
     small = {"table of 500": table(500), "breast_cancer": shipped(load_breast_cancer())}
     for name, made in (small | {"digits, 8 x 8": shipped(load_digits(), side=8)}).items():
         n, columns, classes = (

@@ -26,7 +26,7 @@ import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from algorithms.core.momentum import (
+from algorithms.methods.momentum import (
     Array,
     Curve,
     Stage,

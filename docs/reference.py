@@ -34,7 +34,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def params() -> str:
     """Every key of params.yaml."""
-    from algorithms.features.registry import FEATURES
+    from algorithms.features.learned import FEATURES
     from algorithms.methods.registry import CATALOGUE
     from algorithms.models.registry import CATALOGUE as NETWORKS
     from tasks.config.params import MODELS, OPTIONAL

@@ -11,7 +11,7 @@ from prefect.states import Completed, Failed
 
 from flows.pipeline import REFUSED
 from tasks.auditing import Asked, audit_all, audit_one, auditable, check
-from tasks.runs.stage import checkout, refusals
+from tasks.runs.stages import checkout, refusals
 
 
 @task(name="audit", retries=0, cache_policy=NO_CACHE, persist_result=False)

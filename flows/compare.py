@@ -27,7 +27,7 @@ from tasks.comparing.trial import Context
 from tasks.comparing.trials import Group
 from tasks.comparing.work import Problem, Work, be_ready, plan_group, prepare_data, run_group, split, work_of
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stage import checkout, refusals
+from tasks.runs.stages import checkout, refusals
 
 Runner = Literal["threads", "dask", "ray"]
 _MOST_NAMED = 3

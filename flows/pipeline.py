@@ -1,9 +1,8 @@
-"""What a pipeline run shows in Prefect: the privacy card as a page, the metrics as a table.
+"""The pipeline as a Prefect flow: prepare, calibrate, train, evaluate, report; each step runs its DVC stage.
 
-The pipeline as a Prefect flow: prepare, calibrate, train, evaluate, report; each step runs its DVC stage.
-
-DVC is the only cache, and no task is tried twice: what DVC has is free to use again, what it has not may spend.
-`python -m flows.pipeline` runs it with the options of `epsilonflow run`.
+DVC is the only cache, and no task is tried twice: what DVC has is free to use again, what it has not may spend. Prefect
+shows the privacy card as a page and the metrics as a table. `python -m flows.pipeline` runs it with the options of
+`epsilonflow run`.
 """
 
 import logging
@@ -21,8 +20,15 @@ from pydantic import Field
 from algorithms.privacy.card import load
 from algorithms.privacy.card.text import markdown
 from tasks.config.overrides import Request, revise
-from tasks.runs.reproduce import STAGES, StageFailedError, StageRefusedError, checkout_lock, reproduce
-from tasks.runs.stage import checkout, refusals
+from tasks.runs.stages import (
+    STAGES,
+    StageFailedError,
+    StageRefusedError,
+    checkout,
+    checkout_lock,
+    refusals,
+    reproduce,
+)
 from tasks.runs.summary import RunSummary, run_summary
 
 

@@ -7,8 +7,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Failed
 
 from flows.pipeline import be_quiet_where_nothing_was_raised, publish, run_stage
-from tasks.runs.reproduce import checkout_lock
-from tasks.runs.stage import checkout
+from tasks.runs.stages import checkout, checkout_lock
 from tasks.runs.summary import RunSummary
 
 _FREE = ("evaluate", "report")

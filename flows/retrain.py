@@ -16,8 +16,7 @@ from flows.verify import BROKEN
 from tasks.retraining import settings as retraining_settings
 from tasks.retraining.delivery import Work
 from tasks.retraining.delivery import retrain as deliver
-from tasks.runs.reproduce import StageFailedError, StageRefusedError, checkout_lock
-from tasks.runs.stage import checkout, refusals
+from tasks.runs.stages import StageFailedError, StageRefusedError, checkout, checkout_lock, refusals
 
 FEW_LEFT = "FewRetrainingsLeft"
 

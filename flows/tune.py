@@ -16,7 +16,7 @@ from prefect.states import Completed, Failed
 from flows.compare import Runner, one_server, task_runner
 from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised
 from tasks import tuning
-from tasks.runs.stage import checkout, refusals
+from tasks.runs.stages import checkout, refusals
 
 
 @task(name="trials", retries=0, cache_policy=NO_CACHE, persist_result=False)

@@ -8,9 +8,8 @@ from prefect.states import Completed, Failed
 
 from algorithms.errors import LedgerBrokenError
 from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised
-from tasks.runs.checkpoints import keep, kept
-from tasks.runs.stage import checkout, refusals
-from tasks.runs.summary import open_ledger
+from tasks.runs.ledger import keep_checkpoint, kept_checkpoint, open_ledger
+from tasks.runs.stages import checkout, refusals
 
 BROKEN = "LedgerBroken"
 
@@ -25,8 +24,8 @@ def verify(from_the_first_row: bool = False) -> State[Any]:
     be_quiet_where_nothing_was_raised()
     try:
         ledger = open_ledger(checkout())
-        found = ledger.verify(since=None if from_the_first_row else kept(ledger), prices=True)
-        keep(found.checkpoint)
+        found = ledger.verify(since=None if from_the_first_row else kept_checkpoint(ledger), prices=True)
+        keep_checkpoint(found.checkpoint)
     except LedgerBrokenError as broken:
         return Failed(name=BROKEN, message=str(broken))
     except refusals() as refusal:

@@ -11,8 +11,8 @@ from dp_accounting import DpEvent
 
 from algorithms import models
 from algorithms.core.calibration import check_delta
-from algorithms.core.features import schedule
 from algorithms.core.method import Inputs, Plan, PublicInfo, Target
+from algorithms.core.training import schedule_of
 from algorithms.errors import RefusedError
 from algorithms.extension import is_own, source_digest
 from algorithms.gradients import linear_layer
@@ -24,7 +24,7 @@ from data import PublicDescription
 from tasks.config import params
 from tasks.config import params as groups
 from tasks.config.params import Params
-from tasks.runs.stage import main_of
+from tasks.runs.stages import main_of
 
 READS = ("privacy", "features", "algorithm", "model")
 _LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 64.0
@@ -81,8 +81,12 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
     privacy = settings.privacy
     check_delta(privacy.delta, public.records)
     _check_secret(privacy, public)
-    before = _before(settings, public)
     model = model_for(settings, public)
+    before: tuple[tuple[DpEvent, int], ...] = ()
+    if settings.features is not None:
+        before = tuple(
+            schedule_of(settings.features, public.input_shape, public.records, privacy.count_noise)
+        )
 
     def at(epsilon: float) -> Plan:
         target = Target(Budget(epsilon, privacy.delta), privacy.accountant, privacy.count_noise, before)
@@ -134,14 +138,6 @@ def withstands(plan: Plan, attack: groups.Attack) -> bool:
     return bool(
         caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms) <= attack.caught
     )
-
-
-def _before(settings: Params, public: PublicDescription) -> tuple[tuple[DpEvent, int], ...]:
-    """What learning the features costs before the algorithm's own releases."""
-    if settings.features is None:
-        return ()
-    count_noise = settings.privacy.count_noise
-    return tuple(schedule(settings.features, public.input_shape, public.records, count_noise))
 
 
 def _known(model: Model, public: PublicDescription) -> PublicInfo:

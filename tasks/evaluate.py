@@ -24,9 +24,9 @@ from data.prepare.prepared import HeldOut, load_held_out
 from data.schema.targets import IGNORED, Known, Labels, NextToken, Number, Tags
 from tasks.config.environment import home
 from tasks.runs import store
-from tasks.runs.provenance import check_described, evaluated
 from tasks.runs.quality import verdict
-from tasks.runs.stage import main_of
+from tasks.runs.stages import main_of
+from tasks.runs.store import check_described, evaluated
 
 READS: tuple[str, ...] = ()
 _BATCH, _INTERVALS = 1024, 10
@@ -93,6 +93,43 @@ def _said(known: Known, scores: Tensor) -> Tensor:
 def _counted(known: Known, labels: Tensor) -> Tensor:
     """Which labels count, of those that something is said about: the first token of a text follows nothing."""
     return (labels[:, 1:] if known.kind == "next token" else labels) != IGNORED
+
+
+def record_scores(known: Known, scores: Tensor, labels: Tensor) -> Tensor:
+    """How good what a model says of each record is, from 0 to 1, by that record alone: shape [batch].
+
+    A class is right or not. Of a number it is 1 less the squared error in [-1, 1], at least 0. Of labels it is the F1
+    of the record's own, and so of its tags but the outside one: 1 where there are none and none was named. Of a text it
+    is the share of next tokens that were named first.
+
+    Args:
+        known: what a label can be.
+        scores: [batch, ..., outputs], as `Model.scores` gives them.
+        labels: [batch, ...].
+
+    Example:
+        >>> record_scores(Labels(labels=("a", "b")), torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
+        tensor([0.6667])
+    """
+    if known.kind == "number":
+        return 1.0 - (scores[:, 0].clamp(-1.0, 1.0) - labels).square().clamp(max=1.0)
+    if known.kind == "class":
+        return (scores.argmax(dim=-1) == labels).float()
+    if known.kind == "labels":
+        said, real = scores > 0, labels > 0
+        right = said & real
+    else:
+        found = scores.argmax(dim=-1)
+        if known.kind == "next token":
+            found, labels = found[:, :-1], labels[:, 1:]
+        counts, right = labels != IGNORED, found == labels
+        if not isinstance(known, Tags):
+            return (right & counts).sum(-1) / counts.sum(-1).clamp(min=1)
+        outside = -1 if known.outside is None else known.tags.index(known.outside)
+        said, real = counts & (found != outside), counts & (labels != outside)
+        right = right & said & real
+    named = said.sum(-1) + real.sum(-1)
+    return torch.where(named > 0, 2.0 * right.sum(-1) / named.clamp(min=1), 1.0)
 
 
 def _pairs(
@@ -185,18 +222,77 @@ def _of_next_tokens(known: NextToken, evaluation: Evaluation, labels: NDArray[An
 
 
 def _of_tags(known: Tags, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
-    """F1 over all words and tags but the outside one; majority_accuracy: of always naming the commonest tag."""
+    """F1 over all words and tags but the outside one; majority_accuracy: of always naming the commonest tag.
+
+    Where the tags are B-TYPE and I-TYPE, F1 over entities too.
+    """
     from sklearn.metrics import f1_score
 
     found, real = _pairs(known, evaluation, labels)
     inside = [place for place, name in enumerate(known.tags) if name != known.outside]
     counts = np.bincount(real, minlength=1)
     f1 = f1_score(real, found, labels=inside, average="micro", zero_division=0) if len(real) else 0.0
-    return {
+    types = entity_types(known)
+    rows = np.nonzero(np.asarray(labels) != IGNORED)[0]
+    of_entities = {} if types is None else {"test_entity_f1": entity_f1(types, found, real, rows)}
+    return of_entities | {
         "test_token_f1": float(f1),
         "test_token_accuracy": float(np.mean(found == real)) if len(real) else 0.0,
         "majority_accuracy": float(counts.max() / max(1, len(real))),
     }
+
+
+def entity_types(known: Tags) -> tuple[tuple[str, ...], NDArray[np.bool_]] | None:
+    """The type of each tag, "" outside, and whether it begins an entity; None where the tags are no BIO tags.
+
+    Those of IOB2 are B-TYPE, I-TYPE for some of these types, and one tag outside.
+    """
+    outside = known.outside or "O"
+    types = tuple("" if tag == outside else tag[2:] for tag in known.tags)
+    begins = np.array([tag.startswith("B-") for tag in known.tags])
+    inside = [tag for tag in known.tags if tag != outside]
+    is_bio = inside and all(tag[:2] in ("B-", "I-") and f"B-{tag[2:]}" in inside for tag in inside)
+    return (types, begins) if is_bio else None
+
+
+def entity_f1(
+    types: tuple[tuple[str, ...], NDArray[np.bool_]],
+    found: NDArray[np.int64],
+    real: NDArray[np.int64],
+    rows: NDArray[np.int64],
+) -> float:
+    """F1 over entities, as the CoNLL tasks count: first word, last word and type must agree.
+
+    An I-TYPE begins an entity where nothing of its type stands before it in the text.
+
+    Args:
+        types: as `entity_types` gives them.
+        found: predicted tags of all words in a row, [count].
+        real: their tags.
+        rows: the text that each word is of, ascending.
+
+    Example:
+        >>> types = entity_types(Tags(tags=("O", "B-WHO", "I-WHO")))
+        >>> entity_f1(types, np.array([1, 2, 0, 1]), np.array([1, 2, 0, 0]), np.zeros(4, np.int64))
+        0.6666666666666666
+    """
+    names, begins = types
+    kinds = ["", *sorted({*names} - {""})]
+    places = np.array([kinds.index(name) for name in names])  # 0 is outside
+
+    def spans(tags: NDArray[np.int64]) -> set[tuple[int, int, int]]:
+        kind = places[tags]
+        follows = np.concatenate(
+            [[False], (kind[1:] == kind[:-1]) & (rows[1:] == rows[:-1]) & ~begins[tags[1:]]]
+        )
+        starts = np.flatnonzero((kind > 0) & ~follows)
+        ends = np.flatnonzero((kind > 0) & ~np.append(follows[1:], False))
+        return set(zip(starts.tolist(), ends.tolist(), kind[starts].tolist(), strict=True))
+
+    if not len(real):
+        return 0.0
+    said, there = spans(found), spans(real)
+    return 2 * len(said & there) / max(1, len(said) + len(there))
 
 
 def _of_classes(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, Any]:

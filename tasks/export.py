@@ -17,11 +17,16 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from algorithms.errors import RefusedError
+from algorithms.encoders.texts import BETWEEN
+from algorithms.errors import EncoderRefusedError, RefusedError
 from algorithms.models.saved import TrainedModel, load, load_model
 from algorithms.privacy.card import PrivacyCard
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protected, statement
+from data.prepare.unseen import target_in
+from data.schema.targets import Tags
+from tasks.config import params
+from tasks.runs.encoders import encoder_of, loader_of
 from tasks.runs.quality import rows, tracked
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
@@ -83,12 +88,17 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
 
 
 def made_up(model: TrainedModel) -> Tensor:
-    """Records of no one: numbers in [0, 1], or tokens, [5, *input_shape]."""
+    """Records of no one: numbers in [0, 1], or tokens of texts of several lengths, [5, *input_shape]."""
     generator = torch.Generator().manual_seed(0)
     shape = (_RECORDS, *model.input_shape)
     tokens = model.facts.get("tokens")
     if tokens is not None:
-        return torch.randint(0, tokens, shape, generator=generator, dtype=torch.int32)
+        texts, length = torch.randint(0, tokens, shape, generator=generator, dtype=torch.int32), shape[-1]
+        for row in range(
+            1, _RECORDS
+        ):  # with padding, since a model may do without its mask where there is none
+            texts[row, length - row * length // (_RECORDS + 1) :] = model.facts.get("padding", 0)
+        return texts
     return torch.rand(shape, generator=generator)
 
 
@@ -138,9 +148,10 @@ def _huggingface(
     folder.mkdir()
     # its own facts, so that the network is made again by name and settings
     config = EpsilonflowConfig(facts=json.dumps(dict(model.facts)))
-    names = model.classes or ("number",)
-    config.id2label = dict(enumerate(names))
-    config.label2id = {name: place for place, name in enumerate(names)}
+    names = model.classes or (("number",) if model.predicts == "number" else ())
+    if names:
+        config.id2label = dict(enumerate(names))
+        config.label2id = {name: place for place, name in enumerate(names)}
     config.auto_map = {
         "AutoConfig": "modeling_epsilonflow.EpsilonflowConfig",
         "AutoModelForSequenceClassification": "modeling_epsilonflow.EpsilonflowModel",
@@ -148,6 +159,7 @@ def _huggingface(
     }
     found = EpsilonflowModel(config)
     found.network.load_state_dict(model.network.state_dict())
+    _untie(found.network)
     found.save_pretrained(folder)
     (folder / "modeling_epsilonflow.py").write_text(
         '"""The classes of epsilonflow, which must be installed."""\n\n'
@@ -158,6 +170,16 @@ def _huggingface(
     _write_cards(model, folder, artifacts)
     again = EpsilonflowModel.from_pretrained(folder)
     return lambda given: again(given).logits
+
+
+def _untie(network: nn.Module) -> None:
+    """Gives each name a parameter of its own: transformers saves a shared one once, and draws the other anew."""
+    seen: set[int] = set()
+    for layer in network.modules():
+        for name, parameter in list(layer.named_parameters(recurse=False)):
+            if id(parameter) in seen:
+                setattr(layer, name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+            seen.add(id(parameter))
 
 
 def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Tensor], Tensor]:
@@ -172,6 +194,7 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
     own, parameters = load_model(_beside(artifacts) / "model.safetensors")
     save_pretrained(own, parameters, folder)
     _write_cards(model, folder, artifacts)
+    _write_tokenizer(model, folder, _beside(artifacts))
     return read_pretrained(own, folder, model.input_shape, model.facts.get("outputs") or len(model.classes))
 
 
@@ -309,12 +332,55 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
             f"the library gives other scores than the model, by up to {far:.2g}; export the model in another form."
         )
     name = type(library_model(own)).__name__
+    tokenizer = _write_tokenizer(model, folder, folder)
     if "adapter" not in settings:
-        return f"\nBy transformers alone: `{name}.from_pretrained(FOLDER)`, on prepared records.\n"
+        return f"\nBy transformers alone: `{name}.from_pretrained(FOLDER)`, on prepared records.\n{tokenizer}"
     return (
         f"\nBy PEFT alone: `PeftModel.from_pretrained(model, FOLDER)`, where `model` is the {name} of the public model"
-        f" {base or 'that it was trained from'}{_outputs_of(model)}.\n"
+        f" {base or 'that it was trained from'}{_outputs_of(model)}.\n{tokenizer}"
     )
+
+
+def _write_tokenizer(model: TrainedModel, folder: Path, artifacts: Path) -> str:
+    """Writes the tokenizer that texts were prepared by, where it is on this machine still, and says how it is read.
+
+    artifacts: with the card, which has its checksum. Raises RefusedError where what was written reads a text otherwise.
+    """
+    chosen = (model.preparation or {}).get("encoder") or {}
+    if not str(chosen.get("name", "")).startswith("tokenizer/"):
+        return ""
+    path = artifacts / "privacy_card.json"
+    known = load_card(path).mechanism.encoder if path.is_file() else None
+    target = target_in(model.facts)
+    is_of_words = isinstance(target, Tags)
+    how = f"truncation=True, padding='max_length', max_length={model.input_shape[-1]}"
+    how += ", is_split_into_words=True" if is_of_words else ""
+    try:
+        found = encoder_of(params.Encoder.model_validate(chosen))
+        is_there = known is None or found.sha256 == known.sha256
+    except EncoderRefusedError:
+        is_there = False
+    if not is_there or found.write is None:
+        return f"\nTexts become tokens by the public tokenizer {chosen['name']}, which was not here to be added.\n"
+    found.write(folder, is_of_words)
+    tokenize = import_module("transformers").AutoTokenizer.from_pretrained(str(folder))
+    encode = loader_of(params.Encoder.model_validate(chosen), target)()
+    for words in (["a", "made-up", "Text,", "ä"], [*"0123456789"] * 30):
+        given: Any = words if is_of_words else " ".join(words)
+        again = tokenize(
+            given,
+            truncation=True,
+            padding="max_length",
+            max_length=model.input_shape[-1],
+            is_split_into_words=is_of_words,
+        )
+        ours = encode([BETWEEN.join(words)])[0, 0] if is_of_words else encode([given])[0]
+        if again["input_ids"] != ours.tolist():
+            raise RefusedError(
+                f"the tokenizer {chosen['name']} reads a text otherwise once it is saved; export the model in another"
+                " form."
+            )
+    return f"\nTexts become tokens by `AutoTokenizer.from_pretrained(FOLDER)(texts, {how})`.\n"
 
 
 def _outputs_of(model: TrainedModel) -> str:

@@ -22,7 +22,7 @@ from data.schema.errors import DataRefusedError
 from tasks.config.environment import data_mirror, database_url, home
 from tasks.config.params import Params, load
 from tasks.runs.encoders import loader_of, public_of, reader_of
-from tasks.runs.stage import main_of
+from tasks.runs.stages import main_of
 
 READS = ("data",)
 _LOG = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 from algorithms.core.software import software
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.adjacency import named
-from algorithms.privacy.accounting.epsilon import COARSENING, FINE, epsilon
+from algorithms.privacy.accounting.epsilon import COARSENING, FINE, adjacency_named, epsilon
 from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.accounting.filters import FIXED, holding_from_json
 from algorithms.privacy.accounting.risk import Profile, risk_profile
@@ -45,10 +44,10 @@ from tasks.reporting.figures import (
 )
 from tasks.reporting.history import History, drawings, history, is_on_blocks, nothing, shown
 from tasks.reporting.page import Picture, newest_audit, page, risk_of, score
-from tasks.runs.provenance import check_described, check_evaluated
+from tasks.runs.ledger import open_ledger
 from tasks.runs.signing import signing_key
-from tasks.runs.stage import main_of
-from tasks.runs.summary import open_ledger
+from tasks.runs.stages import main_of
+from tasks.runs.store import check_described, check_evaluated
 from tasks.tracking import runs as tracking
 from tasks.tracking.report import log_report
 
@@ -121,7 +120,9 @@ def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
     check_described(run.receipt, run.public)
     check_evaluated(run.metrics, run.receipt)
     ran = run.receipt.get("software") or software(root, recorded="report")
-    past = _history(run, root)
+    past = nothing()
+    if is_on_blocks(run.receipt):
+        past = history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)
     audit = newest_audit(run.plan["algorithm"], root)
     made = compose(run, ran, past, folder=artifacts, draw=_picture, key=signing_key(home()), audit=audit)
     (artifacts / CARD).write_bytes(made.card.to_bytes())
@@ -185,17 +186,14 @@ def _noise_figure(run: Run, theme: Theme) -> Figure:
     )
 
 
-def _history(run: Run, root: Path) -> History:
-    if not is_on_blocks(run.receipt):
-        return nothing()
-    return history(run.receipt, run.metrics, ledger=open_ledger(root), home=home(), root=root)
-
-
 def _read(artifacts: Path, prepared: Path) -> Run:
     for path in (*(artifacts / name for name in _NEEDED), prepared / "public.json"):
         if not path.is_file():
             raise RefusedError(f"the report needs {path}, which is not there; run the stages before it.")
-    plan, receipt, metrics = (_json(artifacts / f"{name}.json") for name in ("plan", "receipt", "metrics"))
+    plan, receipt, metrics = (
+        json.loads((artifacts / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("plan", "receipt", "metrics")
+    )
     return Run(
         plan=plan,
         receipt=receipt,
@@ -210,11 +208,6 @@ def _read(artifacts: Path, prepared: Path) -> Run:
 def _classes(path: Path) -> pd.DataFrame:
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     return table.assign(accuracy=pd.to_numeric(table["accuracy"]), records=table["records"].astype(int))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
 
 
 def _check(verification: Verification) -> None:
@@ -255,7 +248,7 @@ def _is_fixed(run: Run) -> bool:
 
 def _cost(run: Run, steps: int, *, grid: float) -> float:
     schedule = trace_schedule(run.trace[run.trace["step"] < steps])
-    accountant, adjacency = run.receipt["accountant"], named(run.plan["adjacency"])
+    accountant, adjacency = run.receipt["accountant"], adjacency_named(run.plan["adjacency"])
     return epsilon(
         schedule, run.receipt["delta"], accountant=accountant, adjacency=adjacency, discretisation=grid
     )

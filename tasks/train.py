@@ -30,9 +30,8 @@ from algorithms.models.feature_transforms import front_of
 from algorithms.models.public_models import in_file
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.barrier.diagnostics import Diagnostics
-from algorithms.privacy.barrier.processes import ALONE, Group, ProcessLostError
-from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.barrier.performance import ALONE, Group, ProcessLostError
+from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
 from data import PublicDescription
@@ -44,14 +43,14 @@ from tasks.config import params
 from tasks.config.environment import SPEND_AGAIN, home, ledger_url, may_spend_again, retraining
 from tasks.config.params import Params
 from tasks.reporting.rehearsal import rehearse
-from tasks.runs import sanity, store
+from tasks.runs import preflight, store
+from tasks.runs.ledger import open_newest, remember
 from tasks.runs.population import bind, digests_of, register
 from tasks.runs.processes import joined
 from tasks.runs.progress import both, progress
-from tasks.runs.provenance import described
-from tasks.runs.rollback_guard import open_newest, remember
 from tasks.runs.signing import signer
-from tasks.runs.stage import main_of
+from tasks.runs.stages import main_of
+from tasks.runs.store import described
 from tasks.tracking.live_curve import live_curve
 
 READS = ("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
@@ -108,14 +107,16 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
     def anew(run_id: str, is_whole: bool) -> bool:
         return not is_whole if job.public.public else _spends_again(job, run_id, is_whole, ledger)
 
-    with store.claimed(
-        home, job.digest(home), ledger.status, checkout=root, fresh=_fresh_generator(job.settings), anew=anew
-    ) as run:
+    secret = job.settings.privacy.noise == "secure"
+    fresh = secure_generator() if secret else seeded_generator(job.settings.model.seed)
+    with store.claimed(home, job.digest(home), ledger.status, checkout=root, fresh=fresh, anew=anew) as run:
         if run.result is not None:
             _LOG.info("run %s did just this: its result is handed out, and nothing is spent.", run.run_id)
         with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
             if run.result is None and ledger.status(run.run_id) is None:
-                _question(job, root)
+                records = preflight.records_of(job.public, root / "data" / "cards")
+                found = preflight.doubts(job.settings, job.plan, records)
+                preflight.question(found, job.public, epsilon=job.plan.target.budget.epsilon)
             register(ledger, job.public, home=home, prepared=job.prepared)
         result = run.result or _trained(job, model, run, ledger, root, home)
         run.forget_secrets()
@@ -129,7 +130,7 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
     """
     cost = f"epsilon {job.settings.privacy.epsilon:g}"
     question = f"run {run_id} did just this; training again spends {cost} again. Spend it? [y/N] "
-    if may_spend_again() or sanity.agrees(question):
+    if may_spend_again() or preflight.agrees(question):
         return True
     rows = ledger.history(job.public.population) if job.retraining else []
     of_run = [json.loads(row.about) for row in rows if (row.kind, row.run_id) == ("reserve", run_id)]
@@ -140,12 +141,6 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
         f"run {run_id} did just this, and training again would spend {cost} again; bring its result back by `dvc"
         f" checkout`, or set {SPEND_AGAIN}=yes."
     )
-
-
-def _question(job: Job, root: Path) -> None:
-    records = sanity.records_of(job.public, root / "data" / "cards")
-    found = sanity.doubts(job.settings, job.plan, records)
-    sanity.question(found, job.public, epsilon=job.plan.target.budget.epsilon)
 
 
 def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path, home: Path) -> Path:
@@ -276,10 +271,6 @@ def _open(job: Job, run_id: str, home: Path) -> Records:
 def _records_of(job: Job) -> Records:
     data = load_as(job.prepared, job.public)
     return Records(data.train_features, data.train_labels)
-
-
-def _fresh_generator(settings: Params) -> Generator:
-    return secure_generator() if settings.privacy.noise == "secure" else seeded_generator(settings.model.seed)
 
 
 @dataclass(frozen=True)

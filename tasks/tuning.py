@@ -24,19 +24,23 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from algorithms.core import training
 from algorithms.core.method import Plan, by_accountants
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
 from algorithms.core.training import train as run_training
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.privacy.accounting.adjacency import named
+from algorithms.models import Model
+from algorithms.models.feature_transforms import buffers
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import Accountant, epsilon
+from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named, epsilon
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import ScheduleFilter
-from algorithms.privacy.accounting.selection import Trials, all_shown, trials_of
+from algorithms.privacy.accounting.selection import Trials, after_shared, all_shown, trials_of
 from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.importance import LastNorms
+from algorithms.privacy.barrier.statistics import Statistic, shape_of
 from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.card import RunRecord, build
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
@@ -51,24 +55,24 @@ from tasks.calibrate import calibrate, model_for
 from tasks.config import params
 from tasks.config.environment import SPEND_AGAIN, data_mirror, home, ledger_url, may_spend_again
 from tasks.config.params import Group, Params, ParamsRefusedError
-from tasks.evaluate import load_model, metrics_of
+from tasks.evaluate import load_model, metrics_of, record_scores
 from tasks.prepare import prepare
 from tasks.reporting.page import environment
 from tasks.reporting.rehearsal import rehearse
-from tasks.runs import sanity, store
+from tasks.runs import preflight, store
+from tasks.runs.ledger import open_newest, remember
 from tasks.runs.population import bind, digests_of, register
-from tasks.runs.provenance import described
 from tasks.runs.quality import quality
-from tasks.runs.reproduce import checkout_lock
-from tasks.runs.rollback_guard import open_newest, remember
 from tasks.runs.signing import signer, signing_key
-from tasks.tracking.search import log_winner
+from tasks.runs.stages import checkout_lock
+from tasks.runs.store import described
+from tasks.tracking.runs import log_winner
 from tasks.train import save_model
 
 FOLDER = Path("tuned")
 READS = ("data", *("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger"))
 PAGE = "tune.html"
-_SCORE, _TRIALS = "score.json", "trials"
+_SCORE, _TRIALS, _SHARED = "score.json", "trials", "shared"
 _LARGEST_SPACE, _TRIES, _NEAR = 512, 10, 0.98
 
 
@@ -106,10 +110,10 @@ class Draw(Group):
 
 class Objective(Group):
     """What is maximised: accuracy, or what else models for the target are compared by, on records that the card
-    declares public, or a noised number of right answers.
+    declares public, or a noised sum of `record_scores`, which of classes are the right answers.
 
-    on: "private" takes a share of the records to train on, each by a coin of its own, and counts right answers with
-    noise of this multiplier; that is charged with the trial.
+    on: "private" takes a share of the records to train on, each by a coin of its own, and adds up what is said of them
+    with noise of this multiplier; that is charged with the trial.
     """
 
     on: Literal["public", "private"] = "public"
@@ -191,14 +195,16 @@ def _with(base: Document, values: Mapping[str, Any]) -> Document:
 class Priced:
     """What a search costs and what a trial may: the plan's document of each candidate, and the event of the whole.
 
-    shows_all: whether every trial may be shown. each: epsilon of one trial by itself. cost: of the whole.
+    shows_all: whether every trial may be shown. each: epsilon of one trial by itself. cost: of the whole. schedule:
+    what is charged, what is learned once for all trials and then the search. shares: whether anything is.
     """
 
     shows_all: bool
     each: float
     cost: float
     accountant: Accountant
-    event: Schedule
+    schedule: Schedule
+    shares: bool
     documents: tuple[Document, ...]
     plans: tuple[Document, ...]
 
@@ -209,21 +215,67 @@ def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
     Raises RefusedError where a trial's releases are not fixed in advance, or none fits.
     """
     base = _with(base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]})
-    if public.target is not None and tuning.objective.on == "private":
-        raise RefusedError(
-            f"right answers are counted, and {public.dataset!r} has no classes; set objective.on to public, which"
-            " takes a card with public held-out records, or choose settings by `advise`."
-        )
     if tuning.objective.on == "public" and not public.public and public.holdout != "public":
         raise RefusedError(
             f"the card of {public.dataset!r} declares no public held-out records; set objective.on to private."
         )
     every = candidates(tuning, base)
+    if tuning.objective.on == "private":
+        _check_scored(every, public)
     if tuning.show_all == "cheaper":
         return max(
             (_priced(tuning, every, public, shows_all=way) for way in (False, True)), key=lambda p: p.each
         )
     return _priced(tuning, every, public, shows_all=bool(tuning.show_all))
+
+
+def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
+    """That each model can be asked about a record by itself, on made-up zeros; an error would come after the charge."""
+    asked = {json.dumps({group: d[group] for group in ("model", "features") if group in d}): d for d in every}
+    example = Records(
+        np.zeros((1, *public.input_shape), np.float32 if public.tokens is None else np.int32),
+        np.zeros((1, *public.label_shape), public.known.label_dtype),
+    )
+    for document in asked.values():
+        model = model_for(params.parse(document, reads=READS), public)
+        try:
+            shape_of(_scored(public, model, model.published(model.initial_parameters())), example)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise RefusedError(
+                f"the model {model.name!r} cannot be asked about one record by itself ({why}); set objective.on to"
+                " public."
+            ) from None
+
+
+def _scored(public: PublicDescription, model: Model, parameters: Mapping[str, torch.Tensor]) -> Statistic:
+    """How good what the model says of a record is, [1], as a barrier sums it up."""
+
+    def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return record_scores(public.known, model.scores(model.outputs(parameters, features)), labels)[:, None]
+
+    return lambda features, label: _OfBatch.apply(of_batch, features, label)  # type: ignore[no-untyped-call]
+
+
+class _OfBatch(torch.autograd.Function):
+    """A function of a batch, record by record, as one of a record: vmap asks it of the whole batch.
+
+    Models of libraries look into their inputs, which vmap forbids.
+    """
+
+    @staticmethod
+    def forward(run: Statistic, features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return run(features[None], label[None])[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept, since no gradient is taken."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, run: Statistic, features: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, int]:
+        return run(features, labels), 0
 
 
 def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *, shows_all: bool) -> Priced:
@@ -232,18 +284,19 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
     def at(each: float) -> Priced:
         documents = [_with(d, {"privacy.epsilon": each, "privacy.accountant": "pld"}) for d in every]
         plans = [calibrate(params.parse(d, reads=READS), public) for d in documents]
-        schedules = [_trial_schedule(plan, tuning.objective) for plan in plans]
+        shared = schedule_from_json(plans[0]["prior_events"]) if shares_features(tuning, documents[0]) else []
+        schedules = [after_shared(_trial_schedule(plan, tuning.objective), shared) for plan in plans]
         adjacencies = {plan["adjacency"] for plan in plans}
         if len(adjacencies) > 1:
             raise RefusedError("the space has methods under different adjacencies; search each by itself.")
         whole = all_shown(schedules) if shows_all else tuning.trials.trials().event(schedules)
-        costs = by_accountants([(whole, 1)], delta, named(adjacencies.pop()))
+        charged = [*shared, (whole, 1)]
+        costs = by_accountants(charged, delta, adjacency_named(adjacencies.pop()))
         if not costs:
             raise RefusedError("no accountant has a bound for a search of this method; take another method.")
         accountant = cast(Accountant, min(costs, key=costs.__getitem__))
-        return Priced(
-            shows_all, each, costs[accountant], accountant, [(whole, 1)], tuple(documents), tuple(plans)
-        )
+        cost, shares = costs[accountant], bool(shared)
+        return Priced(shows_all, each, cost, accountant, charged, shares, tuple(documents), tuple(plans))
 
     least, most, each, best = tuning.epsilon / 2**10, tuning.epsilon, tuning.epsilon / 2, None
     for _ in range(_TRIES):
@@ -258,6 +311,14 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
             f"no trial is cheap enough for a search of epsilon {tuning.epsilon:g}; ask for more, or fewer trials."
         )
     return best
+
+
+def shares_features(tuning: Tuning, document: Document) -> bool:
+    """Whether what is learned about the features is the same for every trial, so that it is released once for all."""
+    features = document.get("features") or {}
+    varied = {key.partition(".")[0] for key in tuning.space}
+    starts_a_head = features.get("head_noise") is not None and "model" in varied
+    return features.get("name", "none") != "none" and "features" not in varied and not starts_a_head
 
 
 def _trial_schedule(plan: Document, objective: Objective) -> Schedule:
@@ -288,7 +349,8 @@ def _score_release(objective: Objective) -> Any:
 class Trial:
     """One trial, as a value that another process can be given; its folder has what it left.
 
-    document: of params.yaml. plan: its document. key: of its noise alone.
+    document: of params.yaml. plan: its document. key: of its noise alone. shared: the run and the folder of what was
+    learned about the features for all trials, if anything was.
     """
 
     document: Document
@@ -300,6 +362,7 @@ class Trial:
     private_noise: bool
     run_id: str
     folder: Path
+    shared: tuple[str, Path] | None = None
 
     def run(self) -> None:
         """Trains and scores, unless that is done; a trial that was killed goes on with the same noise."""
@@ -308,11 +371,12 @@ class Trial:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         settings = params.parse(self.document, reads=READS)
         plan = Plan.from_json(self.plan)
-        held, taught = self._records()
+        held, taught = self.records()
+        start = model_for(settings, self.public)
         state, trace, model = run_training(
             settings.algorithm,
             plan,
-            model_for(settings, self.public),
+            start,
             open_records=lambda: taught,
             generator=self._generator("training"),
             run_id=self.run_id,
@@ -321,6 +385,7 @@ class Trial:
             checkpoint_seconds=settings.performance.checkpoint_seconds,
             on_step=lambda *_: None,
             features=settings.features,
+            learned_before=None if self.shared is None else _shared(start, *self.shared),
         )
         released = settings.algorithm.released(state)
         file = self.folder / "model.safetensors"
@@ -338,18 +403,18 @@ class Trial:
     def _generator(self, purpose: str) -> Generator:
         return _derived(self.key, purpose, private=self.private_noise)
 
-    def _records(self) -> tuple[Records | None, Records]:
+    def records(self) -> tuple[Records | None, Records]:
         """Those that the score is of, where it is private, and those to train on: each by its content alone."""
         data = load_as(self.prepared, self.public)
         if self.objective.on == "public":
             return None, Records(data.train_features, data.train_labels)
         rows = zip(data.train_features, data.train_labels, strict=True)
-        inside = np.array([_is_held(np.asarray(x), int(y), self.objective.share) for x, y in rows])
+        inside = np.array([_is_held(x, y, self.objective.share) for x, y in rows])
         features, labels = np.asarray(data.train_features), np.asarray(data.train_labels)
         return Records(features[inside], labels[inside]), Records(features[~inside], labels[~inside])
 
     def _counted(self, held: Records, plan: Plan, trace: Trace, file: Path) -> float:
-        """The noised number of right answers, through a barrier of its own; its row joins the trial's trace."""
+        """The noised sum of the scores, through a barrier of its own; its row joins the trial's trace."""
         model, parameters = load_model(file)
         release, delta = _score_release(self.objective), plan.target.budget.delta
         schedule = [(release.event(), 1)]
@@ -365,27 +430,38 @@ class Trial:
             performance=Performance(),
         )
 
-        def is_right(features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-            scores = model.scores(model.outputs(parameters, features[None]))
-            return (scores.argmax(dim=-1) == label).float()
-
-        score = float(barrier.total(is_right, bound=L2(1.0), noise=release.noise)[0])
+        of_record = _scored(self.public, model, parameters)
+        score = float(barrier.total(of_record, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(
-            [*plan.schedule, *schedule], delta, accountant=plan.accountant, adjacency=named(plan.adjacency)
+            [*plan.schedule, *schedule],
+            delta,
+            accountant=plan.accountant,
+            adjacency=adjacency_named(plan.adjacency),
         )
         row = asdict(own.rows[0]) | {"release": len(trace.rows), "epsilon": so_far}
         trace.rows.append(Row(**row))
         return score
 
 
-def _is_held(features: NDArray[Any], label: int, share: float) -> bool:
+def _is_held(features: NDArray[Any], label: NDArray[Any], share: float) -> bool:
     """A coin of a record's own content, so that no other record decides on which side it is."""
-    digest = hashlib.sha256(np.ascontiguousarray(features).tobytes() + str(label).encode()).digest()
+    digest = hashlib.sha256(np.asarray(features).tobytes() + np.asarray(label).tobytes()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
 
 def _derived(key: bytes, *purpose: object, private: bool) -> Generator:
     return Generator(hashlib.sha256(repr(("search", *purpose)).encode() + key).digest(), private=private)
+
+
+def _shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learned, Trace]:
+    """What `_share_features` wrote; raises RefusedError where it is not there, since a trial must not learn it anew."""
+    form = training.Learned(buffers(model), model.initial_parameters())
+    found = training.load(folder, form, run_id=run_id, last_norms=LastNorms())
+    if found is None:
+        raise RefusedError(
+            f"{folder} has nothing of what all trials share; run them where that folder can be read."
+        )
+    return found[0], found[2]
 
 
 def _limits(settings: Params) -> Performance:
@@ -424,9 +500,11 @@ class Search:
         alone = Plan.from_json(own)
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
         target = replace(alone.target, budget=budget, accountant=accountant, prior_events=())
-        plan = replace(alone, target=target, schedule=self.priced.event)
-        plan = replace(plan, epsilon=by_accountants(plan.schedule, budget.delta, named(plan.adjacency)))
-        told = ("shows_all", "each")
+        plan = replace(alone, target=target, schedule=self.priced.schedule)
+        plan = replace(
+            plan, epsilon=by_accountants(plan.schedule, budget.delta, adjacency_named(plan.adjacency))
+        )
+        told = ("shows_all", "each", "shares")
         search = {name: getattr(self.priced, name) for name in told} | {"space": len(self.priced.plans)}
         return plan, own | plan.to_json() | {"attack": None, "search": search}
 
@@ -513,7 +591,7 @@ def in_threads(workers: int, trials: Sequence[Trial]) -> None:
 
 def _spends_again(search: Search, run_id: str, is_whole: bool) -> bool:
     cost = f"epsilon {search.priced.cost:g}"
-    if may_spend_again() or sanity.agrees(
+    if may_spend_again() or preflight.agrees(
         f"search {run_id} did just this; again it spends {cost}. Spend it? [y/N] "
     ):
         return True
@@ -577,14 +655,36 @@ def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
                 run.private_noise,
                 f"{run.run_id}-trial-{index}",
                 run.folder / _TRIALS / str(index),
+                (run.run_id, run.folder / _TRIALS / _SHARED) if search.priced.shares else None,
             ),
         )
         for index, pick in enumerate(picks)
     ]
 
 
+def _share_features(run: store.Run, trial: Trial) -> None:
+    """Releases what is learned about the features once, for all trials; the same whenever a search goes on."""
+    assert trial.shared is not None
+    run_id, folder = trial.shared
+    settings, plan = params.parse(trial.document, reads=READS), Plan.from_json(trial.plan)
+    if settings.features is None or (folder / training.CHECKPOINT).exists():
+        return
+    found, trace = training.learn(
+        settings.features,
+        plan,
+        model_for(settings, trial.public),
+        records=trial.records()[1],
+        generator=_derived(run.generator().key, _SHARED, private=run.private_noise),
+        performance=_limits(settings),
+    )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    training.save(folder, found, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
+
+
 def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: Path, run_all: Runs) -> Path:
     trials = trials_of_run(search, run)
+    if trials and search.priced.shares:
+        _share_features(run, trials[0][1])
     run_all([trial for _, trial in trials])
     if not trials:
         plan, _ = search.plan(0)
@@ -666,8 +766,8 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
 _SCORES = {
     "public": "The best was the one that did best on held-out records that the data card declares public; of the best"
     " of several, its metrics there are a little too good.",
-    "private": "The best was the one with the highest noised number of right answers on a share of the records, which"
-    " is charged.",
+    "private": "The best was the one with the highest noised sum of how right it was on each of a share of the records,"
+    " which is charged.",
 }
 
 
@@ -677,7 +777,7 @@ def _page(search: Search, plan: Document, receipt: Document, folder: Path) -> st
     inside = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     trials = trials_of(public_plan.schedule) or []
     number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)
-    adjacency = named(plan["adjacency"])
+    adjacency = adjacency_named(plan["adjacency"])
     dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], adjacency=adjacency))
     naive = [(event, count * number) for event, count in dearest]
     told = {

@@ -38,8 +38,16 @@ from algorithms.core.method import Plan
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, Adjacency, named
-from algorithms.privacy.accounting.epsilon import Accountant, epsilon
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    Accountant,
+    Adjacency,
+    adjacency_named,
+    composed,
+    epsilon,
+    in_few_kinds,
+)
 from algorithms.privacy.accounting.event_rules import (
     ObjectivePerturbationDpEvent,
     PureDpEvent,
@@ -52,7 +60,6 @@ from algorithms.privacy.accounting.events import (
     Schedule,
     schedule_from_json,
 )
-from algorithms.privacy.accounting.pld import composed, in_few_kinds
 from algorithms.privacy.accounting.risk import Profile, misses, profile, risk_profile
 from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.mechanisms import (
@@ -188,9 +195,13 @@ def many_runs(
     The bound is that of the least leaky mechanism of the claim's own form (its noise divided by some number) with which
     the errors agree (as Nasr et al. 2023 do for Gaussians), or that of any mechanism where that is larger.
     """
+
+    def at(threshold: float, confidence: float) -> Rates:
+        return bounds.rates(found[:, 0], found[:, 1], threshold, confidence=confidence)
+
     thresholds = (0.0, cost(1.0) / 2)
     seen, sure = (
-        max((_rates(found, t, 1 - alarm / len(thresholds)) for t in thresholds), key=bounds.mu_of)
+        max((at(t, 1 - alarm / len(thresholds)) for t in thresholds), key=bounds.mu_of)
         for alarm in (1 - CONFIDENCE, ALARM)
     )
     leak = _least_leak(seen, claimed)
@@ -198,10 +209,6 @@ def many_runs(
     is_violated = sure.misses < float(misses(claimed(1.0), sure.alarms))
     detail = f"{len(found)} pairs of runs: false alarms at most {seen.alarms:.3g}, misses at most {seen.misses:.3g}"
     return Attack("worst record, many runs", least, is_violated, detail)
-
-
-def _rates(pairs: Array, threshold: float, confidence: float) -> Rates:
-    return bounds.rates(pairs[:, 0], pairs[:, 1], threshold, confidence=confidence)
 
 
 @dataclass(frozen=True)
@@ -441,7 +448,7 @@ Family = tuple[Callable[[float], Profile], Callable[[float], float]]
 
 def family(plan: Plan) -> Family:
     """Of a plan; at 1 it is the claim as the plan states it."""
-    schedule, relation = schedule_from_json(reserved_events(plan)), named(plan.adjacency)
+    schedule, relation = schedule_from_json(reserved_events(plan)), adjacency_named(plan.adjacency)
     delta = plan.target.budget.delta
     return family_of(schedule, delta, accountant=plan.accountant, relation=relation, claimed=claim_of(plan))
 

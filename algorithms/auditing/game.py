@@ -28,10 +28,9 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Box, Engine, LineCandidates, PerLayer
 from algorithms.methods.registry import CATALOGUE, from_settings
 from algorithms.models import LossBounds, Model
-from algorithms.privacy.accounting.adjacency import REPLACE_ONE
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, buffered
-from algorithms.privacy.accounting.epsilon import Accountant
+from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.mechanisms.correlated import Correlated
 from algorithms.privacy.mechanisms.mechanisms import FullBatch, KNorm, Laplace, Minimum, NoNoise
@@ -374,32 +373,20 @@ def log_likelihood(game: Game, plan: Plan, answers: Sequence[Answer], canary: in
     return math.fsum(ratios)
 
 
+@lru_cache
 def whitening(event: CorrelatedDpEvent, steps: int) -> Array:
     """What makes the noise of all steps independent, with the scale of the event; lower triangular, [steps, steps].
 
     It follows from what the event states alone, not from the code that draws the noise.
     """
-    return _whitening(
-        tuple(event.coefficients), tuple(event.weights), tuple(event.decays), int(event.leaves), steps
-    )
-
-
-@lru_cache
-def _whitening(
-    coefficients: tuple[float, ...],
-    weights: tuple[float, ...],
-    decays: tuple[float, ...],
-    leaves: int,
-    steps: int,
-) -> Array:
-    if leaves:
-        mixed = _tree_noise(leaves, steps)
+    if event.leaves:
+        mixed = _tree_noise(event.leaves, steps)
         found: Array = np.linalg.inv(np.linalg.cholesky(mixed @ mixed.T))
         return found
     column = np.zeros(steps)
-    column[: len(coefficients)] = coefficients[:steps]
-    if weights:
-        column = buffered(np.array(weights), np.array(decays), steps)
+    column[: len(event.coefficients)] = event.coefficients[:steps]
+    if event.weights:
+        column = buffered(np.array(event.weights), np.array(event.decays), steps)
     return np.tril(toeplitz(column))
 
 

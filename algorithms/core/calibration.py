@@ -1,7 +1,4 @@
-"""How plans are made: noise calibrated to a target, noise set by a formula, or a budget that is spent on the way.
-
-Noise that changes from step to step on a course that is public and fixed before the first step.
-"""
+"""How plans are made: noise calibrated to a target, noise set by a formula, or a budget that is spent on the way."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,14 +7,12 @@ import dp_accounting as dp
 from pydantic import JsonValue, TypeAdapter
 
 from algorithms.core.method import Plan, PublicInfo, Target, by_accountants
-from algorithms.core.minibatch import Batches, count_release
-from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.gradients import L2
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, named
-from algorithms.privacy.accounting.calibration import Array, calibrate, in_levels
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.calibration import calibrate
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, adjacency_named
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, RenyiFilter, ZCDPBudget, epsilon_of_zcdp
-from algorithms.privacy.mechanisms.release import Gaussian, Release, gradient_release
+from algorithms.privacy.mechanisms.release import Release
 
 _LARGEST_DELTA_UNKNOWN_N = 1e-5
 
@@ -27,15 +22,16 @@ def plan_fixed(
     *,
     target: Target,
     public: PublicInfo,
-    steps: int,
-    sampling_rate: float,
-    divisor: float | None,
+    steps: int = 1,
+    sampling_rate: float = 1.0,
+    divisor: float | None = 1.0,
     adjacency: str = ADD_OR_REMOVE_ONE.name,
     method_params: object | None = None,
     not_private: str | None = None,
 ) -> Plan:
     """The plan of an algorithm whose releases are fixed before the first one, with the least noise that fits.
 
+    Without further words it is one release of all records.
     releases: the algorithm's own and how often each occurs in a row, at a noise multiplier. method_params: a dataclass
     of public values that the method plans; `Plan.params` gives it back.
     Raises RefusedError where no noise fits, and for events that are not proven under the adjacency.
@@ -44,7 +40,7 @@ def plan_fixed(
     def schedule_at(noise_multiplier: float) -> Schedule:
         return [(release.event(), count) for release, count in releases(noise_multiplier)]
 
-    accountant, relation = target.accountant, named(adjacency)
+    accountant, relation = target.accountant, adjacency_named(adjacency)
     multiplier = calibrate(
         lambda noise: [*target.prior_events, *schedule_at(noise)],
         target.budget,
@@ -70,10 +66,10 @@ def plan_given(
     *,
     target: Target,
     public: PublicInfo,
-    steps: int,
     noise_multiplier: float,
-    sampling_rate: float,
-    divisor: float | None,
+    steps: int = 1,
+    sampling_rate: float = 1.0,
+    divisor: float | None = 1.0,
     adjacency: str = ADD_OR_REMOVE_ONE.name,
     method_params: object | None = None,
     not_private: str | None = None,
@@ -81,7 +77,7 @@ def plan_given(
     """The plan of fixed releases whose noise is set already; raises RefusedError where they cost more than the
     target.
     """
-    relation, schedule = named(adjacency), [*target.prior_events, *schedule]
+    relation, schedule = adjacency_named(adjacency), [*target.prior_events, *schedule]
     costs = by_accountants(schedule, target.budget.delta, relation)
     if target.accountant not in costs:
         raise RefusedError(
@@ -188,67 +184,3 @@ class Claim:
     """What a plan keeps where the paper's analysis states an epsilon of its own; nothing is held to it."""
 
     claimed_epsilon: float
-
-
-@dataclass(frozen=True)
-class NoiseRun:
-    """Steps in a row whose noise multiplier is the plan's times `weight`."""
-
-    steps: int
-    weight: float
-
-
-@dataclass(frozen=True)
-class NoiseSchedule:
-    """What a plan keeps of noise that changes from step to step."""
-
-    noise: tuple[NoiseRun, ...]
-
-
-def noise_runs(values: Array, counts: Array) -> tuple[NoiseRun, ...]:
-    """The runs of these weights and lengths, each of shape [runs]."""
-    return tuple(NoiseRun(int(count), float(value)) for value, count in zip(values, counts, strict=True))
-
-
-def plan_noise_schedule(
-    weights: Array,
-    *,
-    sampled: Batches,
-    clip_norm: float,
-    target: Target,
-    public: PublicInfo,
-) -> Plan:
-    """The plan of noised gradient steps whose noise multipliers are the plan's times `weights`, shape [steps].
-
-    The whole course is calibrated at once. The plan keeps the weights as a `NoiseSchedule`.
-    Raises RefusedError where no noise fits the target.
-    """
-    runs = noise_runs(*in_levels(weights))
-    first = [] if sampled.divisor is not None else [(count_release(target.count_noise), 1)]
-
-    def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
-        later = [(_step(sampled, clip_norm, noise_multiplier * run.weight), run.steps) for run in runs]
-        return [*first, *later]
-
-    return plan_fixed(
-        releases,
-        target=target,
-        public=public,
-        steps=len(weights),
-        sampling_rate=sampled.rate,
-        divisor=sampled.divisor,
-        method_params=NoiseSchedule(runs),
-    )
-
-
-def multiplier_at(plan: Plan, count: int) -> float:
-    """The noise multiplier of the step after `count` others; raises BudgetRefusedError after the last."""
-    for run in plan.params(NoiseSchedule).noise:
-        if count < run.steps:
-            return plan.noise_multiplier * run.weight
-        count -= run.steps
-    raise BudgetRefusedError("the plan allows no further release; calibrate a run of more steps.")
-
-
-def _step(sampled: Batches, clip_norm: float, noise_multiplier: float) -> Release:
-    return gradient_release(sampled.sampling, L2(clip_norm), Gaussian(noise_multiplier), 1.0)

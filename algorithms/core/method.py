@@ -1,8 +1,7 @@
-"""What an algorithm may know before its first release: declared values, never computed from records.
+"""What an algorithm is: a plan from public values, a start, and steps that ask the barrier and post-process.
 
-What an algorithm is: a plan from public values, a start, and steps that ask the barrier and post-process.
-
-The training loop, checkpoints, the noise trace and progress know only this.
+The training loop, checkpoints, the noise trace and progress know only this. What an algorithm may know before its first
+release are declared values, never computed from records.
 """
 
 import math
@@ -16,9 +15,15 @@ from torch import Tensor
 
 from algorithms.errors import RefusedError
 from algorithms.models import LossBounds
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import ACCOUNTANTS, Accountant, epsilon
+from algorithms.privacy.accounting.epsilon import (
+    ACCOUNTANTS,
+    ADD_OR_REMOVE_ONE,
+    Accountant,
+    Adjacency,
+    adjacency_named,
+    epsilon,
+)
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import (
     FIXED,
@@ -191,7 +196,7 @@ class Plan:
     not_private: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.is_fixed and named(self.adjacency) is not ADD_OR_REMOVE_ONE:
+        if not self.is_fixed and adjacency_named(self.adjacency) is not ADD_OR_REMOVE_ONE:
             raise RefusedError(
                 f"releases chosen on the way are counted under {ADD_OR_REMOVE_ONE.name} alone, not under"
                 f" {self.adjacency}; run the calibrate stage again."
@@ -289,7 +294,7 @@ class Plan:
         budget = self.target.budget
         match self.filter:
             case FixedSchedule():
-                return by_accountants(self.schedule, budget.delta, named(self.adjacency))
+                return by_accountants(self.schedule, budget.delta, adjacency_named(self.adjacency))
             case ZCDPBudget(rho):
                 return {"rdp": epsilon_of_zcdp(rho, budget.delta)}
             case RenyiBudget(order, limit):
@@ -305,7 +310,7 @@ class Plan:
         """A fresh filter that holds a run to this plan."""
         match self.filter:
             case FixedSchedule():
-                return ScheduleFilter(self.schedule, self.cost, named(self.adjacency))
+                return ScheduleFilter(self.schedule, self.cost, adjacency_named(self.adjacency))
             case ZCDPBudget(rho):
                 return ZCDPFilter(rho)
             case RenyiBudget(order, _):
@@ -335,6 +340,25 @@ class Algorithm(Protocol[S]):
     def init(self, parameters: Tensor, plan: Plan) -> S: ...
     def step(self, state: S, plan: Plan, barrier: Barrier) -> S | None: ...
     def released(self, state: S) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Answered:
+    """parameters: [d], the model's start, and after the only step what is published."""
+
+    parameters: Tensor
+
+
+class SingleRelease:
+    """What methods share that ask once: they start at the model's start and publish the answer."""
+
+    def init(self, parameters: Tensor, plan: Plan) -> Answered:
+        """The model's start."""
+        return Answered(parameters.clone())
+
+    def released(self, state: Answered) -> Tensor:
+        """What was answered, shape [d]."""
+        return state.parameters
 
 
 def by_accountants(

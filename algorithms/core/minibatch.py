@@ -1,16 +1,20 @@
-"""What DP-SGD and its relatives share: the rate, their state, a noised step, the count where the number is private."""
+"""What DP-SGD and its relatives share: settings, the rate, their state, a noised step, noise that changes by step."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.optimizers import OptimizerConfig, OptimizerState
-from algorithms.errors import RefusedError
+from algorithms.core.optimizers import STRICT, OptimizerConfig, OptimizerState
+from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L2, Clipping
+from algorithms.privacy.accounting.calibration import Array, in_levels
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     FixedOrder,
@@ -143,6 +147,60 @@ def start(update: OptimizerConfig, parameters: Tensor, plan: Plan) -> State:
     return State(update.start(parameters), torch.tensor(plan.divisor or 0.0, dtype=torch.float64))
 
 
+class Descent:
+    """What methods share that move a model by their setting `update`, from its own start."""
+
+    update: OptimizerConfig
+
+    def init(self, parameters: Tensor, plan: Plan) -> State:
+        """The state at the model's start; without a public divisor it waits for the count."""
+        return start(self.update, parameters, plan)
+
+    def released(self, state: State) -> Tensor:
+        """The last iterate, or the average the settings ask for, shape [d]."""
+        return self.update.published(state.moving)
+
+
+@dataclass(frozen=True)
+class Sampled(Descent):
+    """Settings of steps of noised gradients over samples.
+
+    expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not.
+    """
+
+    steps: Annotated[int, Field(ge=1)]
+    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
+    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    update: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    __pydantic_config__ = STRICT
+
+    def sampled(self, public: PublicInfo) -> Batches:
+        """The batches that the settings ask for; raises what `batches` raises."""
+        return batches(public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate)
+
+
+def plan_steps(
+    releases: Callable[[float], Sequence[tuple[Release, int]]],
+    sampled: Batches,
+    *,
+    steps: int,
+    target: Target,
+    public: PublicInfo,
+    method_params: object | None = None,
+) -> Plan:
+    """The plan of steps over such batches with the least noise that fits; see `plan_fixed`."""
+    return plan_fixed(
+        releases,
+        target=target,
+        public=public,
+        steps=steps,
+        sampling_rate=sampled.rate,
+        divisor=sampled.divisor,
+        method_params=method_params,
+    )
+
+
 def noisy_gradient(
     state: State,
     plan: Plan,
@@ -177,9 +235,66 @@ def sgd_step(
     sampling: FullBatch | None = None,
     noise_multiplier: float | None = None,
 ) -> State:
-    """One noised gradient, one update; what is asked is said in `asked`."""
+    """One noised gradient, one update; what is asked is said in `noisy_gradient`."""
     answer = noisy_gradient(
         state, plan, barrier, clipping=clipping, sampling=sampling, noise_multiplier=noise_multiplier
     )
     moving = update.apply(state.moving, answer.gradient, steps=plan.steps)
     return State(moving, torch.full_like(state.divisor, answer.divisor))
+
+
+@dataclass(frozen=True)
+class NoiseRun:
+    """Steps in a row whose noise multiplier is the plan's times `weight`."""
+
+    steps: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class NoiseSchedule:
+    """What a plan keeps of noise that changes from step to step."""
+
+    noise: tuple[NoiseRun, ...]
+
+
+def noise_runs(values: Array, counts: Array) -> tuple[NoiseRun, ...]:
+    """The runs of these weights and lengths, each of shape [runs]."""
+    return tuple(NoiseRun(int(count), float(value)) for value, count in zip(values, counts, strict=True))
+
+
+def plan_noise_schedule(
+    weights: Array,
+    *,
+    sampled: Batches,
+    clip_norm: float,
+    target: Target,
+    public: PublicInfo,
+) -> Plan:
+    """The plan of noised gradient steps whose noise multipliers are the plan's times `weights`, shape [steps].
+
+    The whole course is calibrated at once. The plan keeps the weights as a `NoiseSchedule`.
+    Raises RefusedError where no noise fits the target.
+    """
+    runs = noise_runs(*in_levels(weights))
+    first = [] if sampled.divisor is not None else [(count_release(target.count_noise), 1)]
+
+    def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
+        later = [(_step(sampled, clip_norm, noise_multiplier * run.weight), run.steps) for run in runs]
+        return [*first, *later]
+
+    kept = NoiseSchedule(runs)
+    return plan_steps(releases, sampled, steps=len(weights), target=target, public=public, method_params=kept)
+
+
+def multiplier_at(plan: Plan, count: int) -> float:
+    """The noise multiplier of the step after `count` others; raises BudgetRefusedError after the last."""
+    for run in plan.params(NoiseSchedule).noise:
+        if count < run.steps:
+            return plan.noise_multiplier * run.weight
+        count -= run.steps
+    raise BudgetRefusedError("the plan allows no further release; calibrate a run of more steps.")
+
+
+def _step(sampled: Batches, clip_norm: float, noise_multiplier: float) -> Release:
+    return gradient_release(sampled.sampling, L2(clip_norm), Gaussian(noise_multiplier), 1.0)

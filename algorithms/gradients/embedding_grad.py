@@ -23,6 +23,7 @@ class EmbeddingGrad:
     indices: Tensor
     errors: Tensor
     entries: int
+    is_written = False
 
     @cached_property
     def rows(self) -> Tensor:
@@ -31,26 +32,25 @@ class EmbeddingGrad:
         return table.scatter_add_(1, places, self._written).flatten(start_dim=1).to(wide(self.errors).dtype)
 
     @cached_property
-    def _sorted(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Lookups by entry: their entries, their order, and the place of each entry; each [batch, length]."""
+    def _places(self) -> Tensor:
+        """For every lookup a place that those of the same entry share, [batch, length], each below the length."""
         entries, order = self.indices.sort(dim=1, stable=True)
-        is_new = torch.ones_like(entries)
-        is_new[:, 1:] = entries[:, 1:] != entries[:, :-1]
-        return entries, order, is_new.cumsum(dim=1) - 1
+        is_new = entries[:, 1:] != entries[:, :-1]
+        places = torch.nn.functional.pad(is_new.cumsum(dim=1), (1, 0))
+        return torch.empty_like(places).scatter_(1, order, places)
 
     @cached_property
     def _named(self) -> Tensor:
         """The entry of each place, [batch, length]; 0 in the places left."""
-        entries, _, places = self._sorted
-        return torch.zeros_like(entries).scatter_(1, places, entries)
+        if self.indices.shape[1] == 1:
+            return self.indices
+        return torch.zeros_like(self.indices).scatter_(1, self._places, self.indices)
 
     @cached_property
     def _written(self) -> Tensor:
         """The sum of the errors of each place, [batch, length, width], float64; zero in the places left."""
-        _, order, places = self._sorted
         errors = self.errors.double()
-        by_entry = errors.gather(1, order[:, :, None].expand(errors.shape))
-        return _added_up(places, by_entry)
+        return errors if self.indices.shape[1] == 1 else _added_up(self._places, errors)
 
     def square_norms(self) -> Tensor:
         return square_norms(self._written)

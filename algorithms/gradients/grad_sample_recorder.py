@@ -1,12 +1,13 @@
 """The record of one forward pass: every operation that used a trained parameter, and what its gradients need.
 
-The tape sees torch functions, not modules: a parameter used twice, tied to another, or used outside of any layer is
+The recorder sees torch functions, not modules: a parameter used twice, tied to another, or used outside of any layer is
 seen like any other. What is made of parameters alone, such as a standardised weight or positions looked up for all
 records, is a value of its own with a name of its own: its gradients are those of a parameter, and go on to what it was
 made of in the end. An operation without a rule is differentiated for each record by `torch.func`, and what cannot be
 told apart by record is refused with `UnrecordedError`, so that nothing is left out in silence.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ class Call(NamedTuple):
 
 
 Layouts = tuple[Call, ...]
-"""All calls of a forward pass, in their order."""
+"""All uses of parameters in a forward pass, in their order."""
 
 UNKNOWN = Layout(-1, 0)
 
@@ -48,17 +49,6 @@ class Shapes(NamedTuple):
     name: str
     taken: tuple[torch.Size, ...]
     given: tuple[torch.Size, ...]
-
-
-def layouts_of(few: Sequence[Shapes], more: Sequence[Shapes], counts: tuple[int, int]) -> Layouts:
-    """Where the records are in every call, by the calls at two numbers of records."""
-    names = [[call.name for call in calls] for calls in (few, more)]
-    if names[0] != names[1]:
-        raise UnrecordedError("the model uses its parameters differently for another number of records")
-    return tuple(
-        Call(a.name, _layouts(a.taken, b.taken, counts), _layouts(a.given, b.given, counts))
-        for a, b in zip(few, more, strict=True)
-    )
 
 
 def _layouts(
@@ -99,12 +89,66 @@ class Made:
     closed: Callable[[PerExample], PerExample | None] | None
 
 
-class GradSampleRecorder(TorchFunctionMode):
+class RecordedTensor(Tensor):
+    """A parameter, or what was made of parameters alone, whose uses the recorder of this thread sees.
+
+    A type and not a mode of PyTorch, which would take each of the other calls through Python as well: those are the
+    most, and take longer so than a small layer takes to compute.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        recorder = _HERE.recorder
+        with torch._C.DisableTorchFunctionSubclass():
+            return (
+                func(*args, **(kwargs or {})) if recorder is None else recorder.use(func, args, kwargs or {})
+            )
+
+
+class _Noting(TorchFunctionMode):
+    """Notes the shapes in every call of torch functions, whoever made what they take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[Shapes] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        taken = tuple(leaf.shape for leaf in tensors_in((args, kwargs or {})))
+        output = func(*args, **(kwargs or {}))
+        given = tensors_in(output)
+        if given:
+            self.shapes.append(Shapes(name_of(func), taken, tuple(leaf.shape for leaf in given)))
+        return output
+
+
+class _Here(threading.local):
+    """The recorder that is at work in a thread."""
+
+    recorder: "GradSampleRecorder | None" = None
+
+
+_HERE = _Here()
+
+
+class GradSampleRecorder:
     """Records the uses of parameters while a model runs inside of it.
 
-    parameters: by name, the very tensors that the model is run with. rules: by torch function. general: of the others.
-    shared: of whatever takes no records and gives none. batch: how many records. layouts: of the model's calls; None
-    for a run that only notes their `shapes`.
+    parameters: by name; the model is to run with what they become here. rules: by torch function. general: of the
+    others. shared: of whatever takes no records and gives none. batch: how many records. layouts: of the uses; those of
+    a run without them are learned, and the shapes in all of its calls noted. other: these shapes at another number of
+    records, from which the layouts are learned, and that number.
     """
 
     def __init__(
@@ -116,45 +160,63 @@ class GradSampleRecorder(TorchFunctionMode):
         *,
         batch: int,
         layouts: Layouts | None,
+        other: tuple[Sequence[Shapes], int] | None = None,
     ) -> None:
-        super().__init__()
         self.batch = batch
         self.uses: list[Use] = []
         self.made: list[Made] = []
         self.graph: dict[str, Tensor] = {}
-        self.shapes: list[Shapes] = []
+        self.learned: list[Call] = []
         self.without_rule: set[str] = set()
-        self.parameters = parameters  # held, so that an id stays theirs
-        self._names = {id(tensor): name for name, tensor in parameters.items()}
+        # Held, so that an id stays theirs.
+        self.parameters: dict[str, Tensor] = {name: _seen(part) for name, part in parameters.items()}
+        self._names = {id(tensor): name for name, tensor in self.parameters.items()}
         self._held: list[Tensor] = []
         self._rules = rules
         self._general = general
         self._shared = shared
-        self._layouts = layouts
+        self._layouts, self._other = layouts, other
         self._calls = 0
+        self._noting = _Noting() if layouts is None else None
         self._here: dict[int, Layout | None] = {}
         self.given: tuple[Layout | None, ...] = ()
         self._anchor = torch.zeros((), requires_grad=True)
+        self._before: GradSampleRecorder | None = None
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def __enter__(self) -> "GradSampleRecorder":
+        self._before, _HERE.recorder = _HERE.recorder, self
+        if self._noting is not None:
+            self._noting.__enter__()
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        if self._noting is not None:
+            self._noting.__exit__(*reason)
+        _HERE.recorder, self._before = self._before, None
+
+    @property
+    def shapes(self) -> list[Shapes]:
+        """Those in all calls that gave tensors, where no layouts were given."""
+        return [] if self._noting is None else self._noting.shapes
+
+    def layouts(self) -> Layouts:
+        """What was learned of the uses, at two numbers of records."""
+        before = () if self._other is None else self._other[0]
+        if [call.name for call in before] != [call.name for call in self.shapes]:
+            raise UnrecordedError("the model uses its parameters differently for another number of records")
+        return tuple(self.learned)
+
+    def use(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a function of parameters and other values gives."""
         leaves = tensors_in((args, kwargs))
-        is_use = not self._names.keys().isdisjoint(map(id, leaves))
-        if self._layouts is None:
-            return self._noted(func, args, kwargs, leaves, is_use=is_use)
-        call = self._call(func, leaves) if is_use else None
-        if call is None:  # what gives no tensor is no call, wherever a hook may ask for a length
+        if self._noting is not None:
+            return self._learned(func, args, kwargs, leaves)
+        known = self._layouts or ()
+        call = known[self._calls] if self._calls < len(known) else None
+        if call is None or call.name != name_of(func) or len(call.taken) != len(leaves):
             output = func(*args, **kwargs)
-            gives = isinstance(output, Tensor) or bool(tensors_in(output))
-            if gives and is_use:
+            if tensors_in(output):  # what gives none, such as a shape, is no use
                 raise UnrecordedError("the model takes another way than it took before")
-            self._calls += gives
             return output
         self._calls += 1
         self._here = {id(leaf): layout for leaf, layout in zip(leaves, call.taken, strict=True)}
@@ -163,31 +225,33 @@ class GradSampleRecorder(TorchFunctionMode):
             return self._shared(self, func, args, kwargs)
         return self._rules.get(func, self._general)(self, func, args, kwargs)
 
-    def _noted(
-        self,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        leaves: list[Tensor],
-        *,
-        is_use: bool,
+    def _learned(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]
     ) -> Any:
-        """What a call gives; what uses parameters has a gradient, as it has in a pass that is recorded."""
+        """What a use gives, which has a gradient as it has in a pass that is recorded."""
+        here = len(self.shapes)
         taken = tuple(leaf.shape for leaf in leaves)
         output = func(*args, **kwargs)
         given = tensors_in(output)
-        if given:
-            self.shapes.append(Shapes(name_of(func), taken, tuple(leaf.shape for leaf in given)))
-        moves = is_use and isinstance(output, Tensor) and output.is_floating_point()
+        if not given:
+            return output
+        if self._other is not None:
+            before, count = self._other
+            name, other = name_of(func), before[here] if here < len(before) else None
+            if other is None or other.name != name:
+                raise UnrecordedError(
+                    "the model uses its parameters differently for another number of records"
+                )
+            pairs = (other.taken, taken), (other.given, tuple(leaf.shape for leaf in given))
+            call = Call(name, *(_layouts(few, more, (count, self.batch)) for few, more in pairs))
+            self.learned.append(call)
+            if not any((*call.taken, *call.given)):
+                return self._shared(
+                    self, func, args, kwargs
+                )  # what is made of parameters is seen from here on
+        moves = isinstance(output, Tensor) and output.is_floating_point()
         is_new = moves and output._base is None and all(output is not leaf for leaf in leaves)
         return self.anchored(output) if is_new and torch.is_grad_enabled() else output
-
-    def _call(self, func: Callable[..., Any], leaves: list[Tensor]) -> Call | None:
-        """What is known of the call that is now; None where another was there."""
-        layouts = self._layouts or ()
-        call = layouts[self._calls] if self._calls < len(layouts) else None
-        is_it = call is not None and call.name == name_of(func) and len(call.taken) == len(leaves)
-        return call if is_it else None
 
     def name(self, tensor: Any) -> str | None:
         """The name of a trained parameter, or of what was made of such ones; None for any other value."""
@@ -235,22 +299,29 @@ class GradSampleRecorder(TorchFunctionMode):
 
     def make(
         self,
-        outputs: list[Tensor],
         followed: list[Tensor],
         source: str,
         closed: Callable[[PerExample], PerExample | None] | None,
-    ) -> None:
-        """Notes what was made of parameters alone: plain tensors, and the same in a graph; the rest is of `Made`."""
-        names = tuple(f"#{len(self._held) + index}" for index in range(len(outputs)))
+    ) -> list[Tensor]:
+        """Notes what was made of parameters alone, in a graph, and gives what to go on with; the rest is of `Made`."""
+        names = tuple(f"#{len(self._held) + index}" for index in range(len(followed)))
+        outputs = [_seen(output) for output in followed]
         self._held += outputs
         self._names |= {id(output): name for output, name in zip(outputs, names, strict=True)}
         self.graph |= dict(zip(names, followed, strict=True))
         self.made.append(Made(names, followed, source, closed))
+        return outputs
 
     def anchored(self, output: Tensor) -> Tensor:
         """An output as a part of a graph."""
         found: Tensor = _Anchored.apply(output, self._anchor.to(output.device))  # type: ignore[no-untyped-call]
         return found
+
+
+def _seen(tensor: Tensor) -> Tensor:
+    """The same numbers as a tensor whose uses are seen."""
+    found: Tensor = Tensor._make_subclass(RecordedTensor, tensor.detach())
+    return found
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -262,18 +333,22 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 def _collect(tree: Any, found: list[Tensor]) -> None:
     kind = type(tree)
-    if isinstance(tree, Tensor):
-        found.append(tree)
-    elif kind is tuple or kind is list:
-        for part in tree:
-            _collect(part, found)
+    if kind is tuple or kind is list:
+        parts = tree
     elif kind is dict:
-        for part in tree.values():
+        parts = tree.values()
+    else:
+        parts = (tree,)
+    for part in parts:
+        if isinstance(part, Tensor):
+            found.append(part)
+        elif type(part) in _NESTS:
             _collect(part, found)
-    elif kind not in _LEAVES:
-        found += [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+        elif type(part) not in _LEAVES:
+            found += [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
 
 
+_NESTS = frozenset((tuple, list, dict))
 _LEAVES = frozenset(
     (int, float, bool, str, type(None), torch.dtype, torch.device, torch.memory_format, slice)
 )

@@ -42,8 +42,8 @@ _ROWS = 256
 _LARGE = 2**19
 """Numbers of a parameter above which, on a CPU, a few records' gradients of it leave the cache before they are used."""
 
-_SHORT = 64
-"""Outer products of a record up to which 64-bit products are quicker than gradients of that size written down."""
+_FEW, _SHORT = 8, 64
+"""Outer products of a record up to which 64-bit products are quicker than gradients written down: small and large."""
 
 
 def is_formed_singly(values: Tensor, numbers: int) -> bool:
@@ -133,9 +133,9 @@ def _singly(inputs: Tensor, errors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(torch.split(inputs, 1), torch.split(errors, 1), strict=True)
 
 
-def is_short(length: int) -> bool:
-    """Whether gradients of so many outer products are summed up by `add_short` where they are formed singly."""
-    return length <= _SHORT
+def is_short(length: int, *, is_single: bool) -> bool:
+    """Whether gradients of so many outer products are summed up by `add_short`; is_single: not to be formed singly."""
+    return length <= (_SHORT if is_single else _FEW)
 
 
 def add_short(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
@@ -269,6 +269,11 @@ class PerExample(Protocol):
     """
 
     @property
+    def is_written(self) -> bool:
+        """Whether the gradients are written down for their norms, so that `rows` cost no more."""
+        ...
+
+    @property
     def rows(self) -> Tensor:
         """The gradients written down, shape [batch, numel]."""
         ...
@@ -306,6 +311,7 @@ class DenseGrad:
     """Gradients that are written down, shape [batch, numel]."""
 
     rows: Tensor
+    is_written = True
 
     def square_norms(self) -> Tensor:
         return square_norms(self.rows)
@@ -341,6 +347,10 @@ class LinearGrad:
     inputs: Tensor
     errors: Tensor
 
+    @property
+    def is_written(self) -> bool:
+        return self.length > 1 and not self._prefers_gram and not is_formed_singly(self.inputs, self._numbers)
+
     @cached_property
     def rows(self) -> Tensor:
         return written(self.inputs, self.errors)
@@ -366,10 +376,10 @@ class LinearGrad:
     def square_norms(self) -> Tensor:
         if self.length == 1:
             return square_norms(self.inputs) * self.error_squares
-        if not self._prefers_gram:
-            if is_formed_singly(self.inputs, self._numbers):
-                return norms_of_single(_written, self.inputs, self.errors)
+        if self.is_written:
             return square_norms(self.rows)
+        if not self._prefers_gram:
+            return norms_of_single(_written, self.inputs, self.errors)
         squares = product_norms(self.inputs, self.errors)
         return raised(squares, product_sizes(self.inputs, self.errors), self.length, wide(self.errors).dtype)
 
@@ -387,7 +397,7 @@ class LinearGrad:
         parts, numbers = (self.inputs, self.errors, weights), self._numbers
         products = total.view(self.errors.shape[2], self.inputs.shape[2])
         is_single = is_formed_singly(self.inputs, numbers)
-        if self.length == 1 or (is_single and self._prefers_gram and is_short(self.length)):
+        if self.length == 1 or (self._prefers_gram and is_short(self.length, is_single=is_single)):
             add_short(*parts, products)
         elif is_single:
             add_single(_written, *parts, total)
@@ -406,6 +416,7 @@ class BiasGrad:
     """Gradients of a linear layer's bias, shape [outputs]: the sums of the errors that its weight's products have."""
 
     of: LinearGrad
+    is_written = True
 
     @cached_property
     def rows(self) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from algorithms.gradients.clipping import L2
-from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts, layouts_of
+from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts
 from algorithms.gradients.independence import (
     MANY,
     Looked,
@@ -306,10 +306,10 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
     try:
         if not is_decided:
             raise UnrecordedError(_LOOKED)
-        second, more = _noted(passes, parameters, form.draw(3, 1))
+        second, more = _noted(passes, parameters, form.draw(3, 1), other=tape)
         if any(mixes(*pair) for pair in zip(first.operations, second.operations, strict=False)):
             raise UnrecordedError("a value of all records")
-        layouts = layouts_of(tape.shapes, more.shapes, (2, 3))
+        layouts = more.layouts()
         with Memory() as memory, same_randomness():
             found = looked.passes.recorded(parameters, few.inputs, few.labels, layouts, without_rule)
             found.norms(L2(1.0))
@@ -345,13 +345,18 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
 
 
 def _noted(
-    passes: Passes, parameters: Tensor, sample: Sample, answer: bool | None = None
+    passes: Passes,
+    parameters: Tensor,
+    sample: Sample,
+    answer: bool | None = None,
+    other: GradSampleRecorder | None = None,
 ) -> tuple[OpTracer, GradSampleRecorder]:
-    """A forward pass: what it computes, and the shapes in every call."""
+    """A forward pass: what it computes, and the shapes in every call; other: of another number of records."""
     module = passes.model.module
     known = (parameters, *module.parameters(), *module.buffers())
     with watching((sample.inputs, sample.labels), known, answer) as watch:
-        return watch, passes.taped(parameters, sample.inputs, sample.labels)
+        before = None if other is None else (other.shapes, other.batch)
+        return watch, passes.taped(parameters, sample.inputs, sample.labels, other=before)
 
 
 def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -> Form:
@@ -365,9 +370,16 @@ def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -
     for place in (0,) if least.packing is None else least.packing.entries:
         forms = [_with_entries(form, entries, paddings, place) for entries in tables]
         form = next((some for some in forms if _takes(passes, parameters, some, count)), form)
-    outputs = _outputs(passes, parameters, form.draw(1, 0))
+    sample = form.draw(count, 0)
+    with torch.no_grad(), same_randomness():
+        outputs = passes.model.outputs(passes.model.named(parameters), sample.inputs)
     labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _MORE))
-    return labelled if _takes(passes, parameters, labelled, count) else form
+    try:
+        with torch.no_grad():
+            passes.model.losses(outputs, labelled.draw(count, 0).labels)
+    except Exception:  # whatever a loss says of a class that it does not have
+        return form
+    return labelled
 
 
 def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> Form:
@@ -380,11 +392,6 @@ def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> F
     constants = {*paddings, *range(_SPECIAL), entries - 1, most - 1}
     chosen = tuple(sorted(c for c in constants if c < most))
     return replace(form, entries=most, constants=chosen, packing=packing)
-
-
-def _outputs(passes: Passes, parameters: Tensor, sample: Sample) -> Tensor:
-    with torch.no_grad(), same_randomness():
-        return passes.model.outputs(passes.model.named(parameters), sample.inputs)
 
 
 def _takes(passes: Passes, parameters: Tensor, form: Form, count: int) -> bool:
@@ -426,20 +433,26 @@ def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
 
 def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tuple[Layouts, tuple[str, ...]]:
     """Where the records are, from the shapes at two batch sizes, and which operations have no rule."""
-    tapes = [_taped(passes, parameters, sample) for sample in (few, more)]
-    layouts = layouts_of(tapes[0].shapes, tapes[1].shapes, (_FEW, _MORE))
+    first = _taped(passes, parameters, few)
+    second = _taped(passes, parameters, more, other=first)
+    layouts = second.layouts()
     for other in (more.times(1e3), more.times(0.0), more.with_holes()):
-        if _taped(passes, parameters, other).shapes != tapes[1].shapes:
+        if _taped(passes, parameters, other).shapes != second.shapes:
             raise UnrecordedError("a size that follows from the values of the records")
     tape = _taped(passes, parameters, few, layouts)
     return layouts, tuple(sorted(tape.without_rule))
 
 
 def _taped(
-    passes: Passes, parameters: Tensor, sample: Sample, layouts: Layouts | None = None
+    passes: Passes,
+    parameters: Tensor,
+    sample: Sample,
+    layouts: Layouts | None = None,
+    other: GradSampleRecorder | None = None,
 ) -> GradSampleRecorder:
+    before = None if other is None else (other.shapes, other.batch)
     with same_randomness():
-        return passes.taped(parameters, sample.inputs, sample.labels, layouts)
+        return passes.taped(parameters, sample.inputs, sample.labels, layouts, before)
 
 
 def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, draw: Draw) -> Answers:

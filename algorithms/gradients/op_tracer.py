@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from algorithms.gradients.grad_sample_recorder import RecordedTensor
 from algorithms.gradients.passes import Passes, asks
 from algorithms.models import Model
 from algorithms.models.packing import Packing, Part
@@ -235,15 +236,24 @@ class OpTracer(TorchDispatchMode):
 
     def may_depend(self, tree: Any) -> bool:
         """Whether a tensor among some arguments follows from the values of the records, or nobody knows from what."""
-        return any(part in self._of_records or part not in self._known for part in _tensors(tree))
+        return any(part in self._of_records or self._is_unknown(part) for part in _tensors(tree))
+
+    def _is_unknown(self, tensor: Tensor) -> bool:
+        """Whether nobody watched how a tensor was made; what is made of parameters alone is seen as it is used."""
+        return tensor not in self._known and not isinstance(tensor, RecordedTensor)
 
     def answered(self, ask: Callable[[], Any], tree: Any) -> Any:
         """The answer to a question about the values of tensors."""
-        before = self.has_looked
         depends = self.may_depend(tree)
-        given = ask() if self.answer is None or not depends else self.answer
-        self.has_looked = before
+        given = self.unlooked(ask) if self.answer is None or not depends else self.answer
         self.answers.append(bool(given) if depends else None)
+        return given
+
+    def unlooked(self, run: Callable[[], Any]) -> Any:
+        """What is given by a run whose looks at values decide nothing else."""
+        before = self.has_looked
+        given = run()
+        self.has_looked = before
         return given
 
     def turn(self) -> None:
@@ -260,7 +270,7 @@ class OpTracer(TorchDispatchMode):
         kwargs = kwargs or {}
         taken = _tensors((args, kwargs))
         of_records = [tensor for tensor in taken if tensor in self._of_records]
-        unknown = [tensor for tensor in taken if tensor not in self._known]
+        unknown = [tensor for tensor in taken if self._is_unknown(tensor)]
         may_depend = bool(of_records or unknown)
         found = func(*args, **kwargs)
         given, kind = _tensors(found), func.overloadpacket
@@ -335,6 +345,9 @@ class _LookingFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if asks(func, args):
             return self._watch.answered(lambda: func(*args, **kwargs), (args, kwargs))
+        if getattr(func, "__name__", "") == "one_hot" and not _looks(func, args, kwargs):
+            # It checks the entries against the number of classes that it was given, and takes no other way for them.
+            return self._watch.unlooked(lambda: func(*args, **kwargs))
         self._watch.has_looked |= _looks(func, args, kwargs) and self._watch.may_depend((args, kwargs))
         return func(*args, **kwargs)
 

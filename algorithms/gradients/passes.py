@@ -1,6 +1,6 @@
 """One forward and one backward pass over some records, recorded or record by record."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from algorithms.gradients.arithmetic import wide
-from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts, Use
+from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts, Shapes, Use
 from algorithms.gradients.grads import DenseGrad, PerExample
 from algorithms.gradients.padding import UnrecordedError
 from algorithms.gradients.per_example_gradients import PerExampleGradients, combined
@@ -39,10 +39,15 @@ class Passes:
         return _pools(self.model.module)
 
     def taped(
-        self, parameters: Tensor, inputs: Tensor, labels: Tensor, layouts: Layouts | None = None
+        self,
+        parameters: Tensor,
+        inputs: Tensor,
+        labels: Tensor,
+        layouts: Layouts | None = None,
+        other: tuple[Sequence[Shapes], int] | None = None,
     ) -> GradSampleRecorder:
-        """The tape of a forward pass; it notes the shapes in every call where no layouts are given."""
-        tape, inputs = self._tape(parameters, inputs, len(labels), layouts)
+        """The tape of a forward pass; without layouts it learns them, as a recorder does, from other ones."""
+        tape, inputs = self._tape(parameters, inputs, len(labels), layouts, other)
 
         def run() -> None:
             with tape:  # the loss as well: it may look at values, or use parameters
@@ -102,13 +107,15 @@ class Passes:
         inputs: Tensor,
         batch: int,
         layouts: Layouts | None,
+        other: tuple[Sequence[Shapes], int] | None = None,
     ) -> tuple[GradSampleRecorder, Tensor]:
         """A new tape, with the parameters by name, and the inputs, both in the order that is fastest for the model."""
         named = self.model.named(parameters.detach())
         if self._pools:
             named = {name: _channels_last(part) for name, part in named.items()}
             inputs = _channels_last(inputs)
-        return GradSampleRecorder(named, RULES, general, shared, batch=batch, layouts=layouts), inputs
+        tape = GradSampleRecorder(named, RULES, general, shared, batch=batch, layouts=layouts, other=other)
+        return tape, inputs
 
     def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Each record's gradient written down by `torch.func`, or in a pass of its own where that cannot."""
@@ -221,7 +228,7 @@ class Answering(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if not asks(func, args):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs) if kwargs else func(*args)
         if self._is_silent or self._asked >= len(self._answers):
             raise UnrecordedError("a look at the values of a tensor where none was before")
         self._asked += 1
@@ -229,13 +236,17 @@ class Answering(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if given is None else given
 
 
-_QUESTIONS = frozenset(("__bool__", "is_nonzero", "equal", "allclose"))
+_QUESTIONS = frozenset(
+    (
+        *(Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero, Tensor.item),
+        *(Tensor.equal, torch.equal, Tensor.allclose, torch.allclose),
+    )
+)
 
 
 def asks(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether a function of tensors gives a yes or no of Python."""
-    name = getattr(func, "__name__", "")
-    return name in _QUESTIONS or (name == "item" and args[0].dtype == torch.bool)
+    return func in _QUESTIONS and (func is not Tensor.item or args[0].dtype == torch.bool)
 
 
 def _pools(module: nn.Module) -> bool:

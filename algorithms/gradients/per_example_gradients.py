@@ -2,14 +2,18 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from algorithms.gradients.arithmetic import in_full_precision, wide
+from algorithms.gradients.arithmetic import in_full_precision, square_norms, wide
 from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, factors, margin
 from algorithms.gradients.embedding_grad import EmbeddingGrad
-from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample, as_measured
+from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample, add_rows, as_measured
+
+_FEW_NUMBERS = 2**12
+"""Of a parameter below which the calls for its gradients weigh more than their arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,12 @@ class PerExampleGradients:
             if isinstance(clipping, Affine):
                 total += self._transformed(self.weighted_sum(weights), weights, clipping)
             else:
-                self._add_weighted(dict.fromkeys(self.places, weights), total)
+                self._add_alike(weights, total)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum of weight times gradient, weights [batch] -> [d], float64."""
         total = self._empty_sum()
-        self._add_weighted(dict.fromkeys(self.places, weights), total)
+        self._add_alike(weights, total)
         return total
 
     def weighted_parts(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -155,7 +159,25 @@ class PerExampleGradients:
 
     def _root(self, names: Iterable[str], clipping: Clipping) -> Tensor:
         """The L2 norm over some parameters."""
-        return sum((self._squares(name, clipping) for name in names), self._zeros()).sqrt()
+        together: list[str] = []
+        total = self._zeros()
+        if names is self.places and not isinstance(clipping, Affine):
+            together, rows = self._joined
+            total = total + square_norms(rows) if together else total
+        return sum((self._squares(name, clipping) for name in names if name not in together), total).sqrt()
+
+    @cached_property
+    def _joined(self) -> tuple[list[str], Tensor]:
+        """Those of few numbers that are written down, side by side: one call for all takes less than one for each."""
+        names = [
+            name
+            for name, place in self.places.items()
+            if place.stop - place.start <= _FEW_NUMBERS
+            and name in self.gradients
+            and self.gradients[name].is_written
+        ]
+        rows = [wide(self.gradients[name].rows) for name in names]
+        return names, torch.cat(rows, dim=1) if rows else torch.empty(0)
 
     def _squares(self, name: str, clipping: Clipping) -> Tensor:
         """Squared L2 norms of one parameter's part, transformed as the clipping says."""
@@ -170,6 +192,17 @@ class PerExampleGradients:
     def _empty_sum(self) -> Tensor:
         size = sum(place.stop - place.start for place in self.places.values())
         return torch.zeros(size, dtype=torch.float64, device=self.losses.device)
+
+    def _add_alike(self, weights: Tensor, total: Tensor) -> None:
+        """Adds the weighted sum of the gradients to a total [d], float64."""
+        together, rows = self._joined
+        if together:
+            added = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+            add_rows(rows[: len(self.losses)], weights.double(), added)
+            places = [self.places[name] for name in together]
+            for place, part in zip(places, added.split([at.stop - at.start for at in places]), strict=True):
+                total[place] += part
+        self._add_weighted({name: weights for name in self.places if name not in together}, total)
 
     def _add_weighted(self, weights: dict[str, Tensor], total: Tensor) -> None:
         """Adds the weighted sum of the gradients, each parameter with weights of its own, to a total [d], float64."""

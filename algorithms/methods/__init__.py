@@ -1,4 +1,4 @@
-"""One file a method, which reads like its paper; `registry` names them.
+"""The methods, each of which reads like its paper: one file a paper; `registry` names them.
 
 May import core and the barrier's questions; no method imports another one's file.
 """

@@ -14,17 +14,22 @@ Differences from the paper (`paper_update` brings back its update of s):
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import State, batches, gradient_steps, noisy_gradient, start
-from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.core.minibatch import (
+    Sampled,
+    State,
+    gradient_steps,
+    noisy_gradient,
+    plan_steps,
+    start,
+)
 from algorithms.errors import RefusedError
 from algorithms.gradients import Affine
 from algorithms.privacy.barrier.barrier import Barrier
@@ -44,7 +49,7 @@ class AdaptiveState(State):
 
 
 @dataclass(frozen=True)
-class AdaCliP:
+class AdaCliP(Sampled):
     """Settings of AdaCliP.
 
     beta1, beta2: what m and s^2 keep in a step. scale: "free", where `clip_norm` bounds the norm of b and h2 follows,
@@ -52,9 +57,6 @@ class AdaCliP:
     the printed update of s, from sqrt(h1 h2). The other settings are DP-SGD's.
     """
 
-    steps: Annotated[int, Field(ge=1)]
-    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     beta1: Annotated[float, Field(ge=0, le=1)] = 0.99
     beta2: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Literal["free", "paper"] = "free"
@@ -63,24 +65,18 @@ class AdaCliP:
     h2: Annotated[float, Field(gt=0, le=1e12)] | None = None
     start: Annotated[float, Field(gt=0, le=1e12)] | None = None
     paper_update: bool = False
-    update: OptimizerConfig = field(default_factory=OptimizerConfig)
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise that fits the target; raises RefusedError where a public bound is missing or none is left."""
         self.start_at(public.parameters)
-        sampled = batches(
-            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
-        )
+        sampled = self.sampled(public)
         unit = Affine(1.0, torch.zeros(1), torch.ones(1))  # the cost is that of any shift and scale
-        return plan_fixed(
+        return plan_steps(
             gradient_steps(sampled, unit, steps=self.steps, count_noise=target.count_noise),
+            sampled,
+            steps=self.steps,
             target=target,
             public=public,
-            steps=self.steps,
-            sampling_rate=sampled.rate,
-            divisor=sampled.divisor,
         )
 
     def init(self, parameters: Tensor, plan: Plan) -> AdaptiveState:
@@ -102,10 +98,6 @@ class AdaCliP:
             mean=self.beta1 * m + (1.0 - self.beta1) * g,
             deviation=torch.sqrt(self.beta2 * s.square() + (1.0 - self.beta2) * v),
         )
-
-    def released(self, state: AdaptiveState) -> Tensor:
-        """The last iterate, or the average the settings ask for, shape [d]."""
-        return self.update.published(state.moving)
 
     def variance(self, squares: Tensor, noise: Tensor, batch: float) -> Tensor:
         """v, shape [d], from (g~ - m)^2, the noise's deviation on the sum and the expected batch size."""

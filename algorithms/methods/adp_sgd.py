@@ -26,10 +26,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import multiplier_at, plan_noise_schedule
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Answer, State, batches, noisy_gradient, start
-from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.core.minibatch import (
+    Answer,
+    Sampled,
+    State,
+    multiplier_at,
+    noisy_gradient,
+    plan_noise_schedule,
+    start,
+)
+from algorithms.core.optimizers import STRICT
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.calibration import Array
@@ -101,22 +108,16 @@ class AdaptiveState(State):
 
 
 @dataclass(frozen=True)
-class ADPSGD:
+class ADPSGD(Sampled):
     """Settings of ADP-SGD.
 
     allocation: "matched" noise, alpha_t^2 ~ 1 / eta_t, or "constant", the paper's baseline. update: its learning rate
     is multiplied by the factors of `decay`, so its own schedule stays constant. The other settings are DP-SGD's.
     """
 
-    steps: Annotated[int, Field(ge=1)]
-    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
     decay: Decay = field(default_factory=Decay)
     allocation: Literal["matched", "constant"] = "matched"
-    update: OptimizerConfig = field(default_factory=OptimizerConfig)
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise with which the whole course fits the target; raises RefusedError for impossible step
@@ -127,9 +128,7 @@ class ADPSGD:
                 f"the learning rate of 'adp_sgd' follows algorithm.decay, and {self.update.schedule!r} was asked for"
                 " besides; set algorithm.update.schedule to constant."
             )
-        sampled = batches(
-            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
-        )
+        sampled = self.sampled(public)
         return plan_noise_schedule(
             allocated(self.decay.factors(self.steps), self.allocation),
             sampled=sampled,
@@ -160,10 +159,6 @@ class ADPSGD:
             factor = float(self.decay.factors(plan.steps)[count])
         moving = self.update.apply(state.moving, answer.gradient, steps=plan.steps, factor=factor)
         return AdaptiveState(moving, torch.full_like(state.divisor, answer.divisor), squared)
-
-    def released(self, state: AdaptiveState) -> Tensor:
-        """The last iterate, or the average the settings ask for, shape [d]."""
-        return self.update.published(state.moving)
 
 
 def allocated(factors: Array, allocation: Literal["matched", "constant"]) -> Array:

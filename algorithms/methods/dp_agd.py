@@ -1,6 +1,4 @@
-"""What DP-AGD may spend and how an iteration spends it: Gaussian measurements of a gradient, selections of a step.
-
-DP-AGD: descent that spends its privacy budget as the data ask for it (Lee and Kifer 2018, Algorithm 2).
+"""DP-AGD: descent that spends its privacy budget as the data ask for it (Lee and Kifer 2018, Algorithm 2).
 
 An iteration measures the gradient of all records with Gaussian(1 / sqrt(2 rho)) and lets a noisy selection choose a
 step along it, from a grid that begins with 0. Where 0 wins the measurement was too noisy: it is improved by a second
@@ -34,8 +32,8 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, LineCandidates
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.calibration import smallest
+from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.filters import conversion, rho_of_budget
-from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     FullBatch,

@@ -9,25 +9,22 @@ a list; a tree's last, incomplete nodes are not completed by virtual steps.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
-from algorithms.core.calibration import plan_fixed
-from algorithms.core.correlated_steps import (
+from algorithms.core.correlated import (
     INDEPENDENT,
     CorrelatedPlan,
     correlated_step,
     correlated_steps,
     in_order,
     multiplier,
+    workload,
 )
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import State, batches, start
-from algorithms.core.optimizers import STRICT, OptimizerConfig
-from algorithms.core.strategies import workload
+from algorithms.core.minibatch import Sampled, State, plan_steps
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.correlated import Tree
@@ -35,7 +32,7 @@ from algorithms.privacy.mechanisms.release import Release
 
 
 @dataclass(frozen=True)
-class DPFTRL:
+class DPFTRL(Sampled):
     """Settings of DP-FTRL.
 
     expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not; a pass has as
@@ -43,19 +40,13 @@ class DPFTRL:
     begins.
     """
 
-    steps: Annotated[int, Field(ge=1)]
-    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
     restart: Annotated[int, Field(ge=1)] = 1
-    update: OptimizerConfig = field(default_factory=OptimizerConfig)
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise with which the count, if it is private, and the whole run fit the target."""
         sampled = in_order(
-            batches(public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate),
+            self.sampled(public),
             public,
         )
         parts, asked = round(1 / sampled.rate), workload(self.update, self.steps)
@@ -73,24 +64,10 @@ class DPFTRL:
             own=multiplier(releases(tree), target),
             independent=multiplier(releases(independent), target),
         )
-        return plan_fixed(
-            releases(kept),
-            target=target,
-            public=public,
-            steps=self.steps,
-            sampling_rate=sampled.rate,
-            divisor=sampled.divisor,
-            method_params=kept,
+        return plan_steps(
+            releases(kept), sampled, steps=self.steps, target=target, public=public, method_params=kept
         )
-
-    def init(self, parameters: Tensor, plan: Plan) -> State:
-        """The state at the model's start."""
-        return start(self.update, parameters, plan)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One gradient with the noise of its step, one update."""
         return correlated_step(state, plan, barrier, clipping=L2(self.clip_norm), update=self.update)
-
-    def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for, shape [d]."""
-        return self.update.published(state.moving)

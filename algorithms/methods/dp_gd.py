@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
-from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Batches, State, gradient_steps, sgd_step, start
+from algorithms.core.minibatch import Batches, Descent, State, gradient_steps, plan_steps, sgd_step
 from algorithms.core.optimizers import STRICT, OptimizerConfig
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
@@ -28,7 +26,7 @@ STEPS_AT_ONE = 150
 
 
 @dataclass(frozen=True)
-class DPGD:
+class DPGD(Descent):
     """Settings of DP-GD.
 
     steps: null for 150 sqrt(epsilon), from 10 to 1000. clip_norm: the L2 bound C of a record's gradient.
@@ -47,28 +45,19 @@ class DPGD:
         """The least noise with which the count, if it is private, and all steps fit the target."""
         steps = self.steps or steps_for(target.budget.epsilon)
         every = Batches(FullBatch(), None if public.records is None else float(public.records))
-        return plan_fixed(
+        return plan_steps(
             gradient_steps(every, L2(self.clip_norm), steps=steps, count_noise=target.count_noise),
+            every,
+            steps=steps,
             target=target,
             public=public,
-            steps=steps,
-            sampling_rate=every.rate,
-            divisor=every.divisor,
         )
-
-    def init(self, parameters: Tensor, plan: Plan) -> State:
-        """The state at the model's start."""
-        return start(self.update, parameters, plan)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One noised gradient over all records, one update."""
         return sgd_step(
             state, plan, barrier, sampling=FullBatch(), clipping=L2(self.clip_norm), update=self.update
         )
-
-    def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for, shape [d]."""
-        return self.update.published(state.moving)
 
 
 def steps_for(epsilon: float) -> int:

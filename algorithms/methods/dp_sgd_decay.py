@@ -7,17 +7,14 @@ sets sigma_0 and stops when a zCDP budget is used up; Poisson samples, an epoch 
 record takes part once on average; more than 24 different noise multipliers share 24 levels.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
-from torch import Tensor
 
-from algorithms.core.calibration import multiplier_at, plan_noise_schedule
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import State, batches, sgd_step, start
-from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.core.minibatch import Sampled, State, multiplier_at, plan_noise_schedule, sgd_step
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.accounting.calibration import Array
@@ -27,31 +24,23 @@ LEAST_SHARE = 1e-3
 
 
 @dataclass(frozen=True)
-class DPSGDDecay:
+class DPSGDDecay(Sampled):
     """Settings of DP-SGD-Decay.
 
     form: sigma_e / sigma_0 in epoch e = 0, 1, .. of E: "exponential" exp(-rate e), "time" 1 / (1 + rate e), "step"
     (1 - rate)^floor(e / period), "polynomial" (1 - end) (1 - e / E)^power + end. The other settings are DP-SGD's.
     """
 
-    steps: Annotated[int, Field(ge=1)]
-    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
     form: Literal["exponential", "time", "step", "polynomial"] = "exponential"
     rate: Annotated[float, Field(ge=0, lt=1)] = 0.01
     period: Annotated[int, Field(ge=1)] = 10
     power: Annotated[float, Field(ge=0, le=100)] = 1.0
     end: Annotated[float, Field(gt=0, le=1)] = 0.5
-    update: OptimizerConfig = field(default_factory=OptimizerConfig)
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least sigma_0 whose whole schedule fits the target; raises RefusedError for noise that all but ends."""
-        sampled = batches(
-            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
-        )
+        sampled = self.sampled(public)
         return plan_noise_schedule(
             self.shares(sampled.rate),
             sampled=sampled,
@@ -81,10 +70,6 @@ class DPSGDDecay:
             )
         return shares
 
-    def init(self, parameters: Tensor, plan: Plan) -> State:
-        """The state at the model's start."""
-        return start(self.update, parameters, plan)
-
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One gradient with the noise of its epoch over a fresh Poisson sample, one update."""
         return sgd_step(
@@ -95,7 +80,3 @@ class DPSGDDecay:
             update=self.update,
             noise_multiplier=multiplier_at(plan, int(state.moving.count)),
         )
-
-    def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for, shape [d]."""
-        return self.update.published(state.moving)

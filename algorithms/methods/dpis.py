@@ -1,6 +1,4 @@
-"""What an epoch of DPIS knows, and the least noise that a Rényi budget affords: now at one K, later at another.
-
-DPIS: records with larger gradients are sampled more often (Wei, Bao, Xiao and Yang 2022, Algorithm 1, equation 7).
+"""DPIS: records with larger gradients are sampled more often (Wei, Bao, Xiao and Yang 2022, Algorithm 1, equation 7).
 
 With N records, expected batch b, clip norm C and K the sum of all clipped norms, a step takes a record with probability
 q |g| / C for q = b C / K, adds C g / |g| of each taken one and noise of sigma_G N C^2 / K, and divides by q N: equation
@@ -39,9 +37,9 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.calibration import smallest
+from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import RenyiBudget, conversion
-from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import (
     Gaussian,

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from algorithms.core.calibration import plan_fixed
-from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target
 from algorithms.core.optimizers import STRICT
-from algorithms.core.single_release import Answered
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
@@ -23,7 +22,7 @@ BOUND = L2(1.0)
 
 
 @dataclass(frozen=True)
-class Majority:
+class Majority(SingleRelease):
     """The majority class has no settings."""
 
     __pydantic_config__ = STRICT
@@ -41,11 +40,7 @@ class Majority:
         def releases(noise_multiplier: float) -> list[tuple[Release, int]]:
             return [(total_release(BOUND, Gaussian(noise_multiplier)), 1)]
 
-        return plan_fixed(releases, target=target, public=public, steps=1, sampling_rate=1.0, divisor=1.0)
-
-    def init(self, parameters: Tensor, plan: Plan) -> Answered:
-        """The model's start."""
-        return Answered(parameters.clone())
+        return plan_fixed(releases, target=target, public=public)
 
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The noised counts, and the bias that follows."""
@@ -59,10 +54,6 @@ class Majority:
         parameters = torch.zeros_like(state.parameters)
         parameters[-len(biases) :] = biases.to(parameters)
         return replace(state, parameters=parameters)
-
-    def released(self, state: Answered) -> Tensor:
-        """The linear model without weights, shape [d]."""
-        return state.parameters
 
 
 def log_odds(counts: Tensor) -> Tensor:

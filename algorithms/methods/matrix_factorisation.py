@@ -11,27 +11,35 @@ momentum, weight decay and averaging of the run.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from algorithms.core.calibration import plan_fixed
-from algorithms.core.correlated_steps import (
+from algorithms.core.correlated import (
     INDEPENDENT,
     CorrelatedPlan,
     Participation,
+    banded,
+    buffered,
     correlated_step,
     correlated_steps,
     in_order,
     multiplier,
+    noise_in_iterates,
+    square_root,
+    workload,
 )
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Batches, State, batches, gradient_steps, sgd_step, start
-from algorithms.core.optimizers import STRICT, OptimizerConfig
-from algorithms.core.strategies import banded, buffered, noise_in_iterates, square_root, workload
+from algorithms.core.minibatch import (
+    Batches,
+    Sampled,
+    State,
+    gradient_steps,
+    plan_steps,
+    sgd_step,
+)
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Normalised
 from algorithms.privacy.barrier.barrier import Barrier
@@ -46,7 +54,7 @@ _WORTH = 0.01
 
 
 @dataclass(frozen=True)
-class MatrixFactorisation:
+class MatrixFactorisation(Sampled):
     """Settings of DP-MF.
 
     expected_batch_size, sampling_rate, clip_norm, clipping, update: as in DP-SGD. participation: "cyclic_poisson", a
@@ -56,9 +64,6 @@ class MatrixFactorisation:
     run's own numbers; with 1 and Poisson samples the run is DP-SGD, bit for bit. buffers: of a buffered strategy.
     """
 
-    steps: Annotated[int, Field(ge=1)]
-    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1.0
     clipping: Literal["l2", "normalised"] = "l2"
     stability: Annotated[float, Field(ge=0, le=1e12)] = 0.01
@@ -66,41 +71,27 @@ class MatrixFactorisation:
     strategy: Literal["banded", "square_root", "buffered"] = "banded"
     bands: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     buffers: Annotated[int, Field(ge=1, le=16)] = 4
-    update: OptimizerConfig = field(default_factory=OptimizerConfig)
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The strategy with the least noise in the iterates, and the least noise with which its run fits the target."""
-        sampled = batches(
-            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
-        )
+        sampled = self.sampled(public)
         if self.participation == "fixed_order":
             sampled = in_order(sampled, public)
         kept = self._best(sampled, target)
-        return plan_fixed(
+        return plan_steps(
             self._releases(kept, sampled, target),
+            sampled,
+            steps=self.steps,
             target=target,
             public=public,
-            steps=self.steps,
-            sampling_rate=sampled.rate,
-            divisor=sampled.divisor,
             method_params=kept,
         )
-
-    def init(self, parameters: Tensor, plan: Plan) -> State:
-        """The state at the model's start."""
-        return start(self.update, parameters, plan)
 
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One gradient with the noise of its step, one update."""
         if self._is_dp_sgd(plan.params(CorrelatedPlan)):
             return sgd_step(state, plan, barrier, clipping=self._clipping(), update=self.update)
         return correlated_step(state, plan, barrier, clipping=self._clipping(), update=self.update)
-
-    def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for, shape [d]."""
-        return self.update.published(state.moving)
 
     def _best(self, sampled: Batches, target: Target) -> CorrelatedPlan:
         """The strategy that the settings ask for; of several the one with the least noise in the iterates."""

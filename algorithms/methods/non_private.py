@@ -1,27 +1,27 @@
-"""The reference without privacy: plain minibatch SGD or Adam through the same loop, barrier and sampling as DP-SGD.
+"""References without privacy, through the same loop and barrier as the private methods.
 
-One release a step, without a bound and without noise: NonPrivateDpEvent, so epsilon is infinite and says so.
+A release has no bound and no noise: NonPrivateDpEvent, so epsilon is infinite and says so.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import dp_accounting as dp
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from algorithms.core.method import Plan, PublicInfo, Target, by_accountants
-from algorithms.core.minibatch import State, batches
+from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target, by_accountants
+from algorithms.core.minibatch import Descent, State, batches
 from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.errors import RefusedError
 from algorithms.gradients import Unclipped
 from algorithms.privacy.barrier.barrier import Barrier
-from algorithms.privacy.mechanisms.release import NoNoise, Poisson
+from algorithms.privacy.mechanisms.release import Minimum, NoNoise, Poisson
 
 
 @dataclass(frozen=True)
-class NonPrivate:
-    """Settings of plain SGD on Poisson samples."""
+class NonPrivate(Descent):
+    """Plain minibatch SGD or Adam with the sampling of DP-SGD, a release a step."""
 
     steps: Annotated[int, Field(ge=1)]
     expected_batch_size: Annotated[int, Field(ge=1)]
@@ -45,10 +45,6 @@ class NonPrivate:
             epsilon=by_accountants(schedule, target.budget.delta),
         )
 
-    def init(self, parameters: Tensor, plan: Plan) -> State:
-        """The state at the model's start."""
-        return State(self.update.start(parameters), torch.tensor(plan.divisor, dtype=torch.float64))
-
     def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
         """One exact gradient, one update."""
         gradient = barrier.gradient(
@@ -60,6 +56,54 @@ class NonPrivate:
         )
         return replace(state, moving=self.update.apply(state.moving, gradient, steps=plan.steps))
 
-    def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for, shape [d]."""
-        return self.update.published(state.moving)
+
+LEAST_REGULARISATION = 1e-12
+"""Stands for none: it moves no parameter by more than rounding does, and a minimum must be unique."""
+
+
+@dataclass(frozen=True)
+class LBFGS(SingleRelease):
+    """The exact minimum of a convex problem by L-BFGS (Byrd et al. 1995), in one release.
+
+    regularisation: lambda of lambda / 2 ||theta||^2 on the mean loss.
+    At 0 the solver is slow where features are rare, and never done where the classes can be separated.
+    """
+
+    regularisation: Annotated[float, Field(ge=0, le=1e6)] = 1e-4
+
+    __pydantic_config__ = STRICT
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The schedule at infinite epsilon; raises RefusedError for another model and where the records are not
+        counted.
+        """
+        public.known_records("'lbfgs'")
+        if public.inputs is None or public.inputs.outputs != 1:
+            raise RefusedError(
+                "'lbfgs' finds the minimum of a linear model with one output, on data whose card bounds every feature;"
+                " use the model 'logistic'."
+            )
+        schedule = [*target.prior_events, (dp.NonPrivateDpEvent(), 1)]
+        return Plan(
+            target=target,
+            public=public,
+            steps=1,
+            noise_multiplier=0.0,
+            sampling_rate=1.0,
+            divisor=1.0,
+            schedule=schedule,
+            epsilon=by_accountants(schedule, target.budget.delta),
+        )
+
+    def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
+        """The minimum."""
+        records = plan.public.known_records("'lbfgs'")
+        problem = Minimum(
+            clip_norm=1.0,
+            regularisation=max(self.regularisation, LEAST_REGULARISATION) * records,
+            tolerance=1.0,
+            input_norm=1.0,
+            curvature=math.inf,
+        )
+        found = barrier.minimum(problem, noise=NoNoise())
+        return replace(state, parameters=found.to(state.parameters))

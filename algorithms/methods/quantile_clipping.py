@@ -11,17 +11,23 @@ limits; Poisson samples, PLD.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Batches, State, batches, count_release, noisy_gradient, start
-from algorithms.core.optimizers import STRICT, OptimizerConfig
+from algorithms.core.minibatch import (
+    Batches,
+    Sampled,
+    State,
+    count_release,
+    noisy_gradient,
+    plan_steps,
+    start,
+)
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
@@ -52,7 +58,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class QuantileClipping:
+class QuantileClipping(Sampled):
     """Settings of DP-SGD with quantile clipping.
 
     clip_norm: C at the start. min_clip_norm, max_clip_norm: its public limits. quantile: the share of records'
@@ -61,18 +67,12 @@ class QuantileClipping:
     in units of the 1/2 that a record adds; null for a tenth of the batch. The other settings are DP-SGD's.
     """
 
-    steps: Annotated[int, Field(ge=1)]
-    expected_batch_size: Annotated[int, Field(ge=1)] | None = None
-    sampling_rate: Annotated[float, Field(gt=0, le=1)] | None = None
     clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 0.1
     min_clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1e-6
     max_clip_norm: Annotated[float, Field(ge=1e-12, le=1e12)] = 1e6
     quantile: Annotated[float, Field(ge=0, le=1)] = 0.5
     rate: Annotated[float, Field(gt=0, le=10)] = 0.2
     count_noise_multiplier: Annotated[float, Field(gt=0, lt=math.inf)] | None = None
-    update: OptimizerConfig = field(default_factory=OptimizerConfig)
-
-    __pydantic_config__ = STRICT
 
     def plan(self, target: Target, public: PublicInfo) -> Plan:
         """The least noise on gradients that fits the target beside the counts; raises RefusedError where none does."""
@@ -81,17 +81,14 @@ class QuantileClipping:
                 f"a start of {self.clip_norm:g} lies outside [{self.min_clip_norm:g}, {self.max_clip_norm:g}]; set"
                 " algorithm.clip_norm between algorithm.min_clip_norm and algorithm.max_clip_norm."
             )
-        sampled = batches(
-            public, expected_batch_size=self.expected_batch_size, sampling_rate=self.sampling_rate
-        )
+        sampled = self.sampled(public)
         counts = self._count_noise(sampled)
-        return plan_fixed(
+        return plan_steps(
             self._releases(sampled, Gaussian(counts), target.count_noise),
+            sampled,
+            steps=self.steps,
             target=target,
             public=public,
-            steps=self.steps,
-            sampling_rate=sampled.rate,
-            divisor=sampled.divisor,
             method_params=Counts(counts),
         )
 
@@ -122,10 +119,6 @@ class QuantileClipping:
         """The next C from a noised fraction of norms within this one."""
         moved = clip_norm * math.exp(-self.rate * (min(1.0, max(0.0, fraction)) - self.quantile))
         return min(self.max_clip_norm, max(self.min_clip_norm, moved))
-
-    def released(self, state: ClippedState) -> Tensor:
-        """The last iterate, or the average the settings ask for, shape [d]."""
-        return self.update.published(state.moving)
 
     def _releases(
         self, sampled: Batches, counts: Gaussian, count_noise: float

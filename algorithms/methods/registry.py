@@ -17,19 +17,15 @@ from algorithms.methods.dp_gd import DPGD
 from algorithms.methods.dp_sgd import DPSGD
 from algorithms.methods.dp_sgd_decay import DPSGDDecay
 from algorithms.methods.dpis import DPIS
-from algorithms.methods.heavy_ball import HeavyBall
-from algorithms.methods.lbfgs import LBFGS
 from algorithms.methods.majority import Majority
 from algorithms.methods.matrix_factorisation import MatrixFactorisation
-from algorithms.methods.nesterov import Nesterov
-from algorithms.methods.non_private import NonPrivate
+from algorithms.methods.momentum import HeavyBall, Nesterov
+from algorithms.methods.non_private import LBFGS, NonPrivate
 from algorithms.methods.norm_bound_sgd import NormBoundSGD
-from algorithms.methods.objective_perturbation import ObjectivePerturbation
-from algorithms.methods.output_perturbation import OutputPerturbation
+from algorithms.methods.older_analyses import SGDMA, SGDAdv
+from algorithms.methods.perturbation import ObjectivePerturbation, OutputPerturbation
 from algorithms.methods.priv_gene import PrivGene
 from algorithms.methods.quantile_clipping import QuantileClipping
-from algorithms.methods.sgd_adv import SGDAdv
-from algorithms.methods.sgd_ma import SGDMA
 
 CATALOGUE: dict[str, type[Algorithm[Any]]] = {
     "dp_sgd": DPSGD,

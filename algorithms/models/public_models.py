@@ -238,9 +238,41 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
     prefix = f"{module.base_model_prefix}."
     heads = tuple(name for name, _ in module.named_children() if f"{name}." != prefix)
     around = _Texts(module, given.padding) if is_text else _Images(module)
-    return _finished(
-        "huggingface", _Made(module, prefix, heads, task != "language-modelling"), around, settings
-    )
+    made = _Made(module, prefix, heads, task != "language-modelling")
+    model = _finished("huggingface", made, around, settings)
+    if task == "language-modelling":
+        _check_causal(model, given)
+    return model
+
+
+def _check_causal(model: Model, given: ModelSpec) -> None:
+    """Raises ModelRefusedError where what is said at a place follows from tokens that come later, as for a BERT.
+
+    That is seen at a gradient, which has no scale: of what is said before the last token, by the last one's vector.
+    """
+    module: Any = library_model(model)
+    length = min(8, given.input_shape[0])
+    if length < 2 or any(tensor.is_meta for tensor in module.parameters()):
+        return
+    seen: list[Tensor] = []
+
+    def watch(_layer: nn.Module, _inputs: object, vectors: Tensor) -> Tensor:
+        seen.append(vectors.detach().requires_grad_())
+        return seen[-1]
+
+    handle = module.get_input_embeddings().register_forward_hook(watch)
+    try:
+        entry = 0 if given.padding != 0 else 1
+        with torch.enable_grad():
+            said = model.module(torch.full((1, length), entry))[:, :-1]
+            (slopes,) = torch.autograd.grad(said.square().sum(), seen[0])
+    finally:
+        handle.remove()
+    if slopes[0, -1].abs().max() > 1e-5 * slopes.abs().max():
+        raise ModelRefusedError(
+            "the model sees the tokens that it is to predict, since it does not go from left to right; take a causal"
+            " one, such as GPT-2."
+        )
 
 
 def library_model(model: Model) -> nn.Module:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from ruamel.yaml import YAML
 
-from algorithms.core.correlated_steps import CorrelatedPlan
+from algorithms.core.correlated import CorrelatedPlan
 from algorithms.core.method import Plan
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile

@@ -87,7 +87,7 @@ def _ledger(root: Path) -> tuple[bool | None, str]:
 
     if not (root / "params.yaml").exists():
         return None, f"{_without_password(ledger_url(None))}, not opened outside of a checkout"
-    from tasks.runs.summary import open_ledger
+    from tasks.runs.ledger import open_ledger
 
     ledger = open_ledger(root)
     ledger.verify()

@@ -57,8 +57,8 @@ def forecast(
     with sentences():
         from algorithms.privacy.ledger import Choice
         from algorithms.privacy.ledger import forecast as play
-        from tasks.runs.stage import checkout
-        from tasks.runs.summary import open_ledger
+        from tasks.runs.ledger import open_ledger
+        from tasks.runs.stages import checkout
 
         ledger = open_ledger(checkout())
         limit = _limit(ledger, population)
@@ -233,7 +233,7 @@ def register(
     """Enter the population of a data card, with its cap and its blocks, before anybody runs on it; spends nothing."""
     with sentences():
         from tasks.runs.population import register_card
-        from tasks.runs.stage import checkout
+        from tasks.runs.stages import checkout
 
         ledger = _ledger()
         population = register_card(ledger, checkout(), dataset)
@@ -376,17 +376,17 @@ def verify(
     """
     with sentences():
         from algorithms.privacy.card import check_charged, load
-        from tasks.runs.checkpoints import keep, kept
+        from tasks.runs.ledger import keep_checkpoint, kept_checkpoint
 
         ledger = _ledger()
         shown = None if card is None else load(card)
         for containing in [head] if shown is None else [head, shown.evidence.ledger_head]:
             if containing is not None:
                 ledger.check_contains(containing)
-        found = ledger.verify(since=kept(ledger) if resume else None, prices=True)
+        found = ledger.verify(since=kept_checkpoint(ledger) if resume else None, prices=True)
         if shown is not None:
             check_charged(shown, ledger)
-        keep(found.checkpoint)
+        keep_checkpoint(found.checkpoint)
     prices = "one price is" if found.priced == 1 else f"{found.priced} prices are"
     recomputed = f"; {prices} recomputed from the events of runs" if found.priced else ""
     after = f", {found.read} of them read now" if resume else ""
@@ -434,8 +434,8 @@ def restore(
 
 
 def _ledger() -> "Ledger":
-    from tasks.runs.stage import checkout
-    from tasks.runs.summary import open_ledger
+    from tasks.runs.ledger import open_ledger
+    from tasks.runs.stages import checkout
 
     return open_ledger(checkout())
 

@@ -105,7 +105,7 @@ def run(
     """Run the pipeline: prepare, calibrate, train, evaluate, report. What is asked for is kept in params.yaml."""
     with sentences():
         from tasks.config.overrides import revise
-        from tasks.runs.stage import checkout
+        from tasks.runs.stages import checkout
 
         root = checkout()
         request = _request(dataset, algorithm, epsilon, delta, seed, assignments, encoder)
@@ -132,8 +132,7 @@ def _what(settings: "Params") -> str:
 
 def _look_ahead(root: Path, settings: "Params") -> None:
     """Raises what refuses the run, and asks about settings that look wrong, before anything starts."""
-    from tasks.runs.preflight import outlook
-    from tasks.runs.sanity import ask_first
+    from tasks.runs.preflight import ask_first, outlook
 
     found = outlook(root, settings)
     found.check()
@@ -152,7 +151,7 @@ def _deliver(request: "Request", root: Path, *, verbose: bool) -> "RunSummary":
 
 def _alone(work: Callable[[], T], root: Path) -> T:
     """What work returns that runs stages here; a stage that failed ends the command with its last line."""
-    from tasks.runs.reproduce import StageFailedError
+    from tasks.runs.stages import StageFailedError
 
     try:
         return _stoppable(work, root)
@@ -196,7 +195,7 @@ def _request(
 def _already_there(root: Path, request: "Request") -> "RunSummary | None":
     """The results of just this run where they are here, so that not even Prefect needs to start."""
     from tasks.config.overrides import revise
-    from tasks.runs.reproduce import checkout_lock, up_to_date
+    from tasks.runs.stages import checkout_lock, up_to_date
     from tasks.runs.summary import run_summary
 
     with checkout_lock(root, say=say):
@@ -288,8 +287,8 @@ def _end(number: int, stays: Callable[[], str]) -> NoReturn:
 def _what_stays(root: Path, began: float) -> str:
     """What a command, which began at a moment, leaves of its run, in words."""
     from tasks.config.environment import home
+    from tasks.runs.ledger import open_ledger
     from tasks.runs.store import begun_since
-    from tasks.runs.summary import open_ledger
 
     run_id = begun_since(home(), began, root)
     status = None if run_id is None else open_ledger(root).status(run_id)
@@ -316,7 +315,7 @@ def plan(
     """
     with sentences():
         from tasks.config.overrides import revise
-        from tasks.runs.stage import checkout
+        from tasks.runs.stages import checkout
 
         root = checkout()
         revision = revise(root, _request(dataset, algorithm, epsilon, delta, seed, assignments, encoder))
@@ -337,7 +336,7 @@ def advise(
     """Propose settings from public values alone, say why, and what they would cost; nothing is spent or changed."""
     with sentences():
         from flows.cli.costs import advice_table
-        from tasks.runs.stage import checkout
+        from tasks.runs.stages import checkout
 
         for table in advice_table(checkout(), dataset, epsilon, delta):
             show(table)
@@ -381,7 +380,7 @@ def retrain(
 ) -> None:
     """Train again on new blocks if a retraining is due; a second time in the same period costs nothing."""
     with sentences():
-        from tasks.runs.stage import checkout
+        from tasks.runs.stages import checkout
 
         root, steps = checkout(), Steps(verbose)
         if give_up:
@@ -401,7 +400,7 @@ def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
     from tasks.retraining import settings
     from tasks.retraining.delivery import Work
     from tasks.retraining.delivery import retrain as deliver
-    from tasks.runs.reproduce import StageFailedError, StageRefusedError, checkout_lock
+    from tasks.runs.stages import StageFailedError, StageRefusedError, checkout_lock
 
     work = Work(settings.load(root / file), root, stage_here(steps), steps.line)
     try:
@@ -494,6 +493,20 @@ def init(
     bounds: Annotated[
         str, typer.Option(help="Of a number that is predicted of texts, in place of classes: LOW,HIGH.")
     ] = "",
+    tags: Annotated[
+        str,
+        typer.Option(help="That the words of texts have, in place of classes, with commas: O,B-PER,I-PER."),
+    ] = "",
+    next_token: Annotated[
+        bool,
+        typer.Option("--next-token", help="Predict the token that follows in texts, in place of classes."),
+    ] = False,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Of images and texts: a public model, or tokenizer/NAME of one that is fine-tuned."
+        ),
+    ] = None,
 ) -> None:
     """Make a project of your own, under git and DVC.
 
@@ -503,6 +516,7 @@ def init(
         from flows.cli.asking import columns_asked, listed, number_asked, two_numbers
         from tasks.config.new_project import (
             Declared,
+            absolute,
             make,
             of_images,
             of_schema,
@@ -513,14 +527,21 @@ def init(
 
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
         own: dict[str, Any] = {"unit": unit or "one person", "cap": 10.0 if cap is None else cap}
+        seen = None if encoder is None else absolute(encoder)
         if images is not None:
             most = at_most or number_asked()
-            declared = of_images(name, images, listed(classes), most, size or 64, **own)
+            declared = of_images(name, images, listed(classes), most, size or 64, encoder=seen, **own)
         elif texts is not None:
-            most, named, held = at_most or number_asked(), listed(columns), listed(label) or ["label"]
-            several = held if len(held) > 1 else []
-            told = predicted(classes=listed(classes), labels=several, bounds=two_numbers(bounds))
-            declared = of_texts(name, texts, named, held, told, most, **own)
+            most, named = at_most or number_asked(), listed(columns)
+            held = listed(label) or ([] if next_token else ["tags" if tags else "label"])
+            told = predicted(
+                classes=listed(classes),
+                labels=held if len(held) > 1 else [],
+                bounds=two_numbers(bounds),
+                tags=listed(tags),
+                next_token=next_token,
+            )
+            declared = of_texts(name, texts, named, held, told, most, encoder=seen, **own)
         else:
             if schema is not None:
                 found, told = of_schema(schema, listed(label))
@@ -669,7 +690,7 @@ def tune(
 ) -> None:
     """Search for settings privately: only the winner leaves, for one price that its card states."""
     with sentences():
-        from tasks.runs.stage import checkout
+        from tasks.runs.stages import checkout
 
         root = checkout()
         if only_plan:
@@ -717,7 +738,7 @@ def audit(
     """
     with sentences():
         from tasks.config.overrides import settings_of
-        from tasks.runs.stage import checkout
+        from tasks.runs.stages import checkout
 
         root = checkout()
         settings = {

@@ -115,7 +115,7 @@ def stage_here(steps: Steps) -> Callable[[str, Path], None]:
 
     It raises StageRefusedError or StageFailedError.
     """
-    from tasks.runs.reproduce import reproduce
+    from tasks.runs.stages import reproduce
 
     def stage(name: str, root: Path) -> None:
         steps.begin(name)
@@ -130,7 +130,7 @@ def run_here(request: "Request", root: Path, steps: Steps) -> "RunSummary":
     What a stage refuses leaves params.yaml as it was.
     """
     from tasks.config.overrides import revise
-    from tasks.runs.reproduce import STAGES, StageRefusedError, checkout_lock
+    from tasks.runs.stages import STAGES, StageRefusedError, checkout_lock
     from tasks.runs.summary import run_summary
 
     stage = stage_here(steps)

@@ -40,8 +40,7 @@ def sentences() -> Iterator[None]:
         say(f"refused: {place}: permission denied; use another place, or change its permissions.", error=True)
         raise typer.Exit(2) from None
     except ValueError as error:
-        from tasks.runs.reproduce import StageRefusedError
-        from tasks.runs.stage import refusals
+        from tasks.runs.stages import StageRefusedError, refusals
 
         if not isinstance(error, (*refusals(), StageRefusedError)):
             raise

@@ -10,7 +10,6 @@ from data import PublicDescription
 from data.prepare import folds
 from data.prepare.prepared import Prepared, load
 from data.readers.records import Records
-from data.schema.errors import DataRefusedError
 from tasks.comparing.trials import Fold, Trial, digest_of
 from tasks.config import params
 from tasks.config.environment import data_mirror, home
@@ -73,10 +72,6 @@ def _loaded(folder: Path) -> Prepared:
 def _own_split(folder: Path) -> Sides:
     """The data's own split; arrays that fit are read into memory, large ones stay mapped files."""
     data = _loaded(folder)
-    if data.public.target is not None:
-        raise DataRefusedError(
-            f"comparisons are of accuracies, and {data.public.dataset!r} has no classes; compare by `run`."
-        )
     train, test = (
         Records(data.train_features, data.train_labels),
         Records(data.test_features, data.test_labels),
@@ -101,13 +96,15 @@ _kept = lru_cache(maxsize=_KEPT_FOLDS)(_folded)
 
 @lru_cache(maxsize=256)
 def _indices(folder: Path, chosen: Fold) -> folds.Fold:
-    """The records of a fold by their places in the union, training records first; raises DataRefusedError for one
-    class.
+    """The records of a fold by their places in the union, training records first.
+
+    Raises DataRefusedError where those of classes are all of one.
     """
     data = _loaded(folder)
     labels = np.concatenate([data.train_labels, data.test_labels])
     found = folds.fold(len(labels), folds=chosen.k, repeat=chosen.repeat, index=chosen.fold, seed=chosen.seed)
-    folds.check_classes(labels, found)
+    if data.public.known.kind == "class":
+        folds.check_classes(labels, found)
     return found
 
 

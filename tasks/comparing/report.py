@@ -21,15 +21,35 @@ from tasks.comparing.trials import Trial
 from tasks.comparing.work import Work
 from tasks.reporting.figures import DARK, LIGHT, Theme, png
 from tasks.reporting.page import Picture, environment
+from tasks.runs.quality import MEASURES
 
 _HERE = Path(__file__).parent
-_DIGITS = {"accuracy": 4, "objective": 5, "gap": 5, "test_loss": 5}
-WORDS = {
-    "accuracy": "Accuracy on the test records",
-    "objective": "Objective",
-    "gap": "Objective above the least",
-    "test_loss": "Test loss",
+_DIGITS = {"objective": 5, "gap": 5, "test_loss": 5}
+"""After the point; of measures of the test records there are 4."""
+_WORDS = {
+    "accuracy": "Accuracy",
+    "r2": "Variance explained (R2)",
+    "micro_f1": "F1 over all labels",
+    "entity_f1": "F1 over entities",
+    "token_f1": "F1 over tags",
+    "token_accuracy": "Right next tokens",
+    "perplexity": "Perplexity",
 }
+"""What is shown of the test records; the tables have further measures."""
+
+
+def shown(totals: pd.DataFrame) -> list[str]:
+    """The metrics that a page shows of a problem: what models for its target are compared by, and a few more."""
+    there = [name for name in (*MEASURES, "objective") if _is_there(totals, name)]
+    return [name for place, name in enumerate(there) if place == 0 or name in ("perplexity", "objective")]
+
+
+def _is_there(totals: pd.DataFrame, metric: str) -> bool:
+    return f"{metric}_mean" in totals and bool(totals[f"{metric}_mean"].notna().any())
+
+
+def _titled(metric: str) -> str:
+    return "Objective" if metric == "objective" else f"{_WORDS[metric]} on the test records"
 
 
 @dataclass(frozen=True)
@@ -70,9 +90,8 @@ def result_tables(totals: pd.DataFrame) -> list[Table]:
     """A table a problem and metric: methods down, epsilons across, mean and standard error in each cell."""
     tables = []
     for names, rows in totals.groupby(["dataset", "model"], sort=False):
-        for metric in ("accuracy", "objective"):
-            if rows[f"{metric}_mean"].notna().any():
-                tables.append(_table(f"{WORDS[metric]}: {', '.join(map(str, names))}", rows, metric))
+        for metric in shown(rows):
+            tables.append(_table(f"{_titled(metric)}: {', '.join(map(str, names))}", rows, metric))
     return tables
 
 
@@ -96,7 +115,7 @@ def _beside(row: Mapping[Hashable, object]) -> tuple[str, ...]:
         metric,
         f"{value:g}",
         _measured(ours, stderr, metric),
-        "" if math.isnan(difference) else f"{difference:+.{_DIGITS[metric]}f}",
+        "" if math.isnan(difference) else f"{difference:+.{_DIGITS.get(metric, 4)}f}",
     )
 
 
@@ -120,7 +139,7 @@ def _table(title: str, rows: pd.DataFrame, metric: str) -> Table:
 
 def _measured(mean: float, stderr: float, metric: str) -> str:
     """A mean and its standard error; one that is not known is left out."""
-    digits = _DIGITS[metric]
+    digits = _DIGITS.get(metric, 4)
     if math.isnan(mean):
         return "not run"
     return f"{mean:.{digits}f}" + ("" if math.isnan(stderr) else f" ± {stderr:.{digits}f}")
@@ -227,10 +246,14 @@ def _facts(work: Work, table: pd.DataFrame) -> list[tuple[str, str]]:
 
 def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str, Picture]:
     pictures = {}
-    for metric in ("accuracy", "objective"):
-        if totals[f"{metric}_mean"].notna().any() and totals["epsilon"].notna().any():
-            words = f"{WORDS[metric]} against epsilon; bars are one standard error, methods without noise are dashed."
-            pictures[metric] = _picture(_against_epsilon(totals, metric), words)
+    by_metric: dict[str, list[pd.DataFrame]] = {}
+    for _, rows in totals.groupby(figures.PROBLEM, sort=False):
+        for metric in shown(rows):
+            by_metric.setdefault(metric, []).append(rows)
+    for metric, problems in by_metric.items():
+        if totals["epsilon"].notna().any():
+            words = f"{_titled(metric)} against epsilon; bars are one standard error, methods without noise are dashed."
+            pictures[metric] = _picture(_against_epsilon(pd.concat(problems), metric), words)
     curves = _gathered(work.place, table, work.cells, "curve")
     if len(curves):
         gaps = figures.gaps(curves)
@@ -249,7 +272,7 @@ def _pictures(work: Work, table: pd.DataFrame, totals: pd.DataFrame) -> dict[str
 
 
 def _against_epsilon(totals: pd.DataFrame, metric: str) -> Callable[[Theme], Figure]:
-    return lambda theme: figures.by_epsilon(totals, metric, words=WORDS[metric].lower(), theme=theme)
+    return lambda theme: figures.by_epsilon(totals, metric, words=_titled(metric), theme=theme)
 
 
 def _gathered(place: Place, table: pd.DataFrame, cells: Sequence[Trial], kind: str) -> pd.DataFrame:

@@ -14,15 +14,16 @@ from data.prepare.files import write_whole
 from tasks.comparing.files import Place, write_parquet
 from tasks.comparing.trials import Trial
 from tasks.config.params import ParamsRefusedError
+from tasks.runs.quality import MEASURES
 
 COLUMNS = ("figure", "dataset", "model", "method", "setting", "epsilon", "metric", "value")
-METRICS = ("accuracy", "objective", "gap", "test_loss")
+METRICS = (*MEASURES, "objective", "gap", "test_loss")
 
 
 def read_published(path: Path) -> pd.DataFrame:
     """Published numbers, a row each. dataset, model, method: as the comparison's file names them. setting: of a
-    varied method, or empty. epsilon: empty for a method without noise. metric: accuracy, objective, gap
-    (of the objective above the least that is known) or test_loss.
+    varied method, or empty. epsilon: empty for a method without noise. metric: what the target is measured by, such as
+    accuracy, r2 or micro_f1; objective, gap (of the objective above the least that is known) or test_loss.
 
     Raises ParamsRefusedError for a file that is not there, other columns, an unknown metric and what is no number.
     """
@@ -52,6 +53,7 @@ def beside(published: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
                 metric=metric, ours=totals[f"{metric}_mean"], stderr=totals[f"{metric}_stderr"]
             )
             for metric in METRICS
+            if f"{metric}_mean" in totals
         ]
     )
     joined = published.merge(ours, on=key, how="left")
@@ -69,29 +71,32 @@ def _numbers(texts: pd.Series, path: Path) -> pd.Series:
 
 
 KEY = ["dataset", "model", "method", "label", "setting", "epsilon"]
-METRIC_COLUMNS = ["accuracy", "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
+METRIC_COLUMNS = [*MEASURES, "test_loss", "objective", "gap", "seconds", "steps", "epsilon_spent"]
 PUBLISHED = ("figure", "dataset", "model", "method", "setting", "epsilon", "metric", "value")
 
 
 def results(place: Place, cells: tuple[Trial, ...]) -> pd.DataFrame:
     """One row a finished cell, in the order of the cells; a number that is infinite or was not asked for is NaN.
 
+    It has the measures of the targets that there are.
+
     gap: how far the objective is above the least that any cell reached on the same training records.
     """
     done = place.finished()
     rows = [_row(cell, place.result(cell.digest)) for cell in cells if cell.digest in done]
-    columns = [*KEY, "delta", "accountant", "seed", "repeat", "fold", *_RESULTS, "digest", "code"]
-    table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(("epsilon", "delta", *_NUMBERS), float))
+    there = [name for name in MEASURES if any(name in row for row in rows)]
+    columns = [*KEY, "delta", "accountant", "seed", "repeat", "fold", *there, *_RESULTS, "digest", "code"]
+    numbers = ("epsilon", "delta", *there, *_NUMBERS)
+    table = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(numbers, float))
     least = table.groupby(["dataset", "model", "repeat", "fold"])["objective"].transform("min")
     return table.assign(gap=table["objective"] - least)
 
 
 _RESULTS = (
-    "accuracy", "test_loss", "objective", "seconds", "steps", "planned_steps", "epsilon_spent", "epsilon_planned",
+    "test_loss", "objective", "seconds", "steps", "planned_steps", "epsilon_spent", "epsilon_planned",
     "noise_multiplier", "sampling_rate", "records",
 )  # fmt: skip
 _NUMBERS = (
-    "accuracy",
     "test_loss",
     "objective",
     "seconds",
@@ -102,13 +107,13 @@ _NUMBERS = (
 
 
 def _row(cell: Trial, result: dict[str, Any]) -> dict[str, Any]:
-    fold = cell.fold
+    fold, found = cell.fold, result["results"]
     return {
         **{name: getattr(cell, name) for name in (*KEY, "accountant", "seed")},
         "delta": None if cell.epsilon is None else cell.delta,
         "repeat": fold.repeat if fold else 0,
         "fold": fold.fold if fold else 0,
-        **{name: result["results"][name] for name in _RESULTS},
+        **{name: found[name] for name in (*MEASURES, *_RESULTS) if name in found},
         "digest": cell.digest,
         "code": result["code"],
     }
@@ -122,7 +127,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     """
     grouped = table.groupby(KEY, sort=False, dropna=False)
     parts = {"n": grouped.size()}
-    for metric in METRIC_COLUMNS:
+    for metric in (name for name in METRIC_COLUMNS if name in table):
         mean, std, count = (getattr(grouped[metric], name)() for name in ("mean", "std", "count"))
         parts |= {f"{metric}_mean": mean, f"{metric}_std": std, f"{metric}_stderr": std / np.sqrt(count)}
     return pd.DataFrame(parts).reset_index()

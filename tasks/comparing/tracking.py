@@ -8,7 +8,7 @@ import pandas as pd
 from tasks.comparing.report import FILES, Report
 from tasks.comparing.work import Work
 from tasks.config import params
-from tasks.tracking.group import Member, log_group
+from tasks.tracking.runs import Member, log_group
 
 SUMMARY = ("cells", "runs")
 TABLES = ("results", "summary")

@@ -38,8 +38,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.accounting.filters import holding_to_json
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.barrier.diagnostics import Diagnostics
-from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.card import Signed, features_of, guarantee, model_of
 from algorithms.privacy.card.build import composition_of
 from algorithms.privacy.card.schema import (
@@ -70,7 +69,8 @@ from tasks.comparing.trials import FILE_FORMAT, Trial, digest_of
 from tasks.config import params
 from tasks.config.environment import home
 from tasks.config.params import Params
-from tasks.evaluate import evaluate
+from tasks.evaluate import MOST_OUTPUTS, evaluate, measured
+from tasks.runs.quality import measures
 from tasks.runs.signing import signing_key
 
 _WITHOUT_NOISE = {"epsilon": 1.0, "delta": 1e-9, "accountant": "pld"}
@@ -257,9 +257,12 @@ def mean_losses(model: Model, parameters: Tensor, part: Records) -> NDArray[np.f
 
     totals = torch.zeros(len(parameters), dtype=torch.float64)
     with torch.no_grad():
-        for start in range(0, len(part.labels), _BATCH):
-            inputs = torch.from_numpy(np.array(part.features[start : start + _BATCH]))
-            labels = torch.from_numpy(np.array(part.labels[start : start + _BATCH]))
+        one = torch.from_numpy(np.array(part.features[:1]))
+        outputs = model.outputs(model.named(parameters[0]), one).numel() * min(_AT_ONCE, len(parameters))
+        size = max(1, min(_BATCH, MOST_OUTPUTS // outputs))
+        for start in range(0, len(part.labels), size):
+            inputs = torch.from_numpy(np.array(part.features[start : start + size]))
+            labels = torch.from_numpy(np.array(part.labels[start : start + size]))
             for first in range(0, len(parameters), _AT_ONCE):
                 some = parameters[first : first + _AT_ONCE]
                 totals[first : first + _AT_ONCE] += torch.func.vmap(total, in_dims=(0, None, None))(
@@ -409,15 +412,16 @@ def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performan
 
 def _results(cell: Trial, prepared: Planned, trained: _Trained, data: Sides) -> dict[str, Any]:
     plan, trace = prepared.plan, trained.trace
-    records = HeldOut(data.public, data.test.features, data.test.labels)
+    records, known = HeldOut(data.public, data.test.features, data.test.labels), data.public.known
     evaluation = evaluate(trained.model, trained.model.published(trained.parameters), records)
+    found = measured(known, evaluation, data.test.labels)
     objective = None
     if cell.record["objective"] is not None:
         (loss,) = mean_losses(trained.model, trained.parameters[None], data.train)
         norm = float(trained.parameters.double().square().sum())
         objective = loss + _regularisation(cell) * norm
     return {
-        "accuracy": float((evaluation.predicted == data.test.labels).mean()),
+        **{name: _finite(value) for name, value in measures(found).items()},
         "test_loss": _finite(evaluation.loss),
         "objective": _finite(objective),
         "seconds": trained.seconds,

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from algorithms.errors import RefusedError
-from algorithms.features.registry import from_settings as features_from_settings
+from algorithms.features.learned import from_settings as features_from_settings
 from algorithms.methods.registry import CATALOGUE, from_settings
 from algorithms.models import CATALOGUE as MODELS
 from data import DataCard

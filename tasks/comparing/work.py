@@ -13,7 +13,7 @@ from tasks.comparing.files import Place
 from tasks.comparing.results import read_published
 from tasks.comparing.trial import Context, build_models, open_ledger, plan_cell, run_cell
 from tasks.comparing.trials import Group, Trial, cells, code_digest, groups
-from tasks.runs.stage import refusals
+from tasks.runs.stages import refusals
 
 
 @dataclass(frozen=True)

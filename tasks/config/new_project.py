@@ -133,17 +133,26 @@ def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], d
 
 
 def predicted(
-    *, classes: Sequence[str] = (), labels: Sequence[str] = (), bounds: Sequence[float] = ()
+    *,
+    classes: Sequence[str] = (),
+    labels: Sequence[str] = (),
+    bounds: Sequence[float] = (),
+    tags: Sequence[str] = (),
+    next_token: bool = False,
 ) -> dict[str, Any]:
-    """What a card says of one of these: classes, several labels, or a number between bounds.
+    """What a card says of one of these: classes, several labels, a number between bounds, tags or the next token.
 
     Raises ParamsRefusedError where several are given.
     """
-    if sum(map(bool, (classes, labels, bounds))) > 1:
+    if sum(map(bool, (classes, labels, bounds, tags, next_token))) > 1:
         raise ParamsRefusedError(
-            "a record has a class, several labels or a number; give one of --classes, --bounds and several columns of"
-            " --label."
+            "one thing is predicted of a record; give one of --classes, --bounds, --tags, --next-token and several"
+            " columns of --label."
         )
+    if next_token:
+        return {"target": {"next": "token"}}
+    if tags:
+        return {"target": {"tags": list(tags), **({"outside": "O"} if "O" in tags else {})}}
     if labels or bounds:
         return {"target": {"labels": list(labels)} if labels else {"bounds": list(bounds)}}
     return {"classes": list(classes)}
@@ -222,8 +231,21 @@ def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
     }
 
 
+def absolute(encoder: str) -> str:
+    """The name of an encoder; a folder in it is named so that it is found from within the project."""
+    kind, _, place = encoder.partition("/")
+    return f"{kind}/{Path(place).resolve()}" if place and Path(place).is_dir() else encoder
+
+
 def of_images(
-    name: str, folder: Path, classes: Sequence[str], at_most: int, size: int, **others: Any
+    name: str,
+    folder: Path,
+    classes: Sequence[str],
+    at_most: int,
+    size: int,
+    *,
+    encoder: str | None = None,
+    **others: Any,
 ) -> Declared:
     """A folder with a folder a class; raises ParamsRefusedError where it is none."""
     if not folder.is_dir():
@@ -236,7 +258,7 @@ def of_images(
         at_most,
         file=folder,
         shape=shape,
-        encoder="efficientnet-lite0",
+        encoder=encoder or "efficientnet-lite0",
         **others,
     )
 
@@ -248,17 +270,30 @@ def of_texts(
     label: Sequence[str],
     predicts: Mapping[str, Any],
     at_most: int,
+    *,
+    encoder: str | None = None,
     **others: Any,
 ) -> Declared:
-    """Rows with texts, and columns of what is predicted; raises ParamsRefusedError for a file of another ending."""
+    """Rows with texts, and columns of what is predicted, none for the next token.
+
+    encoder: by default word vectors, or for tags a small public model. Raises ParamsRefusedError for a file of another
+    ending, and where the next token is predicted and no model is named.
+    """
     known = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
     if file.suffix not in known or not file.is_file():
         raise ParamsRefusedError(
             f"{file} is no file that ends in {', '.join(known)}; give one with a text a row."
         )
+    target = predicts.get("target", {})
+    if "next" in target and encoder is None:
+        raise ParamsRefusedError(
+            "the next token is predicted by a causal model, such as GPT-2; name it by --encoder tokenizer/NAME, or"
+            " tokenizer/FOLDER."
+        )
+    usual = "tokenizer/all-minilm-l6-v2" if "tags" in target else "wordllama"
     reader = {"kind": "texts", "format": known[file.suffix], "columns": list(columns)}
-    own = {"label": list(label) if len(label) > 1 else label[0]}
-    return Declared(name, reader | own, predicts, at_most, file=file, encoder="wordllama", **others)
+    own: dict[str, Any] = {"label": list(label) if len(label) > 1 else label[0]} if label else {}
+    return Declared(name, reader | own, predicts, at_most, file=file, encoder=encoder or usual, **others)
 
 
 def table_of(columns: Sequence[Mapping[str, Any]], file: Path | None) -> dict[str, Any]:

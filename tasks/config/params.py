@@ -220,8 +220,8 @@ WITHOUT_EFFECT = ("performance", "tracking", "ledger")
 
 
 if TYPE_CHECKING:
-    from algorithms.core.features import Features
     from algorithms.core.method import Algorithm
+    from algorithms.core.training import Features
 
 
 class ParamsRefusedError(ValueError):
@@ -353,7 +353,7 @@ def _kind(group: str, values: Mapping[Any, Any]) -> "type[Any] | None":
     """The class whose fields are the keys of a group; None for one that is not shipped."""
     if group in MODELS:
         return MODELS[group]
-    from algorithms.features.registry import FEATURES
+    from algorithms.features.learned import FEATURES
     from algorithms.methods.registry import CATALOGUE
 
     name = str(values.get("name"))
@@ -371,7 +371,7 @@ def _algorithm(values: Mapping[Any, Any]) -> "Algorithm[Any]":
 def _features(values: Mapping[Any, Any]) -> "Features | None":
     if values.get("name", "none") == "none" and set(values) <= {"name"}:
         return None
-    from algorithms.features.registry import from_settings  # torch, as above
+    from algorithms.features.learned import from_settings  # torch, as above
 
     return from_settings(dict(values))
 

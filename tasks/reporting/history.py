@@ -1,11 +1,8 @@
-"""Pictures of what was before a run: spending by block, and retrainings over their periods.
-
-What was before a run: its population's blocks by the ledger, and the earlier periods of its retraining.
+"""What was before a run, on its page: its population's blocks by the ledger, and earlier periods of its retraining.
 
 Everything is as it was when the run had settled, so that a report made later says the same. Nothing here is about
-private records but numbers that were released and paid for; held-out records are public.
-
-What the page says and draws of a run's history; the words around it are in history.html.j2.
+private records but numbers that were released and paid for; held-out records are public. The words around it are in
+history.html.j2.
 """
 
 import itertools

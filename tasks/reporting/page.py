@@ -1,6 +1,6 @@
-"""Pages from templates: what a run's report and a comparison's page have in common, their style included.
+"""The report as one HTML page that needs nothing else: plain words first, details for experts folded away.
 
-The report as one HTML page that needs nothing else: plain words first, details for experts folded away.
+Also what it shares with other pages from templates, as that of a comparison: pictures, style, environment.
 """
 
 import base64

@@ -24,11 +24,10 @@ from tasks.retraining.choice import TooFewBlocksError, declared_blocks, how_many
 from tasks.retraining.registry import Registry, State, States
 from tasks.retraining.settings import Retraining
 from tasks.runs import store
+from tasks.runs.ledger import open_ledger
 from tasks.runs.quality import quality, worded
-from tasks.runs.reproduce import STAGES, Say, StageFailedError, StageRefusedError
-from tasks.runs.stage import disk_full, refusals
-from tasks.runs.summary import open_ledger
-from tasks.tracking.promotion import log_promotion
+from tasks.runs.stages import STAGES, Say, StageFailedError, StageRefusedError, disk_full, refusals
+from tasks.tracking.runs import log_promotion
 
 Kind = Literal["promoted", "kept", "skipped", "done", "busy", "refused", "broken", "failed"]
 RunStage = Callable[[str, Path], object]

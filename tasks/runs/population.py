@@ -13,7 +13,7 @@ from data.prepare.prepared import block_digests, made_anew
 from data.schema import registry as catalogue
 from tasks.config import params
 from tasks.config.environment import database_url
-from tasks.runs.rollback_guard import check_usual, has_usual, keep_usual
+from tasks.runs.ledger import check_usual, has_usual, keep_usual
 
 _HOLDOUT, _BLOCKS = "holdout", "blocks"
 

@@ -15,7 +15,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]
 
-from algorithms.privacy.barrier.processes import ALONE, Group
+from algorithms.privacy.barrier.performance import ALONE, Group
 
 _PLACE = "EPSILONFLOW_PROCESS"
 """Rank, number of processes and port, for a process that the first one started."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from data.schema.targets import Kind
 
@@ -69,6 +69,12 @@ def rows(metrics: Metrics) -> Rows:
 def said(metrics: Metrics, records: int, commonest: float) -> Said:
     """What a page says of them. records: how many were held out. commonest: the largest class's share of them."""
     return _kind_in(metrics).said(metrics, records, commonest)
+
+
+def measures(metrics: Metrics) -> dict[str, float | None]:
+    """What is measured of the held-out records, by name without `test_`: the headline of the kind first, no loss."""
+    names = [name for name in _kind_in(metrics).metrics if name.startswith("test_") and name != "test_loss"]
+    return {name.removeprefix("test_"): metrics[name] for name in names}
 
 
 def made_up(kind: Kind) -> dict[str, float]:
@@ -202,7 +208,9 @@ def _said_of_tokens(metrics: Metrics, records: int, _: float) -> Said:
 
 
 def _rows_of_tags(metrics: Metrics) -> Rows:
+    entities = metrics.get("test_entity_f1")
     return [
+        *([] if entities is None else [("F1 over entities", f"{entities:.3f}")]),
         ("F1 over all tags but the outside", f"{metrics['test_token_f1']:.3f}"),
         ("right tags", f"{metrics['test_token_accuracy']:.2%}"),
         ("of the most frequent tag alone", f"{metrics['majority_accuracy']:.2%}"),
@@ -211,10 +219,18 @@ def _rows_of_tags(metrics: Metrics) -> Rows:
 
 def _said_of_tags(metrics: Metrics, records: int, _: float) -> Said:
     f1, accuracy, majority = (metrics[name] for name in _KINDS["tags"].metrics)
+    entities = metrics.get("test_entity_f1")
+    words = f"F1 over all tags but the outside is <b>{f1:.3f}</b>."
+    if entities is not None:
+        words = (
+            f"F1 over entities is <b>{entities:.3f}</b>: one is right where its first word, its last and its type are."
+            f" F1 over the tags of single words but the outside is {f1:.3f}."
+        )
     return Said(
-        f"{f1:.3f}",
-        f"F1 over the tags of words it never saw, those outside left out; right tags: {percent(accuracy)}",
-        f"F1 over all tags but the outside is <b>{f1:.3f}</b>. {percent(accuracy)} of the held-out words have the right"
+        f"{f1 if entities is None else entities:.3f}",
+        f"F1 over {'the tags of words' if entities is None else 'entities in texts'} it never saw, those outside left"
+        f" out; right tags: {percent(accuracy)}",
+        f"{words} {percent(accuracy)} of the held-out words have the right"
         f" tag; always naming the most frequent one would be right in {percent(majority)}.",
         None if accuracy > majority else "The model is no better than always naming the most frequent tag.",
         (
@@ -237,7 +253,8 @@ class _Kind:
         return self.metrics[0]
 
 
-_KINDS: Mapping[Kind, _Kind] = {
+_TAGS = ("test_token_f1", "test_token_accuracy", "majority_accuracy")
+_KINDS: Mapping[Kind | Literal["entities"], _Kind] = {
     "class": _Kind(("test_accuracy",), _rows_of_classes, _said_of_classes),
     "number": _Kind(("test_r2", "test_rmse", "test_mae", "mean_rmse"), _rows_of_numbers, _said_of_numbers),
     "labels": _Kind(
@@ -252,15 +269,25 @@ _KINDS: Mapping[Kind, _Kind] = {
         _rows_of_labels,
         _said_of_labels,
     ),
-    "tags": _Kind(
-        ("test_token_f1", "test_token_accuracy", "majority_accuracy"), _rows_of_tags, _said_of_tags
-    ),
+    "entities": _Kind(("test_entity_f1", *_TAGS), _rows_of_tags, _said_of_tags),
+    "tags": _Kind(_TAGS, _rows_of_tags, _said_of_tags),
     "next token": _Kind(
         ("test_token_accuracy", "test_perplexity", "test_loss", "unigram_perplexity"),
         _rows_of_tokens,
         _said_of_tokens,
     ),
 }
+
+
+MEASURES = tuple(
+    dict.fromkeys(
+        name.removeprefix("test_")
+        for kind in _KINDS.values()
+        for name in kind.metrics
+        if name.startswith("test_") and name != "test_loss"
+    )
+)
+"""Every name that `measures` may give."""
 
 
 def _kind_in(metrics: Metrics) -> _Kind:

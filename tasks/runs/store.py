@@ -13,6 +13,9 @@ and no second charge; at the end key and checkpoints are deleted, and what it re
     forfeited          what is deleted   another attempt begins
 
 Of public records, which cost nothing, a result is deleted once a later stage has it in hand, and nobody is asked.
+
+A receipt says under which description of the data the model was trained, and metrics of which run they are, so that
+nothing is said of a model under another description or with another one's metrics.
 """
 
 import hashlib
@@ -286,3 +289,51 @@ def _sync(path: Path) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def described(public: PublicDescription) -> dict[str, str]:
+    """Of which data the run is, and a digest of their description, for `check_described`."""
+    return {
+        "dataset": public.dataset,
+        "population": public.population,
+        "description_sha256": public.digest,
+    }
+
+
+def check_described(receipt: Mapping[str, Any], public: PublicDescription) -> None:
+    """Raises RefusedError where the data are described otherwise than when the model was trained.
+
+    A card would tell of other data, and other records may be held out now, some of which the model was trained on.
+    """
+    trained_under = receipt.get("description_sha256")
+    if trained_under is None:
+        raise RefusedError(
+            "artifacts/receipt.json, of an older version, does not say how the data were described when the model was"
+            " trained; keep what the run has, or train again."
+        )
+    if trained_under != public.digest:
+        raise RefusedError(
+            "datasets/prepared/public.json describes the data otherwise than when the model was trained;"
+            " prepare them again"
+            " with the data card as it was, or train again."
+        )
+
+
+def evaluated(receipt: Mapping[str, Any]) -> dict[str, Any]:
+    """What the metrics have of the run that they are of, for `check_evaluated`; epsilon is null without privacy."""
+    return {
+        "epsilon": receipt["epsilon"][receipt["accountant"]],
+        **{name: receipt[name] for name in ("delta", "algorithm", "dataset", "steps", "run_id")},
+        "model_sha256": receipt["sha256"]["model.safetensors"],
+    }
+
+
+def check_evaluated(metrics: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
+    """Raises RefusedError where the metrics are of another run than the receipt, or do not say of which they are."""
+    wanted = evaluated(receipt)
+    differing = [name for name, value in wanted.items() if name not in metrics or metrics[name] != value]
+    if differing:
+        raise RefusedError(
+            f"artifacts/metrics.json is not of run {wanted['run_id']} (it has another {differing[-1]}, or none);"
+            " evaluate again by `python -m tasks.evaluate` or `dvc repro evaluate`."
+        )

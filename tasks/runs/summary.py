@@ -4,15 +4,11 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
-from algorithms.privacy.ledger import Ledger
-from tasks.config import params
-from tasks.config.environment import home, ledger_url
+from tasks.runs.ledger import open_ledger
 from tasks.runs.quality import rows
-from tasks.runs.rollback_guard import open_newest, remember
 
 REPORT = Path("artifacts/report.html")
 
@@ -61,41 +57,23 @@ class RunSummary:
 
 def run_summary(root: Path) -> RunSummary:
     """The result that lies in `root`; raises RefusedError or ParamsRefusedError where the ledger cannot be read."""
-    metrics, receipt = (_document(root / "artifacts" / name) for name in ("metrics.json", "receipt.json"))
-    spent, remaining = _balance(root, receipt["population"])
+    metrics, receipt = (
+        json.loads((root / "artifacts" / name).read_text(encoding="utf-8"))
+        for name in ("metrics.json", "receipt.json")
+    )
+    ledger, population = open_ledger(root), receipt["population"]
+    balance = ledger.balance(population) if population in ledger.populations() else None
     return RunSummary(
         dataset=metrics["dataset"],
         algorithm=metrics["algorithm"],
         measured=tuple(rows(metrics)),
         epsilon=metrics["epsilon"],
         delta=metrics["delta"],
-        population=receipt["population"],
-        spent=spent,
-        remaining=remaining,
+        population=population,
+        spent=None if balance is None else balance.spent.epsilon,
+        remaining=None if balance is None else balance.remaining.epsilon,
         report=root / REPORT,
     )
-
-
-def open_ledger(root: Path) -> Ledger:
-    """The ledger that the checkout at `root` charges; raises LedgerBrokenError where an older copy was put back."""
-    settings = params.load(root / "params.yaml", reads=("ledger",))
-    url = ledger_url(settings.ledger.url)
-    ledger = open_newest(url, home=home(), root=root)
-    remember(ledger, url, home=home())
-    return ledger
-
-
-def _balance(root: Path, population: str) -> tuple[float | None, float | None]:
-    ledger = open_ledger(root)
-    if population not in ledger.populations():
-        return None, None
-    balance = ledger.balance(population)
-    return balance.spent.epsilon, balance.remaining.epsilon
-
-
-def _document(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
 
 
 def _number(value: float | None) -> str:

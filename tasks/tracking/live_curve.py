@@ -5,6 +5,9 @@ the noise. What that process does not take is left out of the live curve; the re
 
 W&B's own service is not enough for that: `wandb.init` waits for the server, up to its timeout where that hangs or is
 not there, and `log` raises in the training where the service has died.
+
+The process gets a line about the training, a line for each row of the curve, and a last line. It ends with its input,
+so that nothing is left of a training that was killed. Its output is why it failed, in a line.
 """
 
 import contextlib
@@ -22,8 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.config.params import Tracking
+from tasks.tracking.session import places, reason, session
 
-if TYPE_CHECKING:  # the process that imports this for its words has no use for torch
+if TYPE_CHECKING:
     from algorithms.core.training import OnStep
 
 LIVE_STEP = "live/step"
@@ -44,13 +48,16 @@ def live_curve(run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root
     at most 20 s at its end.
     """
     if settings.mode != "online":
-        yield _nothing
+        yield lambda *_: None
         return
+    about = {name: plan[name] for name in ("algorithm", "dataset", "steps", "delta")}
+    about |= {"target_epsilon": plan["target"]["epsilon"]}
+    opening = {"run_id": run_id, "about": about, "settings": settings.model_dump(), "root": str(root)}
     try:
-        sender = _Sender(_opening(run_id, plan, settings, root))
+        sender = _Sender(opening)
     except OSError as error:
         _log.warning("W&B gets no live curve of this training: no process for it: %s", error)
-        yield _nothing
+        yield lambda *_: None
         return
     try:
         yield sender.take
@@ -60,16 +67,6 @@ def live_curve(run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root
     sender.end(_PATIENCE, finished=True)
 
 
-def _nothing(_step: int, _epsilon: float, _noise_std: float) -> None:
-    """Takes a step and does nothing."""
-
-
-def _opening(run_id: str, plan: Mapping[str, Any], settings: Tracking, root: Path) -> dict[str, Any]:
-    about = {name: plan[name] for name in ("algorithm", "dataset", "steps", "delta")}
-    about |= {"target_epsilon": plan["target"]["epsilon"]}
-    return {"run_id": run_id, "about": about, "settings": settings.model_dump(), "root": str(root)}
-
-
 class _Sender:
     """Writes lines to the process, and drops what it would have to wait for."""
 
@@ -77,7 +74,7 @@ class _Sender:
         self._latest: tuple[int, float, float] | None = None
         self._sent = -math.inf
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tasks.tracking.live"],
+            [sys.executable, "-m", "tasks.tracking.live_curve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # of W&B's own, which may be long
@@ -129,3 +126,47 @@ class _Sender:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+_SECONDS_TO_FINISH = 15
+
+
+class Unfinished(Exception):
+    """Training did not come to its end, which makes the run at W&B a failed one until it goes on."""
+
+
+def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
+    """Logs the rows as they come; raises Unfinished where they end without END."""
+    config = {"run_id": opening["run_id"], **opening["about"]}
+    with session(
+        Tracking.model_validate(opening["settings"]),
+        "online",
+        run_id=opening["run_id"],
+        group=opening["run_id"],
+        job_type="train",
+        name="{algorithm} on {dataset}, in training".format(**config),
+        config=config,
+        seconds_to_finish=_SECONDS_TO_FINISH,
+    ) as logged:
+        logged.define_metric(LIVE_STEP, hidden=True)
+        logged.define_metric("live/*", step_metric=LIVE_STEP)
+        for row in rows:
+            if row == END:
+                return
+            logged.log({name: row[name] for name in LIVE if name in row})
+        raise Unfinished("training did not come to its end.")
+
+
+def main() -> None:
+    """`python -m tasks.tracking.live_curve`, with lines as input."""
+    lines = (json.loads(line) for line in sys.stdin)
+    opening = next(lines)
+    try:
+        with contextlib.suppress(Unfinished), places(Path(opening["root"])):
+            tell(opening, lines)
+    except Exception as error:
+        sys.stdout.write(f"{reason(error)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,7 @@
-"""What the report at Weights & Biases says in words and tables, as markdown: complete without any server.
+"""The report of a run at Weights & Biases: saved there online, a file of the same content offline.
 
-The report of a run at Weights & Biases: saved there online, a file of the same content offline.
-
-The page that the report stage writes stays the first; this has its numbers as tables, and curves over the runs there.
+The page that the report stage writes stays the first; this has its numbers as tables in markdown, complete without any
+server, and curves over the runs there.
 """
 
 import json
@@ -21,7 +20,7 @@ from algorithms.privacy.card import PrivacyCard, text
 from algorithms.privacy.card.text import SO_FAR, statement
 from tasks.config.params import Tracking
 from tasks.reporting.history import History
-from tasks.runs.quality import quality
+from tasks.runs.quality import quality, tracked
 from tasks.tracking.runs import HISTORY, STEP, SUMMARY, TRAIN, Finished
 from tasks.tracking.session import Mode, safely, valid
 
@@ -43,7 +42,9 @@ def sections(run: Finished, history: History) -> Mapping[str, Section]:
         "epsilon": Section("Epsilon over time", _epsilon(run)),
         "blocks": Section("Epsilon by block", _blocks(history.blocks)),
         "noise": Section("Noise trace", _noise(run.trace)),
-        "accuracy": Section("Accuracy against epsilon", _accuracy(run, history.retrainings)),
+        "accuracy": Section(
+            f"{_compared(run).capitalize()} against epsilon", _accuracy(run, history.retrainings)
+        ),
         "retrainings": Section("Retraining history", _retrainings(history.retrainings)),
     }
 
@@ -100,7 +101,12 @@ def _accuracy(run: Finished, retrainings: pd.DataFrame) -> str:
     own, known = run.card.evidence.run_id, retrainings.dropna(subset=["accuracy"])
     rows = known.loc[known["run_id"] != own, ["run_id", "epsilon", "accuracy"]].to_numpy().tolist()
     rows.append([own, run.card.setting.epsilon, quality(run.metrics)])
-    return _table(("run", "epsilon", "accuracy on held-out records"), rows)
+    return _table(("run", "epsilon", f"{_compared(run)} on held-out records"), rows)
+
+
+def _compared(run: Finished) -> str:
+    """The name of what models for the target are compared by, such as accuracy or micro f1."""
+    return tracked(run.metrics).partition("/")[2].replace("_", " ")
 
 
 def _retrainings(retrainings: pd.DataFrame) -> str:
@@ -209,9 +215,10 @@ def _grids(run: Finished, entity: str, project: str) -> dict[str, "wr.PanelGrid"
 
     this = runs("this run", expr.Metric("Group") == run.card.evidence.run_id)
     _, epsilon, bound, *noise = HISTORY
-    accuracy, total = SUMMARY[0], SUMMARY[2]
     against = wr.ScatterPlot(
-        title="Accuracy against epsilon", x=wr.SummaryMetric(total), y=wr.SummaryMetric(accuracy)
+        title=f"{_compared(run).capitalize()} against epsilon",
+        x=wr.SummaryMetric(SUMMARY[2]),
+        y=wr.SummaryMetric(tracked(run.metrics)),
     )
     return {
         "epsilon": wr.PanelGrid(

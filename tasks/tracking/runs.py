@@ -1,24 +1,27 @@
-"""A finished pipeline run at Weights & Biases: one run there, with what it used and made; offline by default.
+"""Finished runs at Weights & Biases, with what they used and made; offline by default.
 
-What is sent is picked by name from the privacy card, the held-out metrics and the noise trace; nothing else can get
-in: no source code, no machine, no console, and nothing about training records without noise.
+What is sent of a run is picked by name from the privacy card, the held-out metrics and the noise trace; nothing else
+can get in: no source code, no machine, no console, and nothing about training records without noise. A model that
+serves is sent again with its card; of a search its winner alone; runs on public records, as of a comparison, are sent
+as a group with whole tables and figures.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from algorithms.privacy.card import PrivacyCard
+from algorithms.privacy.card import PrivacyCard, load
 from data import PublicDescription
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
 from tasks.runs.quality import quality, tracked
-from tasks.tracking.session import Mode, add_file, safely, session, valid
+from tasks.tracking.session import Mode, add_file, reason, safely, session, valid
 
 if TYPE_CHECKING:
     import wandb
@@ -162,3 +165,121 @@ def summary(run: Finished) -> dict[str, Any]:
     setting, metrics = run.card.setting, run.metrics
     values = (quality(metrics), metrics["test_loss"], setting.epsilon, setting.delta, setting.private)
     return dict(zip((tracked(metrics), *SUMMARY[1:]), values, strict=True))
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run of a group that is logged after it ended. images: PNG files; files: an artifact."""
+
+    job_type: str
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    tables: Mapping[str, pd.DataFrame]
+    images: Mapping[str, Path] = field(default_factory=dict)
+    files: Sequence[Path] = ()
+
+
+def log_group(group: str, members: Sequence[Member], settings: Tracking, *, root: Path) -> bool:
+    """Logs finished runs as one group; returns whether it was logged. A failure costs one line of the log."""
+
+    def log(mode: Mode) -> None:
+        for member in members:
+            _log_member(group, member, settings, mode)
+
+    return safely(log, settings, "this group", root)
+
+
+def _log_member(group: str, member: Member, settings: Tracking, mode: Mode) -> None:
+    import wandb
+
+    with session(
+        settings,
+        mode,
+        group=group,
+        job_type=member.job_type,
+        name=f"{group}: {member.job_type}",
+        config=member.config,
+    ) as logged:
+        images = {name: wandb.Image(str(path)) for name, path in member.images.items()}
+        logged.log({name: _table(frame) for name, frame in member.tables.items()} | images)
+        logged.summary.update(dict(member.summary))
+        if member.files:
+            artifact = wandb.Artifact(valid(f"comparison-{group}"), "comparison")
+            for path in member.files:
+                add_file(artifact, path)
+            logged.log_artifact(artifact)
+
+
+def _table(frame: pd.DataFrame) -> "wandb.Table":
+    """A table as W&B takes it: what is not known is empty."""
+    import wandb
+
+    rows = frame.astype(object).where(frame.notna(), None)
+    return wandb.Table(columns=[str(name) for name in rows.columns], data=rows.to_numpy())
+
+
+ALIAS = "serving"
+REGISTRY = "wandb-registry-model"
+_SENT = ("model.safetensors", "privacy_card.json")
+_SECONDS_TO_SEND = 60
+_log = logging.getLogger(__name__)
+
+
+def log_promotion(name: str, entry: Path, settings: Tracking, *, root: Path) -> bool:
+    """Logs that a model serves; returns whether it was logged. A failure costs one line of the log.
+
+    name: of the models. entry: the model's folder. root: the checkout. Online, the registry of models gets it, too,
+    under its name and with the same alias; where there is none or it refuses, that costs a line and nothing else.
+    """
+    folder = entry.absolute()
+    return safely(lambda mode: _log_to(name, folder, settings, mode), settings, "this promotion", root)
+
+
+def _log_to(name: str, entry: Path, settings: Tracking, mode: Mode) -> None:
+    import wandb
+
+    promoted = load(entry / "privacy_card.json")
+    with session(
+        settings,
+        mode,
+        group=entry.name,
+        job_type="promotion",
+        name=f"{name}: {entry.name}",
+        config={"name": name, "run_id": entry.name},
+    ) as logged:
+        use(logged, file_artifact("model", promoted, entry))
+        artifact = wandb.Artifact(valid(name), "model", metadata={"run_id": entry.name})
+        for file in _SENT:
+            add_file(artifact, entry / file)
+        logged.log_artifact(artifact, aliases=["latest", ALIAS])
+        if mode == "online":
+            _register(logged, artifact, valid(name))
+
+
+def _register(logged: "wandb.Run", artifact: "wandb.Artifact", name: str) -> None:
+    try:
+        artifact.wait(timeout=_SECONDS_TO_SEND)
+        logged.link_artifact(artifact, f"{REGISTRY}/{name}", aliases=[ALIAS])
+    except Exception as error:
+        _log.warning("W&B's registry did not take %s, which serves without it: %s", name, reason(error))
+
+
+def log_winner(receipt: Mapping[str, Any], folder: Path, settings: Tracking, *, root: Path) -> None:
+    """Logs the winner in `folder`; a failure costs a line of the log."""
+    card = json.loads((folder / "privacy_card.json").read_text(encoding="utf-8"))
+    config = {name: card["mechanism"][name] for name in ("algorithm", "settings", "steps")}
+    summary = {"epsilon": card["setting"]["epsilon"], "delta": card["setting"]["delta"]}
+
+    def log(mode: Mode) -> None:
+        with session(
+            settings,
+            mode,
+            job_type="search",
+            group=f"{receipt['dataset']} searches",
+            name=receipt["run_id"],
+            config=config,
+            run_id=receipt["run_id"],
+        ) as logged:
+            logged.summary.update(summary)
+
+    safely(log, settings, "the winner", root)

@@ -1,8 +1,7 @@
-"""Where W&B keeps its own files: below the checkout, unless the environment names another place.
+"""How Weights & Biases is talked to: what no run ever sends, how long it may take, and that a failure costs a line.
 
-Those of a queued experiment are below the checkout that it was queued in: it runs in a copy that DVC deletes.
-
-How Weights & Biases is talked to: what no run ever sends, how long it may take, and that a failure costs a line.
+W&B keeps its own files below the checkout, unless the environment names another place. Those of a queued experiment are
+below the checkout that it was queued in: it runs in a copy that DVC deletes.
 """
 
 import logging

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from algorithms.core.calibration import multiplier_at
 from algorithms.core.method import Plan, PublicInfo, Target
-from algorithms.core.minibatch import Answer
+from algorithms.core.minibatch import Answer, multiplier_at
 from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.methods.adp_sgd import ADPSGD, Decay, allocated, square_without_noise

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from algorithms.core.momentum import (
+from algorithms.methods.momentum import (
     Array,
     Curve,
     Stage,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from algorithms.core.method import Plan
-from algorithms.features.registry import FEATURES
+from algorithms.features.learned import FEATURES
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import build, verify
 from tests.algorithms import bench

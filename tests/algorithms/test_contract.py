@@ -17,8 +17,7 @@ from algorithms.errors import BudgetRefusedError
 from algorithms.gradients import Affine
 from algorithms.methods.registry import CATALOGUE
 from algorithms.privacy.accounting import epsilon as accounting
-from algorithms.privacy.accounting.adjacency import named
-from algorithms.privacy.accounting.epsilon import Accountant
+from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
 from algorithms.privacy.accounting.events import run_lengths
 from algorithms.privacy.mechanisms.noise import Generator
 from tests.algorithms import bench
@@ -125,7 +124,7 @@ def test_costs_at_most_its_target_by_an_independent_count(case: str) -> None:
     if not is_adaptive(plan):
         delta, accountant = plan.target.budget.delta, plan.accountant
         assert plan.cost.epsilon == accounting.epsilon(
-            plan.schedule, delta, accountant=accountant, adjacency=named(plan.adjacency)
+            plan.schedule, delta, accountant=accountant, adjacency=adjacency_named(plan.adjacency)
         )
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from algorithms.core.correlated_steps import INDEPENDENT, CorrelatedPlan
+from algorithms.core.correlated import INDEPENDENT, CorrelatedPlan, mean_squared_noise, workload
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.core.optimizers import OptimizerConfig
-from algorithms.core.strategies import mean_squared_noise, workload
 from algorithms.errors import RefusedError
 from algorithms.methods.registry import from_settings
 from algorithms.privacy.accounting.budget import Budget

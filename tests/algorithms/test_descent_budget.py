@@ -15,7 +15,7 @@ from algorithms.gradients import L2
 from algorithms.methods.dp_agd import DPAGD, OURS
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.rdp import rdp
+from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.mechanisms.release import Gaussian, Gumbel, Laplace, Poisson
 from tests.algorithms.descent import (
     DELTA,

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from algorithms.core.method import Plan, Target
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.methods.heavy_ball import HeavyBall
-from algorithms.methods.nesterov import Nesterov
+from algorithms.methods.momentum import HeavyBall, Nesterov
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.events import run_lengths
 from tests.algorithms import bench

@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 
 from algorithms.core.method import Plan, Target
-from algorithms.core.momentum import Curve, Stage, coefficients, divide_epsilon, iteration, laplace_scale
 from algorithms.errors import BudgetRefusedError
-from algorithms.methods.nesterov import Nesterov
+from algorithms.methods.momentum import (
+    Curve,
+    Nesterov,
+    Stage,
+    coefficients,
+    divide_epsilon,
+    iteration,
+    laplace_scale,
+)
 from algorithms.privacy.accounting.budget import Budget
 from tests.algorithms.box import (
     APPROXIMATE,

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from algorithms.core.method import Algorithm, Inputs, Plan, PublicInfo, Target
 from algorithms.errors import RefusedError
-from algorithms.methods.objective_perturbation import ObjectivePerturbation, noise_multiplier_by_kst
-from algorithms.methods.output_perturbation import OutputPerturbation
+from algorithms.methods.perturbation import ObjectivePerturbation, OutputPerturbation, noise_multiplier_by_kst
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
-from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from algorithms.core.momentum import Curve
+from algorithms.methods.momentum import Curve
 from comparisons import rates
 from comparisons.rates import (
     MOMENTA,

@@ -5,9 +5,9 @@ from typing import Any
 
 import dp_accounting as dp
 
-from algorithms.core.calibration import Array, in_levels
 from algorithms.core.method import Plan, PublicInfo, Target
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.calibration import Array, in_levels
 
 
 def plan_with(

@@ -180,7 +180,7 @@ def test_what_a_stage_would_refuse_is_refused_before_any_starts_and_once(
 ) -> None:
     here.ledger.set_cap("digits", Budget(4.0, 1e-3))
     head, params = here.ledger.head(), (here.root / "params.yaml").read_text()
-    monkeypatch.setattr("tasks.runs.reproduce.reproduce", None)
+    monkeypatch.setattr("tasks.runs.stages.reproduce", None)
     result = call(command, *arguments)
     assert result.exit_code == 2, result.output
     assert [words in line for line in result.stderr.splitlines() if line.startswith("refused: ")] == [True]

@@ -14,9 +14,12 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from data.schema import registry
+from data.schema.formats import Texts
+from data.schema.targets import NextToken, Tags, Target
 from flows.cli.main import app
 from tasks.config.new_project import TEMPLATES
 from tests.support.checkout import PROJECT
+from tests.support.public_texts import publish
 
 FIELDS = [
     {"name": "age", "constraints": {"minimum": 18, "maximum": 100}},
@@ -260,6 +263,44 @@ def test_a_number_or_several_labels_are_predicted_where_that_is_declared(
     assert {name: getattr(known, name) for name in target} == target
     plan = call("plan")
     assert plan.exit_code == 0, plan.output
+
+
+@pytest.mark.parametrize(
+    ("options", "target", "label"),
+    [
+        (["--next-token"], NextToken(next="token"), ()),
+        (["--tags", "O,B-WHO,I-WHO"], Tags(tags=("O", "B-WHO", "I-WHO"), outside="O"), "tags"),
+        (["--tags", "X,Y", "--label", "kind"], Tags(tags=("X", "Y")), "kind"),
+    ],
+)
+def test_a_project_of_next_tokens_or_tags_is_made_for_a_public_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], target: Target, label: str
+) -> None:
+    """The folder of the model is named from outside the project, and found from within."""
+    monkeypatch.chdir(tmp_path)
+    publish(tmp_path / "public", causal=options == ["--next-token"])
+    rows = [{"text": ["a", "film", str(n)], "tags": ["O", "O", "O"]} for n in range(40)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    many = ["--texts", "t.jsonl", "--at-most", "5000", *options]
+    refused = call("init", "mine", *many, "--bounds", "1,5")
+    assert refused.exit_code == 2 and "one thing is predicted" in refused.stderr
+    made = call("init", "mine", *many, "--encoder", "tokenizer/public")
+    assert made.exit_code == 0, made.output
+    monkeypatch.chdir(tmp_path / "mine")
+    card = registry.card("mine", tmp_path / "mine/data/cards")
+    assert card.known == target and isinstance(card.reader, Texts) and card.reader.label == label
+    checked = call("data", "check", "mine")
+    assert checked.exit_code == 0 and "can be read as its card declares" in checked.stdout, checked.output
+    plan = call("plan")
+    assert plan.exit_code == 0 and "huggingface" in plan.stdout, plan.output
+
+
+def test_the_next_token_needs_a_model_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.jsonl").write_text('{"text": "a film"}\n')
+    refused = call("init", "mine", "--texts", "t.jsonl", "--next-token", "--at-most", "50")
+    assert refused.exit_code == 2 and "name it by --encoder tokenizer/NAME" in refused.stderr
+    assert not (tmp_path / "mine").exists()
 
 
 def test_bounds_are_two_numbers(schema: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from prefect.utilities.callables import parameter_schema
 
 from algorithms.privacy.accounting.budget import Budget
 from flows.pipeline import pipeline, run_stage
-from tasks.runs.reproduce import STAGES
+from tasks.runs.stages import STAGES
 from tests.flows.conftest import ended
 from tests.support.checkout import Checkout
 

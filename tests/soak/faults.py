@@ -33,8 +33,7 @@ from ruamel.yaml import YAML
 from algorithms.privacy.ledger import store
 from benchmarks.postgres import server
 from tasks.retraining.delivery import Work, retrain
-from tasks.runs.reproduce import STAGES, StageFailedError, StageRefusedError
-from tasks.runs.stage import REFUSED, main_of
+from tasks.runs.stages import REFUSED, STAGES, StageFailedError, StageRefusedError, main_of
 from tests.soak import kills_check
 from tests.soak.kills_child import imported
 from tests.soak.kills_place import PARAMS, Place, make

@@ -35,7 +35,7 @@ from data.schema.targets import Classes
 from tasks.config import params
 from tasks.evaluate import load_model
 from tasks.retraining import settings as retraining
-from tasks.runs.stage import refusals
+from tasks.runs.stages import refusals
 from tests.support.synthetic_run import record, write_run
 
 ROOT = Path(__file__).parents[2]

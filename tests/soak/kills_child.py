@@ -23,8 +23,8 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from tasks.retraining.delivery import Work, retrain
-from tasks.runs.reproduce import STAGES, StageFailedError, StageRefusedError, reproduce
+from tasks.retraining.delivery import Work, give_up, retrain
+from tasks.runs.stages import STAGES, StageFailedError, StageRefusedError, reproduce
 from tests.soak.kills_place import Place
 from tests.soak.year import run_here
 
@@ -131,6 +131,15 @@ def deliver(place: Place, week: int, aim: Aim, told: Connection) -> None:
         told.send(("ended", outcome.kind, outcome.message, dict(watch.seen)))
     except Exception:
         told.send(("ended", "raised", traceback.format_exc(), dict(watch.seen)))
+
+
+def abandon(place: Place) -> None:
+    """A person gives the retraining up, as nobody else does where a checkpoint is damaged; the body of a fork."""
+    os.environ |= {"EPSILONFLOW_HOME": str(place.home), "EPSILONFLOW_LEDGER_URL": place.url}
+    work = Work(place.settings, place.root, stage, lambda _: None)
+    state = work.states.open()
+    assert state is not None
+    give_up(work, state)
 
 
 def by_dvc(name: str, root: Path) -> None:

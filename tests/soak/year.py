@@ -26,11 +26,12 @@ from data.schema import registry
 from tasks import prepare
 from tasks.config.environment import data_mirror, home
 from tasks.config.params import load
+from tasks.evaluate import metrics_of
 from tasks.reporting.figures import LIGHT, png
 from tasks.retraining.delivery import Outcome, Work, retrain
 from tasks.retraining.settings import Retraining
-from tasks.runs.reproduce import StageRefusedError
-from tasks.runs.stage import refusals
+from tasks.runs.quality import quality
+from tasks.runs.stages import StageRefusedError, refusals
 from tests.soak.year_check import recomputed
 from tests.soak.year_figure import figure
 
@@ -133,18 +134,15 @@ def _row(work: Work, ledger: Ledger, number: int, outcome: Outcome) -> dict[str,
     if outcome.kind in ("promoted", "kept"):
         state = work.states.all()[-1]
         serving = work.registry.serving
-        metrics = _metrics(work.root / "artifacts")
+        metrics = json.loads((work.root / "artifacts/metrics.json").read_text())
         row |= {"blocks": len(state.blocks), "first_block": state.blocks[0], "epsilon": metrics["epsilon"]}
         row |= {"accuracy": metrics["test_accuracy"]}
-        row |= {"serving_accuracy": None if serving is None else _metrics(serving)["test_accuracy"]}
+        prepared = work.root / "datasets/prepared"
+        serves = None if serving is None else quality(metrics_of(serving / "model.safetensors", prepared))
+        row |= {"serving_accuracy": serves}
     blocks = ledger.blocks(POPULATION)
     most = ledger.balance(POPULATION).spent.epsilon
     return row | {"retired": sum(block.retired for block in blocks), "most_spent": most}
-
-
-def _metrics(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-    return found
 
 
 def main(

@@ -28,7 +28,7 @@ from algorithms.privacy.mechanisms.release import (
     total_release,
 )
 from data import PublicDescription
-from tasks.runs.provenance import evaluated
+from tasks.runs.store import evaluated
 
 Kind = Literal["private", "seeded", "none"]
 DELTA, RATE, BATCH = 1e-5, 0.1, 40.0

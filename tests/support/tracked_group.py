@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tasks.config.params import Tracking
-from tasks.tracking.group import Member, log_group
-from tasks.tracking.search import log_winner
+from tasks.tracking.runs import Member, log_group, log_winner
 
 GROUP, WINNER = "digits by method", "20260101T030000-22222222"
 TABLE = pd.DataFrame({"method": ["dp_sgd", "gep"], "accuracy": [0.75, None]})

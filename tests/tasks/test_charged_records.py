@@ -19,7 +19,7 @@ from data import DataRefusedError
 from data.prepare.prepared import block_digests
 from flows.cli import main
 from tasks import train
-from tasks.runs.reproduce import StageRefusedError
+from tasks.runs.stages import StageRefusedError
 from tests.tasks.test_retraining import Place
 from tests.tasks.test_retraining import place as place
 

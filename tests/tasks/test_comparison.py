@@ -13,7 +13,7 @@ from tasks.comparing.comparison import load, variants
 from tasks.comparing.trials import Fold, Trial, cells, groups
 from tasks.comparing.work import work_of
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stage import refusals
+from tasks.runs.stages import refusals
 from tests.support.comparisons import PROJECT, document, small, write
 
 PLAIN = {"dataset": "digits", "model": "softmax"}

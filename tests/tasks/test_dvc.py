@@ -17,8 +17,7 @@ from ruamel.yaml import YAML
 from algorithms.methods.registry import CATALOGUE
 from tasks import calibrate
 from tasks.config.params import WITHOUT_EFFECT
-from tasks.runs import stage
-from tasks.runs.reproduce import STAGES
+from tasks.runs.stages import STAGES, refusals
 from tests.support.checkout import PROJECT, Checkout
 
 CANNOT_CHANGE_A_RESULT = {
@@ -56,9 +55,7 @@ def test_a_stage_lists_the_parameters_that_it_reads(name: str) -> None:
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_lists_the_code_that_decides_its_result(name: str) -> None:
     # A method's own file is in plan.json, as a digest; what it imports is not.
-    methods = (
-        {f"algorithms.methods.{algorithm}" for algorithm in CATALOGUE} if name == "train" else set[str]()
-    )
+    methods = {method.__module__ for method in CATALOGUE.values()} if name == "train" else set[str]()
     listed = set(stages()[name]["deps"]) | {_file(method) for method in methods}
     roots = {f"tasks.{name}"} | methods
     irrelevant = CANNOT_CHANGE_A_RESULT.keys() - (MAKES_THE_DATA if name == "prepare" else set())
@@ -252,7 +249,7 @@ def test_bad_parameters_are_refused_before_the_training(
         ("name: softmax", "name: logistic", "2 classes"),
     ):
         checkout.set(old, new)
-        with pytest.raises(stage.refusals(), match=re.escape(words)):
+        with pytest.raises(refusals(), match=re.escape(words)):
             calibrate.main()
         checkout.set(new, old)
     assert checkout.artifact("plan.json") == plan

@@ -86,7 +86,7 @@ def test_an_encoder_is_all_there_is_to_type(tmp_path: Path) -> None:
     chosen = asked.params
     assert chosen.data.transform == "encoder"
     assert chosen.data.encoder is not None
-    assert chosen.data.encoder.settings == {"mirror": True}
+    assert chosen.data.encoder.settings == {"size": 160}
     assert (chosen.model.name, chosen.features_settings["name"]) == ("unit_linear", "centred")
     at_half = revise(tmp_path, Request(epsilon=0.5, encoder="efficientnet-lite0")).params
     rates = [one.algorithm_settings["update"]["learning_rate"] for one in (at_half, chosen)]

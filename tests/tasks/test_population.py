@@ -12,15 +12,14 @@ from algorithms.core.method import PublicInfo, Target
 from algorithms.core.receipt import reserved_events
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import group_privacy, rdp
 from algorithms.privacy.accounting.events import RenyiDpEvent, schedule_from_json
 from algorithms.privacy.accounting.filters import RenyiFilter
-from algorithms.privacy.accounting.group_privacy import group_privacy
-from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
 from tasks import calibrate, evaluate, prepare, train
 from tasks.config import params
+from tasks.runs.ledger import check_usual
 from tasks.runs.population import bind, declare, register
-from tasks.runs.rollback_guard import check_usual
 from tests.support.checkout import PROJECT
 from tests.support.synthetic_run import description
 from tests.tasks.test_train import Workspace

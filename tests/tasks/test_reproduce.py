@@ -13,7 +13,7 @@ import pytest
 import zc.lockfile
 from ruamel.yaml import YAML
 
-from tasks.runs.reproduce import StageFailedError, StageRefusedError, checkout_lock, reproduce, up_to_date
+from tasks.runs.stages import StageFailedError, StageRefusedError, checkout_lock, reproduce, up_to_date
 from tests.support.checkout import PROJECT, Checkout
 from tests.support.waiting import before_long, processes_in
 
@@ -103,7 +103,7 @@ def test_dvcs_own_locks_are_waited_for(
 
 def test_a_stage_ends_with_a_killed_process_that_asked_for_it(stage: Callable[[str], Path]) -> None:
     root = stage("import time; time.sleep(600)")
-    code = "import sys; from pathlib import Path; from tasks.runs.reproduce import reproduce as r"
+    code = "import sys; from pathlib import Path; from tasks.runs.stages import reproduce as r"
     code += "; r('train', root=Path(sys.argv[1]), say=print)"
     asking = subprocess.Popen([sys.executable, "-c", code, str(root)], start_new_session=True)
     try:
@@ -133,7 +133,7 @@ def test_two_holders_of_a_checkout_take_turns(tmp_path: Path) -> None:
 
 def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from tasks.runs.reproduce import checkout_lock\n"
+        "import sys, time; from pathlib import Path; from tasks.runs.stages import checkout_lock\n"
         "with checkout_lock(Path(sys.argv[1]), say=print):\n    print('in', flush=True); time.sleep(60)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)

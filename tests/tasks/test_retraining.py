@@ -24,8 +24,7 @@ from tasks.retraining import settings as retraining_settings
 from tasks.retraining.delivery import Outcome, Work, charged_run, retrain
 from tasks.retraining.registry import Registry
 from tasks.retraining.settings import Retraining
-from tasks.runs.reproduce import StageFailedError, StageRefusedError
-from tasks.runs.stage import refusals
+from tasks.runs.stages import StageFailedError, StageRefusedError, refusals
 
 MONDAY = datetime(2026, 1, 5, 3, tzinfo=UTC)
 CARD: dict[str, Any] = {

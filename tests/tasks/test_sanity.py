@@ -17,7 +17,7 @@ from tasks.calibrate import plan_for
 from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.config.params import GROUPS, Params
-from tasks.runs import sanity
+from tasks.runs import preflight
 from tasks.runs.preflight import outlook
 from tests.support.checkout import PROJECT
 from tests.tasks.test_again import Terminal
@@ -49,7 +49,7 @@ def settings_for(
 def doubts(settings: Params) -> list[str]:
     cards = EXAMPLE if settings.data.dataset == "visits" else registry.CARDS
     public = public_description(registry.card(settings.data.dataset, cards))
-    return sanity.doubts(settings, plan_for(settings, public), sanity.records_of(public, cards))
+    return preflight.doubts(settings, plan_for(settings, public), preflight.records_of(public, cards))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_command_asks_at_its_terminal_before_the_stages_start(
     found = outlook(spoiled.place.root, settings)
 
     def ask() -> None:
-        sanity.ask_first(found.doubts, found.public, epsilon=1.0)
+        preflight.ask_first(found.doubts, found.public, epsilon=1.0)
 
     with pytest.raises(RefusedError, match="one step moves"):
         ask()

@@ -8,7 +8,7 @@ from algorithms.errors import BudgetRefusedError, LedgerBrokenError
 from algorithms.models import ModelRefusedError
 from data import DataRefusedError
 from tasks.config.params import ParamsRefusedError
-from tasks.runs.stage import checkout, main_of
+from tasks.runs.stages import checkout, main_of
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,13 @@ from algorithms.models.saved import load as load_model
 from data.prepare.prepared import load as load_prepared
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
-from data.schema.targets import Labels
+from data.schema.targets import Labels, Tags
 from tasks import evaluate
-from tasks.export import release
+from tasks.export import export, release
 from tasks.predict import predict, write
+from tasks.runs.quality import quality
+from tasks.runs.quality import rows as quality_rows
+from tasks.runs.quality import said as said_of
 from tasks.runs.summary import run_summary
 from tests.support.public_texts import WORDS, publish
 from tests.tasks.test_own_records import CARD, declared, finish
@@ -293,6 +296,70 @@ def test_a_word_has_its_tag_at_its_first_token(
     assert told.getvalue().splitlines()[0] == "record,predicted"
 
 
+BIO = Tags(tags=("O", "B-WHO", "I-WHO", "B-WHAT", "I-WHAT"), outside="O", words=9)
+
+
+@pytest.mark.parametrize(
+    ("found", "real", "expected"),
+    [
+        ([1, 2, 0, 3], [1, 2, 0, 3], 1.0),
+        ([1, 2, 2, 3], [1, 2, 0, 3], 0.5),  # one of two ends a word too late
+        ([1, 4, 0, 0], [1, 2, 0, 0], 0.0),  # WHO alone, then a WHAT that its I- begins
+        ([0, 2, 2, 0], [0, 1, 2, 0], 1.0),  # an I- begins where nothing of its type is before it
+        ([1, 1, 0, 0], [1, 2, 0, 0], 0.0),  # two entities side by side are not one
+        ([0, 0, 0, 0], [0, 0, 0, 0], 0.0),
+    ],
+)
+def test_an_entity_is_right_as_a_whole(found: list[int], real: list[int], expected: float) -> None:
+    types = evaluate.entity_types(BIO)
+    assert types is not None
+    rows = np.zeros(4, np.int64)
+    assert evaluate.entity_f1(types, np.array(found), np.array(real), rows) == expected
+
+
+def test_f1_over_entities_is_that_of_counting_word_by_word() -> None:
+    """Texts of random tags, some words of which do not count; an entity never goes on in the next text."""
+
+    def entities(text: list[str]) -> set[tuple[int, int, str]]:
+        found: list[list[Any]] = []
+        for place, tag in enumerate(text):
+            begins, _, kind = tag.partition("-")
+            if tag == "O":
+                continue
+            if found and begins == "I" and found[-1][1:] == [place - 1, kind]:
+                found[-1][1] = place
+            else:
+                found.append([place, place, kind])
+        return {(first, last, kind) for first, last, kind in found}
+
+    draw = np.random.default_rng(0)
+    labels, said = draw.integers(0, 5, (40, 9)), draw.integers(0, 5, (40, 9))
+    said = np.where(draw.random((40, 9)) < 0.7, labels, said)
+    labels = np.where(draw.random((40, 9)) < 0.2, -100, labels)
+    right = given = there = 0
+    for row, own in zip(said, labels, strict=True):
+        counts = own != -100
+        one, other = ([BIO.tags[tag] for tag in tags[counts]] for tags in (row, own))
+        right += len(entities(one) & entities(other))
+        given, there = given + len(entities(one)), there + len(entities(other))
+    found = evaluate.measured(BIO, evaluate.Evaluation(said, 0.0, np.zeros((40, 0))), labels)
+    assert found["test_entity_f1"] == 2 * right / (given + there) and 0.3 < found["test_entity_f1"] < 0.9
+    assert quality(found) == found["test_entity_f1"]
+    assert ("F1 over entities", f"{found['test_entity_f1']:.3f}") in quality_rows(found)
+    assert "F1 over entities is" in said_of(found, 40, 0.5).sentences
+
+
+@pytest.mark.parametrize(
+    "tags", [("O", "WHO"), ("O", "I-WHO"), ("O", "B-A", "I-B"), ("O", "B-A", "I-A", "X")]
+)
+def test_tags_of_another_form_have_no_entities(tags: tuple[str, ...]) -> None:
+    known = Tags(tags=tags, outside="O")
+    assert evaluate.entity_types(known) is None
+    labels = np.array([[0, 1]])
+    found = evaluate.measured(known, evaluate.Evaluation(labels, 0.0, np.zeros((1, 0))), labels)
+    assert "test_entity_f1" not in found and quality(found) == found["test_token_f1"] == 1.0
+
+
 @pytest.mark.parametrize(
     ("target", "head", "adapter"),
     [
@@ -328,6 +395,7 @@ def test_a_release_is_read_by_its_library_in_one_line(
     artifacts = workspace.root / "artifacts"
     names = set(release(artifacts, place, key=None))
     assert {"model.safetensors", "privacy_card.json"} <= names
+    assert {"tokenizer.json", "tokenizer_config.json"} <= names
     assert names & {"config.json", "adapter_config.json"} == {
         "adapter_config.json" if adapter else "config.json"
     }
@@ -340,10 +408,20 @@ def test_a_release_is_read_by_its_library_in_one_line(
     else:
         read = auto.from_pretrained(place)
         assert head == "CausalLM" or read.config.id2label == {0: "O", 1: "WHO"}
-    ids = torch.tensor([[5, 2, 1, 6, 7, 7], [3, 3, 7, 7, 7, 7]])
+    tokenize, texts = transformers.AutoTokenizer.from_pretrained(place), ["the good film", "bad bad"]
+    given = [text.split() for text in texts] if head == "TokenClassification" else texts
+    how = {"padding": "max_length", "truncation": True, "is_split_into_words": given is not texts}
+    found = tokenize(given, max_length=6, **how)
+    ids = torch.tensor(found["input_ids"])
+    assert ids.tolist() == [[5, 2, 1, 7, 7, 7], [3, 3, 7, 7, 7, 7]] and tokenize.model_max_length == 6
     with torch.no_grad():
         said = read.eval()(input_ids=ids, attention_mask=(ids != 7).long()).logits
         assert torch.allclose(said, model(ids.int()), atol=1e-5)
+    for form in ("torchscript", "onnx", "huggingface", "library"):
+        if form == "onnx":
+            pytest.importorskip("onnxscript")
+        assert export(artifacts, form, tmp_path / form) < 1e-4
+    assert {path.name for path in (tmp_path / "library").iterdir()} >= {"config.json", "tokenizer.json"}
     untrained = auto.from_pretrained(
         public, **({} if head == "CausalLM" else {"num_labels": len(model.classes)})
     )
@@ -365,6 +443,33 @@ def test_a_run_whose_held_out_texts_have_no_words_ends_with_a_card(
     declared("t.jsonl", data, chosen, classes=[], target=TAGS, reader=reader, unit="one text")
     finish(workspace)
     assert metrics_of(workspace)["test_token_f1"] == metrics_of(workspace)["test_loss"] == 0.0
+
+
+def test_a_release_says_which_tokenizer_is_not_here_any_more(
+    workspace: Workspace, declared: Declare, tmp_path: Path
+) -> None:
+    public = tmp_path / "public"
+    publish(public)
+    path = _reviews(workspace.root)
+    reader = {"kind": "texts", "format": "jsonl", "columns": ["text"], "label": "text"}
+    data = {"transform": "encoder", "encoder": {"name": f"tokenizer/{public}", "settings": {"length": 6}}}
+    chosen = {"name": "huggingface", "checkpoint": str(public)}
+    lines = [{"text": f"the good film {n}", "label": "no"} for n in range(90)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    declared(path.name, data, chosen, reader=reader | {"label": "label"}, unit="one text")
+    finish(workspace)
+    own = public / "tokenizer.json"
+    own.write_text(own.read_text().replace('"film"', '"movie"'))
+    assert "tokenizer.json" not in release(workspace.root / "artifacts", tmp_path / "released", key=None)
+    assert "which was not here to be added" in (tmp_path / "released/README.md").read_text()
+
+
+def test_a_model_that_sees_what_it_is_to_predict_is_refused(tmp_path: Path) -> None:
+    """A BERT as a language model would say each token from itself."""
+    publish(tmp_path)
+    known = {"input_shape": (6,), "classes": len(WORDS), "seed": 0, "tokens": len(WORDS), "padding": 7}
+    with pytest.raises(ModelRefusedError, match="sees the tokens that it is to predict"):
+        build("huggingface", **known, predicts="next token", settings={"checkpoint": str(tmp_path)})  # type: ignore[arg-type]
 
 
 def test_texts_of_language_modelling_need_a_tokenizer(workspace: Workspace, declared: Declare) -> None:

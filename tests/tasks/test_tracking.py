@@ -15,9 +15,8 @@ import pytest
 from tasks.config.params import Tracking
 from tasks.reporting.figures import Curve
 from tasks.tracking import runs as tracking
-from tasks.tracking.promotion import log_promotion
 from tasks.tracking.report import log_report
-from tasks.tracking.runs import STEP, Finished, history, log_run
+from tasks.tracking.runs import STEP, Finished, history, log_promotion, log_run
 from tasks.tracking.session import places
 from tests.support.offline_run import (
     CONFIG,

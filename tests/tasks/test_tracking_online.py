@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tasks.tracking import promotion as tracking_promotion
+from tasks.tracking import runs as finished_runs
 from tests.support.offline_run import (
     CONFIG,
     HISTORY,
@@ -119,7 +119,7 @@ def test_a_registry_that_refuses_costs_a_line(caplog: pytest.LogCaptureFixture) 
             raise RuntimeError("there is no\nregistry")
 
     with caplog.at_level(logging.WARNING):
-        tracking_promotion._register(None, Refusing(), "visits")  # type: ignore[arg-type]
+        finished_runs._register(None, Refusing(), "visits")  # type: ignore[arg-type]
     assert caplog.messages == [
         "W&B's registry did not take visits, which serves without it: there is no registry"
     ]

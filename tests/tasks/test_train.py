@@ -30,7 +30,7 @@ from data.schema.errors import DataRefusedError
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tasks.runs import store
-from tasks.runs.provenance import check_evaluated
+from tasks.runs.store import check_evaluated
 from tasks.tracking import live_curve
 from tests.support.checkout import PROJECT
 from tests.support.wandb_stand_in import standing_in

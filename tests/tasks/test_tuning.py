@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from safetensors import safe_open
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy import card
@@ -31,12 +33,12 @@ BASE: dict[str, Any] = {
 SPACE = {"algorithm.update.learning_rate": [0.001, 2.0]}
 
 
-def search_of(place: Path, public: bool = True, **settings: Any) -> Search:
+def search_of(place: Path, public: bool = True, base: dict[str, Any] = BASE, **settings: Any) -> Search:
     found = PublicDescription.read(place / "prepared")
     found = dataclasses.replace(found, public=public)
     (place / "prepared" / "public.json").write_text(found.to_json())
     asked = Tuning.model_validate({"space": SPACE, "epsilon": 4.0} | settings)
-    return Search(asked, price(asked, BASE, found), place / "prepared", found)
+    return Search(asked, price(asked, base, found), place / "prepared", found)
 
 
 @pytest.fixture
@@ -98,6 +100,78 @@ def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path
     assert drawn[0] == drawn[1]
     rows = [row.kind for row in ledger.history("digits") if row.run_id == receipt["run_id"]]
     assert rows == ["reserve", "settle"]
+
+
+CENTRED = BASE | {"features": {"name": "centred", "mean_noise": 20.0}, "model": {"name": "unit_linear"}}
+
+
+def test_trials_share_features_that_are_released_once(place: Path, own_home: Path) -> None:
+    search, ledger = search_of(place, base=CENTRED, trials={"mean": 6.0}), ledger_of(own_home)
+    means: list[bytes] = []
+    killed = False
+
+    def noting(trials: Sequence[Trial]) -> None:
+        nonlocal killed
+        tuning.one_by_one(trials[: None if killed else 1])
+        if not killed:
+            (
+                trials[0].folder.parent / "shared" / "state.safetensors"
+            ).unlink()  # released again with the same noise
+            killed = True
+            raise KeyboardInterrupt
+        for trial in trials:
+            rows = pd.read_parquet(trial.folder / "trace.parquet")
+            assert list(rows["kind"]) == ["total", *["gradient"] * 4]
+            with safe_open(trial.folder / "model.safetensors", "pt") as file:
+                means.append(file.get_tensor("features.mean").numpy().tobytes())
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
+    receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
+    assert len(set(means)) == 1
+    assert [row["count"] for row in receipt["events"]] == [1, 1]
+    assert [row["event"]["type"] for row in receipt["events"]] == [
+        "GaussianDpEvent",
+        "RepeatAndSelectDpEvent",
+    ]
+    written = card.load(place / "tuned" / "privacy_card.json")
+    verified = card.verify(written, place / "tuned", key=(own_home / "owner.pub").read_text().strip())
+    assert verified.passed, verified.failures
+    assert "released once" in (place / "tuned" / "tune.html").read_text()
+
+
+def test_what_is_shared_leaves_a_trial_more(place: Path) -> None:
+    shared = search_of(place, base=CENTRED).priced
+    inside = search_of(place, base=CENTRED, space=SPACE | {"features.mean_noise": [20.0]}).priced
+    assert (len(shared.schedule), len(inside.schedule)) == (2, 1)
+    assert inside.each < shared.each < shared.cost <= 4.0
+
+
+@pytest.mark.parametrize(
+    ("varied", "features", "shares"),
+    [
+        ("algorithm.clip_norm", {"name": "centred"}, True),
+        ("model.seed", {"name": "centred"}, True),
+        ("model.seed", {"name": "centred", "head_noise": 20.0}, False),
+        ("algorithm.clip_norm", {"name": "centred", "head_noise": 20.0}, True),
+        ("features.mean_noise", {"name": "centred"}, False),
+        ("algorithm.clip_norm", {"name": "none"}, False),
+        ("algorithm.clip_norm", None, False),
+    ],
+)
+def test_features_are_shared_where_no_trial_varies_them(varied: str, features: Any, shares: bool) -> None:
+    asked = Tuning.model_validate({"space": {varied: [1, 2]}, "epsilon": 1.0})
+    assert tuning.shares_features(asked, {"features": features}) is shares
+
+
+def test_a_trial_never_learns_by_itself_what_is_shared(place: Path, own_home: Path) -> None:
+    def without(trials: Sequence[Trial]) -> None:
+        (trials[0].folder.parent / "shared" / "state.safetensors").unlink()
+        tuning.one_by_one(trials)
+
+    search = search_of(place, base=CENTRED)
+    with pytest.raises(RefusedError, match="what all trials share"):
+        tune(search, ledger=ledger_of(own_home), home=own_home, root=place, run_all=without)
 
 
 def test_a_population_that_cannot_pay_for_the_whole_pays_for_nothing(place: Path, own_home: Path) -> None:

@@ -14,7 +14,16 @@ from algorithms.gradients.grad_sample_recorder import Rule
 from algorithms.gradients.rules.attention import multi_head_attention, scaled_dot_product_attention
 from algorithms.gradients.rules.convolution import convolution
 from algorithms.gradients.rules.general import general
-from algorithms.gradients.rules.layers import addmm, embedding, embedding_bag, linear, matmul, normalisation
+from algorithms.gradients.rules.layers import (
+    addmm,
+    embedding,
+    embedding_bag,
+    entries,
+    linear,
+    normalisation,
+    repeated,
+)
+from algorithms.gradients.rules.products import bilinear, product
 from algorithms.gradients.rules.recurrent import gru, lstm
 from algorithms.gradients.rules.shared import pulled_back, shared
 
@@ -27,18 +36,35 @@ RULES: dict[Callable[..., Any], Rule] = {
     torch.conv2d: convolution,
     functional.embedding: embedding,
     functional.embedding_bag: embedding_bag,
+    Tensor.__getitem__: entries,
+    torch.index_select: entries,
+    Tensor.index_select: entries,
+    Tensor.repeat: repeated,
+    torch.tile: repeated,
+    Tensor.tile: repeated,
     functional.layer_norm: normalisation,
     functional.rms_norm: normalisation,
     functional.group_norm: normalisation,
-    functional.instance_norm: normalisation,
-    functional.batch_norm: normalisation,  # with fixed statistics; others mix records and are refused
+    torch.layer_norm: normalisation,
+    torch.rms_norm: normalisation,
+    torch.group_norm: normalisation,
+    torch.instance_norm: normalisation,
+    torch.batch_norm: normalisation,  # with fixed statistics; others mix records and are refused
     functional.multi_head_attention_forward: multi_head_attention,
     functional.scaled_dot_product_attention: scaled_dot_product_attention,
-    torch.matmul: matmul,
-    torch.mm: matmul,
-    Tensor.matmul: matmul,
-    Tensor.mm: matmul,
-    Tensor.__matmul__: matmul,
+    torch.matmul: product,
+    torch.mm: product,
+    torch.bmm: product,
+    torch.mv: product,
+    torch.einsum: product,
+    torch.tensordot: product,
+    Tensor.matmul: product,
+    Tensor.mm: product,
+    Tensor.bmm: product,
+    Tensor.mv: product,
+    Tensor.__matmul__: product,
+    Tensor.__rmatmul__: product,
+    torch.bilinear: bilinear,
     torch.addmm: addmm,
     torch.lstm: lstm,
     torch.gru: gru,

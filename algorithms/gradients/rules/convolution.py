@@ -40,9 +40,6 @@ from algorithms.gradients.grads import (
 from algorithms.gradients.padding import Layout
 from algorithms.gradients.rules.general import general
 
-_FEW_PLACES = 8
-"""Up to which a product of all places of all records, in 64 bits, takes less than each record's own products."""
-
 
 @dataclass(frozen=True)
 class Window:
@@ -111,6 +108,10 @@ class ConvGrad:
     window: Window
 
     @property
+    def is_written(self) -> bool:
+        return not self._prefers_gram and not self._is_formed_singly
+
+    @property
     def length(self) -> int:
         """How many outer products are summed."""
         return self.errors.shape[2] * self.errors.shape[3]
@@ -169,8 +170,9 @@ class ConvGrad:
     @property
     def _is_summed_by_products(self) -> bool:
         """Whether the sum is a product of all places of some records, in 64 bits, which writes no gradient down."""
-        is_few = self._prefers_gram and is_short(self.length)
-        return self.window.groups == 1 and (is_few if self._is_formed_singly else self.length <= _FEW_PLACES)
+        is_single = self._is_formed_singly
+        is_few = is_short(self.length, is_single=is_single) and (self._prefers_gram or not is_single)
+        return self.window.groups == 1 and is_few
 
     def _add_products(self, inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
         cut, rows = self._cutter(), rows_of_product(self._patch, errors.shape[1], errors.device)
@@ -210,11 +212,18 @@ class ConvGrad:
     @property
     def _numbers(self) -> int:
         """What the products of one record need: its patches, or its gradient."""
+        if self._is_depthwise:
+            return self.inputs[0].numel() + self.errors[0].numel()
         return self._patch * max(self.length * self.window.groups, self.errors.shape[1])
 
     @property
     def _prefers_gram(self) -> bool:
         return prefers_gram(self.length, self._patch, self.errors.shape[1] // self.window.groups)
+
+    @property
+    def _is_depthwise(self) -> bool:
+        """Whether every channel has kernels of its own."""
+        return self.window.groups == self.inputs.shape[1] > 1
 
     @property
     def _is_formed_singly(self) -> bool:
@@ -225,6 +234,8 @@ class ConvGrad:
 
     def _writer(self) -> Callable[..., Tensor]:
         """What writes down the gradients of a few records, by products of patches and errors, in their order."""
+        if self._is_depthwise and self.length > 1:  # kernels of one number are slow in PyTorch
+            return self._write_depthwise
         cut = self._cutter()
 
         def write(inputs: Tensor, errors: Tensor, into: Tensor | None = None) -> Tensor:
@@ -236,6 +247,24 @@ class ConvGrad:
             return torch.bmm(back, seen, out=out).view(len(errors), -1)
 
         return write
+
+    def _write_depthwise(self, inputs: Tensor, errors: Tensor, into: Tensor | None = None) -> Tensor:
+        """The same where every channel has kernels of its own: each record's channel is convolved with its error.
+
+        The error is then the kernel, and what was the stride is the distance of its places (Rochette, Manoel and Tramel
+        2019, arXiv:1912.06015).
+        """
+        window, records = self.window, len(errors)
+        channels = wide(inputs).repeat_interleave(errors.shape[1] // inputs.shape[1], dim=1).flatten(0, 1)
+        kernels = wide(errors).reshape(-1, 1, *errors.shape[2:])
+        found = torch.conv2d(
+            channels[None], kernels, None, window.dilation, window.padding, window.stride, len(kernels)
+        )
+        height, width = window.kernel
+        written = found[0, :, :height, :width].reshape(
+            records, -1
+        )  # places that no kernel reached are left over
+        return written if into is None else into.view_as(written).copy_(written)
 
 
 def _square_norms(seen: Tensor, errors: Tensor, groups: int) -> Tensor:

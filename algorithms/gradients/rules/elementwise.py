@@ -14,6 +14,7 @@ from algorithms.gradients.rules.shared import words, writes
 
 _SUMS = words("add __add__ __radd__ __iadd__ add_")
 _STRETCHES = words("expand expand_as broadcast_to")
+_PRODUCTS = words("mul __mul__ __rmul__ multiply")
 _OTHERS = words(
     "sub __sub__ __rsub__ __isub__ sub_ rsub subtract mul __mul__ __rmul__ __imul__ mul_ multiply div __truediv__"
     " __rtruediv__ true_divide divide div_ where masked_fill maximum minimum addcmul addcdiv lerp __pow__ pow"
@@ -29,7 +30,8 @@ def elementwise(
     leaves, structure = tree_flatten((args, kwargs))
     names = {i: own for i, leaf in enumerate(leaves) if (own := tape.name(leaf)) is not None}
     is_sum = name in _STRETCHES or (name in _SUMS and not kwargs)
-    if "out" in kwargs or (writes(name, kwargs) and 0 in names):
+    is_product = name in _PRODUCTS and len(names) == 1 and not kwargs
+    if kwargs.get("out") is not None or (writes(name, kwargs) and 0 in names):
         raise UnrecordedError(f"the operation '{name}' on a parameter")
     # What is written over is needed as it was, and other values must not change until gradients are asked for.
     before = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -44,7 +46,10 @@ def elementwise(
 
     def gradients(errors: Tensor) -> Gradients:
         stretched = dict.fromkeys(names, errors)
-        if not is_sum:
+        if is_product:
+            (place,) = names
+            stretched = {place: errors * before[1 - place]}
+        elif not is_sum:
             free = {i: before[i].expand(shape).detach().requires_grad_() for i in names}
             with torch.enable_grad():
                 some, named = tree_unflatten(

@@ -6,7 +6,7 @@ Normalisations: output = normalised input times weight plus bias.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -34,34 +34,17 @@ def linear(
     return tape.keep(output, lambda errors: linear_gradients(input, errors, layout, names, tape.batch), input)
 
 
-def matmul(
+def addmm(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """output = input weight, for input [..., p] and weight [p, o]."""
-    return addmm(tape, lambda _, *pair: func(*pair), (None, *args), kwargs, func)
-
-
-def addmm(
-    tape: GradSampleRecorder,
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    plain: Callable[..., Any] | None = None,
-) -> Any:
-    """output = bias + input weight, for input [..., p], weight [p, o] and bias [o]."""
-    plain, given = plain or func, args if plain is None else args[1:]
+    """output = bias + input weight, for input [n, p], weight [p, o] and bias [o]."""
     if len(args) != 3 or kwargs:
-        return general(tape, plain, given, kwargs)
+        return general(tape, func, args, kwargs)
     bias, input, weight = args
-    is_layer = isinstance(weight, Tensor) and weight.dim() == 2 and tape.name(weight) is not None
-    if not is_layer or tape.name(input) is not None or input.dim() < 2:
-        return general(tape, plain, given, kwargs)
-    if bias is not None and (bias.dim() != 1 or tape.layout_if_any(bias) is not None):
-        return general(tape, plain, given, kwargs)
-    layout = tape.layout(input)
-    if layout.dimension == input.dim() - 1:
-        return general(tape, plain, given, kwargs)
-    names, batch = (tape.name(weight), tape.name(bias)), tape.batch
+    is_layer = tape.name(weight) is not None and tape.name(input) is None and bias.dim() == 1
+    if not is_layer or tape.layout_if_any(bias) is not None or tape.layout(input).dimension != 0:
+        return general(tape, func, args, kwargs)
+    names, batch, layout = (tape.name(weight), tape.name(bias)), tape.batch, tape.layout(input)
 
     def gradients(errors: Tensor) -> Gradients:
         found = linear_gradients(input, errors, layout, names, batch)
@@ -69,7 +52,7 @@ def addmm(
         assert isinstance(products, LinearGrad)
         return found | {str(names[0]): LinearGrad(products.errors, products.inputs)}
 
-    return tape.keep(func(bias, input, weight), gradients, input)
+    return tape.keep(func(*args), gradients, input)
 
 
 def linear_gradients(
@@ -144,7 +127,7 @@ def embedding_bag(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The sum or the mean of each record's entries of a table, for input [batch, length]."""
-    call = _signature(func).bind(*args, **kwargs).arguments
+    call = _bound(func, args, kwargs)
     input, weight, mode = call["input"], call["weight"], call.get("mode", "mean")
     plain = {
         "input",
@@ -173,14 +156,62 @@ def embedding_bag(
     return tape.keep(func(*args, **kwargs), gradients, input)
 
 
-_OVER_LAST = (functional.layer_norm, functional.rms_norm)
+def entries(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """weight[index] and index_select(weight, 0, index): rows of a table, as an embedding looks them up."""
+    if func is Tensor.__getitem__:
+        weight, index = args
+    elif kwargs or len(args) != 3 or args[1] != 0:
+        return general(tape, func, args, kwargs)
+    else:
+        weight, _, index = args
+    is_lookup = isinstance(index, Tensor) and index.dtype in (torch.int64, torch.int32) and index.dim() > 0
+    layout = tape.layout_if_any(index) if is_lookup else None
+    if layout is None or tape.name(weight) is None or tape.output_layout != layout:
+        return general(tape, func, args, kwargs)
+    name, batch, count = str(tape.name(weight)), tape.batch, len(weight)
+
+    def gradients(errors: Tensor) -> Gradients:
+        places = layout.by_record(index, batch).reshape(batch, -1).long() % count
+        back = layout.by_record(errors, batch).reshape(*places.shape, -1)
+        return {name: EmbeddingGrad(places, back, count)}
+
+    return tape.keep(func(*args), gradients, index)
+
+
+def repeated(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A parameter that is repeated for every record, and maybe along its own dimensions as well."""
+    parameter, *times = args
+    times = list(times[0] if len(times) == 1 and isinstance(times[0], Sequence) else times)
+    out, batch, name = tape.output_layout, tape.batch, str(tape.name(parameter))
+    shape = (1,) * (len(times) - parameter.dim()) + tuple(parameter.shape)
+    times = [1] * (len(shape) - len(times)) + times
+    if kwargs or out.folded % shape[out.dimension]:
+        return general(tape, func, args, kwargs)
+    times[out.dimension] = out.folded // shape[out.dimension]
+    # Every dimension as repetitions of the parameter's own, with the records' in front, as `by_record` has it.
+    order = [out.dimension, *(i for i in range(len(shape)) if i != out.dimension)]
+    apart = [size for i in order for size in (times[i], shape[i])]
+
+    def gradients(errors: Tensor) -> Gradients:
+        each = out.by_record(errors, batch).reshape(batch, *apart)
+        each = each.sum(dim=[1 + 2 * place for place in range(len(shape))])
+        return {name: DenseGrad(each.movedim(1, 1 + out.dimension).reshape(batch, -1))}
+
+    return tape.keep(func(*args), gradients)
+
+
+_OVER_LAST = (functional.layer_norm, functional.rms_norm, torch.layer_norm, torch.rms_norm)
 
 
 def normalisation(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Layer and RMS norm (weights over the last dimensions); group, instance and fixed batch norm (over channels)."""
-    call = _signature(func).bind(*args, **kwargs).arguments
+    call = _bound(func, args, kwargs)
     input = call["input"]
     layout = tape.layout(input)
     if tape.name(input) is not None or (func not in _OVER_LAST and layout != Layout(0)):
@@ -219,6 +250,22 @@ def _summed(values: Tensor, kept: int) -> Tensor:
     return values.flatten(start_dim=1, end_dim=-2).sum(dim=1) if values.dim() > 2 else values
 
 
+def _bound(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name."""
+    return dict(zip(_names(func), args, strict=False)) | kwargs
+
+
 @cache
-def _signature(func: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(func)
+def _names(func: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a function's arguments, which PyTorch's own functions of C++ do not tell."""
+    return _BUILT_IN.get(func) or tuple(inspect.signature(func).parameters)
+
+
+_MOMENTS = ("input", "weight", "bias", "running_mean", "running_var")
+_BUILT_IN: dict[Callable[..., Any], tuple[str, ...]] = {
+    torch.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"),
+    torch.rms_norm: ("input", "normalized_shape", "weight", "eps"),
+    torch.group_norm: ("input", "num_groups", "weight", "bias", "eps", "cudnn_enabled"),
+    torch.batch_norm: (*_MOMENTS, "training", "momentum", "eps", "cudnn_enabled"),
+    torch.instance_norm: (*_MOMENTS, "use_input_stats", "momentum", "eps", "cudnn_enabled"),
+}

@@ -36,6 +36,9 @@ _SAME_ORDER = words(
 )
 """Functions whose output has the numbers of its input, one after the other."""
 
+_MOVES = words("add __add__ __radd__ sub __sub__")
+"""Functions whose output moves by as much as their first tensor, where the other is a number."""
+
 _LIKE_ANOTHER = words("view_as reshape_as type_as expand_as")
 """Those that ask a second tensor for nothing but its form."""
 
@@ -50,7 +53,13 @@ def writes(name: str, kwargs: dict[str, Any]) -> bool:
     inside = (
         name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__")
     )
-    return in_place or inside or name in ("__setitem__",) or name.endswith("__set__") or "out" in kwargs
+    return (
+        in_place
+        or inside
+        or name in ("__setitem__",)
+        or name.endswith("__set__")
+        or kwargs.get("out") is not None
+    )
 
 
 def shared(
@@ -73,13 +82,11 @@ def shared(
         followed = func(*some, **named)
     back = {id(copy): leaves[i] for i, copy in free.items()}
     moving = [leaf for leaf in tensors_in(followed) if leaf.requires_grad and id(leaf) not in back]
-    plain = {id(leaf): leaf.detach() for leaf in moving}
-    output = tree_map_only(Tensor, lambda leaf: back.get(id(leaf), plain.get(id(leaf), leaf)), followed)
     if moving:
-        names = [str(tape.name(leaves[i])) for i in free]
-        closed = _closed_form(name, args, names, moving) if len(free) == len(moving) == 1 else None
-        tape.make(list(plain.values()), moving, names[0], closed)
-    return output
+        source = str(tape.name(leaves[next(iter(free))]))
+        closed = _closed_form(name, args, moving[0]) if len(free) == len(moving) == 1 else None
+        back |= {id(leaf): own for leaf, own in zip(moving, tape.make(moving, source, closed), strict=True)}
+    return tree_map_only(Tensor, lambda leaf: back.get(id(leaf), leaf), followed)
 
 
 def _followed(tape: GradSampleRecorder, tensor: Tensor) -> Tensor:
@@ -108,14 +115,14 @@ def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) ->
 
 
 def _closed_form(
-    name: str, args: tuple[Any, ...], names: list[str], moving: list[Tensor]
+    name: str, args: tuple[Any, ...], output: Tensor
 ) -> Callable[[PerExample], PerExample | None] | None:
     """What makes a parameter's gradients of those of the one output, where that needs no graph."""
     parameter = next((arg for arg in args if isinstance(arg, Tensor)), None)
-    output = moving[0]
     if parameter is None:
         return None
-    if name in _SAME_ORDER and parameter.numel() == output.numel():
+    is_moved = name in _MOVES and not all(isinstance(arg, Tensor) for arg in args)  # by a number of Python
+    if (name in _SAME_ORDER or is_moved) and parameter.numel() == output.numel():
         return lambda found: found
     if name in _TRANSPOSED and parameter.dim() == 2 and output.shape == parameter.shape[::-1]:
         return _turned

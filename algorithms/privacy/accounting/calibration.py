@@ -13,12 +13,20 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import COARSENING, FINE, Accountant, discretisation_of, epsilon
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    COARSENING,
+    FINE,
+    Accountant,
+    Adjacency,
+    discretisation_of,
+    epsilon,
+    epsilon_of_rdp,
+    in_few_kinds,
+    rdp,
+)
 from algorithms.privacy.accounting.events import Schedule
-from algorithms.privacy.accounting.pld import in_few_kinds
-from algorithms.privacy.accounting.rdp import epsilon_of_rdp, rdp
 
 Array = NDArray[np.float64]
 

@@ -28,6 +28,10 @@ from algorithms.privacy.accounting.event_rules import EventRule, Traced, registe
 Array = NDArray[np.float64]
 
 
+def _numbers(given: Iterable[float]) -> tuple[float, ...]:
+    return tuple(given)  # of a list, as documents have them: caches key by the event
+
+
 @attrs.frozen
 class CorrelatedDpEvent(dp.DpEvent):  # type: ignore[misc]
     """All steps of a run with correlated Gaussian noise, charged with the first of them.
@@ -43,9 +47,9 @@ class CorrelatedDpEvent(dp.DpEvent):  # type: ignore[misc]
     """
 
     noise_multiplier: float
-    coefficients: list[float]
-    weights: list[float]
-    decays: list[float]
+    coefficients: tuple[float, ...] = attrs.field(converter=_numbers)
+    weights: tuple[float, ...] = attrs.field(converter=_numbers)
+    decays: tuple[float, ...] = attrs.field(converter=_numbers)
     leaves: int
     parts: int
     rate: float
@@ -131,18 +135,10 @@ def is_banded(event: CorrelatedDpEvent) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _squared(
-    coefficients: tuple[float, ...],
-    weights: tuple[float, ...],
-    decays: tuple[float, ...],
-    leaves: int,
-    parts: int,
-    steps: int,
-) -> float:
-    if leaves:
-        return squared_tree_sensitivity(leaves=leaves, steps=steps, parts=parts)
-    column = np.array(coefficients) if coefficients else buffered(np.array(weights), np.array(decays), steps)
-    return squared_sensitivity(column, steps=steps, parts=parts)
+def _squared(event: CorrelatedDpEvent) -> float:
+    if event.leaves:
+        return squared_tree_sensitivity(leaves=event.leaves, steps=event.steps, parts=event.parts)
+    return squared_sensitivity(toeplitz(event), steps=event.steps, parts=event.parts)
 
 
 def releases_of(event: CorrelatedDpEvent) -> tuple[dp.DpEvent, int]:
@@ -153,8 +149,7 @@ def releases_of(event: CorrelatedDpEvent) -> tuple[dp.DpEvent, int]:
         (PoissonSampledDpEvent(sampling_probability=0.1, event=GaussianDpEvent(noise_multiplier=2.0)), 50)
     """
     if event.rate == 1.0:
-        lists = (tuple(event.coefficients), tuple(event.weights), tuple(event.decays))
-        squared = _squared(*lists, event.leaves, event.parts, event.steps)
+        squared = _squared(attrs.evolve(event, noise_multiplier=1.0))
         return dp.GaussianDpEvent(event.noise_multiplier / math.sqrt(squared)), 1
     if not is_banded(event):
         bands = "a tree" if event.leaves else f"{len(event.coefficients) or event.steps} bands"

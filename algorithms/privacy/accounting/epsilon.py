@@ -1,31 +1,186 @@
-"""From privacy events to epsilon.
+"""From privacy events to epsilon: by PLD, by Rényi divergences, purely; under either adjacency, and for groups.
 
 Two accountants of dp_accounting do the work: PLD (privacy loss distributions, tight) and RDP (Rényi). Both are
 valid for a schedule that was fixed before its first release; a spend chosen on the way is held by `filters`. The
 third adds up pure epsilons, for delta = 0.
 
-Events carry the noise multiplier std / C of the clip bound C, whatever the adjacency: see `adjacency`.
+Events carry the noise multiplier std / C of the bound C of one record, whatever the adjacency. Replacing a record takes
+one out and puts one in, so a sum over all records moves by twice the bound. Events of samples are not translated here
+unless a theorem says how: the accountants have bounds of their own for them.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
-from typing import Literal
+from itertools import groupby
+from typing import Literal, TypeAlias
 
 import dp_accounting as dp
+import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.rdp import compute_epsilon
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.adjacency import (
-    ADD_OR_REMOVE_ONE,
-    Adjacency,
-    as_add_remove,
-    pure_epsilon,
-)
-from algorithms.privacy.accounting.event_rules import parts
-from algorithms.privacy.accounting.events import Schedule, kept
-from algorithms.privacy.accounting.pld import composed, in_few_kinds
-from algorithms.privacy.accounting.rdp import epsilon_of_rdp, is_not_private, rdp
+from algorithms.privacy.accounting.event_rules import loss_of, parts, rule_of
+from algorithms.privacy.accounting.events import Schedule, kept, unrolled
+
+Adjacency: TypeAlias = dp.NeighboringRelation
+ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
+
+
+def adjacency_named(name: str) -> Adjacency:
+    """The adjacency of a name; raises RefusedError where nothing is accounted under it."""
+    known = {adjacency.name: adjacency for adjacency in (ADD_OR_REMOVE_ONE, REPLACE_ONE)}
+    if name not in known:
+        raise RefusedError(f"the adjacency {name!r} is not known; choose {' or '.join(known)}.")
+    return known[name]
+
+
+def as_add_remove(adjacency: Adjacency, event: dp.DpEvent) -> dp.DpEvent:
+    """An event as the accountants are to take it; raises RefusedError where no theorem covers it under this adjacency.
+
+    An event with an impossible number, as in a document that was edited, is refused too.
+    """
+    _check(adjacency, event)
+    plain = event if adjacency is ADD_OR_REMOVE_ONE else rule_of(event).replacing(event)
+    return rule_of(plain).amplified(plain)
+
+
+def pure_epsilon(event: dp.DpEvent) -> float:
+    """The epsilon of a purely private event, as `as_add_remove` gives it; infinite for one that is not private.
+
+    Raises RefusedError where the event is not pure.
+    """
+    return rule_of(event).pure_epsilon(event)
+
+
+def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
+    """Raises RefusedError for what no theorem covers, however deep it is nested."""
+    if not rule_of(event).is_possible(event):
+        raise RefusedError(
+            f"{event} is no mechanism: a number in it is out of its range; check the document."
+        )
+    if not rule_of(event).is_proven(event, adjacency):
+        raise RefusedError(
+            "sampling without replacement is proven under replace-one alone, not under add-or-remove-one;"
+            " take a full batch or a Poisson sample."
+        )
+    for inner in parts(event):
+        _check(adjacency, inner)
+
+
+def group_privacy(event: dp.DpEvent, count: int) -> dp.DpEvent:
+    """An event whose loss bounds that of `event` when `count` records come or go together.
+
+    A sum moves by at most `count` bounds. A Poisson sample holds one of the records or more with probability
+    1 - (1 - rate)^count, and moves by at most all of them then: divergences are convex in the moved output, so the
+    largest move at that rate is the worst. zCDP grows by the square (Bun and Steinke 2016, Proposition 1.9).
+    Raises RefusedError where nothing is known of groups.
+    """
+    return event if count == 1 else rule_of(event).grouped(event, count)
+
+
+ORDERS = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
+
+
+def rdp(
+    schedule: Schedule, *, orders: tuple[float, ...] = ORDERS, adjacency: Adjacency = ADD_OR_REMOVE_ONE
+) -> np.ndarray:
+    """The Rényi divergence bound of a schedule at each order, shape [orders]."""
+    total = np.zeros(len(orders))
+    for event, count in schedule:
+        total += count * kept(_event_rdp, event, orders, adjacency)
+    return total
+
+
+def epsilon_of_rdp(divergences: np.ndarray, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
+    """The epsilon at `delta` of Rényi bounds, shape [orders], at the best of their orders.
+
+    Source: Mironov 2017; Canonne et al. 2020, Proposition 12.
+    """
+    if np.isinf(divergences).all():
+        return math.inf
+    return float(compute_epsilon(orders, divergences, delta)[0])
+
+
+@lru_cache(maxsize=4096)
+def _event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacency) -> np.ndarray:
+    if is_not_private(event):
+        return np.full(len(orders), math.inf)
+    plain = as_add_remove(adjacency, event)
+    divergences = rule_of(plain).rdp(plain, orders, adjacency)
+    divergences.setflags(write=False)
+    return divergences
+
+
+def is_not_private(event: dp.DpEvent) -> bool:
+    """Whether an event, or one that it is made of, protects nobody."""
+    return rule_of(event).is_not_private(event)
+
+
+_GROUPS = 24
+
+
+def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLossDistribution:
+    """The distribution of a schedule's privacy loss, rounded up to multiples of `grid`.
+
+    Raises RefusedError for an event without one.
+    """
+    return loss_of(((as_add_remove(adjacency, event), count) for event, count in schedule), grid, adjacency)
+
+
+def in_few_kinds(schedule: Schedule) -> Schedule:
+    """A schedule that costs at least as much with fewer kinds of events, so that it is composed quickly.
+
+    Equal events are counted together, and Gaussian ones added up exactly. More than 24 kinds of Laplace events, as
+    noise that changes with each step has them, become 24 whose noise is the least of those that they stand for. An
+    event of many releases becomes these.
+    """
+    schedule = unrolled(schedule)
+    gaussian = [(event, count) for event, count in schedule if isinstance(event, dp.GaussianDpEvent)]
+    laplace = [(event, count) for event, count in schedule if isinstance(event, dp.LaplaceDpEvent)]
+    apart = (dp.GaussianDpEvent, dp.LaplaceDpEvent)
+    others = [(event, count) for event, count in schedule if not isinstance(event, apart)]
+    return [*_added_up(gaussian), *_grouped(laplace), *_counted(others)]
+
+
+def _counted(schedule: Schedule) -> Schedule:
+    """Each event once, with how often it occurs in all."""
+    counts: dict[str, tuple[dp.DpEvent, int]] = {}
+    for event, count in schedule:
+        counts[repr(event)] = (event, counts.get(repr(event), (event, 0))[1] + count)
+    return list(counts.values())
+
+
+def _added_up(schedule: Schedule) -> Schedule:
+    if len({event for event, _ in schedule}) < 2:
+        return schedule
+    precision = math.fsum(count / event.noise_multiplier**2 for event, count in schedule)
+    return [(dp.GaussianDpEvent(1.0 / math.sqrt(precision)), 1)]
+
+
+def _grouped(schedule: Schedule) -> Schedule:
+    multipliers = {event.noise_multiplier for event, _ in schedule}
+    if len(multipliers) <= _GROUPS:
+        return schedule
+    low, high = math.log(min(multipliers)), math.log(max(multipliers))
+    edges = np.exp(np.linspace(low, high, _GROUPS, endpoint=False))
+
+    def place(row: tuple[dp.DpEvent, int]) -> int:
+        return int(np.searchsorted(edges, row[0].noise_multiplier, side="right"))
+
+    groups = (list(rows) for _, rows in groupby(sorted(schedule, key=place), key=place))
+    return [_least_noise(rows) for rows in groups]
+
+
+def _least_noise(rows: Iterable[tuple[dp.DpEvent, int]]) -> tuple[dp.DpEvent, int]:
+    rows = list(rows)
+    least = min(event.noise_multiplier for event, _ in rows)
+    return dp.LaplaceDpEvent(least), sum(count for _, count in rows)
+
 
 Accountant = Literal["pld", "rdp", "pure"]
 ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "pure")

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import dp_accounting as dp
@@ -27,6 +27,8 @@ from scipy.stats import norm
 
 from algorithms.errors import RefusedError
 
+Relation: TypeAlias = dp.NeighboringRelation
+Orders: TypeAlias = tuple[float, ...]
 _ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
 _ROUNDING, _NEAR_ZERO, _NEAR_NOTHING = 2e-15, 1e-10, 1e-9
@@ -94,7 +96,7 @@ class EventRule:
         """Whether the numbers of the event, not those of its parts, lie where its theorems hold."""
         return True
 
-    def is_proven(self, event: Any, adjacency: dp.NeighboringRelation) -> bool:
+    def is_proven(self, event: Any, adjacency: Relation) -> bool:
         """Whether any theorem covers the event, not its parts, under an adjacency."""
         return True
 
@@ -114,7 +116,10 @@ class EventRule:
             raise RefusedError(
                 f"a {kind.__name__} has the fields {sorted(expected)}, not {sorted(document)}; check the document."
             )
-        return kind(**{key: _value_from_json(document[key]) for key in expected})
+        try:
+            return kind(**{key: _value_from_json(document[key]) for key in expected})
+        except TypeError:  # a number where numbers belong
+            raise RefusedError(f"a field of the {kind.__name__} is no list; check the document.") from None
 
     def pure_epsilon(self, event: Any) -> float:
         """Its pure epsilon; raises RefusedError where it has none."""
@@ -144,7 +149,7 @@ class EventRule:
         """A Poisson sample of the event in a form that the accountants have."""
         return dp.PoissonSampledDpEvent(rate, event)
 
-    def poisson_rdp(self, event: Any, rate: float, orders: tuple[float, ...]) -> np.ndarray | None:
+    def poisson_rdp(self, event: Any, rate: float, orders: Orders) -> np.ndarray | None:
         """The Rényi bounds of a Poisson sample, shape [orders]; None leaves them to dp_accounting."""
         return None
 
@@ -157,13 +162,11 @@ class EventRule:
         """The event with its samples' gain worked out where the accountants have no form for it."""
         return event
 
-    def pld(
-        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
-    ) -> PrivacyLossDistribution:
+    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         """The privacy loss of `count` times the event."""
         return _by_pld(event, count, grid, _ADD_OR_REMOVE_ONE)
 
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         """The Rényi bounds, shape [orders]."""
         return _by_rdp(event, orders, _ADD_OR_REMOVE_ONE)
 
@@ -171,7 +174,7 @@ class EventRule:
         """The rho of the event under zCDP."""
         raise RefusedError(f"{event} has no proven zCDP bound; use a Rényi filter for it.")
 
-    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+    def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         """The event as if its samples had been taken of all records."""
         return event
 
@@ -218,12 +221,18 @@ class _NotPrivate(EventRule):
         return event
 
 
-class _Gaussian(EventRule):
+class _Scaled(EventRule):
+    """Noise whose scale is a multiple of the bound of a record; moved by k bounds it is as noise k times smaller.
+
+    Gaussian noise of multiplier z has rho 1 / (2 z^2), and so has Laplace noise, of pure epsilon 1/z (Bun and Steinke
+    2016, Propositions 1.6 and 1.4).
+    """
+
     def is_possible(self, event: Any) -> bool:
         return bool(0 < event.noise_multiplier < math.inf)
 
     def replacing(self, event: Any) -> dp.DpEvent:
-        return type(event)(event.noise_multiplier / 2)
+        return self.grouped(event, 2)
 
     def rho(self, event: Any) -> float:
         return float(0.5 / event.noise_multiplier**2)
@@ -234,6 +243,8 @@ class _Gaussian(EventRule):
     def poisson_grouped(self, event: Any, rate: float, count: int) -> dp.DpEvent:
         return dp.PoissonSampledDpEvent(_any_of(count, rate), self.grouped(event, count))
 
+
+class _Gaussian(_Scaled):
     def traced(self, event: Any) -> Traced:
         return Traced({"gaussian": event.noise_multiplier})
 
@@ -244,20 +255,12 @@ class _Gaussian(EventRule):
         return dp.SampledWithoutReplacementDpEvent(records, size, self.replacing(event))
 
 
-class _Laplace(_Gaussian):
-    """Of pure epsilon 1/z, and so of rho 1 / (2 z^2) too (Bun and Steinke 2016, Proposition 1.4)."""
-
+class _Laplace(_Scaled):
     def traced(self, event: Any) -> Traced:
         return Traced({"laplace": event.noise_multiplier})
 
-    def poisson_replacing(self, event: Any, rate: float) -> dp.DpEvent:
-        return EventRule.poisson_replacing(self, event, rate)
-
-    def poisson_rdp(self, event: Any, rate: float, orders: tuple[float, ...]) -> np.ndarray:
+    def poisson_rdp(self, event: Any, rate: float, orders: Orders) -> np.ndarray:
         return _rdp_of_pure(_of_sample(rate, self.pure_epsilon(event)), np.array(orders))
-
-    def sample_replacing(self, event: Any, records: int, size: int) -> dp.DpEvent:
-        return EventRule.sample_replacing(self, event, records, size)
 
     def pure_epsilon(self, event: Any) -> float:
         return float(1.0 / event.noise_multiplier)
@@ -273,12 +276,10 @@ class _Pure(EventRule):
     def replacing(self, event: Any) -> dp.DpEvent:
         return PureDpEvent(2 * event.epsilon)
 
-    def pld(
-        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
-    ) -> PrivacyLossDistribution:
+    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         return _of_pure(event.epsilon, grid).self_compose(count)
 
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return _rdp_of_pure(event.epsilon, np.array(orders))
 
     def rho(self, event: Any) -> float:
@@ -301,12 +302,10 @@ class _Objective(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(0 < event.noise_multiplier < math.inf and 0 <= event.curvature_ratio < math.inf)
 
-    def pld(
-        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
-    ) -> PrivacyLossDistribution:
+    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         return _of_objective(event, grid).self_compose(count)
 
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return _rdp_of_objective(event, np.array(orders))
 
 
@@ -314,7 +313,7 @@ class _Renyi(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(1 < event.order < math.inf and event.bound >= 0)
 
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return np.where(
             np.array(orders) <= event.order, event.bound, math.inf
         )  # it never falls as the order grows
@@ -358,20 +357,18 @@ class _Poisson(EventRule):
         inner = rule_of(event.event).traced(event.event)
         return Traced(inner.multipliers, ("poisson", "importance"), event.sampling_probability)
 
-    def pld(
-        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
-    ) -> PrivacyLossDistribution:
+    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         rate, inner = event.sampling_probability, event.event
         is_gaussian = isinstance(inner, dp.GaussianDpEvent) and inner.noise_multiplier > 0
         if is_gaussian and 0 < rate < 1 and adjacency is _ADD_OR_REMOVE_ONE:
             return _of_sampled_gaussian(inner.noise_multiplier, rate, grid).self_compose(count)
         return _by_pld(event, count, grid, adjacency)
 
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         own = rule_of(event.event).poisson_rdp(event.event, event.sampling_probability, orders)
         return _rounded_up(_by_rdp(event, orders, adjacency), np.array(orders)) if own is None else own
 
-    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+    def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return rule_of(event.event).unsampled(event.event, adjacency)
 
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
@@ -382,7 +379,7 @@ class _WithoutReplacement(EventRule):
     def is_possible(self, event: Any) -> bool:
         return bool(0 <= event.sample_size <= event.source_dataset_size and event.source_dataset_size > 0)
 
-    def is_proven(self, event: Any, adjacency: dp.NeighboringRelation) -> bool:
+    def is_proven(self, event: Any, adjacency: Relation) -> bool:
         return bool(adjacency is _REPLACE_ONE)
 
     def replacing(self, event: Any) -> dp.DpEvent:
@@ -394,45 +391,47 @@ class _WithoutReplacement(EventRule):
         inner, rate = rule_of(event.event).traced(event.event), event.sample_size / event.source_dataset_size
         return Traced(inner.multipliers, ("without replacement",), rate)
 
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return _rounded_up(_by_rdp(event, orders, adjacency), np.array(orders))
 
-    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
+    def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return rule_of(event.event).unsampled(event.event, adjacency) if adjacency is _REPLACE_ONE else event
 
 
-class _SelfComposed(EventRule):
+class _Compound(EventRule):
+    """An event of others, each of which is taken in the same way."""
+
+    def replacing(self, event: Any) -> dp.DpEvent:
+        return _with_parts(event, lambda inner: rule_of(inner).replacing(inner))
+
+    def amplified(self, event: Any) -> dp.DpEvent:
+        return _with_parts(event, lambda inner: rule_of(inner).amplified(inner))
+
+    def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
+        return _with_parts(event, lambda inner: rule_of(inner).unsampled(inner, adjacency))
+
+    def grouped(self, event: Any, count: int) -> dp.DpEvent:
+        return _with_parts(event, lambda inner: rule_of(inner).grouped(inner, count))
+
+
+class _SelfComposed(_Compound):
     def is_possible(self, event: Any) -> bool:
         return bool(event.count >= 0)
 
     def pure_epsilon(self, event: Any) -> float:
         return float(event.count * rule_of(event.event).pure_epsilon(event.event))
 
-    def replacing(self, event: Any) -> dp.DpEvent:
-        return dp.SelfComposedDpEvent(rule_of(event.event).replacing(event.event), event.count)
-
-    def amplified(self, event: Any) -> dp.DpEvent:
-        return dp.SelfComposedDpEvent(rule_of(event.event).amplified(event.event), event.count)
-
-    def pld(
-        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
-    ) -> PrivacyLossDistribution:
+    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         return rule_of(event.event).pld(event.event, count * event.count, grid, adjacency)
 
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return int(event.count) * rule_of(event.event).rdp(event.event, orders, adjacency)
 
     def rho(self, event: Any) -> float:
         return float(event.count * rule_of(event.event).rho(event.event))
 
-    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
-        return dp.SelfComposedDpEvent(rule_of(event.event).unsampled(event.event, adjacency), event.count)
 
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
-        return dp.SelfComposedDpEvent(rule_of(event.event).grouped(event.event, count), event.count)
-
-
-class _Composed(EventRule):
+class _Composed(_Compound):
     def traced(self, event: Any) -> Traced:
         match event.events:
             case [ObjectivePerturbationDpEvent(noise_multiplier=z), dp.GaussianDpEvent()]:
@@ -444,30 +443,16 @@ class _Composed(EventRule):
     def pure_epsilon(self, event: Any) -> float:
         return math.fsum(rule_of(inner).pure_epsilon(inner) for inner in event.events)
 
-    def replacing(self, event: Any) -> dp.DpEvent:
-        return dp.ComposedDpEvent([rule_of(inner).replacing(inner) for inner in event.events])
-
-    def amplified(self, event: Any) -> dp.DpEvent:
-        return dp.ComposedDpEvent([rule_of(inner).amplified(inner) for inner in event.events])
-
-    def pld(
-        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
-    ) -> PrivacyLossDistribution:
+    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         return loss_of(((inner, count) for inner in event.events), grid, adjacency)
 
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         return sum(
             (rule_of(inner).rdp(inner, orders, adjacency) for inner in event.events), np.zeros(len(orders))
         )
 
     def rho(self, event: Any) -> float:
         return math.fsum(rule_of(inner).rho(inner) for inner in event.events)
-
-    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
-        return dp.ComposedDpEvent([rule_of(inner).unsampled(inner, adjacency) for inner in event.events])
-
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
-        return dp.ComposedDpEvent([rule_of(inner).grouped(inner, count) for inner in event.events])
 
 
 class _Either(_Composed):
@@ -477,15 +462,7 @@ class _Either(_Composed):
     def is_possible(self, event: Any) -> bool:
         return bool(event.events)
 
-    def replacing(self, event: Any) -> dp.DpEvent:
-        return EitherDpEvent([rule_of(inner).replacing(inner) for inner in event.events])
-
-    def amplified(self, event: Any) -> dp.DpEvent:
-        return EitherDpEvent([rule_of(inner).amplified(inner) for inner in event.events])
-
-    def pld(
-        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
-    ) -> PrivacyLossDistribution:
+    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         """At each epsilon the largest delta of the events: a mixture has at most that."""
         every = [
             loss_of([(inner, 1)], grid, adjacency) for inner in {repr(e): e for e in event.events}.values()
@@ -502,18 +479,12 @@ class _Either(_Composed):
             )
         return one if count == 1 else one.self_compose(count)
 
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         found: np.ndarray = np.max([rule_of(e).rdp(e, orders, adjacency) for e in event.events], axis=0)
         return found
 
     def rho(self, event: Any) -> float:
         return max(rule_of(inner).rho(inner) for inner in event.events)
-
-    def unsampled(self, event: Any, adjacency: dp.NeighboringRelation) -> dp.DpEvent:
-        return EitherDpEvent([rule_of(inner).unsampled(inner, adjacency) for inner in event.events])
-
-    def grouped(self, event: Any, count: int) -> dp.DpEvent:
-        return EitherDpEvent([rule_of(inner).grouped(inner, count) for inner in event.events])
 
 
 class _Selection(EventRule):
@@ -543,9 +514,7 @@ class _Selection(EventRule):
     def amplified(self, event: Any) -> dp.DpEvent:
         return attrs.evolve(event, event=rule_of(event.event).amplified(event.event))
 
-    def pld(
-        self, event: Any, count: int, grid: float, adjacency: dp.NeighboringRelation
-    ) -> PrivacyLossDistribution:
+    def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         """By profiles: delta(epsilon + shift) of the best is at most the mean number times delta(epsilon) of one.
 
         With f the generating function of the number, the best has density q(y) f'(Q(y)), where Q(y) is the chance of
@@ -562,7 +531,7 @@ class _Selection(EventRule):
         )
         return best if count == 1 else best.self_compose(count)
 
-    def rdp(self, event: Any, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+    def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         every = tuple(sorted({*orders, *map(float, DEFAULT_RDP_ORDERS)}))
         once = rule_of(event.event).rdp(event.event, every, adjacency)
         found = _compute_rdp_repeat_and_select(every, once, event.mean, event.shape)
@@ -606,6 +575,13 @@ def parts(event: dp.DpEvent) -> list[dp.DpEvent]:
     """The events that an event is made of."""
     inner = getattr(event, "event", None)
     return [*([] if inner is None else [inner]), *getattr(event, "events", ())]
+
+
+def _with_parts(event: Any, taken: Callable[[dp.DpEvent], dp.DpEvent]) -> dp.DpEvent:
+    """The event with what each of its parts is taken as in their place."""
+    if hasattr(event, "events"):
+        return attrs.evolve(event, events=[taken(inner) for inner in event.events])
+    return attrs.evolve(event, event=taken(event.event))
 
 
 def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
@@ -653,18 +629,16 @@ def _value_from_json(value: Any) -> Any:
 
 
 def loss_of(
-    schedule: Iterable[tuple[dp.DpEvent, int]], grid: float, adjacency: dp.NeighboringRelation
+    schedule: Iterable[tuple[dp.DpEvent, int]], grid: float, adjacency: Relation
 ) -> PrivacyLossDistribution:
-    """The distribution of the loss of events as `adjacency.under` gives them."""
+    """The distribution of the loss of events as `as_add_remove` gives them."""
     total = distributions.identity(grid)
     for event, count in schedule:
         total = total.compose(rule_of(event).pld(event, count, grid, adjacency))
     return total
 
 
-def _by_pld(
-    event: dp.DpEvent, count: int, grid: float, adjacency: dp.NeighboringRelation
-) -> PrivacyLossDistribution:
+def _by_pld(event: dp.DpEvent, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
     accountant = PLDAccountant(adjacency, grid)
     if not accountant.supports(event):
         raise RefusedError(f"the PLD accountant has no bound for {event}; use the other accountant.")
@@ -709,7 +683,7 @@ def _of_sampled_gaussian(multiplier: float, rate: float, grid: float) -> Privacy
     return distributions._pld_for_subsampled_mechanism(one, rate)
 
 
-def _by_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
+def _by_rdp(event: dp.DpEvent, orders: Orders, adjacency: Relation) -> np.ndarray:
     accountant = RdpAccountant(orders, adjacency)
     if not accountant.supports(event):
         raise RefusedError(f"the RDP accountant has no bound for {event}; use the other accountant.")
@@ -782,18 +756,16 @@ def _of_curves(remove: _Deltas, add: _Deltas, largest: float, grid: float) -> Pr
 def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The largest convex function with no value above y at x, ascending, and none above 1 at 0; its values at x."""
     corners = [(0.0, 1.0)]
-    for point in zip(x.tolist(), y.tolist(), strict=True):
-        while len(corners) > 1 and _turns_down(corners[-2], corners[-1], point):
-            corners.pop()
-        corners.append(point)
+    for c in zip(x.tolist(), y.tolist(), strict=True):
+        while len(corners) > 1:
+            a, b = corners[-2:]
+            if (b[1] - a[1]) * (c[0] - a[0]) < (c[1] - a[1]) * (b[0] - a[0]):
+                break
+            corners.pop()  # b lies on the chord from a to c, or above
+        corners.append(c)
     at, height = np.array(corners).T
     found: np.ndarray = np.interp(x, at, height)
     return found
-
-
-def _turns_down(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
-    """Whether b lies on the chord from a to c, or above."""
-    return (b[1] - a[1]) * (c[0] - a[0]) >= (c[1] - a[1]) * (b[0] - a[0])
 
 
 def _shift_of_selection(event: Any, deltas: _Deltas, grid: float) -> float:
@@ -856,7 +828,7 @@ def _rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
 
 
 def _rdp_of_objective(event: ObjectivePerturbationDpEvent, orders: np.ndarray) -> np.ndarray:
-    """Of the privacy loss that `losses` bounds: Redberg, Koskela and Wang 2023."""
+    """Of the privacy loss that `_of_objective` bounds: Redberg, Koskela and Wang 2023."""
     s = 1.0 / event.noise_multiplier
     divergences: np.ndarray = (
         math.log1p(event.curvature_ratio)

@@ -15,12 +15,18 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, as_add_remove
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.calibration import smallest
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    ORDERS,
+    Adjacency,
+    as_add_remove,
+    epsilon_of_rdp,
+    rdp,
+)
 from algorithms.privacy.accounting.event_rules import rule_of
 from algorithms.privacy.accounting.events import Schedule, schedule_to_json
-from algorithms.privacy.accounting.rdp import ORDERS, epsilon_of_rdp, rdp
 
 
 @dataclass(frozen=True)

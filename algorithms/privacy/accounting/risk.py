@@ -17,12 +17,22 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
-from algorithms.privacy.accounting.epsilon import FINE, TRANSFORM_NOISE, discretisation_of
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    FINE,
+    ORDERS,
+    TRANSFORM_NOISE,
+    Adjacency,
+    adjacency_named,
+    composed,
+    discretisation_of,
+    epsilon_of_rdp,
+    in_few_kinds,
+    is_not_private,
+    rdp,
+)
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import FixedSchedule, Holding, RenyiBudget, ZCDPBudget
-from algorithms.privacy.accounting.pld import composed, in_few_kinds
-from algorithms.privacy.accounting.rdp import ORDERS, epsilon_of_rdp, is_not_private, rdp
 
 Array = NDArray[np.float64]
 _POINTS, _LEAST_DELTA = 300, 1e-10
@@ -109,7 +119,7 @@ def risk_profile(held_by: Holding, schedule: Schedule, adjacency: str) -> Profil
         case RenyiBudget(order, limit):
             return profile_of_rdp(np.array([order]), np.array([limit]))
         case FixedSchedule():
-            return profile(schedule, adjacency=named(adjacency))
+            return profile(schedule, adjacency=adjacency_named(adjacency))
 
 
 def _grid(largest: float) -> Array:

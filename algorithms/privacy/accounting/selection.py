@@ -17,6 +17,7 @@ from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_b
 from scipy.special import gammaln
 from scipy.stats import poisson
 
+from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.event_rules import EitherDpEvent
 from algorithms.privacy.accounting.events import Schedule
 
@@ -82,10 +83,13 @@ def all_shown(trials: Sequence[Schedule]) -> dp.DpEvent:
 
 
 def trials_of(schedule: Schedule) -> list[list[tuple[dp.DpEvent, int]]] | None:
-    """The schedules that a trial may have had, where a schedule is that of a search, else None."""
-    if len(schedule) != 1 or schedule[0][1] != 1:
+    """The schedules that a trial may have had, where a schedule is that of a search, else None.
+
+    The search is its last event; what comes before it was released once, and every trial begins with it.
+    """
+    if not schedule or schedule[-1][1] != 1:
         return None
-    whole = schedule[0][0]
+    *shared, (whole, _) = schedule
     inner = whole.event if isinstance(whole, dp.dp_event.RepeatAndSelectDpEvent) else whole
     if not isinstance(inner, EitherDpEvent) and not (
         inner is whole and isinstance(whole, dp.ComposedDpEvent)
@@ -97,4 +101,19 @@ def trials_of(schedule: Schedule) -> list[list[tuple[dp.DpEvent, int]]] | None:
         for trial in inner.events
     ):
         return None
-    return [[(part.event, int(part.count)) for part in trial.events] for trial in inner.events]
+    return [[*shared, *((part.event, int(part.count)) for part in trial.events)] for trial in inner.events]
+
+
+def after_shared(schedule: Schedule, shared: Schedule) -> list[tuple[dp.DpEvent, int]]:
+    """What a schedule has after the releases that it begins with.
+
+    Raises RefusedError where it does not begin with them.
+    """
+    left, rest = [*shared], [*schedule]
+    while left:
+        (event, count), *left = left
+        if not rest or rest[0][0] != event or rest[0][1] < count:
+            raise RefusedError("the trials of a search begin with other releases than those that they share.")
+        (_, there), *rest = rest
+        rest = [(event, there - count), *rest] if there > count else rest
+    return rest

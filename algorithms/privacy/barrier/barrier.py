@@ -1,13 +1,9 @@
-"""What the barrier refuses before anything is charged, by what is public of the model and of the question.
-
-A question that is impossible has to be refused here: an error from the arithmetic would come after the charge, and only
-where there is a record to compute with.
-
-The barrier: the only place that holds the private records during training.
+"""The barrier: the only place that holds the private records during training.
 
 It answers through releases alone. Each one is validated, its event is charged to the run's filter, and only then are
 the records touched, noise is added and the answer is given; an exception after the charge leaves the charge, and says
-nothing of the records.
+nothing of the records. So a question that is impossible has to be refused before the charge, by what is public of the
+model and of the question: an error of the arithmetic would come only where there is a record to compute with.
 
 Formal guarantees (under the adjacency of the run's plan, for callers that keep to the public methods):
 - a release's noise and its event are built from the same `Release`, so the two cannot disagree;
@@ -19,26 +15,29 @@ Formal guarantees (under the adjacency of the run's plan, for callers that keep 
   counts as zero.
 """
 
+import json
+import math
 import os
-from typing import NoReturn
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from algorithms.errors import RefusedError
-from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, PerLayer
+from algorithms.gradients import L1, L2, Affine, Clipping, LineCandidates, PerLayer, linear_layer
 from algorithms.models import Model
+from algorithms.privacy.accounting.events import event_to_json
 from algorithms.privacy.accounting.filters import Filter
-from algorithms.privacy.barrier import minimum, statistics
-from algorithms.privacy.barrier.correlation import Correlation
-from algorithms.privacy.barrier.diagnostics import Answered, Diagnostics
+from algorithms.privacy.barrier import statistics
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.performance import Performance, Records
 from algorithms.privacy.barrier.statistics import Statistic, columns_of, shape_of
-from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.barrier.trace import Answered, Diagnostics, Row, Trace
 from algorithms.privacy.barrier.unnoised_queries import UnnoisedQueries
 from algorithms.privacy.mechanisms import release as releases
+from algorithms.privacy.mechanisms.correlated import Correlated, Correlator
 from algorithms.privacy.mechanisms.mechanisms import WithoutReplacement
 from algorithms.privacy.mechanisms.noise import Generator, Stream
 from algorithms.privacy.mechanisms.release import (
@@ -46,6 +45,7 @@ from algorithms.privacy.mechanisms.release import (
     Minimum,
     Noise,
     NoiseAhead,
+    NoNoise,
     Release,
     Sampling,
     add_noise,
@@ -53,6 +53,68 @@ from algorithms.privacy.mechanisms.release import (
     noisy_argmin,
     words_of_sample,
 )
+
+
+class Correlation:
+    """Which step of a run's correlated noise comes next, and what it goes on with.
+
+    The first step is charged for all, so a later one must be of the same run: the same strategy, noise, sampling and
+    bound, in its turn. What the trace has recorded is held against it, also where a run is resumed and the noise of its
+    earlier steps is drawn once more. records: by whose number the place of noise in a stream moves.
+    """
+
+    def __init__(self, generator: Generator, trace: Trace, records: Records) -> None:
+        self._generator, self._trace, self._records = generator, trace, records
+        self._terms: tuple[Any, ...] = ()
+        self._correlator: Correlator | None = None
+        self._next = 0
+
+    def of(self, release: Release, dimension: int) -> Correlator | None:
+        """What makes the noise of a release that is about to be charged; None where its noise stands alone.
+
+        Raises RefusedError for a step that does not follow the one before it.
+        """
+        if not isinstance(noise := release.noise, Correlated):
+            return None
+        first = replace(release, noise=replace(noise, step=0), divisor=1.0)
+        if noise.step == 0:
+            self._terms, self._next = (first, dimension), 0
+            self._correlator = noise.strategy.correlator(dimension)
+        elif self._correlator is None:
+            self._take_up(first, noise, dimension)
+        if self._correlator is None or self._terms != (first, dimension) or self._next != noise.step:
+            raise RefusedError(
+                f"step {noise.step} of correlated noise was asked for, and it does not go on with the steps before it;"
+                " ask for the steps in their order, with one strategy, noise, sampling, bound and model."
+            )
+        return self._correlator
+
+    def charged(self) -> None:
+        """The release that was asked about last is charged."""
+        self._next += 1
+
+    def _take_up(self, first: Release, noise: Correlated, dimension: int) -> None:
+        """Draws the noise of the steps that the trace has recorded, where they are of the same run."""
+        rows = self._rows()
+        if not rows or json.loads(rows[0].event) != event_to_json(first.event()) or len(rows) > noise.steps:
+            return
+        correlator = noise.strategy.correlator(dimension)
+        skip = words_of_sample(first.sampling, len(self._records.labels))
+        for step, row in enumerate(rows):
+            same = replace(first, noise=replace(noise, step=step))
+            kept = (type(first.clipping).__name__, first.clipping.sensitivity, noise_std(same, dimension))
+            if (row.clipping, row.clip_norm, row.noise_std) != kept:
+                return
+            correlator.draw(self._generator.stream(row.release).later(skip))
+        self._terms, self._correlator, self._next = (first, dimension), correlator, len(rows)
+
+    def _rows(self) -> list[Row]:
+        """The releases of the newest run of correlated steps."""
+        rows = [row for row in self._trace.rows if row.noise == Correlated(1.0).name]
+        starts = [
+            place for place, row in enumerate(rows) if json.loads(row.event)["type"] == "CorrelatedDpEvent"
+        ]
+        return rows[starts[-1] :] if starts else []
 
 
 def check_points(model: Model, points: Tensor) -> None:
@@ -112,6 +174,23 @@ def check_number(sampling: Sampling, records: Records) -> None:
         raise RefusedError(
             f"a sample without replacement of {sampling.records} records was asked for, but there are others;"
             " it needs their public number."
+        )
+
+
+def check_minimum(model: Model, problem: Minimum, noise: Noise) -> None:
+    """Raises RefusedError where the minimum of a model's losses cannot be bounded as `problem` says."""
+    layer = linear_layer(model.module)
+    if layer is None or layer.out_features != 1 or model.bounds is None:
+        raise RefusedError(
+            f"the model {model.name} is not a linear model with one output and a bounded loss; use 'logistic'."
+        )
+    if isinstance(noise, NoNoise):
+        return
+    most = model.bounds.curvature * problem.input_norm**2
+    if not problem.curvature < math.inf or problem.curvature < most * (1 - 1e-12):
+        raise RefusedError(
+            f"a curvature of {problem.curvature:g} was declared, but losses of {model.name} have up to {most:g};"
+            " take a smooth loss and declare at least that."
         )
 
 
@@ -263,7 +342,7 @@ class Barrier:
         For a linear model with one output and a smooth loss. Returns the parameters, shape [d], float32.
         Raises as `gradient` does, and OutOfReachError where the tolerance is out of the arithmetic's reach.
         """
-        minimum.check(self.__model, problem, noise)
+        check_minimum(self.__model, problem, noise)
         release = releases.minimum_release(problem, noise)
         stream = self.__charge(release, dimension=self.__model.parameter_count)
         return self.__group.first(self.__exact.minimum(release, stream).float())

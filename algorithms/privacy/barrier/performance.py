@@ -1,26 +1,171 @@
-"""The records that a barrier holds, and with how much memory and where it works on them."""
+"""The records that a barrier holds, and where it works on them: memory, device, cores and processes."""
 
 import functools
 import logging
 import mmap
+import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, distributed
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine, RecordsNotIndependentError
 from algorithms.gradients.arithmetic import in_full_precision
 from algorithms.gradients.padding import pass_size
 from algorithms.models import Model
-from algorithms.privacy.barrier.processes import ALONE, Group
-from algorithms.privacy.barrier.side_by_side import SideBySide, cores
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class SideBySide:
+    """Passes over records on several cores at once, each computed whole by one worker of an engine.
+
+    A worker is a thread with a copy of the engine: PyTorch releases the interpreter's lock inside of its kernels.
+    Cutting one pass further would change what a record counts; passes beside each other do not. Their results are
+    handed out in the order of the passes, so that sums have the same bits for any number of workers.
+
+    workers: how many, at least 1; a single one is the thread that asks. conditions: what each pass is computed under,
+    a context of its own thread.
+    """
+
+    def __init__(
+        self, engine: Engine, workers: int, conditions: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self.workers = workers
+        self._engine, self._conditions = engine, conditions
+
+    def map(self, run: Callable[[Engine, T], R], passes: Iterable[T]) -> Iterator[R]:
+        """What `run` gives for each pass, in their order; at most one pass more than there are workers is held."""
+        passes = iter(passes)
+        first = list(islice(passes, 2))
+        if self.workers == 1 or len(first) < 2:
+            yield from (run(self._engine, each) for each in chain(first, passes))
+            return
+        running: deque[Future[R]] = deque()
+        try:
+            for each in chain(first, passes):
+                running.append(self._threads.submit(self._run, run, each))
+                if len(running) > self.workers:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for left in running:
+                left.cancel()
+
+    def _run(self, run: Callable[[Engine, T], R], each: T) -> R:
+        engine = self._free.pop()  # as many as threads, so that there is one
+        try:
+            with self._conditions():
+                return run(engine, each)
+        finally:
+            self._free.append(engine)
+
+    @cached_property
+    def _threads(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.workers, thread_name_prefix="pass")
+
+    @cached_property
+    def _free(self) -> deque[Engine]:
+        return deque(self._engine.copied() for _ in range(self.workers))
+
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""What a container may use, in microseconds of each so many; "max" where that is all."""
+
+
+def cores() -> int:
+    """The physical cores that this process may use, at least 1; no more than OMP_NUM_THREADS, where that is set."""
+    limits = [psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0))]
+    quota, _, period = (_QUOTA.read_text() if _QUOTA.exists() else "").partition(" ")
+    if quota.isdecimal():
+        limits.append(int(quota) // int(period))
+    allowed = os.environ.get("OMP_NUM_THREADS", "")
+    if allowed.isdecimal():
+        limits.append(int(allowed))
+    return max(1, min(limits))
+
+
+class ProcessLostError(RuntimeError):
+    """Another process of the run has ended; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes of a run, of which this one is number `rank` of `count`; `local` of them are on this machine.
+
+    Each computes the sum over a shard of the records, and the first one adds the noise. All of them take the same
+    steps: they are asked the same questions in the same order, and each answer is that of the first, noise included, so
+    that their states are the same bit for bit. The first alone keeps the trace, the checkpoint and the ledger. A
+    record's coin comes from its place in the release's stream, so that who takes part does not depend on how many
+    processes there are; sums are added up in 64 bits.
+    """
+
+    rank: int = 0
+    count: int = 1
+    local: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one adds the noise, and keeps what is kept."""
+        return self.rank == 0
+
+    def shard(self, rows: NDArray[np.intp], records: int) -> NDArray[np.intp]:
+        """Those of some rows, ascending, that lie in this process's shard of so many records."""
+        ends = [records * rank // self.count for rank in (self.rank, self.rank + 1)]
+        first, last = np.searchsorted(rows, ends)
+        return rows[first:last]
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The sum of the parts of all processes, in place."""
+        if self.count > 1:
+            with _connected():
+                distributed.all_reduce(part)
+        return part
+
+    def first(self, answer: Tensor) -> Tensor:
+        """The first process's answer, for all of them."""
+        if self.count > 1:
+            with _connected():
+                distributed.broadcast(answer, src=0)
+        return answer
+
+    def told(self, value: Any) -> Any:
+        """What the first process says, any picklable value, for all of them."""
+        if self.count == 1:
+            return value
+        box = [value]
+        with _connected():
+            distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+
+ALONE = Group()
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, torch.distributed.DistError) as reason:
+        raise ProcessLostError(
+            "another process of this run has ended; start the run again: it goes on from its checkpoint, on any number"
+            " of processes, and spends nothing more."
+        ) from reason
+
 
 _LOG = logging.getLogger(__name__)
 

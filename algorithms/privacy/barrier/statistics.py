@@ -1,13 +1,12 @@
-"""Second moments of records, as bounded contributions: what a covariance or a principal component is made of.
-
-A record is a matrix A of m rows and c columns (the positions and channels of an image; one row for a flat record). Its
-contribution is A^T A, whose Frobenius norm is at most the square of A's: so A is scaled down to the square root of the
-bound. A symmetric matrix is summed and noised as its upper triangle, whose other entries are multiplied by the square
-root of 2: the L2 norm of that vector is the Frobenius norm of the matrix.
-
-Sums of bounded statistics of records: for the barrier alone, nothing is noised here.
+"""Sums of bounded statistics of records, second moments among them: for the barrier alone, nothing is noised here.
 
 A record of which a statistic cannot be taken counts as zero, like one that is not finite.
+
+Of a second moment, as a covariance or a principal component is made of, a record is a matrix A of m rows and c columns
+(the positions and channels of an image; one row for a flat record). Its contribution is A^T A, whose Frobenius norm is
+at most the square of A's: so A is scaled down to the square root of the bound. A symmetric matrix is summed and noised
+as its upper triangle, whose other entries are multiplied by the square root of 2: the L2 norm of that vector is the
+Frobenius norm of the matrix.
 """
 
 import math
@@ -70,7 +69,8 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 def shape_of(statistic: Statistic, records: Records) -> torch.Size:
     """The shape of a statistic of one record, seen on made-up zeros, taken as it is of the records themselves."""
     example = torch.from_numpy(np.zeros((1, *records.features.shape[1:]), records.features.dtype))
-    return torch.func.vmap(statistic)(example, torch.zeros(1, dtype=torch.int64)).shape[1:]
+    label = torch.from_numpy(np.zeros((1, *records.labels.shape[1:]), records.labels.dtype))
+    return torch.func.vmap(statistic)(example, label).shape[1:]
 
 
 def columns_of(statistic: Statistic, records: Records) -> int:

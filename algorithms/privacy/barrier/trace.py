@@ -1,13 +1,27 @@
-"""The noise trace: one row a release, public by construction (nothing in it is computed from a record)."""
+"""What is recorded of a run: the noise trace, and of public records alone the diagnostics.
+
+The trace has one row a release and is public by construction: nothing in it is computed from a record.
+"""
 
 import json
+import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dp_accounting as dp
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from algorithms.gradients import Affine, Clipping, Engine, PerLayer
 from algorithms.privacy.accounting.events import event_from_json, event_to_json
 from algorithms.privacy.mechanisms.release import Release
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -88,3 +102,114 @@ _SAMPLING = {
     "CyclicPoisson": "cyclic poisson",
     "FixedOrder": "fixed order",
 }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One gradient release; L2 norms, in units of the model's gradient.
+
+    release, step: as in the noise trace. error: distance between the answer, as an estimate of the mean gradient, and
+    the exact one: the unclipped sum over the same sample by the same divisor. noise: of the answer's noise. exact: of
+    the exact gradient. clipped: the share of the sample that clipping made smaller, not a number for an empty one.
+    """
+
+    release: int
+    step: int
+    error: float
+    noise: float
+    exact: float
+    clipped: float
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A gradient at a point [d]: how its sum was bounded and divided, and that sum without and with noise, [d]."""
+
+    point: Tensor
+    clipping: Clipping
+    divisor: float
+    total: NDArray[np.float64]
+    noisy: NDArray[np.float64]
+
+
+class Diagnostics:
+    """What clipping and noise did to each gradient, computed from the records and shown without noise.
+
+    For runs on public records alone. A run that records them promises nothing, however its noise was drawn: its card
+    and its statement say so. They are measured beside the answer and cannot change it; an algorithm never sees them.
+    The rows are those of a run since it was started or last resumed; what a crash cuts off is lost.
+
+    Gradients over importance samples have none: there a sample's own mean gradient is not what is estimated.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Measured] = []
+
+    def measure(
+        self,
+        answered: Answered,
+        engine: Engine,
+        batches: Iterable[tuple[Tensor, Tensor]],
+        *,
+        place: tuple[int, int],
+    ) -> None:
+        """Adds the row of a gradient, in a second pass over its sample.
+
+        batches: the sample. place: release and step.
+        """
+        found, records, clipped = _exact_sum(answered, engine, batches)
+        exact, (shift, scale) = found / answered.divisor, _affine(answered.clipping)
+        error = shift + scale * answered.noisy / answered.divisor - exact
+        noise = scale * (answered.noisy - answered.total) / answered.divisor
+        release, step = place
+        share = clipped / records if records else math.nan
+        self.rows.append(Measured(release, step, _norm(error), _norm(noise), _norm(exact), share))
+
+    def write(self, path: Path) -> None:
+        """Writes the rows as parquet; none where nothing was measured."""
+        self.frame().to_parquet(path, index=False)
+
+    def frame(self) -> "pd.DataFrame":
+        """The rows as a table."""
+        import pandas as pd  # here, since a plan has no use for it
+
+        rows = [asdict(row) for row in self.rows]
+        return pd.DataFrame(rows, columns=list(Measured.__dataclass_fields__))
+
+
+def _exact_sum(
+    answered: Answered, engine: Engine, batches: Iterable[tuple[Tensor, Tensor]]
+) -> tuple[NDArray[np.float64], int, int]:
+    """The sum of the gradients as they are, [d]; how many records there were, and how many were made smaller.
+
+    A record without a finite gradient adds nothing to the sum, and counts as made smaller.
+    """
+    total, records, clipped = torch.zeros(len(answered.point), dtype=torch.float64), 0, 0
+    for inputs, labels in batches:
+        found = engine.contributions(answered.point, inputs, labels)
+        norms = found.norms(answered.clipping)
+        finite = found.finite(answered.clipping)
+        places = torch.nonzero(finite)[:, 0]
+        weights = torch.ones(len(places), dtype=torch.float64, device=norms.device)
+        total += found.take(places).weighted_sum(weights).cpu()
+        records += len(labels)
+        clipped += int((_beyond(norms, answered.clipping) | ~finite).sum())
+    return total.numpy(), records, clipped
+
+
+def _norm(vector: NDArray[np.float64]) -> float:
+    return float(np.linalg.norm(vector))
+
+
+def _beyond(norms: Tensor, clipping: Clipping) -> Tensor:
+    """Which records have a norm above its bound, [batch]; by layer, in any of them."""
+    if isinstance(clipping, PerLayer):
+        return (norms > torch.tensor(clipping.norms, device=norms.device)).any(dim=1)
+    return norms > clipping.sensitivity
+
+
+def _affine(clipping: Clipping) -> tuple[NDArray[np.float64] | float, NDArray[np.float64] | float]:
+    """What takes a mean of transformed gradients back to one of gradients: shift and scale."""
+    if not isinstance(clipping, Affine):
+        return 0.0, 1.0
+    return clipping.shift.double().cpu().numpy(), clipping.scale.double().cpu().numpy()

@@ -1,11 +1,9 @@
-"""What comes before a model's parameters, done once for all records instead of in each step, where it fits memory.
+"""Exact answers about the records, which nothing has noised yet: for the barrier alone.
 
-Questions about all records of a linear model, answered by closed forms while the records fit the memory.
-
-Exact answers about the records, which nothing has noised yet: for the barrier alone.
-
-All of them are computed under the same conditions, whatever the process around them has set, and an error of the
-arithmetic is raised without what it says, which may be of a record.
+What comes before a model's parameters is done once for all records instead of in each step, where it fits memory; and
+while the records fit it, questions about all records of a linear model are answered by closed forms. All answers are
+computed under the same conditions, whatever the process around them has set, and an error of the arithmetic is raised
+without what it says, which may be of a record.
 """
 
 import copy
@@ -34,17 +32,26 @@ from algorithms.gradients import (
     pad_to_multiple,
 )
 from algorithms.gradients.linear import LinearRecords, linear_layer
-from algorithms.gradients.minimum import OutOfReachError
+from algorithms.gradients.minimum import Objective, OutOfReachError, exact_minimum, minimum
 from algorithms.models import Model
 from algorithms.models.feature_transforms import front_of, shape_after
 from algorithms.models.scattering import UnitRecords
-from algorithms.privacy.barrier import minimum
 from algorithms.privacy.barrier.importance import LastNorms, Norms
-from algorithms.privacy.barrier.performance import Performance, Records, in_passes
-from algorithms.privacy.barrier.processes import ProcessLostError
+from algorithms.privacy.barrier.performance import Performance, ProcessLostError, Records, in_passes
 from algorithms.privacy.barrier.statistics import Statistic, second_moment_sum, statistic_sum
 from algorithms.privacy.mechanisms.noise import Stream
-from algorithms.privacy.mechanisms.release import FullBatch, Importance, Release, chosen
+from algorithms.privacy.mechanisms.release import (
+    FullBatch,
+    Importance,
+    Minimum,
+    NoNoise,
+    ObjectiveNoise,
+    Release,
+    add_noise,
+    chosen,
+    draws,
+    minimum_release,
+)
 
 _AT_ONCE = 1024
 _BY_RECORD = (UnitRecords, nn.GroupNorm)
@@ -80,12 +87,8 @@ def _divided(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
     """The first layers of a sequence that are maps of each record, and what comes after them."""
     if type(module) is not nn.Sequential:
         return [], module
-    first = list(takewhile(_is_map, module))
+    first = list(takewhile(lambda layer: type(layer) in _BY_RECORD and not list(layer.parameters()), module))
     return first, module[len(first) :]
-
-
-def _is_map(layer: nn.Module) -> bool:
-    return type(layer) in _BY_RECORD and not list(layer.parameters())
 
 
 def _mapped(
@@ -153,20 +156,6 @@ class FullBatchAnswers:
         return self._records.losses_at(candidates, bound=bound)
 
 
-class WholeRecords:
-    """The closed forms over all records, made when they are first asked for."""
-
-    def __init__(self, model: Model, records: Records, performance: Performance) -> None:
-        self._of = (model, records, performance)
-        self._answers: FullBatchAnswers | None = None
-
-    def at_step(self, step: int) -> FullBatchAnswers | None:
-        """The answers in a training step, where the model has them and the records fit the memory."""
-        if self._answers is None:
-            self._answers = FullBatchAnswers.of(*self._of)
-        return None if self._answers is None else self._answers.at_step(step)
-
-
 def loss_sums(
     model: Model,
     engine: Engine,
@@ -189,6 +178,49 @@ def loss_sums(
         for index, point in enumerate(points):
             totals[index] += engine.clipped_losses(point, inputs, labels, bound)
     return totals
+
+
+_NO_BOUND = 1e150
+"""Above the norm of any record and gradient, yet finite."""
+
+
+def minimised(
+    model: Model, features: NDArray[np.float32], labels: NDArray[np.int64], release: Release, stream: Stream
+) -> Tensor:
+    """The answer to the release of a minimum, shape [d], float64."""
+    problem = release.clipping
+    if not isinstance(problem, Minimum):
+        raise TypeError(f"{release} does not ask for a minimum")
+    tilt = np.zeros(model.parameter_count)
+    if isinstance(release.noise, ObjectiveNoise):
+        tilt = release.noise_scale * draws(release, stream, len(tilt))
+    whole = Objective(
+        model,
+        features,
+        labels,
+        clip_norm=problem.clip_norm,
+        input_norm=problem.input_norm,
+        regularisation=problem.regularisation,
+        tilt=torch.from_numpy(tilt),
+    )
+    if isinstance(release.noise, NoNoise):
+        return exact_minimum(replace(whole, clip_norm=_NO_BOUND, input_norm=_NO_BOUND))
+    found = minimum(whole, tolerance=problem.tolerance)
+    return torch.from_numpy(add_noise(found.numpy(), _on_the_result(problem, release), stream))
+
+
+def _on_the_result(problem: Minimum, release: Release) -> Release:
+    """The noise on what was found: as asked, or for noise in the objective what hides where the solver stopped."""
+    if not isinstance(release.noise, ObjectiveNoise):
+        return release
+    stopped = Minimum(
+        clip_norm=2 * problem.tolerance,
+        regularisation=problem.regularisation,
+        tolerance=1e-300,
+        input_norm=problem.input_norm,
+        curvature=problem.curvature,
+    )
+    return minimum_release(stopped, release.noise.on_result())
 
 
 P = ParamSpec("P")
@@ -238,13 +270,17 @@ class UnnoisedQueries:
         self.model = replace(model, module=copy.deepcopy(model.module))
         self.engine = performance.engine(self.model, records)
         self._side_by_side = performance.side_by_side(self.engine, model.parameter_count)
-        self._whole = WholeRecords(self.model, records, performance)
         self._norms = Norms(self.engine, self._batches, self._each, last_norms)
 
     @functools.cached_property
     def records(self) -> Records:
         """The records where the arithmetic is; they are brought there by the first answer, after its charge."""
         return self.performance.placed(self._given)
+
+    @functools.cached_property
+    def _whole(self) -> FullBatchAnswers | None:
+        """Closed forms over all records, where the model has them and the records fit the memory."""
+        return FullBatchAnswers.of(self.model, self._given, self.performance)
 
     @property
     def last_norms(self) -> LastNorms:
@@ -265,9 +301,8 @@ class UnnoisedQueries:
         if isinstance(release.sampling, Importance):
             return self._norms.importance_sum(point, self._count, release.sampling, clipping, stream)
         is_whole = isinstance(release.sampling, FullBatch) and FullBatchAnswers.clip(clipping)
-        answers = self._whole.at_step(step) if is_whole else None
-        if answers is not None:
-            return answers.clipped_sum(point, clipping)
+        if is_whole and self._whole is not None:
+            return self._whole.at_step(step).clipped_sum(point, clipping)
 
         spare: list[Tensor] = []  # sums of passes that have been added up, to write the next ones into
 
@@ -293,9 +328,8 @@ class UnnoisedQueries:
         """The sums of the sample's clipped losses at each candidate, in a training step; shape [k], float64."""
         bound = release.clipping.sensitivity
         candidates = candidates if isinstance(candidates, LineCandidates) else self._copied(candidates)
-        answers = self._whole.at_step(step) if isinstance(release.sampling, FullBatch) else None
-        if answers is not None:
-            return answers.clipped_losses(candidates, bound).cpu()
+        if isinstance(release.sampling, FullBatch) and self._whole is not None:
+            return self._whole.at_step(step).clipped_losses(candidates, bound).cpu()
         batches = self.drawn(release, stream)
         return loss_sums(self.model, self.engine, candidates, batches, bound, self.performance).cpu()
 
@@ -327,7 +361,7 @@ class UnnoisedQueries:
     @_computed
     def minimum(self, release: Release, stream: Stream) -> Tensor:
         """The minimum over all records that a release asks for, noise included; shape [d], float64."""
-        return minimum.minimised(self.model, self.records.features, self.records.labels, release, stream)
+        return minimised(self.model, self.records.features, self.records.labels, release, stream)
 
     def drawn(self, release: Release, stream: Stream) -> Iterator[tuple[Tensor, Tensor]]:
         """The records that take part, in physical batches, on the device."""

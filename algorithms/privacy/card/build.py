@@ -12,9 +12,8 @@ from pydantic import ValidationError
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import epsilon
-from algorithms.privacy.accounting.adjacency import named
+from algorithms.privacy.accounting.epsilon import ORDERS, adjacency_named
 from algorithms.privacy.accounting.events import schedule_from_json
-from algorithms.privacy.accounting.rdp import ORDERS
 from algorithms.privacy.card.schema import ROUNDING, SCHEMA_VERSION, Guarantee, PrivacyCard
 from algorithms.privacy.card.trace import Columns, queries
 from algorithms.privacy.ledger.composition import Composition
@@ -186,7 +185,7 @@ def _accounting(run: RunRecord) -> dict[str, Any]:
         "library": _LIBRARY,
         "library_version": version(_LIBRARY),
         "discretisation": {
-            "pld_interval": epsilon.discretisation_of(schedule, delta, named(run.plan["adjacency"]))
+            "pld_interval": epsilon.discretisation_of(schedule, delta, adjacency_named(run.plan["adjacency"]))
             if delta > 0
             else None,
             "rdp_lowest_order": min(ORDERS),

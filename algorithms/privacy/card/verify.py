@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting import epsilon as accounting
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, Adjacency, named
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, Adjacency, adjacency_named, rdp
 from algorithms.privacy.accounting.events import Schedule, schedule_from_json
 from algorithms.privacy.accounting.filters import (
     FIXED,
@@ -26,7 +26,6 @@ from algorithms.privacy.accounting.filters import (
     holding_from_json,
     rho_of,
 )
-from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.accounting.selection import trials_of
 from algorithms.privacy.card.build import composition_of, guarantee, mechanism_of
 from algorithms.privacy.card.schema import (
@@ -95,7 +94,7 @@ def verify(
     whether a card without a signature may hold. Raises RefusedError where the card's events are unknown.
     """
     schedule = schedule_from_json([row.model_dump() for row in card.events])
-    adjacency, stated = named(card.setting.adjacency), card.accounting
+    adjacency, stated = adjacency_named(card.setting.adjacency), card.accounting
     recomputed = recompute(schedule, stated.delta, stated.composition, adjacency)
     checks = [*_signature(card, key, unsigned=unsigned), *_epsilons(card, recomputed)]
     checks += _promise(card, recomputed)

@@ -187,12 +187,13 @@ def price_of(
 
 def _price(order: float | None, schedule: "Schedule", adjacency: str, count: int) -> float:
     """Of so many records of one person."""
-    from algorithms.privacy.accounting.adjacency import named
+    from algorithms.privacy.accounting.epsilon import adjacency_named, group_privacy, rdp
     from algorithms.privacy.accounting.filters import rho_under
-    from algorithms.privacy.accounting.group_privacy import group_privacy
-    from algorithms.privacy.accounting.rdp import rdp
 
-    relation, of_group = named(adjacency), [(group_privacy(event, count), times) for event, times in schedule]
+    relation, of_group = (
+        adjacency_named(adjacency),
+        [(group_privacy(event, count), times) for event, times in schedule],
+    )
     if order is None:
         return math.fsum(times * rho_under(relation, event) for event, times in of_group)
     return float(rdp(of_group, orders=(order,), adjacency=relation)[0])

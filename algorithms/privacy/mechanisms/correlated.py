@@ -88,7 +88,7 @@ class Toeplitz(_ToeplitzStrategy):
         return _Recursion(self.coefficients, dimension)
 
     def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
-        return CorrelatedDpEvent(noise_multiplier, list(self.coefficients), [], [], 0, 1, 1.0, steps)
+        return CorrelatedDpEvent(noise_multiplier, self.coefficients, (), (), 0, 1, 1.0, steps)
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,7 @@ class Buffered(_ToeplitzStrategy):
         return _Buffers(self.weights, self.decays, dimension)
 
     def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
-        return CorrelatedDpEvent(
-            noise_multiplier, [], list(self.weights), list(self.decays), 0, 1, 1.0, steps
-        )
+        return CorrelatedDpEvent(noise_multiplier, (), self.weights, self.decays, 0, 1, 1.0, steps)
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ class Tree(Strategy):
         return found
 
     def event(self, noise_multiplier: float, steps: int) -> CorrelatedDpEvent:
-        return CorrelatedDpEvent(noise_multiplier, [], [], [], self.leaves, 1, 1.0, steps)
+        return CorrelatedDpEvent(noise_multiplier, (), (), (), self.leaves, 1, 1.0, steps)
 
     def _variance(self, place: int) -> float:
         """Of the noise of the step that is the place-th of its tree: of the estimate of the node that it completes
@@ -149,7 +147,7 @@ class Tree(Strategy):
         height = _height(place)
         total, share = _node_variance(height), 1.0
         for level in reversed(range(height)):
-            share *= _weight_of_children(level + 1)
+            share *= 1.0 - _node_variance(level + 1)  # the weight of the children
             total += (1.0 - 2.0 * share) * _node_variance(level)
         return total
 
@@ -164,8 +162,8 @@ def strategy_of(event: CorrelatedDpEvent) -> Strategy:
     if event.leaves:
         return Tree(event.leaves)
     if event.coefficients:
-        return Toeplitz(tuple(event.coefficients))
-    return Buffered(tuple(event.weights), tuple(event.decays))
+        return Toeplitz(event.coefficients)
+    return Buffered(event.weights, event.decays)
 
 
 def _height(place: int) -> int:
@@ -177,10 +175,6 @@ def _height(place: int) -> int:
 def _node_variance(level: int) -> float:
     """Of the estimate of a node's noise, by its own and by its children's."""
     return 1.0 if level == 0 else 1.0 / (1.0 + 0.5 / _node_variance(level - 1))
-
-
-def _weight_of_children(level: int) -> float:
-    return 1.0 - _node_variance(level)
 
 
 class _Recursion(Correlator):

@@ -1,8 +1,8 @@
 """What can be asked of the private records: sampling, bound and noise, as values, and what each question costs.
 
-A question becomes a privacy event here alone, by what its mechanism says is proven (see `terms`); any other combination
-is refused. An event carries noise over the bound of one record; what that is worth under add-or-remove-one or
-replace-one is for the accounting to say.
+A question becomes a privacy event here alone, by what its mechanism says is proven (see `mechanisms`); any other
+combination is refused. An event carries noise over the bound of one record; what that is worth under add-or-remove-one
+or replace-one is for the accounting to say.
 
 What a release draws: the records that take part, and the noise that is added; and nothing else.
 """

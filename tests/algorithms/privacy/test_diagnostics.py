@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from algorithms.gradients import L2, Affine, Clipping, Normalised, PerLayer, Unclipped
-from algorithms.privacy.barrier.diagnostics import Diagnostics
-from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.barrier.trace import Diagnostics, Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Importance, NoNoise, Poisson
 from tests.algorithms.bench import MadeUp, made_up, small_model

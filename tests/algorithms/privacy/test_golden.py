@@ -11,10 +11,9 @@ import pytest
 
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.calibration import LEVELS, calibrate, in_levels
-from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.epsilon import epsilon, epsilon_of_rdp, rdp
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_of_budget
-from algorithms.privacy.accounting.rdp import epsilon_of_rdp, rdp
 from algorithms.privacy.mechanisms.release import Gumbel, Laplace, argmin_release
 
 GOLDEN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("golden.json").read_text())

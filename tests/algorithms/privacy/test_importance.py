@@ -15,7 +15,7 @@ from torch import Tensor
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, Affine, Engine, Normalised
 from algorithms.models import Model, build
-from algorithms.privacy.accounting.rdp import rdp
+from algorithms.privacy.accounting.epsilon import rdp
 from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.importance import LastNorms, Norms
 from algorithms.privacy.barrier.trace import Trace, read_trace

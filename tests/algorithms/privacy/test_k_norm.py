@@ -11,9 +11,8 @@ from scipy import stats
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2, Box, clip_and_sum
 from algorithms.models import build
-from algorithms.privacy.accounting.adjacency import REPLACE_ONE
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.accounting.filters import ScheduleFilter
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace

@@ -19,8 +19,8 @@ from algorithms.errors import RefusedError
 from algorithms.gradients.minimum import Objective, OutOfReachError, minimum
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
-from algorithms.privacy.barrier.minimum import minimised
 from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.barrier.unnoised_queries import minimised
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gaussian, Minimum, NoNoise, ObjectiveNoise, minimum_release
 from tests.algorithms.bench import MadeUp

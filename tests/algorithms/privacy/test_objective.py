@@ -8,10 +8,8 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.special import expit, logsumexp
 
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, composed, rdp
 from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
-from algorithms.privacy.accounting.pld import composed
-from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.mechanisms.release import Minimum
 from tests.algorithms.bench import MadeUp
 from tests.algorithms.privacy.test_minimum import problem, some, with_one

@@ -20,13 +20,11 @@ from algorithms.core.method import PublicInfo, Target
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1
 from algorithms.privacy.accounting import event_rules
-from algorithms.privacy.accounting.adjacency import REPLACE_ONE
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import Accountant, epsilon
+from algorithms.privacy.accounting.epsilon import REPLACE_ONE, Accountant, epsilon, group_privacy
 from algorithms.privacy.accounting.event_rules import EventRule, Traced, register
 from algorithms.privacy.accounting.events import schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import ZCDPFilter
-from algorithms.privacy.accounting.group_privacy import group_privacy
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.card import build, verify

@@ -13,14 +13,19 @@ from scipy import optimize, special, stats
 from algorithms.core.calibration import plan_renyi, plan_zcdp
 from algorithms.core.method import PublicInfo, Target, by_accountants
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE, REPLACE_ONE, pure_epsilon
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.calibration import calibrate
-from algorithms.privacy.accounting.epsilon import discretisation_of, epsilon
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    composed,
+    discretisation_of,
+    epsilon,
+    pure_epsilon,
+    rdp,
+)
 from algorithms.privacy.accounting.events import PureDpEvent, Schedule
 from algorithms.privacy.accounting.filters import ScheduleFilter
-from algorithms.privacy.accounting.pld import composed
-from algorithms.privacy.accounting.rdp import rdp
 
 LAPLACE = dp.LaplaceDpEvent(4.0)
 ORDERS = (1.001, 1.5, 2.0, 8.0, 64.0, 1024.0)

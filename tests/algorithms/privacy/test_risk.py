@@ -9,9 +9,8 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from algorithms.privacy.accounting import risk
-from algorithms.privacy.accounting.adjacency import REPLACE_ONE
+from algorithms.privacy.accounting.epsilon import ORDERS, REPLACE_ONE, rdp
 from algorithms.privacy.accounting.events import PureDpEvent
-from algorithms.privacy.accounting.rdp import ORDERS, rdp
 
 RATES = np.array([0.001, 0.01, 0.05, 0.2, 0.5, 0.9])
 

@@ -10,12 +10,9 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE
-from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, ORDERS, composed, epsilon
 from algorithms.privacy.accounting.event_rules import EitherDpEvent
 from algorithms.privacy.accounting.events import event_from_json, event_to_json
-from algorithms.privacy.accounting.pld import composed
-from algorithms.privacy.accounting.rdp import ORDERS
 from algorithms.privacy.accounting.selection import Trials, all_shown, trials_of
 
 QUIET, LOUD = [(GaussianDpEvent(8.0), 4)], [(GaussianDpEvent(5.0), 2)]

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.gradients import L2
-from algorithms.privacy.barrier import side_by_side
+from algorithms.privacy.barrier import performance
 from algorithms.privacy.barrier.barrier import Performance
-from algorithms.privacy.barrier.performance import OnDevice, Records, one_ahead
-from algorithms.privacy.barrier.side_by_side import SideBySide
+from algorithms.privacy.barrier.performance import OnDevice, Records, SideBySide, one_ahead
 from algorithms.privacy.mechanisms.release import NoNoise, Poisson
 from tests.algorithms.bench import made_up, small_model
 from tests.algorithms.privacy.test_barrier import barrier
@@ -96,12 +95,12 @@ def test_a_pass_is_read_while_the_one_before_is_computed() -> None:
 def test_a_process_takes_the_cores_that_it_may(
     quota: str | None, threads: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_by_side.psutil, "cpu_count", lambda logical: 8)
-    monkeypatch.setattr(side_by_side.os, "sched_getaffinity", lambda _: set(range(6)))
-    monkeypatch.setattr(side_by_side, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(performance.psutil, "cpu_count", lambda logical: 8)
+    monkeypatch.setattr(performance.os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(performance, "_QUOTA", tmp_path / "cpu.max")
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if threads is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    assert side_by_side.cores() == expected
+    assert performance.cores() == expected

@@ -13,8 +13,7 @@ import dp_accounting as dp
 import pytest
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.adjacency import REPLACE_ONE
-from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon
 from algorithms.privacy.accounting.events import schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp
 from algorithms.privacy.card import PrivacyCard, RunRecord, build, load, recompute, text, verify

@@ -12,9 +12,8 @@ import pytest
 from scipy.stats import norm
 
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
-from algorithms.privacy.accounting.adjacency import REPLACE_ONE
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.accounting.epsilon import epsilon
+from algorithms.privacy.accounting.epsilon import REPLACE_ONE, epsilon, group_privacy, rdp
 from algorithms.privacy.accounting.events import (
     ObjectivePerturbationDpEvent,
     PureDpEvent,
@@ -24,8 +23,6 @@ from algorithms.privacy.accounting.events import (
     schedule_to_json,
 )
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
-from algorithms.privacy.accounting.group_privacy import group_privacy
-from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.ledger import Composition, Ledger, check_prices
 
 CAP, ONE = Budget(8.0, 1e-5), Budget(1.0, 1e-6)

@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.adjacency import ADD_OR_REMOVE_ONE
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, group_privacy, rdp
 from algorithms.privacy.accounting.events import PureDpEvent, schedule_from_json, schedule_to_json
 from algorithms.privacy.accounting.filters import conversion, epsilon_of_zcdp, rho_under
-from algorithms.privacy.accounting.group_privacy import group_privacy
-from algorithms.privacy.accounting.rdp import rdp
 from algorithms.privacy.ledger import Composition, Ledger
 
 CAP, ONE = Budget(8.0, 1e-5), Budget(1.0, 1e-6)

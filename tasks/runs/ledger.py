@@ -1,9 +1,10 @@
-"""Heads of the ledger kept outside of it: they show an older copy that was put back, whose own chain holds.
+"""The ledger as this user's home knows it: its newest heads, where it was verified to, which population it charges.
 
-Known are the head in the receipt of the checkout's last run, and those that this user's home saw last at the same URL
-and of the same ledger, wherever it was: an old copy at another URL is an older copy, too. A receipt of another ledger,
-as in a checkout that was made on another machine, says nothing about this one; the hash of the first row tells them
-apart. Which ledger a private population is charged in is kept in the home as well, once a run is reserved there.
+Heads of the ledger that are kept outside of it show an older copy that was put back, whose own chain holds. Known are
+the head in the receipt of the checkout's last run, and those that this home saw last at the same URL and of the same
+ledger, wherever it was: an old copy at another URL is an older copy, too. A receipt of another ledger, as in a checkout
+that was made on another machine, says nothing about this one; the hash of the first row tells them apart. Which ledger
+a private population is charged in is kept in the home as well, once a run is reserved there.
 """
 
 import hashlib
@@ -16,9 +17,20 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from algorithms.errors import LedgerBrokenError, RefusedError
-from algorithms.privacy.ledger import NOTHING, Head, Ledger, identity
+from algorithms.privacy.ledger import NOTHING, Checkpoint, Head, Ledger, identity
 from data.prepare.files import write_whole
-from tasks.config.environment import LEDGER, sqlite_url
+from tasks.config import params
+from tasks.config.environment import LEDGER, home, ledger_url, sqlite_url
+from tasks.runs.signing import signing_key
+
+
+def open_ledger(root: Path) -> Ledger:
+    """The ledger that the checkout at `root` charges; raises LedgerBrokenError where an older copy was put back."""
+    settings = params.load(root / "params.yaml", reads=("ledger",))
+    url = ledger_url(settings.ledger.url)
+    ledger = open_newest(url, home=home(), root=root)
+    remember(ledger, url, home=home())
+    return ledger
 
 
 def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
@@ -136,3 +148,25 @@ def _link(fresh: Path, file: Path) -> None:
     """Puts a file in its place where there is none."""
     with suppress(FileExistsError):
         os.link(fresh, file)
+
+
+def keep_checkpoint(checkpoint: Checkpoint) -> None:
+    """Signs a checkpoint and keeps it in the home, in place of the one before it."""
+    if checkpoint.first is None:
+        return
+    file = _checkpoint_file(checkpoint.first)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    text = checkpoint.signed(signing_key(home()))
+    write_whole(file, lambda fresh: fresh.write_text(text, encoding="utf-8"), mode=0o600)
+
+
+def kept_checkpoint(ledger: Ledger) -> Checkpoint | None:
+    """The checkpoint of a ledger; None where this home has none. Raises RefusedError for one that it did not sign."""
+    file = _checkpoint_file(identity(ledger) or "")
+    if not file.is_file():
+        return None
+    return Checkpoint.load(file.read_text(encoding="utf-8"), signing_key(home()).public_key())
+
+
+def _checkpoint_file(first: str) -> Path:
+    return home() / "ledger_checkpoints" / f"{first[:16]}.json"

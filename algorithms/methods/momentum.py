@@ -1,24 +1,26 @@
-"""How the noise of a momentum method is divided over its iterations, and how many iterations there should be.
+"""Descent with momentum on noised gradients: DP-SHB, DP-NAG and DP-MASG.
 
 Kuru, Birbil, Gürbüzbalaban and Yıldırım 2022 ("Differentially private accelerated optimization algorithms",
-arXiv:2008.01989), Section 4: the noise of iteration t, of variance 2 b_t^2 in each of d coordinates, adds at
-most d a_t b_t^2 to the error after the last one. All of it is arithmetic on public numbers.
+arXiv:2008.01989). One release an iteration, of all records or of a fresh sample without replacement: Laplace noise on
+an L1 bound as in the paper, or Gaussian noise on an L2 bound. The objective is the mean loss + regularisation
+||theta||^2. Only the losses are private: the regulariser's gradient, step sizes, momentum and the course of the noise
+are functions of public numbers, and stand in the plan.
 
-Differences from the paper: the coefficients a_t grow with t (the text says that they fall; its formulas are right).
-The gap that the bound starts from is that of the objective: the paper's potential is at most twice it, and a restart
-doubles the potential once more, so stage s begins at 2^s times the gap, as in the authors' code.
+Pure epsilon is divided over the iterations by Proposition 4.2, numerically where sampling leaves no closed form. For
+(epsilon, delta) the noise keeps a course that is fixed beforehand and is scaled until the whole schedule just meets the
+target: Laplace noise the course of pure epsilon, Gaussian noise b_t^2 ~ a_t^(-1/2), which is best where precisions add
+up, as those of Gaussian noise on all records do.
 
-What descent with momentum shares, whoever's momentum it is: settings, refusals, state and the noised gradient.
-
-The objective is the mean loss + regularisation ||theta||^2. Only the losses are private: the regulariser's gradient,
-step sizes, momentum and the course of the noise are functions of public numbers, and stand in the plan.
-
-The plan of descent with momentum: the path of step sizes, and the course of the noise along it.
-
-Pure epsilon is divided over the iterations by Proposition 4.2 of arXiv:2008.01989, numerically where sampling leaves
-no closed form. For (epsilon, delta) the noise keeps a course that is fixed beforehand and is scaled until the whole
-schedule just meets the target: Laplace noise the course of pure epsilon, Gaussian noise b_t^2 ~ a_t^(-1/2), which is
-best where precisions add up, as those of Gaussian noise on all records do.
+Differences from the paper:
+- The bound of a record's gradient is enforced by clipping; the smoothness that sets the step size is a public bound,
+  since the largest eigenvalue of the data would give the data away; noise for (epsilon, delta) is calibrated to the
+  whole run.
+- Noise has the scale that the theorem asks for; the published code draws scale b / sqrt(2), so its curves show epsilon
+  1.41, not 1.
+- The coefficients a_t grow with t (the text says that they fall; its formulas are right).
+- The gap that the error bound starts from is that of the objective: the paper's potential is at most twice it, and a
+  restart doubles the potential once more, so stage s begins at 2^s times the gap, as in the authors' code.
+- With samples the epsilons are those that minimise the noise at their amplified scale.
 """
 
 import math
@@ -32,8 +34,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from algorithms.core.calibration import NoiseSchedule, multiplier_at, noise_runs, plan_fixed, plan_given
+from algorithms.core.calibration import plan_fixed, plan_given
 from algorithms.core.method import Plan, PublicInfo, Target
+from algorithms.core.minibatch import NoiseSchedule, multiplier_at, noise_runs
 from algorithms.core.optimizers import STRICT
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.gradients import L1, L2, Box
@@ -56,10 +59,11 @@ _SMALLEST_LOG = -600.0
 
 @dataclass(frozen=True)
 class Stage:
-    """Iterations with one step size; between two stages the momentum is dropped."""
+    """Iterations with one step size and momentum, which is dropped between two stages."""
 
     steps: int
     step_size: float
+    momentum: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,15 +89,15 @@ def one_stage(steps: int, step_size: float) -> list[Stage]:
     return [Stage(steps, step_size)]
 
 
-def growing_stages(steps: int, step_size: float, condition_number: float, *, growth: int = 1) -> list[Stage]:
+def growing_stages(steps: int, step_size: float, condition_number: float) -> list[Stage]:
     """The stages of the multi-stage method, cut off after `steps` iterations.
 
     Stage 1 has ceil(2 sqrt(kappa) ln sqrt(kappa)) iterations of the given step size; stage k >= 2 has
-    2^k ceil(sqrt(kappa) ln 2^(growth + 2)) of a step size 4^k times smaller. Source: Aybat, Fallah, Gürbüzbalaban
+    2^k ceil(sqrt(kappa) ln 8) of a step size 4^k times smaller. Source: Aybat, Fallah, Gürbüzbalaban
     and Ozdaglar 2019 (arXiv:1901.08022); the first length is that of the code of arXiv:2008.01989.
     """
     root = math.sqrt(condition_number)
-    base = math.ceil(root * math.log(2.0 ** (growth + 2)))
+    base = math.ceil(root * math.log(8.0))
     stages = [Stage(max(1, math.ceil(2.0 * root * math.log(root))), step_size)]
     while sum(stage.steps for stage in stages) < steps:
         k = len(stages) + 1
@@ -107,7 +111,7 @@ def cut(stages: Sequence[Stage], steps: int) -> list[Stage]:
     for stage in stages:
         left = steps - sum(before.steps for before in kept)
         if left > 0:
-            kept.append(Stage(min(stage.steps, left), stage.step_size))
+            kept.append(replace(stage, steps=min(stage.steps, left)))
     return kept
 
 
@@ -380,19 +384,6 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Path:
-    """Stages, and the momentum in each."""
-
-    stages: Sequence[Stage]
-    momenta: Sequence[float]
-
-    @property
-    def steps(self) -> int:
-        """Iterations in all."""
-        return sum(stage.steps for stage in self.stages)
-
-
-@dataclass(frozen=True)
 class Iteration:
     """The public numbers of one iteration; restarts: whether a stage begins, where momentum is dropped."""
 
@@ -403,21 +394,12 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class PathStage:
-    """A stage as the plan keeps it."""
-
-    steps: int
-    step_size: float
-    momentum: float
-
-
-@dataclass(frozen=True)
 class PathParams(NoiseSchedule):
     """What the plan keeps: the path, the noise relative to the plan's multiplier, and the constants L and mu."""
 
     smoothness: float
     strong_convexity: float
-    stages: tuple[PathStage, ...]
+    stages: tuple[Stage, ...]
 
 
 def iteration(plan: Plan, count: int) -> Iteration:
@@ -432,9 +414,15 @@ def iteration(plan: Plan, count: int) -> Iteration:
 
 
 def plan_path(
-    settings: Settings, target: Target, public: PublicInfo, *, curve: Curve, path: Path, importance: Array
+    settings: Settings,
+    target: Target,
+    public: PublicInfo,
+    *,
+    curve: Curve,
+    stages: Sequence[Stage],
+    importance: Array,
 ) -> Plan:
-    """The plan of a run along `path` whose noise follows `importance`, shape [steps]: a_t, or ones for equal noise."""
+    """The plan of a run in stages whose noise follows `importance`, shape [steps]: a_t, or ones for equal noise."""
     multipliers, counts = _course(settings, target, public, importance)
     level = _mean(multipliers, counts, power=2 if settings.noise == "gaussian" else 1)
     runs = noise_runs(multipliers / level, counts)
@@ -445,7 +433,7 @@ def plan_path(
     shared: dict[str, Any] = {
         "target": target,
         "public": public,
-        "steps": path.steps,
+        "steps": sum(stage.steps for stage in stages),
         "sampling_rate": settings.sampling(public).rate,
         "divisor": settings.release(public, level).divisor,
         "adjacency": settings.adjacency,
@@ -453,10 +441,7 @@ def plan_path(
             noise=runs,
             smoothness=curve.smoothness,
             strong_convexity=curve.strong_convexity,
-            stages=tuple(
-                PathStage(stage.steps, stage.step_size, momentum)
-                for stage, momentum in zip(path.stages, path.momenta, strict=True)
-            ),
+            stages=tuple(stages),
         ),
         "not_private": NOT_PRIVATE if settings.smoothness_is_data_dependent else None,
     }
@@ -529,3 +514,83 @@ def _course(settings: Settings, target: Target, public: PublicInfo, importance: 
 def _mean(multipliers: Array, counts: Array, *, power: int) -> float:
     """The equal multiplier with the same sum of epsilons (power 1) or of precisions (power 2)."""
     return float(np.average(multipliers**-power, weights=counts) ** (-1.0 / power))
+
+
+@dataclass(frozen=True)
+class HeavyBall(Settings):
+    """DP-SHB: Polyak's heavy ball, with the same noise in each iteration; with momentum 0 it is DP-GD.
+
+    momentum: beta, or None for (1 - sqrt(a mu)) / (1 + sqrt(a mu)) at step size a.
+    """
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """Equal noise in all iterations, the least that fits the target."""
+        check(self, target, public)
+        curve = self.curve(public)
+        size = self.step_size(curve)
+        stages = [Stage(self.steps, size, self._momentum(curve, size))]
+        return plan_path(self, target, public, curve=curve, stages=stages, importance=np.ones(self.steps))
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One noised gradient at the iterate; then theta - a g + beta (theta - theta before)."""
+        now = iteration(plan, int(state.count))
+        gradient = self.gradient(state.parameters, plan, now.noise_multiplier, barrier)
+        kept = now.momentum * (state.parameters - state.previous)
+        return state.moved(state.parameters - now.step_size * gradient + kept)
+
+    def _momentum(self, curve: Curve, step_size: float) -> float:
+        if self.momentum is not None:
+            return self.momentum
+        if self.regularisation == 0.0:
+            raise RefusedError(
+                "without regularisation the objective has no known strong convexity to take the momentum from; set"
+                " algorithm.momentum, or algorithm.regularisation above 0."
+            )
+        return curve.momentum(step_size)
+
+
+@dataclass(frozen=True)
+class Nesterov(Settings):
+    """DP-NAG and DP-MASG: Nesterov's accelerated gradient, asked for at the extrapolated point.
+
+    variant: one step size ("nag") or stages ("masg"); "_opt" ends after the number of iterations with the least error
+    bound, `steps` at most, and divides the noise so that this bound is least. initial_gap: public bound on how far the
+    objective at the start lies above its least value.
+    """
+
+    variant: Literal["nag", "nag_opt", "masg", "masg_opt"] = "nag_opt"
+    initial_gap: Annotated[float, Field(gt=0, lt=math.inf)] = 10.0
+
+    def plan(self, target: Target, public: PublicInfo) -> Plan:
+        """The least noise that fits the target, equal or divided; raises RefusedError without regularisation."""
+        check(self, target, public)
+        if self.regularisation == 0.0:
+            raise RefusedError(
+                "Nesterov's momentum needs a strongly convex objective; set algorithm.regularisation above 0."
+            )
+        curve = self.curve(public)
+        stages = self._stages(curve)
+        importance = np.ones(self.steps)
+        if self.variant.endswith("_opt"):
+            gap = self.initial_gap
+            length = best_length(self, target, public, curve=curve, stages=stages, gap=gap)
+            stages = cut(stages, length)
+            importance = coefficients(stages, curve)
+        stages = [replace(stage, momentum=curve.momentum(stage.step_size)) for stage in stages]
+        return plan_path(self, target, public, curve=curve, stages=stages, importance=importance)
+
+    def step(self, state: State, plan: Plan, barrier: Barrier) -> State:
+        """One noised gradient at the point ahead of the iterate, and a step from there."""
+        now = iteration(plan, int(state.count))
+        kept = 0.0 if now.restarts else now.momentum * (state.parameters - state.previous)
+        ahead = state.parameters + kept
+        gradient = self.gradient(ahead, plan, now.noise_multiplier, barrier)
+        return state.moved(ahead - now.step_size * gradient)
+
+    def _stages(self, curve: Curve) -> Sequence[Stage]:
+        size = self.step_size(curve)
+        if self.variant in ("nag", "nag_opt"):
+            return one_stage(self.steps, size)
+        return growing_stages(self.steps, size, curve.condition_number)

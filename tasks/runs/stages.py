@@ -1,10 +1,11 @@
-"""Running stages by DVC, one flow at a time in a checkout.
+"""A stage as a process in a checkout: what it refuses, and how DVC runs it, one flow at a time.
 
-DVC decides whether a stage has to run. It works in a process of its own, `python -m tasks.runs.reproduce STAGE`,
-which leads a process group with the stage and ends when the process that asked for the stage does: nobody is left to
-spend.
+What a stage refuses is one sentence on stderr and exit status 2. DVC decides whether a stage has to run. It works in a
+process of its own, `python -m tasks.runs.stages STAGE`, which leads a process group with the stage and ends when the
+process that asked for the stage does: nobody is left to spend.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -19,10 +20,65 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from tasks.runs.stage import REFUSED
+from tasks.config.params import ParamsRefusedError
 
 if TYPE_CHECKING:
     from dvc.repo import Repo
+
+REFUSED = "refused: "
+"""How the sentence of a refusal begins, for whoever reads what a stage wrote."""
+
+
+def main_of(function: Callable[[], object]) -> None:
+    """Run a stage's main function; what it refuses, or a full disk, becomes a sentence on stderr and exit status 2."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        function()
+    except Exception as error:
+        words = str(error) if isinstance(error, refusals()) else disk_full(error)
+        if words is None:
+            raise
+        sys.stderr.write(f"{REFUSED}{' '.join(words.split())}\n")
+        raise SystemExit(2) from None
+
+
+def disk_full(error: Exception) -> str | None:
+    """What to tell a person where an error is that of a full disk, whichever library met it; else None."""
+    is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    if not is_full and os.strerror(errno.ENOSPC) not in str(error):
+        return None
+    return (
+        f"the disk is full; make room where the checkout {Path.cwd()}, the home of its runs and temporary files lie,"
+        " then start it again: it goes on where it was."
+    )
+
+
+def refusals() -> tuple[type[ValueError], ...]:
+    """What a person may be shown without a traceback."""
+    from algorithms.errors import EncoderRefusedError, ModelRefusedError, RefusedError
+    from algorithms.extension import NotUsable
+    from data.schema.errors import DataRefusedError
+
+    return (
+        DataRefusedError,
+        EncoderRefusedError,
+        NotUsable,
+        RefusedError,
+        ModelRefusedError,
+        ParamsRefusedError,
+    )
+
+
+def checkout() -> Path:
+    """The checkout this process works in; raises ParamsRefusedError when the current folder is none."""
+    root = Path.cwd()
+    missing = [name for name in ("params.yaml", "dvc.yaml", ".dvc") if not (root / name).exists()]
+    if missing:
+        raise ParamsRefusedError(
+            f"{root} is no checkout of epsilonflow, it has no {missing[0]}; change to the folder that has."
+        )
+    return root
+
 
 STAGES = ("prepare", "calibrate", "train", "evaluate", "report")
 
@@ -84,7 +140,7 @@ def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
     Returns the exit status and the lines that are not empty.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "tasks.runs.reproduce", *stage],
+        [sys.executable, "-m", "tasks.runs.stages", *stage],
         cwd=root,
         env=_environment(),
         stdin=subprocess.PIPE,  # nothing is written there: it is closed when this process ends, however that is

@@ -1,0 +1,312 @@
+"""What is learned about the features of all records before training, and the registry of its kinds.
+
+Means and second moments are Gaussian releases, the moments as in "Analyze Gauss" (Dwork et al. 2014, Algorithm 1).
+"""
+
+import copy
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field, TypeAdapter
+from torch import Tensor
+from torch.nn import functional
+
+from algorithms.core.optimizers import STRICT
+from algorithms.core.training import Features
+from algorithms.errors import RefusedError
+from algorithms.extension import imported, is_own
+from algorithms.gradients import L2
+from algorithms.models import Model
+from algorithms.models.feature_transforms import (
+    Centring,
+    Projection,
+    Shape,
+    Standardisation,
+    Whitening,
+    front_of,
+)
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+
+Positive = Annotated[float, Field(gt=0, lt=math.inf)]
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """Channels of maps [c, h, w] with noisy mean 0 and variance 1 ("data normalisation", Tramèr and Boneh 2021, Section
+    2.2).
+
+    noise: multiplier of both releases. mean_bound, square_bound: L2 bounds of a record's channel means, and of its
+    channel mean squares; public.
+    """
+
+    noise: Positive = 8.0
+    mean_bound: Positive = 1.0
+    square_bound: Positive = 1.0
+
+    __pydantic_config__ = STRICT
+
+    def releases(self, shape: Shape) -> list[Release]:
+        """A sum of channel means, then of channel mean squares."""
+        if len(shape) != 3:
+            raise RefusedError(
+                f"standardisation takes maps (channels, height, width), not records of shape {list(shape)};"
+                " leave features.name at none."
+            )
+        bounds = (self.mean_bound, self.square_bound)
+        return [total_release(L2(bound), Gaussian(self.noise)) for bound in bounds]
+
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
+        """mean, scale: [c, 1, 1]."""
+        noise = Gaussian(self.noise)
+        mean, square = (
+            barrier.total(statistic, bound=L2(bound), noise=noise) / records
+            for statistic, bound in (
+                (lambda record, _label: record.mean(dim=(1, 2)), self.mean_bound),
+                (lambda record, _label: record.square().mean(dim=(1, 2)), self.square_bound),
+            )
+        )
+        variance = (square - mean.square()).clamp(min=0.0) + 1e-5
+        return {"mean": mean.float()[:, None, None], "scale": variance.rsqrt().float()[:, None, None]}
+
+    def module(self, shape: Shape) -> Standardisation:
+        """Before anything is learned it changes nothing."""
+        return Standardisation(shape)
+
+
+@dataclass(frozen=True)
+class PrincipalComponents:
+    """Projection on the first principal components of noisy second moments (Dwork et al. 2014; Abadi et al. 2016,
+    Section 4).
+
+    components: how many. noise: multiplier of the release. Records are scaled to norm 1 for the second moments, and
+    projected as they are. Without centring, as in the paper.
+    """
+
+    components: Annotated[int, Field(ge=1)] = 60
+    noise: Positive = 16.0
+
+    __pydantic_config__ = STRICT
+
+    def releases(self, shape: Shape) -> list[Release]:
+        """A sum of second moments."""
+        if self.components > math.prod(shape):
+            raise RefusedError(
+                f"{self.components} principal components were asked for, of records with {math.prod(shape)} features;"
+                " set features.components to at most that."
+            )
+        return [total_release(L2(1.0), Gaussian(self.noise))]
+
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
+        """components [features, components], orthonormal."""
+
+        def unit(record: Tensor, _label: Tensor) -> Tensor:
+            return functional.normalize(record.flatten(), dim=0)[None]
+
+        moment = barrier.moment(unit, bound=L2(1.0), noise=Gaussian(self.noise))
+        vectors = torch.linalg.eigh(moment).eigenvectors
+        return {"components": vectors[:, -self.components :].flip(1).float().contiguous()}
+
+    def module(self, shape: Shape) -> Projection:
+        """Before anything is learned it keeps the first features."""
+        return Projection(shape, components=self.components)
+
+
+@dataclass(frozen=True)
+class Whitened:
+    """Maps [c, h, w], centred by their mean and with channels whitened, so that one step size suits all directions.
+
+    groups: of a group normalisation before it, which takes each record by itself, or 0 for none. mean_noise,
+    moment_noise: noise multipliers of the two releases. map_norm: L2 bound of a record's map, by default that of a
+    normalised one, sqrt(c h w). moment_bound: of the Frobenius norm of a record's second moment, averaged over
+    positions, by default a quarter of that of a normalised map, c. ridge: what is added to the second moment's
+    eigenvalues, relative to their mean.
+    """
+
+    groups: Annotated[int, Field(ge=0)] = 27
+    mean_noise: Positive = 30.0
+    moment_noise: Positive = 20.0
+    map_norm: Positive | None = None
+    moment_bound: Positive | None = None
+    ridge: Positive = 0.3
+
+    __pydantic_config__ = STRICT
+
+    def releases(self, shape: Shape) -> list[Release]:
+        """A sum of maps, then a sum of second moments."""
+        self._check(shape)
+        return [
+            total_release(self._map_bound(shape), Gaussian(self.mean_noise)),
+            total_release(self._moment_bound(shape), Gaussian(self.moment_noise)),
+        ]
+
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
+        """mean [c, h, w]; matrix [c, c], the inverse square root of the second moment of the channels."""
+        positions, normalised = shape[1] * shape[2], self.module(shape).normalised
+
+        def flat(record: Tensor, _label: Tensor) -> Tensor:
+            return normalised(record[None])[0].flatten()
+
+        total = barrier.total(flat, bound=self._map_bound(shape), noise=Gaussian(self.mean_noise))
+        mean = (total / records).float().view(shape)
+
+        def centred(record: Tensor, _label: Tensor) -> Tensor:
+            found = normalised(record[None])[0] - mean.to(record.device)
+            return found.flatten(1).T / math.sqrt(positions)
+
+        noise = Gaussian(self.moment_noise)
+        moment = barrier.moment(centred, bound=self._moment_bound(shape), noise=noise) / records
+        values, vectors = torch.linalg.eigh(moment)
+        values = values.clamp(min=0.0) + self.ridge * float(values.mean().clamp(min=1e-12))
+        return {"mean": mean, "matrix": (vectors @ torch.diag(values.rsqrt()) @ vectors.T).float()}
+
+    def module(self, shape: Shape) -> Whitening:
+        """Before anything is learned it centres by 0 and leaves the channels as they are."""
+        return Whitening(shape, groups=self.groups)
+
+    def _map_bound(self, shape: Shape) -> L2:
+        return L2(self.map_norm or math.sqrt(math.prod(shape)))
+
+    def _moment_bound(self, shape: Shape) -> L2:
+        return L2(self.moment_bound or shape[0] / 4)
+
+    def _check(self, shape: Shape) -> None:
+        if len(shape) != 3 or (self.groups and shape[0] % self.groups):
+            raise RefusedError(
+                f"whitening takes maps (channels, height, width) whose channels make {self.groups or 1} groups, not"
+                f" records of shape {list(shape)}; set data.transform to scattering, or features.groups to 0."
+            )
+
+
+_MOST = 4096
+"""Features whose second moment is released: it has half their square of numbers, and each is noise to the others."""
+
+
+@dataclass(frozen=True)
+class Centred:
+    """Records, flat and of unit length, less their noisy mean, whitened by a noisy second moment.
+
+    For the features of a frozen encoder. A record is divided by its length first, by itself, so that mean and moment
+    have a sensitivity of 1.
+
+    mean_noise, moment_noise: noise multipliers of the two releases; without the second there is no whitening. power: of
+    the inverse second moment that the record is multiplied by, 0.5 for full whitening. ridge: what is added to the
+    moment's eigenvalues, relative to the largest. head_noise: noise multiplier of the sums of what comes out, of unit
+    length, over each class: a linear head starts at them, its rows head_length long on average; without it the head
+    starts as the model says.
+    """
+
+    mean_noise: Positive = 40.0
+    moment_noise: Positive | None = None
+    power: Annotated[float, Field(gt=0, le=0.5)] = 0.25
+    ridge: Positive = 0.01
+    head_noise: Positive | None = None
+    head_length: Positive = 10.0
+
+    __pydantic_config__ = STRICT
+
+    def releases(self, shape: Shape) -> list[Release]:
+        """A sum of records, then a sum of second moments, then the sums of the classes."""
+        if self.moment_noise is not None and prod(shape) > _MOST:
+            raise RefusedError(
+                f"whitening records of shape {list(shape)} was asked for, and at most {_MOST} features can be; leave"
+                " features.moment_noise out."
+            )
+        noises = (self.mean_noise, self.moment_noise, self.head_noise)
+        return [total_release(L2(1.0), Gaussian(noise)) for noise in noises if noise is not None]
+
+    def learn(self, barrier: Barrier, shape: Shape, records: float) -> dict[str, Tensor]:
+        """mean [d]; matrix [d, d], the second moment to minus the power."""
+        made = self.module(shape)
+        total = barrier.total(
+            lambda record, _label: made.normalised(record[None])[0],
+            bound=L2(1.0),
+            noise=Gaussian(self.mean_noise),
+        )
+        mean = (total / records).float()
+        if self.moment_noise is None:
+            return {"mean": mean}
+
+        def centred(record: Tensor, _label: Tensor) -> Tensor:
+            return made.normalised(record[None]) - mean.to(record.device)
+
+        moment = barrier.moment(centred, bound=L2(1.0), noise=Gaussian(self.moment_noise)) / records
+        values, vectors = torch.linalg.eigh(moment)
+        values = values.clamp(min=0.0) + self.ridge * float(values.max().clamp(min=1e-12))
+        matrix = vectors @ torch.diag(values**-self.power) @ vectors.T
+        return {"mean": mean, "matrix": matrix.float()}
+
+    def check(self, model: Model) -> None:
+        """Raises RefusedError where class sums are asked for, and the model behind has no linear head alone."""
+        if self.head_noise is not None:
+            _head_of(model)
+
+    def start(self, barrier: Barrier, model: Model) -> Tensor:
+        """The model's parameters to start at, [parameters]; behind the map with what was learned."""
+        parameters = model.initial_parameters()
+        if self.head_noise is None:
+            return parameters
+        name, rows = _head_of(model)
+        made = copy.deepcopy(front_of(model))
+        assert made is not None
+
+        def of_its_class(record: Tensor, label: Tensor) -> Tensor:
+            mapped = made.to(record.device)(record[None])
+            unit = mapped / torch.linalg.vector_norm(mapped).clamp(min=1e-6)
+            every = torch.arange(rows, device=record.device)
+            signs = (label == every) if rows > 1 else 2 * label[None] - 1
+            found: Tensor = signs.to(unit.dtype)[:, None] * unit
+            return found.reshape(-1)
+
+        sums = barrier.total(of_its_class, bound=L2(1.0), noise=Gaussian(self.head_noise)).float()
+        length = torch.linalg.vector_norm(sums) / rows**0.5
+        parameters[model.places[name]] = self.head_length * sums / length.clamp(min=1e-6)
+        return parameters
+
+    def module(self, shape: Shape) -> Centring:
+        """Before anything is learned it brings records to unit length."""
+        return Centring(shape, whitens=self.moment_noise is not None)
+
+
+def _head_of(model: Model) -> tuple[str, int]:
+    """The name of the one matrix of a linear model of classes, and its number of rows."""
+    matrices = [name for name, shape in model.shapes.items() if len(shape) == 2]
+    others = [name for name, shape in model.shapes.items() if len(shape) > 2]
+    if len(matrices) != 1 or others or model.label_shape or model.label_dtype != torch.int64:
+        raise RefusedError(
+            "features.head_noise starts a linear head at the sums of classes, and the model"
+            f" {model.name!r} is no such head; choose unit_linear, softmax or logistic, or leave head_noise out."
+        )
+    return matrices[0], model.shapes[matrices[0]][0]
+
+
+FEATURES: dict[str, type[Features]] = {
+    "whitened": Whitened,
+    "principal_components": PrincipalComponents,
+    "standardised": Standardised,
+    "centred": Centred,
+}
+
+
+def from_settings(settings: Mapping[str, Any]) -> Features:
+    """The features that `settings` name under "name", with the other keys as their settings.
+
+    Raises RefusedError for an unknown name and pydantic's ValidationError for unknown or impossible settings.
+    """
+    name = settings.get("name")
+    own = {key: value for key, value in settings.items() if key != "name"}
+    if isinstance(name, str) and is_own(name):
+        learned: Features = TypeAdapter(imported(name, "the features")).validate_json(json.dumps(own))
+        missing = [part for part in ("releases", "module") if not callable(getattr(learned, part, None))]
+        if missing:
+            raise RefusedError(f"the features {name!r} have no {missing[0]}; see `algorithms.core.training`.")
+        return learned
+    if not isinstance(name, str) or name not in FEATURES:
+        raise RefusedError(f"there are no features {name!r}; choose none or one of {', '.join(FEATURES)}.")
+    features: Features = TypeAdapter(FEATURES[name]).validate_json(json.dumps(own))
+    return features

@@ -1,0 +1,277 @@
+"""Products of one parameter with values of the records, summed over any letters: einsum, matmul and their kin.
+
+In letters, output[o] = sum over the rest of weight[w] value[v]. The gradient of the weight has, for each record, one
+outer product of value and error at every place of the letters that both have and the weight has not: a linear layer
+with a sequence, whatever the order of its dimensions.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from string import ascii_letters
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from algorithms.gradients.arithmetic import wide
+from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder, name_of
+from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample, as_measured
+from algorithms.gradients.padding import Layout
+from algorithms.gradients.rules.elementwise import elementwise
+from algorithms.gradients.rules.general import general
+
+_RECORD, _FOLDED = "Z", "Y"
+"""The letters of the records, and of the values of one record that lie beside each other in their dimension."""
+
+_LETTERS = "".join(letter for letter in ascii_letters if letter not in (_RECORD, _FOLDED))
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """Gradients [*shape] of a weight, kept as gradients of it with its dimensions in another order.
+
+    of: of the weight with shape `shape`. order: of these dimensions in the weight.
+    """
+
+    of: PerExample
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @property
+    def is_written(self) -> bool:
+        return self.of.is_written
+
+    @property
+    def rows(self) -> Tensor:
+        return self._ordered(self.of.rows)
+
+    def square_norms(self) -> Tensor:
+        return self.of.square_norms()
+
+    def absolute_norms(self) -> Tensor:
+        return self.of.absolute_norms()
+
+    def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
+        moved, scaled = (self._ordered(part, back=True) for part in (shift, scale))
+        return self.of.square_distances(moved, scaled, cancels=cancels)
+
+    def add_weighted(self, weights: Tensor, total: Tensor) -> None:
+        added = torch.zeros_like(total)
+        as_measured(self.of).add_weighted(weights, added)
+        total += self._ordered(added)
+
+    def take(self, chosen: Tensor | slice) -> "Reordered":
+        return Reordered(as_measured(self.of).take(chosen), self.shape, self.order)
+
+    def double(self) -> "Reordered":
+        return Reordered(as_measured(self.of).double(), self.shape, self.order)
+
+    def _ordered(self, values: Tensor, *, back: bool = False) -> Tensor:
+        """Values [..., numel] in the weight's order, or back in the other."""
+        shape, order = self.shape, self.order
+        if back:
+            shape, order = tuple(shape[i] for i in order), tuple(map(order.index, range(len(order))))
+        apart = torch.unflatten(values, -1, shape)
+        first = apart.dim() - len(shape)
+        return apart.permute(*range(first), *(first + i for i in order)).flatten(start_dim=first)
+
+
+def product(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A product of which one factor is a parameter and the others are values; any other is left to `general`."""
+    lettered = _lettered(name_of(func), args, kwargs)
+    return (
+        general(tape, func, args, kwargs)
+        if lettered is None
+        else _recorded(tape, func, args, kwargs, *lettered)
+    )
+
+
+def bilinear(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """output = first weight second + bias, for values [..., p] and [..., q], weight [o, p, q] and bias [o]."""
+    *factors, bias = (*args, None) if len(args) == 3 else args
+    if kwargs or len(factors) != 3:
+        return general(tape, func, args, kwargs)
+    around = _LETTERS[3 : 2 + factors[0].dim()]
+    words = (around + "a", around + "b", "cab")
+    output = _recorded(tape, func, tuple(factors), {}, factors, words, around + "c")
+    return output if bias is None else elementwise(tape, torch.add, (output, bias), {})
+
+
+def _recorded(
+    tape: GradSampleRecorder,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    factors: Sequence[Tensor],
+    words: Sequence[str],
+    result: str,
+) -> Any:
+    at = [i for i, factor in enumerate(factors) if tape.name(factor) is not None]
+    layouts = [tape.layout_if_any(factor) for factor in factors]
+    out = tape.output_layout
+    record = result[out.dimension]
+    is_alike = all(
+        layout == Layout(word.find(record), out.folded)
+        if layout is not None
+        else record not in word or factor.shape[word.index(record)] == 1
+        for factor, word, layout in zip(factors, words, layouts, strict=True)
+    )
+    if len(at) != 1 or not is_alike or any(not factor.is_floating_point() for factor in factors):
+        return general(tape, func, args, kwargs)
+    output = func(*args, **kwargs)
+    name, batch = str(tape.name(factors[at[0]])), tape.batch
+    terms = [
+        _Term(factor.detach(), word, layout)
+        for factor, word, layout in zip(factors, words, layouts, strict=True)
+    ]
+    own = terms.pop(at[0]).letters(record)
+    seen = frozenset(letter for term in terms for letter in term.letters(record))
+    given = _Term(output.detach(), result, out).letters(record)
+    if not set(own) <= seen | set(given):  # a sum over the weight alone
+        return general(tape, func, args, kwargs)
+
+    def gradients(errors: Tensor) -> Gradients:
+        back = _Term(errors, result, out)
+        return {name: _gradient(own, terms, back, record, batch)}
+
+    return tape.keep(output, gradients, *(factor for i, factor in enumerate(factors) if i != at[0]))
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A tensor, the letters of its dimensions, and where the records are in it."""
+
+    values: Tensor
+    word: str
+    layout: Layout | None
+
+    def letters(self, record: str) -> str:
+        """Of the dimensions that are no record's and not stretched over another term's."""
+        pairs = zip(self.word, self.values.shape, strict=True)
+        return "".join(letter for letter, size in pairs if letter != record and size > 1)
+
+    def by_record(self, record: str, batch: int) -> tuple[Tensor, str]:
+        """Its values, at least in 32 bits, with the letters that they then have."""
+        letters = self.letters(record)
+        sizes = [size for letter, size in zip(self.word, self.values.shape, strict=True) if letter in letters]
+        if self.layout is None:
+            return wide(self.values).reshape(sizes), letters
+        values, folded = wide(self.layout.by_record(self.values, batch)), self.layout.folded
+        return values.reshape(batch, folded, *sizes), _RECORD + _FOLDED + letters
+
+
+def _gradient(own: str, terms: list[_Term], back: _Term, record: str, batch: int) -> PerExample:
+    """The weight's gradients, of the values that it was multiplied with and of the output's gradient."""
+    values, seen = zip(*(term.by_record(record, batch) for term in terms), strict=True)
+    errors, given = back.by_record(record, batch)
+    entering = "".join(letter for letter in own if letter not in given)
+    leaving = "".join(letter for letter in own if letter not in "".join(seen))
+    # The letters of one record that are summed over, each an outer product; what values alone have is summed before.
+    along = "".join(letter for letter in given[1:] if letter not in own)
+    blocks = "".join(letter for letter in own if letter not in entering + leaving)
+    size = dict(zip(given, errors.shape, strict=True))
+    size |= {
+        letter: n
+        for part, word in zip(values, seen, strict=True)
+        for letter, n in zip(word, part.shape, strict=True)
+    }
+    inputs = _multiplied(values, seen, _RECORD + along + blocks + entering)
+    if blocks:
+        return DenseGrad(
+            _multiplied(
+                (inputs, errors), (_RECORD + along + blocks + entering, given), _RECORD + own
+            ).flatten(start_dim=1)
+        )
+    length = math.prod(size[letter] for letter in along)
+    inputs = inputs.reshape(batch, length, -1)
+    errors = _multiplied((errors,), (given,), _RECORD + along + leaving).reshape(batch, length, -1)
+    if own == entering + leaving:
+        return LinearGrad(errors, inputs)
+    if own == leaving + entering:
+        return LinearGrad(inputs, errors)
+    shape, order = [size[letter] for letter in leaving + entering], map((leaving + entering).index, own)
+    return Reordered(LinearGrad(inputs, errors), tuple(shape), tuple(order))
+
+
+def _multiplied(factors: Sequence[Tensor], words: Sequence[str], result: str) -> Tensor:
+    if list(words) == [result]:
+        return factors[0]
+    return torch.einsum(f"{','.join(words)}->{result}", *factors)
+
+
+def _lettered(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Tensor], Sequence[str], str] | None:
+    """The factors, the letters of their dimensions, and those of the product; None where it is written otherwise."""
+    if name == "einsum" and isinstance(args[0], str) and not kwargs:
+        factors = list(args[1] if isinstance(args[1], list | tuple) else args[1:])
+        found = _of_equation(args[0], tuple(factor.dim() for factor in factors))
+    elif name == "tensordot":
+        factors, dims = list(args[:2]), kwargs.get("dims", args[2] if len(args) > 2 else 2)
+        if len(factors) != 2 or kwargs.get("out") is not None or isinstance(dims, Tensor):
+            return None
+        over = (range(-dims, 0), range(dims)) if isinstance(dims, int) else dims
+        found = _of_dimensions(tuple(part.dim() for part in factors), tuple(tuple(each) for each in over))
+    else:
+        factors = list(args[::-1] if name == "__rmatmul__" else args)
+        if kwargs or len(factors) != 2:
+            return None
+        found = _of_matrices(*(factor.dim() for factor in factors))
+    return None if found is None else (factors, *found)
+
+
+@lru_cache
+def _of_equation(equation: str, dimensions: tuple[int, ...]) -> tuple[tuple[str, ...], str] | None:
+    """The letters of an equation of einsum, of which dots become letters that no one else has."""
+    before, arrow, result = equation.replace(" ", "").partition("->")
+    words = before.split(",")
+    named = {letter for letter in equation if letter.isalpha()}
+    free = [letter for letter in _LETTERS if letter not in named]
+    apart = {letter: free.pop() for letter in (_RECORD, _FOLDED) if letter in named}
+    dots = [n - len(word.replace("...", "")) for n, word in zip(dimensions, words, strict=True)]
+    around = "".join(
+        free[: max((n for n, word in zip(dots, words, strict=True) if "..." in word), default=0)]
+    )
+    if not arrow:
+        once = sorted(letter for letter in named if before.count(letter) == 1)
+        result = ("..." if "..." in before else "") + "".join(once)
+    words = [word.replace("...", around[len(around) - n :]) for n, word in zip(dots, words, strict=True)]
+    words = [
+        "".join(apart.get(letter, letter) for letter in word)
+        for word in (*words, result.replace("...", around))
+    ]
+    is_plain = all(len(set(word)) == len(word) for word in words)  # no diagonal
+    return (tuple(words[:-1]), words[-1]) if is_plain else None
+
+
+@lru_cache
+def _of_matrices(first: int, second: int) -> tuple[tuple[str, ...], str] | None:
+    """The letters of `matmul`, for factors of so many dimensions."""
+    if not first or not second:
+        return None
+    around = _LETTERS[3 : 1 + max(first, second)]
+    rows, columns = "a" if first > 1 else "", "c" if second > 1 else ""
+    words = tuple(
+        around[len(around) - n + 2 :] + inside
+        for n, inside in ((max(2, first), rows + "b"), (max(2, second), "b" + columns))
+    )
+    return words, around + rows + columns
+
+
+@lru_cache
+def _of_dimensions(
+    dimensions: tuple[int, ...], over: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[str, ...], str] | None:
+    """The letters of `tensordot`, which sums over some dimensions of each factor."""
+    words = [list(_LETTERS[: dimensions[0]]), list(_LETTERS[dimensions[0] : sum(dimensions)])]
+    for one, other in zip(*over, strict=True):
+        words[1][other] = words[0][one]
+    summed = {words[0][one] for one in over[0]}
+    result = "".join(letter for word in words for letter in word if letter not in summed)
+    return tuple("".join(word) for word in words), result
