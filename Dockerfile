@@ -4,7 +4,8 @@
 # Keep the volume: ledger, owner key and runs are in it, and a container without it would have a budget of its own.
 FROM python:3.11-slim-bookworm
 
-# git: a checkout is a repository. libpq comes with psycopg[binary].
+# git: a checkout is a repository; Debian has one version of it. libpq comes with psycopg[binary].
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends git \
     && rm -rf /var/lib/apt/lists/*
@@ -22,7 +23,7 @@ RUN python -m pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c con
 RUN useradd --create-home --uid 1000 epsilonflow \
     && mkdir -m 700 /home/epsilonflow/data \
     && chown epsilonflow: /home/epsilonflow/data
-USER epsilonflow
+USER 1000
 ENV EPSILONFLOW_HOME=/home/epsilonflow/data \
     PGPASSFILE=/run/secrets/pgpass \
     GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0=/checkout \

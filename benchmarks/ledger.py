@@ -1,7 +1,8 @@
-"""python -m benchmarks.ledger: eight processes on one ledger for a minute, in SQLite and in PostgreSQL.
+"""python -m benchmarks.ledger: eight processes on one ledger for two minutes, in SQLite and in PostgreSQL.
 
-Each process reserves runs on one or two of four blocks and settles or forfeits them. First all race for a small
-population, whose cap must be spent to the last run and by no run more; then for one that can pay for all of them.
+First all race for a small population, whose cap must be spent to the last run and by no run more. Then each process
+reserves runs on one or two of four blocks of a population that can pay for all of them, for a minute; and for another
+one it reserves them and settles or forfeits each.
 """
 
 import multiprocessing
@@ -30,20 +31,26 @@ _EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 20.0}, "cou
 
 @dataclass(frozen=True)
 class Work:
-    """What a process did: runs on the small population, rows that it wrote on the large one, its longest wait."""
+    """What a process did: runs on the small population, on the large one those that it reserved alone and those that it
+    ended too, the rows that it wrote there, its longest wait.
+    """
 
     won: int
-    reservations: int
+    reserved: int
+    ended: int
     rows: int
     longest: float
 
 
 def main(
-    seconds: Annotated[float, typer.Option(help="How long the processes reserve.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option(help="How long the processes reserve, and reserve and end.")
+    ] = 60.0,
     processes: Annotated[int, typer.Option(help="How many.")] = PROCESSES,
 ) -> None:
-    """Measure reservations per second under contention; exit status 1 where a budget or a row was lost."""
-    table = Table("ledger", "processes", "reservations/s", "longest wait, s", "rows", "small cap", "sound")
+    """Measure runs per second under contention; exit status 1 where a budget or a row was lost."""
+    rates = ("reserved/s", "reserved and ended/s")
+    table = Table("ledger", "processes", *rates, "longest wait, s", "rows", "small cap", "sound")
     sound = True
     with tempfile.TemporaryDirectory() as folder, server() as postgres:
         urls = {"SQLite": f"sqlite:///{folder}/ledger.sqlite", "PostgreSQL": postgres}
@@ -53,9 +60,11 @@ def main(
             works = _measure(url, processes, seconds)
             problems = _problems(url, works)
             sound = sound and not problems
-            rate = sum(work.reservations for work in works) / seconds
+            reserved, ended = (
+                sum(counts) / seconds for counts in zip(*((w.reserved, w.ended) for w in works), strict=True)
+            )
             longest = max(work.longest for work in works)
-            row = (f"{rate:.1f}", f"{longest:.2f}", str(len(Ledger.open(url).history())))
+            row = (f"{reserved:.1f}", f"{ended:.1f}", f"{longest:.2f}", str(len(Ledger.open(url).history())))
             won = f"{sum(work.won for work in works)} of {SMALL}"
             table.add_row(name, str(processes), *row, won, "; ".join(problems) or "yes")
     Console(width=110).print(table)
@@ -86,20 +95,22 @@ def _work(url: str, number: int, seconds: float, start: Barrier, tell: Callable[
     draw, ledger = random.Random(number), Ledger.open(url)
     start.wait()
     won = _race(ledger, number)
-    start.wait()
-    deadline = time.monotonic() + seconds
-    reservations, rows, longest = 0, 0, 0.0
-    while time.monotonic() < deadline:
-        run_id, blocks = f"{number}-{reservations}", draw.sample(_BLOCKS, draw.choice((1, 2)))
-        began = time.monotonic()
-        ledger.reserve(run_id, "large", _COST, events=_EVENTS, about={}, blocks=blocks)
-        longest = max(longest, time.monotonic() - began)
-        if draw.random() < 0.9:
-            ledger.settle(run_id, _CHEAPER, events=_EVENTS)
-        else:
-            ledger.forfeit(run_id)
-        reservations, rows = reservations + 1, rows + 2 * len(blocks)
-    tell(Work(won, reservations, rows, longest))
+    counts, rows, longest = [0, 0], 0, 0.0
+    for phase in range(2):
+        start.wait()
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            run_id, blocks = f"{number}-{phase}-{counts[phase]}", draw.sample(_BLOCKS, draw.choice((1, 2)))
+            began = time.monotonic()
+            ledger.reserve(run_id, "large", _COST, events=_EVENTS, about={}, blocks=blocks)
+            longest = max(longest, time.monotonic() - began)
+            if phase and draw.random() < 0.9:
+                ledger.settle(run_id, _CHEAPER, events=_EVENTS)
+            elif phase:
+                ledger.forfeit(run_id)
+            counts[phase] += 1
+            rows += (phase + 1) * len(blocks)
+    tell(Work(won, *counts, rows, longest))
 
 
 def _race(ledger: Ledger, number: int) -> int:

@@ -1,7 +1,9 @@
 """What the benchmark of killed retrainings would see: each thing that must hold, broken by hand."""
 
+import re
 import sqlite3
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.ledger import Ledger
 from tests.soak.kills_check import ended_badly, fell, problems, rows_of
 from tests.soak.kills_place import POPULATION, Place, make
+from tests.support.checkout import PROJECT
 
 EVENTS = [{"event": {"type": "GaussianDpEvent", "noise_multiplier": 8.0}, "count": 5}]
 STEP = '{"type": "GaussianDpEvent", "noise_multiplier": 8.0}'
@@ -102,3 +105,12 @@ def test_two_charges_of_a_period_are_seen(place: Place) -> None:
     assert "a period was charged twice" in problems(place, rows, twice)
     reserve(place, "fedcba9876543210-1", 1)
     assert problems(place, rows, rows_of(place)) == []
+
+
+_NIGHTLY = re.findall(r"python -m (tests\.soak\.\w+)", (PROJECT / "Makefile").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("module", _NIGHTLY)
+def test_what_takes_a_night_can_be_started(module: str) -> None:
+    """It is run by hand, so a name that is gone would be found out late."""
+    assert callable(import_module(module).main)

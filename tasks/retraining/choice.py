@@ -65,7 +65,7 @@ def epsilon_for(
 def _basic(price: Price, balance: Balance, together: int, delta: float) -> tuple[float, float]:
     count = balance.blocks_per_person
     epsilon = _floor(price[0] / count)
-    charged = balance.composition.cost(Budget(epsilon, delta), together)[1] * count
+    charged = balance.composition.cost(Budget(epsilon, delta), together, count)[1]
     if epsilon <= 0 or charged > Fraction(price[1]):
         raise RefusedError(
             f"a retraining may cost epsilon={price[0]:g}, delta={price[1]:g}, which a delta of {delta:g} exceeds;"

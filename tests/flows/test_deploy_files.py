@@ -97,7 +97,7 @@ def test_the_image_is_built_from_code_alone() -> None:
     assert all((PROJECT / name).exists() for name in copied)
     ignored = (PROJECT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert {line[1:] for line in ignored if line.startswith("!")} == copied
-    assert lines.index("USER epsilonflow") > max(n for n, line in enumerate(lines) if line.startswith("RUN"))
+    assert lines.index("USER 1000") > max(n for n, line in enumerate(lines) if line.startswith("RUN"))
     assert not [line for line in lines if re.search(r"(ARG|ENV).*(PASSWORD|KEY|TOKEN)", line)]
     (home,) = [line.split("=")[1].split()[0] for line in lines if "EPSILONFLOW_HOME=" in line]
     page = (PROJECT / "docs/how-to/prefect.md").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from benchmarks.postgres import server
 from tests.soak import kills_check
-from tests.soak.kills_child import WHERE, Aim, deliver, imported
+from tests.soak.kills_child import WHERE, Aim, abandon, deliver, imported
 from tests.soak.kills_place import Place, make
 
 _NOWHERE = Aim("any time")
@@ -77,6 +77,10 @@ class Trial:
             yield row
             if said is not None and row["state"] not in ("none", "open"):
                 return
+            if damaged and said is not None:
+                person = _FORK.Process(target=abandon, args=(self.place,))
+                person.start()
+                person.join()
             unended += said is not None
         raise RuntimeError(f"the retraining of {self.place.period(week)} does not come to its end")
 

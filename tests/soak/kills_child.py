@@ -1,7 +1,8 @@
 """A delivery of a retraining in a process of its own, which says when it is where it is to be killed.
 
 It sees what it does itself: files that it is about to open for writing, to rename or to remove, by Python's audit
-events, and statements that it sends to the ledger, by SQLAlchemy's. What runs is unchanged by that.
+events, and what it sends to the ledger, by SQLAlchemy's, and in PostgreSQL by what psycopg is given. What runs is
+unchanged by that.
 """
 
 import hashlib
@@ -11,17 +12,18 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
+import psycopg
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from tasks.retraining.delivery import Work, retrain
+from tasks.retraining.delivery import Work, give_up, retrain
 from tasks.runs.stages import STAGES, StageFailedError, StageRefusedError, reproduce
 from tests.soak.kills_place import Place
 from tests.soak.year import run_here
@@ -32,6 +34,7 @@ _CHANGES = {"os.rename", "os.symlink", "os.remove", "os.rmdir", "os.mkdir", "os.
 _TWO_PATHS = {"os.rename", "os.symlink"}
 _WRITES = os.O_WRONLY | os.O_RDWR
 _UNTIL_KILLED = 600.0
+_SEND: Callable[..., Any] = psycopg.ClientCursor.execute
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,16 @@ class OpTracer:
             self.inserted = False
             self.moment("ledger")
 
+    def message(self, cursor: Any, text: str, *_: Any) -> Any:
+        """What the ledger sends to PostgreSQL at once; where it writes, its commit is the last of it."""
+        writes = "INSERT INTO epsilonflow_ledger" in text
+        if writes:
+            self.moment("ledger")
+        found = _SEND(cursor, text)
+        if writes:
+            self.moment("ledger")
+        return found
+
     def moment(self, where: Where) -> None:
         """One more moment at a place."""
         self.seen[where] += 1
@@ -111,12 +124,22 @@ def deliver(place: Place, week: int, aim: Aim, told: Connection) -> None:
     sys.addaudithook(watch.audit)
     sa.event.listen(Engine, "before_cursor_execute", watch.statement)
     sa.event.listen(Engine, "commit", watch.commit)
+    psycopg.ClientCursor.execute = lambda *given: watch.message(*given)  # type: ignore[method-assign, assignment]
     try:
         work = Work(place.settings, place.root, by_dvc if place.dvc else stage, lambda _: None)
         outcome = retrain(work, now=place.moment(week))
         told.send(("ended", outcome.kind, outcome.message, dict(watch.seen)))
     except Exception:
         told.send(("ended", "raised", traceback.format_exc(), dict(watch.seen)))
+
+
+def abandon(place: Place) -> None:
+    """A person gives the retraining up, as nobody else does where a checkpoint is damaged; the body of a fork."""
+    os.environ |= {"EPSILONFLOW_HOME": str(place.home), "EPSILONFLOW_LEDGER_URL": place.url}
+    work = Work(place.settings, place.root, stage, lambda _: None)
+    state = work.states.open()
+    assert state is not None
+    give_up(work, state)
 
 
 def by_dvc(name: str, root: Path) -> None:

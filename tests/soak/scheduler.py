@@ -57,6 +57,33 @@ def worker_killed(site: Site) -> list[str]:
     return site.ended(site.deliver("killed.yaml"))
 
 
+def worker_terminated(site: Site) -> list[str]:
+    """A worker is asked to end (SIGTERM) in training, as by a machine that shuts down; then another delivers again."""
+    set_steps(site.root, _LONG)
+    run = site.deliver("terminated.yaml")
+    site.until_open()
+    site.terminate("worker")
+    site.until(lambda: not list(_orphans(site)))
+    first = site.state(run)
+    site.start_worker()
+    _free_the_slot(site)
+    set_steps(site.root, _SHORT)
+    return [first, *site.ended(site.deliver("terminated.yaml"))]
+
+
+def flow_terminated(site: Site) -> list[str]:
+    """The process of a flow is asked to end (SIGTERM) in training, as by a container that is stopped."""
+    set_steps(site.root, _LONG)
+    run = site.deliver("stopped.yaml")
+    site.until_open()
+    (flow,) = _of_the_checkout(site, "prefect.flow_engine")
+    flow.terminate()
+    first = site.ended(run)
+    site.until(lambda: not list(_orphans(site)))
+    set_steps(site.root, _SHORT)
+    return first + site.ended(site.deliver("stopped.yaml"))
+
+
 def flow_cancelled(site: Site) -> list[str]:
     """A flow is cancelled in training; then it is delivered again."""
     set_steps(site.root, _LONG)
@@ -119,6 +146,8 @@ SCENARIOS = (
     twelve_late_runs,
     retried_by_hand,
     worker_killed,
+    worker_terminated,
+    flow_terminated,
     flow_cancelled,
     server_restarted,
     two_workers,
@@ -128,7 +157,7 @@ SCENARIOS = (
 )
 
 
-RETRAINED = SCENARIOS[:6]
+RETRAINED = SCENARIOS[:8]
 
 
 def _ended_well(done: subprocess.CompletedProcess[str]) -> str:
@@ -136,12 +165,16 @@ def _ended_well(done: subprocess.CompletedProcess[str]) -> str:
     return refusals[0][:60] if refusals else "ok" if done.returncode == 0 else f"exit {done.returncode}"
 
 
+def _of_the_checkout(site: Site, *words: str) -> Iterator[psutil.Process]:
+    """The processes at work in the checkout whose command has one of these words."""
+    for process in psutil.process_iter(["cwd", "cmdline"]):
+        if process.info["cwd"] == str(site.root) and {*words} & {*(process.info["cmdline"] or [])}:
+            yield process
+
+
 def _orphans(site: Site) -> Iterator[psutil.Process]:
     """Stages of the checkout that outlived their flow."""
-    for process in psutil.process_iter(["cwd", "cmdline"]):
-        words = process.info["cmdline"] or []
-        if process.info["cwd"] == str(site.root) and any(word in ("dvc", "tasks.train") for word in words):
-            yield process
+    return _of_the_checkout(site, "dvc", "tasks.train")
 
 
 def _free_the_slot(site: Site) -> None:
@@ -164,7 +197,16 @@ def main(
             if only and scenario.__name__ not in only.split(","):
                 continue
             before, began = site.runs, time.monotonic()
-            for name in ("late", "twice", "killed", "cancelled", "server", "workers"):
+            for name in (
+                "late",
+                "twice",
+                "killed",
+                "terminated",
+                "stopped",
+                "cancelled",
+                "server",
+                "workers",
+            ):
                 retraining_file(site.root, name)
             if scenario in RETRAINED:
                 set_seed(site.root, seed)  # so that DVC has not done it already

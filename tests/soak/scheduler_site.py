@@ -85,6 +85,12 @@ class Site:
                 member.send_signal(signal.SIGKILL)
         psutil.wait_procs(members, timeout=10)
 
+    def terminate(self, name: str) -> None:
+        """SIGTERM for a process alone, and its end."""
+        process = self.processes.pop(name)
+        process.terminate()
+        process.wait(_WAIT_SECONDS)
+
     def deliver(self, file: str, *, late: int = 0) -> str:
         """Create a run of the deployment, due some minutes ago; returns its id."""
         deployment = self.get("/deployments/name/retrain/retrain")
@@ -114,7 +120,11 @@ class Site:
     def ended(self, *runs: str) -> list[str]:
         """Waits for the end of runs; the names of their states, with the message of the last."""
         self.until(lambda: all(self.get(f"/flow_runs/{run}")["state_type"] in _ENDED for run in runs))
-        return [str(self.get(f"/flow_runs/{run}")["state_name"]) for run in runs]
+        return [self.state(run) for run in runs]
+
+    def state(self, run: str) -> str:
+        """The name of a run's state."""
+        return str(self.get(f"/flow_runs/{run}")["state_name"])
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Waits for a condition; raises TimeoutError after minutes."""

@@ -130,10 +130,20 @@ def load(connection: Connection, part: Part) -> Books:
     return part.books(connection, exchange(connection, part.questions()))
 
 
-def find_runs(connection: Connection, condition: "sa.ColumnElement[bool]") -> dict[str, Run]:
-    """The runs of which a condition holds, by their names."""
-    found = connection.execute(sa.select(RUN.c.run_id, RUN.c.run).where(condition).order_by(RUN.c.run_id))
-    return {run_id: _run_of(text) for run_id, text in found}
+def differing_run(connection: Connection, runs: Mapping[str, Run]) -> str | None:
+    """The name of a run of which other is kept than this; None where of none."""
+    kept = _texts(connection, runs)
+    for run_id, run in runs.items():
+        text = kept.get(run_id)
+        if text is None or (text != _run_text(run) and _run_of(text) != run):
+            return run_id
+    return None
+
+
+def _texts(connection: Connection, run_ids: Collection[str]) -> dict[str, str]:
+    """What is kept of runs, as it is kept."""
+    given = [*run_ids] if connection.dialect.name == "postgresql" else json.dumps([*run_ids])
+    return dict(exchange(connection, [(_NAMED_RUNS[connection.dialect.name], {"names": given})])[0])
 
 
 def find_run(connection: Connection, run_id: str) -> Run | None:
@@ -188,7 +198,8 @@ def catch_up(connection: Connection, pages: Iterable[Sequence[Entry]]) -> None:
         for population in {entry.population for entry in page} & there_are:
             there_are.discard(population)
             books.join(load(connection, Part(population)))
-        books.runs = find_runs(connection, RUN.c.run_id.in_({entry.run_id for entry in page if entry.run_id}))
+        named = _texts(connection, {entry.run_id for entry in page if entry.run_id})
+        books.runs = {run_id: _run_of(text) for run_id, text in named.items()}
         _written(connection, enter(books, page))
 
 
@@ -213,23 +224,28 @@ def differing(connection: Connection, books: Books) -> str | None:
     """What of replayed books the tables say otherwise, in words; None where nothing. Runs that have ended are not
     compared here.
     """
+    accounts: dict[str, set[Account]] = {}
+    for account in books.caps:
+        accounts.setdefault(account[0], set()).add(account)
     for population, place in connection.execute(sa.select(POPULATION.c.population, POPULATION.c.place)):
         kept = load(connection, Part(population))
-        accounts = {account for account in books.caps if account[0] == population}
         if population not in books.terms or kept.terms[population] != books.terms[population]:
             return f"the terms of population {population!r} (row {place})"
-        if {*kept.caps} != accounts or kept.adjacencies.get(population) != books.adjacencies.get(population):
+        if kept.caps.keys() != accounts[population] or kept.adjacencies.get(
+            population
+        ) != books.adjacencies.get(population):
             return f"the blocks of population {population!r}"
         if {pair for pair in books.allowed if pair[0] == population} != kept.allowed:
             return f"what was overruled in population {population!r}"
-        for account in sorted(accounts):
+        for account in sorted(accounts[population]):
             if _account_row(books, account) != _account_row(kept, account):
                 return f"the balance of population {population!r}, block {account[1]!r}"
     count = connection.execute(sa.select(sa.func.count()).select_from(POPULATION)).scalar_one()
     if count != len(books.terms):
         return "the populations"
-    still_open = find_runs(connection, RUN.c.status == "open")
-    if still_open != {name: run for name, run in books.runs.items() if run.status == "open"}:
+    still_open = {name: run for name, run in books.runs.items() if run.status == "open"}
+    kept_open = connection.execute(sa.select(RUN.c.run_id).where(RUN.c.status == "open")).scalars()
+    if {*kept_open} != still_open.keys() or differing_run(connection, still_open):
         return "the open runs"
     return None
 
@@ -286,6 +302,12 @@ def _account_row(books: Books, account: Account) -> dict[str, Any]:
 
 
 def _run_row(run_id: str, run: Run) -> dict[str, Any]:
+    names = {"population": run.population, "status": run.status, "retraining": run.retraining}
+    return {"run_id": run_id, "run": _run_text(run)} | names
+
+
+def _run_text(run: Run) -> str:
+    """Blocks keep their order, which is that of the run's rows."""
     document = {
         "reserved": _pair(run.reserved),
         "charged": _pair(run.charged),
@@ -296,9 +318,7 @@ def _run_row(run_id: str, run: Run) -> dict[str, Any]:
         "retraining": run.retraining,
         "population": run.population,
     }
-    names = ("population", "status", "retraining")
-    # Blocks keep their order, which is that of the run's rows.
-    return {"run_id": run_id, "run": json.dumps(document)} | {name: document[name] for name in names}
+    return json.dumps(document)
 
 
 def _run_of(text: str) -> Run:
@@ -367,6 +387,13 @@ def _some_runs(count: int, of_retraining: bool, opened: bool, scheduled: bool) -
 _SOME_POPULATIONS = sa.text(
     f"SELECT * FROM epsilonflow_population ORDER BY place LIMIT {_NAMES_IN_A_MESSAGE}"
 )
+_NAMED_RUNS = {
+    dialect: sa.text(f"SELECT run_id, run FROM epsilonflow_run WHERE run_id {are_named}")
+    for dialect, are_named in {
+        "postgresql": "= ANY(:names)",
+        "sqlite": "IN (SELECT value FROM json_each(:names))",
+    }.items()
+}
 _RUN = sa.text("SELECT run FROM epsilonflow_run WHERE run_id = :run_id")
 _ENTER_POPULATION = sa.text(
     "INSERT INTO epsilonflow_population (population, place, terms, allowed)"

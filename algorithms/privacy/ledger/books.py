@@ -10,10 +10,10 @@ charge counts k times, so that what a block's balance says holds for a person wh
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import ROUND_FLOOR, Context
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
@@ -26,10 +26,10 @@ Account = tuple[str, str]
 """A population and one of its blocks."""
 
 ROUNDING = Fraction(1, 10**12)
+_MANY_MOVES = 64
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A reservation and what became of it.
 
     charged: the cost that it counts for now. amounts: what it counts for in each of its blocks.
@@ -60,29 +60,34 @@ class Books:
     """Populations and two of their blocks each, which may hold the same, as the owner of the data has said."""
     runs: dict[str, Run] = field(default_factory=dict)
     _sums: dict[Account, dict[Status, Amount]] = field(default_factory=dict)
+    _moves: dict[Account, dict[tuple[Status, int], tuple[Amount, int]]] = field(default_factory=dict)
+    """What is yet to be added to the sums, and how often, since fractions add slowly and many runs count for the same
+    amount; by the amount's `id`, since they hash slowly, too.
+    """
     _charges: dict[Account, int] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
         """Enters a verified row; the rows come in their order."""
+        about = json.loads(entry.about)
         match entry.kind:
+            case "reserve":
+                self._reserve(entry, about)
+            case "settle":
+                self._end(entry, about, "settled")
+            case "forfeit":
+                self._end(entry, about, "forfeited")
             case "population":
-                self.terms[entry.population] = Terms.from_json(json.loads(entry.about))
+                self.terms[entry.population] = Terms.from_json(about)
                 self.caps[entry.population, entry.block] = entry.budget
-            case "cap" if json.loads(entry.about).get("retired"):
+            case "cap" if about.get("retired"):
                 self.retired.add((entry.population, entry.block))
-            case "cap" if overruled := json.loads(entry.about).get("overruled"):
+            case "cap" if overruled := about.get("overruled"):
                 self.allowed.add((entry.population, frozenset(overruled)))
             case "cap":
                 self.caps[entry.population, entry.block] = entry.budget
-                bound, terms = json.loads(entry.about).get("bound", {}), self.terms[entry.population]
+                bound, terms = about.get("bound", {}), self.terms[entry.population]
                 is_charged = self.is_charged(entry.population)
                 self.terms[entry.population] = terms.binding(bound, is_charged=is_charged)
-            case "reserve":
-                self._reserve(entry)
-            case "settle":
-                self._end(entry, "settled")
-            case "forfeit":
-                self._end(entry, "forfeited")
 
     def term(self, population: str) -> Terms:
         """The terms of a population; raises RefusedError for one that nobody declared."""
@@ -117,7 +122,7 @@ class Books:
         """What the runs of these states count for in a block, those on the whole population included."""
         total = self.term(population).composition.nothing()
         for name in {block, WHOLE_POPULATION}:
-            for status, amount in self._sums.get((population, name), {}).items():
+            for status, amount in self._added_up((population, name)).items():
                 total = plus(total, amount) if status in states else total
         return total
 
@@ -186,7 +191,7 @@ class Books:
 
     def account(self, account: Account) -> tuple[Mapping[Status, Amount], int]:
         """What the runs of an account count for, by what became of them, and how many there were ever."""
-        return self._sums.get(account, {}), self._charges.get(account, 0)
+        return self._added_up(account), self._charges.get(account, 0)
 
     def set_account(self, account: Account, sums: Mapping[Status, Amount], charges: int) -> None:
         """Takes over what `account` says elsewhere."""
@@ -196,7 +201,8 @@ class Books:
         """The same books, which can be changed by themselves."""
         fresh = Books()
         fresh.join(self)
-        fresh._sums = {account: dict(sums) for account, sums in self._sums.items()}
+        fresh._sums = {account: dict(self._added_up(account)) for account in {*self._sums, *self._moves}}
+        fresh._moves = {}
         return fresh
 
     def join(self, other: "Books") -> None:
@@ -204,38 +210,48 @@ class Books:
         for name, value in vars(other).items():
             getattr(self, name).update(value)
 
-    def _reserve(self, entry: Entry) -> None:
-        about, run_id = json.loads(entry.about), entry.run_id or ""
+    def _reserve(self, entry: Entry, about: Mapping[str, Any]) -> None:
+        account, run_id = (entry.population, entry.block), entry.run_id or ""
         adjacency = about.get("adjacency", "ADD_OR_REMOVE_ONE")
         self.adjacencies.setdefault(entry.population, adjacency)
         amount = self.terms[entry.population].charge(entry.budget, about)
         run = self.runs.get(run_id) or Run(
             entry.population, entry.budget, entry.budget, "open", {}, adjacency, about.get("retraining")
         )
-        self.runs[run_id] = replace(run, amounts={**run.amounts, entry.block: amount})
-        account = entry.population, entry.block
-        self.held[account] = self.held.get(account, frozenset()).union(about.get("held", ()))
+        self.runs[run_id] = run._replace(amounts={**run.amounts, entry.block: amount})
+        if "held" in about:
+            self.held[account] = self.held.get(account, frozenset()).union(about["held"])
         self._charges[account] = self._charges.get(account, 0) + 1
         self._move(account, amount, "open")
 
-    def _end(self, entry: Entry, status: Status) -> None:
+    def _end(self, entry: Entry, about: Mapping[str, Any], status: Status) -> None:
         run = self.runs[entry.run_id or ""]
         amount = before = run.amounts[entry.block]
-        about = json.loads(entry.about)
         if status == "settled" and any(before):
             amount = self.terms[entry.population].charge(entry.budget, about)
-        charged = entry.budget if status == "settled" else run.charged
-        amounts = {**run.amounts, entry.block: amount}
-        ended = replace(run, charged=charged, status=status, amounts=amounts, model=about.get("model"))
-        self.runs[entry.run_id or ""] = ended
+        self.runs[entry.run_id or ""] = run._replace(
+            charged=entry.budget if status == "settled" else run.charged,
+            status=status,
+            amounts={**run.amounts, entry.block: amount},
+            model=about.get("model"),
+        )
         account = entry.population, entry.block
         self._move(account, before, "open", sign=-1)
         self._move(account, amount, status)
 
     def _move(self, account: Account, amount: Amount, status: Status, sign: int = 1) -> None:
-        sums = self._sums.setdefault(account, {})
-        nothing = self.terms[account[0]].composition.nothing()
-        sums[status] = plus(sums.get(status, nothing), amount, sign)
+        moves = self._moves.setdefault(account, {})
+        key = status, id(amount)
+        moves[key] = amount, moves.get(key, (amount, 0))[1] + sign
+        if len(moves) == _MANY_MOVES:
+            self._added_up(account)
+
+    def _added_up(self, account: Account) -> Mapping[Status, Amount]:
+        if account in self._moves:
+            sums = self._sums.setdefault(account, {})
+            for (status, _), (amount, count) in self._moves.pop(account).items():
+                sums[status] = plus(sums.get(status, (Fraction(0),) * len(amount)), times(amount, count))
+        return self._sums.get(account, {})
 
 
 def replay(entries: Iterable[Entry], *, books: Books | None = None) -> Books:

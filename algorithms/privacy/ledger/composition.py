@@ -92,12 +92,10 @@ class Composition:
         """The rho of events, or their divergence at the order; raises RefusedError where one has no bound."""
         return price_of(self.order, events, adjacency, together)
 
-    def cost(self, budget: Budget, together: int) -> Amount:
-        """What a run counts for under basic sums in each block of a person who has so many records in it."""
-        delta = budget.delta
-        if together > 1:
-            delta = min(1.0, _group_delta(budget, together) / together)
-        return exact(budget.epsilon), exact(delta)
+    def cost(self, budget: Budget, together: int, count: int = 1) -> Amount:
+        """What a run counts for in each block under basic sums, `count` times; together: as in `price`."""
+        delta = min(1.0, _group_delta(budget, together) / together) if together > 1 else budget.delta
+        return _counted((budget.epsilon, delta), count)
 
     def shown(self, amount: Amount, delta: float) -> Budget:
         """An amount as (epsilon, delta); delta: of the cap, where the amount has none of its own."""
@@ -134,6 +132,11 @@ def exact(number: float) -> Fraction:
 def times(amount: Amount, count: int | Fraction) -> Amount:
     """An amount so many times."""
     return amount if count == 1 else tuple(part * count for part in amount)
+
+
+@lru_cache(maxsize=4096)
+def _counted(numbers: tuple[float, ...], count: int) -> Amount:
+    return times(tuple(map(exact, numbers)), count)
 
 
 def plus(first: Amount, second: Amount, sign: int = 1) -> Amount:
@@ -251,5 +254,5 @@ class Terms:
             return self.composition.nothing()
         if self.composition.kind == "basic":
             together = about["together"] if self.blocks_per_person > 1 else 1
-            return times(self.composition.cost(budget, together), self.blocks_per_person)
-        return times((exact(about["price"]),), self.blocks_per_person)
+            return self.composition.cost(budget, together, self.blocks_per_person)
+        return _counted((about["price"],), self.blocks_per_person)

@@ -18,18 +18,22 @@ Statement = tuple[sa.TextClause, Mapping[str, Any]]
 def exchange(connection: Connection, statements: Sequence[Statement]) -> list[Sequence[Any]]:
     """The rows that each statement finds, none for one that is no question.
 
-    On PostgreSQL they are sent at once, and those after one that fails do nothing. Raises DBAPIError.
+    On PostgreSQL they are sent as one message, in which transactions begin and end where a statement says so, and those
+    after one that fails do nothing. Raises DBAPIError.
     """
     if connection.dialect.name != "postgresql":
         return [_asked(connection, statement, given) for statement, given in statements]
-    driver: Any = connection.connection.driver_connection
+    driver: Any = connection.dialect.loaded_dbapi
     try:
-        with driver.pipeline():
-            cursors = [
-                driver.execute(_sql(statement, connection.dialect), given) for statement, given in statements
-            ]
-        return [cursor.fetchall() if cursor.pgresult.nfields else () for cursor in cursors]
-    except connection.dialect.loaded_dbapi.Error as error:
+        cursor = driver.ClientCursor(
+            connection.connection.driver_connection
+        )  # the server takes many without parameters
+        texts = [
+            cursor.mogrify(_sql(statement, connection.dialect), given) for statement, given in statements
+        ]
+        cursor.execute(";".join(texts))
+        return [cursor.fetchall() if cursor.description else () for _ in cursor.results()]
+    except driver.Error as error:
         raise _failure(connection, error) from None
 
 

@@ -429,7 +429,7 @@ def export(ledger: Ledger, path: Path) -> int:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             for row in rows:
-                file.write(json.dumps(vars(row)) + "\n")
+                file.write(json.dumps(row._asdict()) + "\n")
                 written += 1
             file.flush()
             os.fsync(file.fileno())

@@ -28,15 +28,16 @@ _FUNCTIONS = (
        LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
        AS $$ SELECT EXISTS (SELECT 1 FROM {schema}.epsilonflow_ledger
              WHERE run_id = run AND kind = 'reserve' AND written_by = session_user::text) $$""",
-    """CREATE OR REPLACE FUNCTION {schema}.epsilonflow_is_usual(name text, e double precision, d double precision)
+    """CREATE OR REPLACE FUNCTION {schema}.epsilonflow_is_new_block(name text, part text, e float8, d float8)
        RETURNS boolean LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
        AS $$ SELECT EXISTS (SELECT 1 FROM {schema}.epsilonflow_account
-             WHERE population = name AND block = 'all' AND epsilon = e AND delta = d) $$""",
+             WHERE population = name AND block = 'all' AND epsilon = e AND delta = d)
+         AND NOT EXISTS (SELECT 1 FROM {schema}.epsilonflow_account WHERE population = name AND block = part) $$""",
     "ALTER FUNCTION {schema}.epsilonflow_ledger_refuse() SET search_path = pg_catalog, pg_temp",
     "REVOKE ALL ON FUNCTION {schema}.epsilonflow_is_own(text) FROM PUBLIC",
-    "REVOKE ALL ON FUNCTION {schema}.epsilonflow_is_usual(text, double precision, double precision) FROM PUBLIC",
+    "REVOKE ALL ON FUNCTION {schema}.epsilonflow_is_new_block(text, text, float8, float8) FROM PUBLIC",
     "GRANT EXECUTE ON FUNCTION {schema}.epsilonflow_is_own(text) TO {runner}",
-    "GRANT EXECUTE ON FUNCTION {schema}.epsilonflow_is_usual(text, double precision, double precision) TO {runner}",
+    "GRANT EXECUTE ON FUNCTION {schema}.epsilonflow_is_new_block(text, text, float8, float8) TO {runner}",
 )
 _GRANTS = (
     "REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC",
@@ -65,14 +66,14 @@ _POLICIES: Mapping[str, Mapping[str, str]] = {
         "runner": f"""FOR INSERT TO {{runner}} WITH CHECK ({_MINE} AND (
             kind = 'reserve'
             OR (kind IN ('settle', 'forfeit') AND {{schema}}.epsilonflow_is_own(run_id))
-            OR (kind = 'cap' AND block <> 'all' AND about = '{{{{"declared":true}}}}'
-                AND {{schema}}.epsilonflow_is_usual(population, epsilon, delta))))""",
+            OR (kind = 'cap' AND about = '{{{{"declared":true}}}}'
+                AND {{schema}}.epsilonflow_is_new_block(population, block, epsilon, delta))))""",
     },
     "account": {
         "read": "FOR SELECT TO {owner}, {runner}, {auditor} USING (true)",
         "owner": "TO {owner} USING (true) WITH CHECK (true)",
-        "open": """FOR INSERT TO {runner} WITH CHECK (block <> 'all' AND retired = 0
-            AND {schema}.epsilonflow_is_usual(population, epsilon, delta))""",
+        "open": """FOR INSERT TO {runner} WITH CHECK (retired = 0
+            AND {schema}.epsilonflow_is_new_block(population, block, epsilon, delta))""",
         "charge": "FOR UPDATE TO {runner} USING (true) WITH CHECK (true)",
     },
     "run": {

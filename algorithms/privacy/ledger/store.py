@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -56,12 +56,6 @@ class Place:
     name: str
     engine: Engine = field(repr=False)
     secrets: tuple[str, ...] = field(repr=False, default=())
-
-    @property
-    def reader(self) -> Engine:
-        """For what only reads: one snapshot, which no write waits for."""
-        is_server = self.engine.dialect.name == "postgresql"
-        return self.engine.execution_options(isolation_level="REPEATABLE READ") if is_server else self.engine
 
     def not_allowed(self) -> str:
         """One sentence on what the user may not do."""
@@ -170,7 +164,7 @@ def _postgresql(url: URL) -> Place:
     try:
         engine = sa.create_engine(
             url,
-            isolation_level="SERIALIZABLE",
+            isolation_level="AUTOCOMMIT",  # statements of ours begin and end a transaction, sent with what it asks
             poolclass=QueuePool,
             pool_size=1,
             max_overflow=32,
@@ -208,16 +202,21 @@ _SHUTTING_DOWN = {"57P01", "57P02", "57P03", "57P05"}
 _NOT_ALLOWED = "42501"
 _DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, sa.exc.InvalidRequestError)
 
-# Writers take turns. The lock comes first, so that the snapshot is taken when the turn has come.
-_TURN: Sequence[Statement] = (
-    (sa.text("LOCK TABLE epsilonflow_head IN EXCLUSIVE MODE"), {}),
-    (sa.text("SET LOCAL synchronous_commit = off"), {}),
+
+def _statements(*texts: str) -> Sequence[Statement]:
+    return [(sa.text(text), {}) for text in texts]
+
+
+# On PostgreSQL. Readers have one snapshot, which no write waits for. Writers take turns; the lock comes first, so that
+# the snapshot is taken when the turn has come.
+_SNAPSHOT = _statements("BEGIN ISOLATION LEVEL REPEATABLE READ")
+_TURN = _statements(
+    "BEGIN ISOLATION LEVEL SERIALIZABLE",
+    "LOCK TABLE epsilonflow_head IN EXCLUSIVE MODE",
+    "SET LOCAL synchronous_commit = off",
 )
-_ENDS: Sequence[Statement] = (
-    (sa.text("COMMIT"), {}),
-    (sa.text("SELECT pg_logical_emit_message(true, 'epsilonflow', '')"), {}),
-)
-_COLUMNS = [field.name for field in fields(Entry)]
+_ENDS = _statements("COMMIT", "SELECT pg_logical_emit_message(true, 'epsilonflow', '')")
+_COLUMNS = Entry._fields
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM epsilonflow_ledger"
 _FROM = sa.text(f"{_SELECT} WHERE seq >= :seq ORDER BY seq LIMIT :page")
 _OF = sa.text(f"{_SELECT} WHERE population = :population AND seq >= :seq ORDER BY seq LIMIT :page")
@@ -280,7 +279,7 @@ class Store:
                 entries.append(seal(draft, after=head, written_at=now, written_by=_user(connection)))
                 head = entries[-1].head
             changes = balances.enter(books, entries) if entries else []
-            exchange(connection, [*((INSERT, vars(row)) for row in entries), *changes, *_end(connection)])
+            exchange(connection, [*((INSERT, row._asdict()) for row in entries), *changes, *_end(connection)])
             return head
 
         self.verified = self._transaction(work, writes=True)
@@ -299,7 +298,7 @@ class Store:
 
             def written() -> Iterator[list[Entry]]:
                 for page in pages(entries()):
-                    connection.execute(INSERT, [vars(row) for row in page])
+                    connection.execute(INSERT, [row._asdict() for row in page])
                     yield page
 
             balances.catch_up(connection, written())
@@ -322,7 +321,7 @@ class Store:
         """What the owner of the tables does to them, in one transaction."""
 
         def alone(connection: Connection) -> T:
-            exchange(connection, _TURN[:1])
+            exchange(connection, _TURN[:2])
             return work(connection)
 
         return self._transaction(alone, writes=True)
@@ -363,7 +362,8 @@ class Store:
         A write takes its turn, and brings the balances up to the head where need be; raises _BehindError for a reading
         where balances are of fewer rows.
         """
-        turn = _TURN if writes and connection.dialect.name == "postgresql" else ()
+        begin = _TURN if writes else _SNAPSHOT
+        turn = begin if connection.dialect.name == "postgresql" else ()
         known = self.verified
         rows: Statement = (_FROM, {"seq": max(known.seq, 1), "page": _FIRST_PAGE})
         found = exchange(connection, [*turn, rows, (balances.HEAD_OF, {}), *questions])[len(turn) :]
@@ -403,6 +403,7 @@ class Store:
 
     def _upgrade(self, connection: Connection) -> None:
         if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("BEGIN")
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext('epsilonflow_ledger'))")
         found = _version(connection)
         from alembic import command
@@ -425,10 +426,9 @@ class Store:
     def _transaction(self, work: Callable[[Connection], T], *, writes: bool = False) -> T:
         deadline = time.monotonic() + PATIENCE_SECONDS
         pause = 0.005
-        engine = self.place.engine if writes else self.place.reader
         while True:
             try:
-                with engine.connect() as connection:
+                with self.place.engine.connect() as connection:
                     self._was_connected = True
                     with connection.begin():
                         if connection.dialect.name == "sqlite":
@@ -505,8 +505,8 @@ def _rows(
     """
     page, found = _FIRST_PAGE, first
     while True:
-        found = found or connection.execute(statement, {"seq": seq, "page": page, **asked}).all()
-        yield from (Entry(*row) for row in found)
+        found = found or exchange(connection, [(statement, {"seq": seq, "page": page, **asked})])[0]
+        yield from map(Entry._make, found)
         if len(found) < page:
             return
         seq, page, found = found[-1][0] + 1, PAGE, ()

@@ -5,7 +5,7 @@ signed, as a checkpoint, from which a later verification goes on: the chain of h
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,11 +16,11 @@ from sqlalchemy.engine import Connection
 
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.ledger import balances
-from algorithms.privacy.ledger.books import Books, Run, replay
+from algorithms.privacy.ledger.books import Books, replay
 from algorithms.privacy.ledger.chain import NOTHING, Entry, Head
 from algorithms.privacy.ledger.composition import Composition
 from algorithms.privacy.ledger.rules import adjacency_of
-from algorithms.privacy.ledger.store import PAGE, Store, first_hash, pages
+from algorithms.privacy.ledger.store import Store, first_hash, pages
 
 _UNDER = 1 - 1e-9
 
@@ -150,18 +150,11 @@ def _leave_out_ended(store: Store, connection: Connection, books: Books, page: l
     """
     touched = {entry.run_id for entry in page}
     ended = {name: run for name, run in books.runs.items() if run.status != "open" and name not in touched}
-    for names in _some(ended):
-        kept = balances.find_runs(connection, balances.RUN.c.run_id.in_(names))
-        for name in names:
-            if kept.get(name) != ended[name]:
-                raise _wrong(store, f"what became of run {name!r}")
-            del books.runs[name]
-
-
-def _some(runs: Mapping[str, Run]) -> Iterator[list[str]]:
-    names = list(runs)
-    for start in range(0, len(names), PAGE):
-        yield names[start : start + PAGE]
+    wrong = balances.differing_run(connection, ended) if ended else None
+    if wrong is not None:
+        raise _wrong(store, f"what became of run {wrong!r}")
+    for name in ended:
+        del books.runs[name]
 
 
 def _wrong(store: Store, what: str) -> LedgerBrokenError:

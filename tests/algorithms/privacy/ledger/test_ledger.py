@@ -1,17 +1,23 @@
 """The rules of the ledger: what is charged, what is refused, and in which words."""
 
+import hashlib
+import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from algorithms.errors import BudgetRefusedError, LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger.books import replay
 from algorithms.privacy.ledger.chain import NOTHING, Draft, Entry, Head, follow, seal
+from algorithms.privacy.ledger.composition import BASIC, Terms
 
 NO_NOISE = Budget(math.inf, 1.0)
 OLD_HASH = "2282c9616f6986f47b561cf61b0b4f7fb4c9808631db77498c0df926c599339a"
@@ -194,7 +200,44 @@ def test_a_row_with_a_number_that_skips_some_breaks_the_chain() -> None:
 def test_who_wrote_a_row_is_bound_by_its_hash_and_rows_without_a_name_keep_theirs() -> None:
     (row,) = _chain(1)
     with pytest.raises(LedgerBrokenError):
-        list(follow([replace(row, written_by="another")], name="x"))
+        list(follow([row._replace(written_by="another")], name="x"))
     # The hash that version 0.2 gave to a row, which had no name.
     old = Entry(1, "cap", "p", "all", None, 1.0, 0.0, "[]", "{}", "now", "0" * 64, OLD_HASH)
     assert list(follow([old], name="x")) == [old]
+
+
+_NUMBERS = st.floats(0, 1e308, allow_nan=False)
+_TEXTS = st.text(max_size=20)
+
+
+@given(_TEXTS, st.none() | _TEXTS, st.none() | _NUMBERS, st.floats(0, 1), st.dictionaries(_TEXTS, _TEXTS))
+def test_a_hash_is_of_the_rows_sorted_json(
+    name: str, run_id: str | None, epsilon: float | None, delta: float, about: dict[str, str]
+) -> None:
+    budget = Budget(math.inf if epsilon is None else epsilon, delta)
+    row = seal(
+        Draft("reserve", name, budget, run_id, about=about, block=name[::-1]),
+        after=Head(7, "0" * 64),
+        written_at=name,
+        written_by=name,
+    )
+    content = {key: value for key, value in row._asdict().items() if key != "hash"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert row.hash == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_runs_of_many_different_costs_add_up_exactly() -> None:
+    """More of them than are kept apart before they are added up."""
+    costs = [Budget(number / 1000, float(f"{number}e-9")) for number in range(1, 200)]
+    drafts = [Draft("population", "p", Budget(100, 1), about=Terms(False, BASIC, 1).to_json())]
+    drafts += [Draft("reserve", "p", cost, f"run {cost.epsilon}") for cost in costs]
+    drafts += [Draft("settle", "p", Budget(0.0005, 0), f"run {cost.epsilon}") for cost in costs[100:]]
+    rows, head = [], NOTHING
+    for draft in drafts:
+        rows.append(seal(draft, after=head, written_at="now", written_by="somebody"))
+        head = rows[-1].head
+    books = replay(rows)
+    copied = books.copy()
+    for found in (books, copied):
+        assert found.charged("p", "all", "open") == (Fraction(5050, 1000), Fraction(5050, 10**9))
+        assert found.charged("p", "all", "settled") == (Fraction(99 * 5, 10000), Fraction(0))

@@ -48,9 +48,9 @@ def old(ledger_url: str) -> str:
         config.attributes |= {"connection": connection, "version_table": "old"}
         command.upgrade(config, "0001")
         connection.exec_driver_sql("DROP TABLE old")
-        columns = ", ".join(name for name in vars(_old_rows()[0]) if name != "written_by")
+        columns = ", ".join(name for name in Entry._fields if name != "written_by")
         for row in _old_rows():
-            values = {name: value for name, value in vars(row).items() if name != "written_by"}
+            values = {name: value for name, value in row._asdict().items() if name != "written_by"}
             names = ", ".join(f":{name}" for name in values)
             connection.execute(
                 sa.text(f"INSERT INTO epsilonflow_ledger ({columns}) VALUES ({names})"), values
@@ -91,7 +91,7 @@ def test_rows_that_the_version_before_adds_meanwhile_are_entered_by_the_next_ope
     other.reserve("a", "patients", Budget(0.25, 0.0), events=[], about={})
     with ledger._store.place.engine.begin() as connection:
         for row in follow(other.history()[1:], name="x", after=ours):
-            connection.execute(INSERT, vars(row))
+            connection.execute(INSERT, row._asdict())
     assert ledger.balance("patients").reserved == Budget(0.25, 0.0)
     ledger.verify()
 

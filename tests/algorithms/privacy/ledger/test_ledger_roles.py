@@ -1,5 +1,6 @@
 """What the database itself lets an owner, a runner and an auditor do, on a PostgreSQL server started here."""
 
+import json
 import time
 from collections.abc import Callable
 
@@ -10,7 +11,9 @@ from sqlalchemy.exc import DBAPIError
 from algorithms.errors import RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Ledger, NotAllowedError
+from algorithms.privacy.ledger.chain import Draft, Kind, seal
 from algorithms.privacy.ledger.roles import init
+from algorithms.privacy.ledger.store import INSERT
 
 CAP, ONE = Budget(3.0, 1e-4), Budget(1.0, 1e-5)
 USERS = {"alice": "owner", "bob": "runner", "ben": "runner", "carol": "auditor", "nobody": None}
@@ -122,6 +125,36 @@ def test_the_database_refuses_statements_of_ones_own(
     with pytest.raises(DBAPIError, match=words), engine.begin() as connection:
         connection.exec_driver_sql(statement.replace("%", "%%"))
     assert Ledger.open(url_of("carol")).verify().read == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "block", "epsilon", "about"),
+    [
+        ("cap", "january", 3.0, '{"declared":true}'),  # which the owner has lowered
+        ("cap", "january", 3.0, "{}"),
+        ("cap", "all", 3.0, '{"declared":true}'),
+        ("cap", "february", 9.0, '{"declared":true}'),
+        ("cap", "february", 3.0, '{"retired":true}'),
+        ("cap", "all", 3.0, '{"by":"alice","overruled":["january","february"]}'),
+        ("population", "all", 3.0, '{"public":true}'),
+    ],
+)
+def test_the_database_refuses_a_runner_the_rows_of_owners(
+    url_of: Callable[[str], str], kind: Kind, block: str, epsilon: float, about: str
+) -> None:
+    """With a hash that holds, written around the software."""
+    alice = Ledger.open(url_of("alice"))
+    alice.declare("patients", CAP, public=False)
+    alice.declare_block("patients", "january")
+    alice.set_cap("patients", ONE, block="january")
+    notes, budget = json.loads(about), Budget(epsilon, CAP.delta)
+    draft = Draft(kind, "patients", budget, about=notes, block=block)
+    row = seal(draft, after=alice.verified(), written_at="now", written_by="bob")
+    engine = sa.create_engine(url_of("bob"), poolclass=sa.NullPool)
+    with pytest.raises(DBAPIError, match="violates row-level security"), engine.begin() as connection:
+        connection.execute(INSERT, row._asdict())
+    assert alice.balance("patients", "january").cap == ONE
+    assert alice.verify().read == 3
 
 
 def test_functions_that_act_for_the_owner_of_the_tables_have_a_fixed_search_path(

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,7 +14,6 @@ from sqlalchemy.exc import DBAPIError
 from algorithms.errors import LedgerBrokenError, RefusedError
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.ledger import Balance, Ledger
-from algorithms.privacy.ledger.store import place_of
 
 ROOT = Path(__file__).parents[4]
 TABLE = "epsilonflow_ledger"
@@ -224,35 +223,51 @@ def test_a_ledger_whose_last_known_row_is_gone_is_read_again_from_the_first(ledg
         ledger.reserve("late", "patients", Budget(0.1, 1e-6), events=[], about={})
 
 
-def test_postgresql_transactions_are_serializable(postgres_server: sa.URL) -> None:
-    place = place_of(postgres_server.render_as_string(hide_password=False))
-    with place.engine.connect() as connection:
-        assert connection.exec_driver_sql("SHOW transaction_isolation").scalar() == "serializable"
+def _sent(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What goes to the server from now on, each message as one."""
+    messages, execute = list[str](), psycopg.ClientCursor.execute
+
+    def sent(cursor: Any, query: Any, *given: Any, **more: Any) -> Any:
+        messages.append(query)
+        return execute(cursor, query, *given, **more)
+
+    monkeypatch.setattr(psycopg.ClientCursor, "execute", sent)
+    sa.event.listen(
+        ledger._store.place.engine, "before_cursor_execute", lambda *given: messages.append(given[2])
+    )
+    return messages
 
 
-def test_a_turn_of_a_writer_is_two_exchanges_with_the_server(
-    postgres_server: sa.URL, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+def test_a_turn_of_a_writer_is_two_messages_to_the_server(
+    ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others wait meanwhile: what it asks is sent at once, and so is what it writes, commit included."""
+    """Others wait meanwhile: what it asks is sent at once, and so is what it writes, begin and commit included."""
     if ledger_url.startswith("sqlite"):
         return
-    ledger, exchanges, pipeline = _lived(ledger_url), list[str](), psycopg.Connection.pipeline
-
-    def counted(
-        connection: "psycopg.Connection[tuple[object, ...]]",
-    ) -> AbstractContextManager[psycopg.Pipeline]:
-        exchanges.append("at once")
-        return pipeline(connection)
-
-    monkeypatch.setattr(psycopg.Connection, "pipeline", counted)
-    sa.event.listen(
-        ledger._store.place.engine, "before_cursor_execute", lambda *given: exchanges.append(given[2])
-    )
+    ledger = _lived(ledger_url)
+    messages = _sent(ledger, monkeypatch)
     ledger.reserve("c", "patients", Budget(0.5, 0.0), events=EVENTS, about={})
-    assert exchanges == ["at once"] * 2
+    assert len(messages) == 2
     ledger.settle("c", Budget(0.25, 0.0), events=EVENTS)
-    assert exchanges == ["at once"] * 4
+    asked, written = messages[2:]
+    assert asked.startswith(
+        "BEGIN ISOLATION LEVEL SERIALIZABLE;LOCK TABLE epsilonflow_head IN EXCLUSIVE MODE;"
+    )
+    assert written.startswith("INSERT INTO epsilonflow_ledger")
+    assert ";COMMIT;" in written
     assert Ledger.open(ledger_url).status("c") == "settled"
+
+
+def test_what_reads_sees_one_moment(ledger_url: str) -> None:
+    ledger, other = _lived(ledger_url), Ledger.open(ledger_url)
+
+    def count_twice(connection: sa.Connection) -> tuple[int, int]:
+        first = len(list(ledger._store.rows(connection)))
+        other.reserve("c", "patients", Budget(0.5, 0.0), events=EVENTS, about={})
+        return first, len(list(ledger._store.rows(connection)))
+
+    assert ledger._store.read(count_twice) == (4, 4)
+    assert len(ledger.history()) == 5
 
 
 def test_rows_are_read_page_by_page(ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

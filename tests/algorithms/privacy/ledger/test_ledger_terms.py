@@ -90,6 +90,6 @@ def test_rows_of_another_version_are_refused_in_a_sentence(tmp_path: Path) -> No
     draft = Draft("population", "patients", CAP, about={"public": False})
     with ledger._store.place.engine.begin() as connection:
         row = seal(draft, after=NOTHING, written_at="now", written_by="another version")
-        connection.execute(INSERT, vars(row))
+        connection.execute(INSERT, row._asdict())
     with pytest.raises(RefusedError, match=r"^row 1 of the ledger was written by another version .*\.$"):
         ledger.balance("patients")
