@@ -89,4 +89,4 @@ def _not_shipped(name: str, own: Mapping[str, Any]) -> Algorithm[Any]:
         raise RefusedError(
             f"the algorithm {name!r} has no {missing[0]}; give it plan, init, step and released."
         )
-    return method  # type: ignore[no-any-return]
+    return method
