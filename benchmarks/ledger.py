@@ -110,7 +110,7 @@ def _work(url: str, number: int, seconds: float, start: Barrier, tell: Callable[
                 ledger.forfeit(run_id)
             counts[phase] += 1
             rows += (phase + 1) * len(blocks)
-    tell(Work(won, *counts, rows, longest))
+    tell(Work(won, counts[0], counts[1], rows, longest))
 
 
 def _race(ledger: Ledger, number: int) -> int:
