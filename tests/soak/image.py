@@ -86,6 +86,8 @@ class Root:
             subprocess.run([*command, str(self.folder)], check=True)
         for path in ("etc/resolv.conf", "etc/ssl/certs/ca-certificates.crt"):
             shutil.copy(f"/{path}", self.folder / path)
+        for kind, target in (("proc", "proc"), ("devtmpfs", "dev")):
+            subprocess.run(["mount", "-t", kind, kind, str(self.folder / target)], check=True)
         self.run(f"python --version | grep -F 'Python {named['python']}.'")
         for package in _TORCH if self.own_torch else ():
             for file in distribution(package).files or ():
@@ -154,6 +156,9 @@ def main(
         except subprocess.CalledProcessError as failed:
             sys.stderr.write(f"ended with {failed.returncode}\n")
             raise typer.Exit(1) from None
+        finally:
+            for target in ("proc", "dev"):
+                subprocess.run(["umount", "--lazy", str(root.folder / target)], check=False)
 
 
 if __name__ == "__main__":
