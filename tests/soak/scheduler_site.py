@@ -85,12 +85,6 @@ class Site:
                 member.send_signal(signal.SIGKILL)
         psutil.wait_procs(members, timeout=10)
 
-    def terminate(self, name: str) -> None:
-        """SIGTERM for a process alone, and its end."""
-        process = self.processes.pop(name)
-        process.terminate()
-        process.wait(_WAIT_SECONDS)
-
     def deliver(self, file: str, *, late: int = 0) -> str:
         """Create a run of the deployment, due some minutes ago; returns its id."""
         deployment = self.get("/deployments/name/retrain/retrain")
