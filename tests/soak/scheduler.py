@@ -22,6 +22,7 @@ from tests.soak.scheduler_place import retraining_file, set_seed, set_steps
 from tests.soak.scheduler_site import Site, site_of
 
 _LATE_RUNS, _LONG, _SHORT = 12, 3_000, 20
+_FLOW = ("prefect.engine", "prefect.flow_engine")
 
 
 def twelve_late_runs(site: Site) -> list[str]:
@@ -62,8 +63,9 @@ def worker_terminated(site: Site) -> list[str]:
     set_steps(site.root, _LONG)
     run = site.deliver("terminated.yaml")
     site.until_open()
-    site.processes["worker"].terminate()  # Prefect's takes no more runs and lets this one end
-    first = site.ended(run)
+    site.processes["worker"].terminate()
+    site.until(lambda: not list(_at_work(site)))
+    first = [site.state(run)]
     site.kill("worker", with_children=True)  # where it has not ended by itself
     site.start_worker()
     _free_the_slot(site)
@@ -76,10 +78,11 @@ def flow_terminated(site: Site) -> list[str]:
     set_steps(site.root, _LONG)
     run = site.deliver("stopped.yaml")
     site.until_open()
-    (flow,) = _of_the_checkout(site, "prefect.flow_engine")
-    flow.terminate()
-    first = site.ended(run)
-    site.until(lambda: not list(_orphans(site)))
+    for flow in _of_the_checkout(site, *_FLOW):
+        flow.terminate()
+    site.until(lambda: not list(_at_work(site)))
+    first = [site.state(run)]
+    _free_the_slot(site)
     set_steps(site.root, _SHORT)
     return first + site.ended(site.deliver("stopped.yaml"))
 
@@ -175,6 +178,11 @@ def _of_the_checkout(site: Site, *words: str) -> Iterator[psutil.Process]:
 def _orphans(site: Site) -> Iterator[psutil.Process]:
     """Stages of the checkout that outlived their flow."""
     return _of_the_checkout(site, "dvc", "tasks.train")
+
+
+def _at_work(site: Site) -> Iterator[psutil.Process]:
+    """Flows of the checkout and their stages."""
+    return _of_the_checkout(site, *_FLOW, "dvc", "tasks.train")
 
 
 def _free_the_slot(site: Site) -> None:
