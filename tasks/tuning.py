@@ -239,7 +239,7 @@ def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
     for document in asked.values():
         model = model_for(params.parse(document, reads=READS), public)
         try:
-            shape_of(_scored(public, model, model.published(model.initial_parameters())), example)
+            shape_of(_scored(public, model, model.published(model.initial_parameters())), example, model)
         except Exception as error:
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise RefusedError(

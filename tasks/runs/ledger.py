@@ -21,7 +21,6 @@ from algorithms.privacy.ledger import NOTHING, Checkpoint, Head, Ledger, identit
 from data.prepare.files import write_whole
 from tasks.config import params
 from tasks.config.environment import LEDGER, home, ledger_url, sqlite_url
-from tasks.runs.signing import signing_key
 
 
 def open_ledger(root: Path) -> Ledger:
@@ -156,6 +155,8 @@ def keep_checkpoint(checkpoint: Checkpoint) -> None:
         return
     file = _checkpoint_file(checkpoint.first)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    from tasks.runs.signing import signing_key  # what cards are made of takes longer than the rest
+
     text = checkpoint.signed(signing_key(home()))
     write_whole(file, lambda fresh: fresh.write_text(text, encoding="utf-8"), mode=0o600)
 
@@ -165,6 +166,8 @@ def kept_checkpoint(ledger: Ledger) -> Checkpoint | None:
     file = _checkpoint_file(identity(ledger) or "")
     if not file.is_file():
         return None
+    from tasks.runs.signing import signing_key
+
     return Checkpoint.load(file.read_text(encoding="utf-8"), signing_key(home()).public_key())
 
 

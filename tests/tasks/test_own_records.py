@@ -121,7 +121,7 @@ def test_the_unit_is_the_person_at_the_price_of_as_many_records(
     settings = params.load(workspace.root / "params.yaml", reads=("data", *calibrate.READS))
     shown = [*cost_table(outlook(workspace.root, settings), settings).columns[1].cells]
     assert ("one record of each" in shown) == (most == 1)
-    assert ("up to 3 records of each, and 3 times that is charged" in shown) == (most == 3)
+    assert ("up to 3 records of each; 3 times that is charged" in shown) == (most == 3)
     words = finish(workspace)
     spent = workspace.ledger.balance("mine").spent
     assert most * 2.9 < spent.epsilon <= most * 3.0 and (spent.delta > 1e-3) == (most > 1)

@@ -220,7 +220,9 @@ def test_a_person_ends_what_keeps_failing(place: Place, monkeypatch: pytest.Monk
     assert f"the whole reservation of run {run_id}" in " ".join(ended.output.split())
     assert not list((Path(os.environ["EPSILONFLOW_HOME"]) / "runs").iterdir())
     assert (place.root / "params.yaml").read_text() == before
-    assert "No retraining waits" in CliRunner().invoke(app, ["retrain", "--give-up"]).output
+    assert (
+        "No retraining is waiting to be resumed" in CliRunner().invoke(app, ["retrain", "--give-up"]).output
+    )
     assert place.deliver().kind == "done"
     place.arrive("w3")
     assert place.deliver(1).kind == "promoted"

@@ -45,11 +45,13 @@ RULES: dict[Callable[..., Any], Rule] = {
     functional.layer_norm: normalisation,
     functional.rms_norm: normalisation,
     functional.group_norm: normalisation,
+    functional.instance_norm: normalisation,
+    functional.batch_norm: normalisation,  # with fixed statistics; others mix records and are refused
     torch.layer_norm: normalisation,
     torch.rms_norm: normalisation,
     torch.group_norm: normalisation,
     torch.instance_norm: normalisation,
-    torch.batch_norm: normalisation,  # with fixed statistics; others mix records and are refused
+    torch.batch_norm: normalisation,
     functional.multi_head_attention_forward: multi_head_attention,
     functional.scaled_dot_product_attention: scaled_dot_product_attention,
     torch.matmul: product,

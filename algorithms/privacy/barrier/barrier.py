@@ -273,7 +273,7 @@ class Barrier:
         Raises as `gradient` does.
         """
         release = releases.total_release(bound, noise, sampling)
-        dimension = shape_of(statistic, self.__records).numel()
+        dimension = shape_of(statistic, self.__records, self.__model).numel()
         stream = self.__charge(release, dimension=dimension)
         total = self.__exact.statistic_sum(statistic, bound, dimension, release, stream)
         return self.__group.first(torch.from_numpy(add_noise(total.numpy(), release, stream)))
@@ -283,7 +283,8 @@ class Barrier:
 
         statistic: (input [*input_shape], label []) -> A [m, c]. Returns [c, c], float64. Raises as `gradient` does.
         """
-        release, columns = releases.total_release(bound, noise), columns_of(statistic, self.__records)
+        release = releases.total_release(bound, noise)
+        columns = columns_of(statistic, self.__records, self.__model)
         dimension = statistics.dimension(columns)
         stream = self.__charge(release, dimension=dimension)
         total = self.__exact.second_moment_sum(statistic, bound, dimension, release, stream)

@@ -19,6 +19,7 @@ from torch import Tensor
 from algorithms.errors import RefusedError
 from algorithms.gradients import L1, L2, clip_and_sum, pad_to_multiple
 from algorithms.gradients.clipping import margin
+from algorithms.models import Model
 from algorithms.privacy.barrier.performance import Records
 
 
@@ -66,16 +67,16 @@ Statistic = Callable[[Tensor, Tensor], Tensor]
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 
-def shape_of(statistic: Statistic, records: Records) -> torch.Size:
-    """The shape of a statistic of one record, seen on made-up zeros, taken as it is of the records themselves."""
+def shape_of(statistic: Statistic, records: Records, model: Model) -> torch.Size:
+    """The shape of a statistic of one record, seen on made-up zeros with labels as the model takes them."""
     example = torch.from_numpy(np.zeros((1, *records.features.shape[1:]), records.features.dtype))
-    label = torch.from_numpy(np.zeros((1, *records.labels.shape[1:]), records.labels.dtype))
+    label = torch.zeros(1, *model.label_shape, dtype=model.label_dtype)
     return torch.func.vmap(statistic)(example, label).shape[1:]
 
 
-def columns_of(statistic: Statistic, records: Records) -> int:
+def columns_of(statistic: Statistic, records: Records, model: Model) -> int:
     """The columns of a statistic that is a matrix of each record; raises RefusedError for any other."""
-    shape = shape_of(statistic, records)
+    shape = shape_of(statistic, records, model)
     if len(shape) != 2 or 0 in shape:
         raise RefusedError(
             f"second moments are of a matrix of each record, not of a statistic of shape {list(shape)}; give [m, c]."

@@ -127,16 +127,16 @@ OF_PARAMETERS = {
         lambda: Wired(lambda self, x: x + self.table(torch.arange(3)), table=nn.Embedding(3, 4)), (3, 4)
     ),
     "transposed weight": Spec(lambda: Wired(lambda self, x: x @ self.w.T, w=_parameter(3, 4)), (4,)),
+    "bilinear": Spec(lambda: Wired(lambda self, x: self.layer(x, x), layer=nn.Bilinear(4, 4, 3)), (4,)),
+    "einsum": Spec(
+        lambda: Wired(lambda self, x: torch.einsum("btj,jk->btk", x, self.w), w=_parameter(4, 3)), (3, 4)
+    ),
 }
 
 WITHOUT_RULE = {
     "conv3d": Spec(lambda: nn.Conv3d(2, 3, 2), (2, 3, 3, 3)),
     "transposed convolution": Spec(lambda: nn.ConvTranspose2d(2, 3, 2), (2, 3, 3)),
     "prelu": Spec(lambda: nn.Sequential(nn.Linear(4, 3), nn.PReLU(3)), (4,)),
-    "bilinear": Spec(lambda: Wired(lambda self, x: self.layer(x, x), layer=nn.Bilinear(4, 4, 3)), (4,)),
-    "einsum": Spec(
-        lambda: Wired(lambda self, x: torch.einsum("btj,jk->btk", x, self.w), w=_parameter(4, 3)), (3, 4)
-    ),
     "einsum with a parameter twice": Spec(
         lambda: Wired(lambda self, x: torch.einsum("bi,ij,jk->bk", x, self.w, self.w), w=_parameter(4, 4)),
         (4,),
