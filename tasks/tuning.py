@@ -28,7 +28,6 @@ from algorithms.core import training
 from algorithms.core.method import Plan, by_accountants
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
-from algorithms.core.training import train as run_training
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.models import Model
@@ -373,7 +372,7 @@ class Trial:
         plan = Plan.from_json(self.plan)
         held, taught = self.records()
         start = model_for(settings, self.public)
-        state, trace, model = run_training(
+        state, trace, model = training.train(
             settings.algorithm,
             plan,
             start,
