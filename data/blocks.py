@@ -159,12 +159,12 @@ def _records(
     counted = digests.counted(name, read, rows.declared, file)
     if rows.person is None:
         for some, where in counted:
-            yield Block("train", rows.records(some, where))
+            yield Block("train", rows.records(some, where), source=name)
         return
     held = list(counted)
     places = iter([where for _, where in held])
     for some in rows.drawn(lambda: iter([found for found, _ in held]), elsewhere, "train"):
-        yield Block("train", rows.records(some, next(places)))
+        yield Block("train", rows.records(some, next(places)), source=name)
 
 
 def _rows(card: DataCard, rows: RowReader, name: str, root: Path, url: str | None) -> Iterator[_Rows]:

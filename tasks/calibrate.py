@@ -148,6 +148,7 @@ def _known(model: Model, public: PublicDescription) -> PublicInfo:
         classes=len(public.classes) or 1,
         inputs=_inputs(model, public),
         loss=model.bounds,
+        pooled=public.pooled,
     )
 
 

@@ -26,6 +26,7 @@ from ruamel.yaml.error import YAMLError
 
 from algorithms.core import training
 from algorithms.core.method import Plan, by_accountants
+from algorithms.core.people import asked_of_rows, of_people
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
 from algorithms.errors import RefusedError
@@ -419,9 +420,10 @@ class Trial:
         schedule = [(release.event(), 1)]
         own = Trace()
         own.step = plan.steps
+        rows = self.public.pooled
         barrier = Barrier(
             held,
-            model,
+            model if rows is None else of_people(model, rows),
             spend=ScheduleFilter(schedule, Budget(epsilon(schedule, delta, accountant="rdp"), delta)),
             generator=self._generator("score"),
             delta=delta,
@@ -430,7 +432,8 @@ class Trial:
         )
 
         of_record = _scored(self.public, model, parameters)
-        score = float(barrier.total(of_record, bound=L2(1.0), noise=release.noise)[0])
+        asked = asked_of_rows(barrier, rows)
+        score = float(asked.total(of_record, bound=L2(1.0), noise=release.noise)[0])
         so_far = epsilon(
             [*plan.schedule, *schedule],
             delta,

@@ -62,7 +62,8 @@ class PublicInfo:
 
     records: number of training records, or None where it is private. parameters: d. layers: length of the model's
     list of layers. classes: their number, or 1 where none is predicted. inputs: for a linear model on data whose
-    card bounds them, else None. loss: of a record, by the model's outputs, or None where nothing is known.
+    card bounds them, else None. loss: of a record, by the model's outputs, or None where nothing is known. pooled: how
+    many rows a record has, where it is a person with several, else None.
     """
 
     records: int | None
@@ -71,6 +72,7 @@ class PublicInfo:
     classes: int
     inputs: Inputs | None = None
     loss: LossBounds | None = None
+    pooled: int | None = None
 
     def known_records(self, what: str) -> int:
         """The number of records; raises RefusedError where it is private, since `what` needs it."""
@@ -79,6 +81,14 @@ class PublicInfo:
                 f"the number of records is private, and {what} needs it; declare it public, or use 'dp_gd' or 'dp_sgd'."
             )
         return self.records
+
+    def check_rows(self) -> None:
+        """Raises RefusedError where a record is a person with several rows, over which no minimum is found."""
+        if self.pooled is not None:
+            raise RefusedError(
+                "the method finds a minimum over single rows, and a training record here is a person with up to"
+                f" {self.pooled}; use a method that takes steps, such as 'dp_sgd', or keep one row of each person."
+            )
 
     def gradient_norm(self, order: Literal[1, 2, "box"]) -> float:
         """The largest norm of a record's gradient, by `L1`, `L2` or `Box`, of a linear model with one output.
@@ -117,6 +127,8 @@ class PublicInfo:
         for name in ("inputs", "loss"):
             if document[name] is not None:
                 document[name] = to_finite(document[name])
+        if self.pooled is None:
+            del document["pooled"]
         return document
 
     @classmethod

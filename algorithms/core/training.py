@@ -24,6 +24,7 @@ from torch import Tensor
 
 from algorithms.core.method import Algorithm, Plan, State
 from algorithms.core.minibatch import count_release, noisy_count
+from algorithms.core.people import asked_of_rows, of_people
 from algorithms.errors import RefusedError
 from algorithms.models import Model
 from algorithms.models.feature_transforms import Front, Shape, buffers, installed
@@ -232,9 +233,10 @@ def train(
     resumed = load(folder, start, run_id=run_id, last_norms=last_norms)
     before = Trace() if learned_before is None else Trace([*learned_before[1].rows])
     found, step, trace = resumed or (start, 0, before)
+    rows = plan.public.pooled
     barrier = (barrier_of or Barrier)(
         open_records(),
-        model,
+        model if rows is None else of_people(model, rows),
         spend=recharged(plan.open_filter(), trace),
         generator=generator,
         delta=plan.target.budget.delta,
@@ -249,7 +251,7 @@ def train(
             begun = algorithm.init(known.start.to(performance.device), plan)
             found = _Progress(begun, known.buffers)
         model = installed(model, found.buffers)
-        barrier = barrier.about(model)
+        barrier = barrier.about(model if rows is None else of_people(model, rows))
     state, saved = found.state, time.monotonic()
     for trace.step in range(step, plan.steps):
         following = algorithm.step(state, plan, barrier)
@@ -280,10 +282,10 @@ def learn(
 
     plan: of one of these runs, whose schedule begins with these releases.
     """
-    trace = Trace()
+    trace, rows = Trace(), plan.public.pooled
     barrier = Barrier(
         records,
-        model,
+        model if rows is None else of_people(model, rows),
         spend=plan.open_filter(),
         generator=generator,
         delta=plan.target.budget.delta,
@@ -294,10 +296,11 @@ def learn(
 
 
 def _learn(features: Features, barrier: Barrier, model: Model, plan: Plan) -> Learned:
-    found = learned(features, barrier, plan.public.records, plan.target.count_noise)
+    asked = asked_of_rows(barrier, plan.public.pooled)
+    found = learned(features, asked, plan.public.records, plan.target.count_noise)
     start = model.initial_parameters()
     if hasattr(features, "start"):
-        start = features.start(barrier, installed(model, found))
+        start = features.start(asked, installed(model, found))
     return Learned(found, start)
 
 

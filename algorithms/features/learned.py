@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from algorithms.core.method import adapter
@@ -29,7 +29,6 @@ from algorithms.models.feature_transforms import (
     Shape,
     Standardisation,
     Whitening,
-    front_of,
 )
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
@@ -197,9 +196,9 @@ class Centred:
 
     mean_noise, moment_noise: noise multipliers of the two releases; without the second there is no whitening. power: of
     the inverse second moment that the record is multiplied by, 0.5 for full whitening. ridge: what is added to the
-    moment's eigenvalues, relative to the largest. head_noise: noise multiplier of the sums of what comes out, of unit
-    length, over each class: a linear head starts at them, its rows head_length long on average; without it the head
-    starts as the model says.
+    moment's eigenvalues, relative to the largest. head_noise: noise multiplier of the sums over each class of what the
+    linear head is given, of unit length: the head starts at them, its rows head_length long on average; without it the
+    head starts as the model says.
     """
 
     mean_noise: Positive = 40.0
@@ -253,12 +252,12 @@ class Centred:
         if self.head_noise is None:
             return parameters
         name, rows = _head_of(model)
-        made = copy.deepcopy(front_of(model))
-        assert made is not None
+        before = copy.deepcopy(model.module)
+        before.set_submodule(name.rpartition(".")[0], nn.Identity())
 
         def of_its_class(record: Tensor, label: Tensor) -> Tensor:
-            mapped = made.to(record.device)(record[None])
-            unit = mapped / torch.linalg.vector_norm(mapped).clamp(min=1e-6)
+            seen = before.to(record.device)(record[None])
+            unit = seen / torch.linalg.vector_norm(seen).clamp(min=1e-6)
             every = torch.arange(rows, device=record.device)
             signs = (label == every) if rows > 1 else 2 * label[None] - 1
             found: Tensor = signs.to(unit.dtype)[:, None] * unit

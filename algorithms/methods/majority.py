@@ -12,6 +12,7 @@ from torch import Tensor
 from algorithms.core.calibration import plan_fixed
 from algorithms.core.method import Answered, Plan, PublicInfo, SingleRelease, Target
 from algorithms.core.optimizers import STRICT
+from algorithms.core.people import asked_of_rows
 from algorithms.errors import RefusedError
 from algorithms.gradients import L2
 from algorithms.privacy.barrier.barrier import Barrier
@@ -45,7 +46,7 @@ class Majority(SingleRelease):
     def step(self, state: Answered, plan: Plan, barrier: Barrier) -> Answered:
         """The noised counts, and the bias that follows."""
         classes = torch.arange(plan.public.classes)
-        counts = barrier.total(
+        counts = asked_of_rows(barrier, plan.public.pooled).total(
             lambda features, label: (classes == label).float(),
             bound=BOUND,
             noise=Gaussian(plan.noise_multiplier),

@@ -78,6 +78,7 @@ class LBFGS(SingleRelease):
         counted.
         """
         public.known_records("'lbfgs'")
+        public.check_rows()
         if public.inputs is None or public.inputs.outputs != 1:
             raise RefusedError(
                 "'lbfgs' finds the minimum of a linear model with one output, on data whose card bounds every feature;"

@@ -205,6 +205,7 @@ def private_minimum(public: PublicInfo, *, clip_norm: float, regularisation: flo
     regularisation: of the sum of losses. Raises RefusedError for more than two classes, for a loss with a kink and
     where no public bound exists, and for a clip norm that is lost in the rounding.
     """
+    public.check_rows()
     if public.classes != 2 or (public.inputs is not None and public.inputs.outputs != 1):
         raise RefusedError(
             "a minimum is released for linear models with one output, for 2 classes, and the model has another or the"

@@ -131,7 +131,8 @@ class PublicDescription:
     None for real features, float32. words_sha256: checksum of the words that the tokens stand for, in their order,
     where the card declares it; left out where it does not, so that the digest of other descriptions stays. transform:
     what the features were made of each record by, after it was read. encoder: where that is an encoder. target:
-    what is predicted, where that is no class.
+    what is predicted, where that is no class. per_person: how many training records can be of one person, None where
+    the card names none. pooled: how many rows of a person at most are one training record; see `data.prepare.people`.
     """
 
     dataset: str
@@ -160,6 +161,7 @@ class PublicDescription:
     words_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     encoder: Annotated[EncoderFacts | None, Field(exclude_if=lambda given: given is None)] = None
     per_person: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
+    pooled: Annotated[int | None, Field(exclude_if=lambda given: given is None)] = None
     reader_sha256: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
     target: Annotated[Target | None, Field(exclude_if=lambda given: given is None)] = None
 
@@ -182,6 +184,11 @@ class PublicDescription:
     def label_shape(self) -> tuple[int, ...]:
         """Of one record's labels."""
         return self.known.label_shape(self.input_shape)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """What comes before these shapes in a training record: its rows where it is a person's, else nothing."""
+        return () if self.pooled is None else (self.pooled,)
 
     def to_json(self) -> str:
         """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
@@ -243,12 +250,13 @@ def public_description(
         transform=transform,
         composition=card.composition.kind,
         composition_order=card.composition.order,
-        blocks_per_person=card.blocks_per_person * (1 if card.person is None else card.person.per_person),
+        blocks_per_person=card.blocks_per_person * (1 if card.person is None else card.person.group),
         holdout_rule=None if card.public else rule_of(card),
         blocks_by=None if card.public or card.blocks is None else card.blocks.divides_by,
         words_sha256=None if encoder else card.words_sha256,
         encoder=encoder,
-        per_person=None if card.person is None else card.person.per_person,
+        per_person=None if card.person is None else card.person.group,
+        pooled=None if card.person is None else card.person.pooled,
         reader_sha256=card.reader.source_sha256 if isinstance(card.reader, Own) else None,
         target=card.target,
     )

@@ -8,6 +8,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -60,15 +61,13 @@ def encoded(
 
     with workers() as (pool, count):
         for block in blocks:
-            for start in range(0, len(block.records), count * _AT_ONCE):
-                chosen = slice(start, start + count * _AT_ONCE)
-                some = block.records.features[chosen]
-                portions = [some[place : place + _AT_ONCE] for place in range(0, len(some), _AT_ONCE)]
-                features = np.concatenate(list(pool.map(features_of, portions)))
+            for some in block.portions(count * _AT_ONCE):
+                made = pool.map(features_of, [one.records.features for one in some.portions(_AT_ONCE)])
+                features = np.concatenate(list(made))
                 done += len(features)
                 say(done)
-                own = known.labelled(features, block.records.labels[chosen], facts.padding)
-                yield Block(block.part, Records(*own))
+                own = known.labelled(features, some.records.labels, facts.padding)
+                yield replace(some, records=Records(*own, some.records.keys))
     shutil.rmtree(kept)
 
 

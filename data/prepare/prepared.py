@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from data.prepare.description import PublicDescription
 from data.prepare.files import taken
+from data.prepare.people import by_person
 from data.readers.records import PARTS, Block, Features, Part
 from data.schema.errors import DataRefusedError
 
@@ -44,7 +45,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Prepared(HeldOut):
-    """A prepared data set, with the records to train on in arrays like the others."""
+    """A prepared data set, with the records to train on in arrays like the others, or with a person's rows in each."""
 
     train_features: Features
     train_labels: NDArray[Any]
@@ -85,7 +86,7 @@ def write(
             (content / "words.txt").write_bytes(words)
         if preparation is not None:
             (content / PREPARATION).write_text(json.dumps(preparation), encoding="utf-8")
-        padding = 0 if at_most is None else (at_most - sum(written.values())) * _bytes_a_record(public)
+        padding = 0 if at_most is None else _padding(written, at_most, public)
         secret = salt if isinstance(salt, bytes) else salt()
         _write_salt(content / "salt", secret, padding=padding)
         if folder.exists():
@@ -117,6 +118,7 @@ def _sweep(folder: Path) -> None:
 
 def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> tuple[Mapping[Part, int], str]:
     """Writes the arrays; returns how many records each part has, and a digest of those to train on."""
+    owners = bytearray()
     with ExitStack() as stack:
         features, labels = (
             {part: stack.enter_context(_Rows(folder / f"{part}_{name}.npy", kind, shape)) for part in PARTS}
@@ -128,8 +130,36 @@ def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> t
         for block in blocks:
             features[block.part].append(block.records.features)
             labels[block.part].append(block.records.labels)
-        digest = hashlib.sha256(features["train"].digest + labels["train"].digest).hexdigest()
-        return {part: labels[part].count for part in PARTS}, digest
+            if public.pooled is not None and block.part == "train":
+                owners += b"".join(block.owners)
+    if public.pooled is not None:
+        features["train"], labels["train"] = _pooled(folder, owners, public)
+    digest = hashlib.sha256(features["train"].digest + labels["train"].digest).hexdigest()
+    return {part: labels[part].count for part in PARTS}, digest
+
+
+def _pooled(folder: Path, owners: bytearray, public: PublicDescription) -> tuple["_Rows", "_Rows"]:
+    """Puts rows that came in any order together by whom they are of; owners: 16 bytes a row."""
+    features, labels = folder / "train_features.npy", folder / "train_labels.npy"
+    old = [path.rename(path.with_suffix(".rows")) for path in (features, labels)]
+    rows, answers = (np.load(path, mmap_mode="r") for path in old)
+    with (
+        _Rows(features, _kind(public), (*public.rows, *public.input_shape)) as made,
+        _Rows(labels, _label_kind(public), (*public.rows, *public.label_shape)) as known,
+    ):
+        for places in by_person(owners, *public.rows):
+            made.append(rows[places.filled])
+            known.append(places.labels(answers))
+    for path in old:
+        path.unlink()
+    return made, known
+
+
+def _padding(written: Mapping[Part, int], at_most: int, public: PublicDescription) -> int:
+    """The bytes of as many training records as are missing to the bound, were all records training records."""
+    test = _bytes_a_record(public)
+    train = test * prod(public.rows)
+    return at_most * train - written["train"] * train - written["test"] * test
 
 
 class _Rows:
@@ -262,7 +292,8 @@ def _read(folder: Path, parts: Iterable[Part]) -> tuple[PublicDescription, list[
 def _map(folder: Path, part: Part, public: PublicDescription) -> _Arrays:
     features = np.load(folder / f"{part}_features.npy", mmap_mode="r")
     labels = np.load(folder / f"{part}_labels.npy", mmap_mode="r")
-    shapes = (len(labels), *public.input_shape), (len(labels), *public.label_shape)
+    rows = public.rows if part == "train" else ()
+    shapes = (len(labels), *rows, *public.input_shape), (len(labels), *rows, *public.label_shape)
     kinds = _kind(public), _label_kind(public)
     if (features.shape, labels.shape) != shapes or (features.dtype, labels.dtype) != kinds:
         raise ValueError("the arrays do not fit the description")

@@ -5,6 +5,7 @@ From the files of a card to records: the reader of its format, the split it decl
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,8 @@ def split(blocks: Iterable[Block], rule: Split) -> Iterator[Block]:
     """
     for block in blocks:
         test = is_test(block.records, rule)
-        yield Block("train", block.records[~test])
-        yield Block("test", block.records[test])
+        yield replace(block, part="train", records=block.records[~test])
+        yield replace(block, part="test", records=block.records[test])
 
 
 def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:

@@ -7,12 +7,13 @@ The transform of Bruna and Mallat 2013 with two scales and eight angles, which T
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data.readers.records import Block, Records
+from data.readers.records import Block
 from data.schema.card import DataCard
 from data.schema.errors import DataRefusedError
 
@@ -51,11 +52,10 @@ def scattered(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
     shape, features_of = scattered_shape(card), _scattering(card)
     with workers() as (pool, count):
         for block in blocks:
-            for start in range(0, len(block.records), count * _AT_ONCE):
-                chosen = slice(start, start + count * _AT_ONCE)
-                found = pool.map(features_of, _portions(block.records.features[chosen]))
+            for some in block.portions(count * _AT_ONCE):
+                found = pool.map(features_of, _portions(some.records.features))
                 features = np.concatenate(list(found)).reshape(-1, *shape)
-                yield Block(block.part, Records(features, block.records.labels[chosen]))
+                yield replace(some, records=replace(some.records, features=features))
 
 
 def _portions(images: _Images) -> list[_Images]:

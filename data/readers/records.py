@@ -3,7 +3,8 @@
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -46,17 +47,35 @@ class Records:
             digest.update(np.ascontiguousarray(self.features).data)
         digest.update(np.ascontiguousarray(self.labels).data)
 
-    def __getitem__(self, chosen: NDArray[np.bool_]) -> "Records":
-        keys = None if self.keys is None else list(compress(self.keys, chosen))
+    def __getitem__(self, chosen: NDArray[np.bool_] | slice) -> "Records":
+        keys = self.keys
+        if keys is not None:
+            keys = keys[chosen] if isinstance(chosen, slice) else list(compress(keys, chosen))
         return Records(self.features[chosen], self.labels[chosen], keys)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some records of a part, read together; the blocks of a part follow each other in the order of its source."""
+    """Some records of a part, read together; the blocks of a part follow each other in the order of its source.
+
+    source: the block of the population that they are of, where it has blocks.
+    """
 
     part: Part
     records: Records
+    source: str = ""
+
+    @property
+    def owners(self) -> list[bytes]:
+        """For each record, a digest of whom it is of: in another block of the population, a person is another one."""
+        block = self.source.encode()
+        before = b"%d " % len(block) + block
+        return [blake2b(before + key, digest_size=16).digest() for key in self.records.keys or ()]
+
+    def portions(self, most: int) -> Iterator["Block"]:
+        """The same records, so many at a time."""
+        for start in range(0, len(self.records), most):
+            yield replace(self, records=self.records[start : start + most])
 
 
 @dataclass(frozen=True)
@@ -93,13 +112,19 @@ def _joined(records: list[Records]) -> Records:
 def checked(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
     """The blocks as they come, each with records; and at the end, that their number is right.
 
-    Raises DataRefusedError when the records are not what the card declares: shape, values, classes, number.
+    Where the training records of a person are one, people are counted. Raises DataRefusedError when the records are not
+    what the card declares: shape, values, classes, number.
     """
-    found = dict.fromkeys(PARTS, 0)
+    found, people = dict.fromkeys(PARTS, 0), set[bytes]()
+    are_pooled = card.person is not None and card.person.pooled is not None
     for block in blocks:
         if len(block.records):
             _check_values(card, _WORDS[block.part], block.records)
-            found[block.part] += len(block.records)
+            if are_pooled and block.part == "train":
+                people.update(block.owners)
+                found["train"] = len(people)
+            else:
+                found[block.part] += len(block.records)
             _check_bound(card, found)
             yield block
     _check_number(card, found)

@@ -137,10 +137,11 @@ class Split(Strict):
 class Person(Strict):
     """Whose record it is: the unit of privacy is then the person, and not the record.
 
-    column: of the rows, never a feature. per_person: of how many records at most a person; they are chosen by a keyed
-    hash of each, and the others are left out, as is a record that names nobody. All records of a person are on one side
-    of the split, and who is in the test file is not trained on. group_privacy: needed where per_person is above 1,
-    since every run is then charged so many times, with the delta of so many records together.
+    column: of the rows, never a feature. per_person: how many records of a person are kept at most; they are chosen by
+    a keyed hash of each, and the others are left out, as is a record that names nobody. All records of a person are on
+    one side of the split, and who is in the test file is not trained on. The kept records of a person are one in
+    training: the person is sampled, and the mean of their gradients is clipped. group_privacy: each of them is sampled
+    and clipped by itself instead, so that every run is charged so many times, with the delta of so many together.
     """
 
     column: Word
@@ -149,12 +150,19 @@ class Person(Strict):
 
     @model_validator(mode="after")
     def _groups_are_asked_for(self) -> "Person":
-        if (self.per_person > 1) != self.group_privacy:
-            raise ValueError(
-                "per_person above 1 protects a person by group privacy alone, which costs so many times as much; set"
-                " group_privacy to true with it, or leave both out for one record a person"
-            )
+        if self.group_privacy and self.per_person == 1:
+            raise ValueError("group_privacy is for several records a person; set per_person, or leave it out")
         return self
+
+    @property
+    def pooled(self) -> int | None:
+        """How many records of a person at most are one in training; None where each is by itself."""
+        return None if self.per_person == 1 or self.group_privacy else self.per_person
+
+    @property
+    def group(self) -> int:
+        """How many records in training can be of one person."""
+        return self.per_person if self.group_privacy else 1
 
 
 class DataCard(Strict):
@@ -283,9 +291,10 @@ class DataCard(Strict):
     def _person_is_a_column(self) -> "DataCard":
         if self.person is not None:
             _check_person(self.person, self.reader)
-            if self.person.per_person > 1 and self.blocks is not None:
+            if self.person.group > 1 and self.blocks is not None:
                 raise ValueError(
-                    "a population in blocks takes one record a person in each; leave per_person at 1"
+                    "a population in blocks has one record a person in each; leave group_privacy out, so that a"
+                    " person's rows in a block are one"
                 )
         return self
 

@@ -108,9 +108,12 @@ def _person_rows(outlook: Outlook) -> list[tuple[str, str]]:
     most = outlook.public.per_person
     if most is None:
         return []
-    said = (
-        "one record of each" if most == 1 else f"up to {most} records of each; {most} times that is charged"
-    )
+    if pooled := outlook.public.pooled:
+        said = f"up to {pooled} records of each, together as one"
+    elif most == 1:
+        said = "one record of each"
+    else:
+        said = f"up to {most} records of each; {most} times that is charged"
     return [("of a person", said)]
 
 

@@ -10,6 +10,7 @@ from data import PublicDescription
 from data.prepare import folds
 from data.prepare.prepared import Prepared, load
 from data.readers.records import Records
+from data.schema.errors import DataRefusedError
 from tasks.comparing.trials import Fold, Trial, digest_of
 from tasks.config import params
 from tasks.config.environment import data_mirror, home
@@ -101,6 +102,11 @@ def _indices(folder: Path, chosen: Fold) -> folds.Fold:
     Raises DataRefusedError where those of classes are all of one.
     """
     data = _loaded(folder)
+    if data.public.pooled is not None:
+        raise DataRefusedError(
+            f"folds of {data.public.dataset!r} were asked for, whose training records are people with several rows;"
+            " leave folds out, or keep one record a person."
+        )
     labels = np.concatenate([data.train_labels, data.test_labels])
     found = folds.fold(len(labels), folds=chosen.k, repeat=chosen.repeat, index=chosen.fold, seed=chosen.seed)
     if data.public.known.kind == "class":

@@ -12,10 +12,13 @@ from pydantic import ValidationError
 
 from data import DataRefusedError, blocks, public_description
 from data.prepare.description import rule_of
+from data.prepare.prepared import Prepared, load
+from data.prepare.prepared import write as write_prepared
 from data.prepare.reading import read
 from data.prepare.unseen import preparation_of, records_in
 from data.readers.records import Parts, whole
 from data.schema.card import DataCard
+from data.schema.targets import IGNORED
 
 Document = dict[str, Any]
 KEY = b"k" * 32
@@ -144,21 +147,89 @@ def test_the_person_is_never_a_feature_and_never_leaves(
     [
         ({"person": {"column": "age"}}, "must be a column of kind ignored"),
         ({"person": {"column": "whom"}}, "must be a column of kind ignored"),
-        ({"person": {"column": "who", "per_person": 2}}, "set group_privacy to true with it"),
-        ({"person": {"column": "who", "group_privacy": True}}, "leave both out"),
+        ({"person": {"column": "who", "group_privacy": True}}, "set per_person, or leave it out"),
         (
             {
                 "person": {"column": "who", "per_person": 2, "group_privacy": True},
                 "files": {},
                 "blocks": {"kind": "folder", "path": "weeks"},
             },
-            "one record a person in each",
+            "leave group_privacy out",
         ),
     ],
 )
 def test_wrong_declarations_are_refused(card: Callable[..., DataCard], changes: Document, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         card(**changes)
+
+
+def pooled(
+    card: DataCard, folder: Path, some: list[Row], name: str = "prepared"
+) -> tuple[Prepared, list[frozenset[int]]]:
+    """What is prepared of the card's file, and the ages of the rows that count of each person to train on."""
+    found = read(card, {"train": write(folder / "tiny.csv", some)}, key=KEY)
+    at_most = card.records.at_most
+    write_prepared(folder / name, found, public_description(card), salt=b"s" * 32, at_most=at_most)
+    data = load(folder / name)
+    there = data.train_labels != IGNORED
+    ages_ = np.rint(data.train_features[..., 0] * 1000).astype(int)
+    return data, [frozenset(row[known].tolist()) for row, known in zip(ages_, there, strict=True)]
+
+
+def test_the_rows_of_a_person_are_one_record(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    """In whatever order the rows are; who is held out has each row by itself."""
+    own = card(person={"column": "who", "per_person": 3}, records={"at_most": 200})
+    shuffled = [rows()[place] for place in np.random.default_rng(0).permutation(len(rows()))]
+    data, found = pooled(own, tmp_path, shuffled)
+    assert data.train_features.shape == (len(found), 3, 4) and data.train_labels.shape == (len(found), 3)
+    assert data.test_features.shape[1:] == (4,) and data.public.input_shape == (4,)
+    numbers = [people(set(ages_)) for ages_ in found]
+    assert all(len(one) == 1 for one in numbers) and len({*map(tuple, numbers)}) == len(found)
+    assert all(count == min(3, who % 4 + 1) for one in numbers for who, count in one.items())
+    held_out = people({*np.rint(data.test_features[:, 0] * 1000).astype(int).tolist()})
+    assert {*held_out} == {*range(60)} - {who for one in numbers for who in one}
+    first = data.train_features[:, :1].repeat(3, axis=1)
+    missing = data.train_labels == IGNORED
+    np.testing.assert_array_equal(data.train_features[missing], first[missing])
+    assert (data.public.per_person, data.public.pooled, data.public.blocks_per_person) == (1, 3, 1)
+
+    less, rest = pooled(own, tmp_path, [row for row in shuffled if row[0] not in ("p3", "p30")], "less")
+    gone = [ages_ for ages_ in found if ages_ not in rest]
+    assert {who for ages_ in gone for who in people(set(ages_))} <= {3, 30} and len(gone) < 3
+    assert rest == [ages_ for ages_ in found if ages_ not in gone]  # the others as they were, in their order
+    sizes = [
+        sum(one.stat().st_size for one in (tmp_path / name).glob("*.npy")) for name in ("prepared", "less")
+    ]
+    salts = [(tmp_path / name / "salt").stat().st_size for name in ("prepared", "less")]
+    assert sizes[0] + salts[0] == sizes[1] + salts[1] and sizes[0] > sizes[1] and len(less.train_labels)
+
+
+def test_people_are_counted_where_they_are_the_records(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    own = {"person": {"column": "who", "per_person": 3}}
+    _, found = pooled(card(**own, records={"at_most": 200}), tmp_path, rows())
+    tested = sum(min(3, who % 4 + 1) for who in range(60)) - sum(map(len, found))
+    right = {"train": len(found), "test": tested}
+    pooled(card(**own, records=right), tmp_path, rows())
+    with pytest.raises(DataRefusedError, match=f"has {len(found)} training"):
+        pooled(card(**own, records=right | {"train": len(found) + 1}), tmp_path, rows())
+
+
+def test_in_each_block_a_person_is_a_record_of_its_own(card: Callable[..., DataCard], tmp_path: Path) -> None:
+    folder = tmp_path / "weeks"
+    folder.mkdir()
+    write(folder / "one.csv", rows(20))
+    write(folder / "two.csv", [(who, age + 500) for who, age in rows(20)])
+    source = {"files": {}, "blocks": {"kind": "folder", "path": "weeks"}, "blocks_per_person": 2}
+    own = card(**source, person={"column": "who", "per_person": 3})
+    digests = blocks.Digests("tiny", key=KEY)
+    found = blocks.read(own, ("one", "two"), {}, root=tmp_path, url=None, digests=digests, key=KEY)
+    write_prepared(tmp_path / "prepared", found, public_description(own), salt=b"s" * 32, at_most=200)
+    data = load(tmp_path / "prepared")
+    counted = [
+        frozenset((int(age) // 500, int(age) % 100) for age in np.rint(1000 * ages_[known]))
+        for ages_, known in zip(data.train_features[..., 0], data.train_labels != IGNORED, strict=True)
+    ]
+    assert all(len(one) == 1 for one in counted) and len({*counted}) == len(counted)
 
 
 def test_a_file_without_the_person_is_refused(card: Callable[..., DataCard], tmp_path: Path) -> None:

@@ -129,6 +129,43 @@ def test_the_unit_is_the_person_at_the_price_of_as_many_records(
     assert ("for all records of a person together it is epsilon = " in words) == (most == 3)
 
 
+@pytest.mark.parametrize(
+    "features", [{"name": "none"}, {"name": "centred", "moment_noise": 60.0, "head_noise": 60.0}]
+)
+def test_the_rows_of_a_person_are_clipped_together_at_the_price_of_one(
+    workspace: Workspace, declared: Callable[..., None], features: dict[str, Any]
+) -> None:
+    """Of 200 people with up to 4 rows each, from the card to the predictions; nothing is charged but the person."""
+    rows = [
+        f"{person},{person / 200 + row / 1000},{'yes' if person > 100 else 'no'}"
+        for person in range(200)
+        for row in range(person % 4 + 1)
+    ]
+    (workspace.root / "rows.csv").write_text("\n".join(["who,x,answer", *rows]) + "\n")
+    columns = [
+        {"name": "who", "kind": "ignored"},
+        {"name": "x", "kind": "numeric", "bounds": [0, 1]},
+        {"name": "answer", "kind": "label"},
+    ]
+    person = {"column": "who", "per_person": 3}
+    declared(
+        "rows.csv", model={"name": "unit_linear"}, reader={"kind": "csv", "columns": columns}, person=person
+    )
+    workspace.set("features", **features)
+    data = load_prepared(workspace.root / "datasets/prepared")
+    assert data.train_labels.shape[1:] == (3,) and data.test_labels.ndim == 1
+    settings = params.load(workspace.root / "params.yaml", reads=("data", *calibrate.READS))
+    shown = [*cost_table(outlook(workspace.root, settings), settings).columns[1].cells]
+    assert "up to 3 records of each, together as one" in shown
+    words = finish(workspace)
+    spent = workspace.ledger.balance("mine").spent
+    assert 2.9 < spent.epsilon <= 3.0 and spent.delta == 1e-5
+    assert "one person (one person), of whose records 3 were used at most, together as one, is" in words
+    (workspace.root / "new.csv").write_text("x\n0.1\n0.9\n")
+    (found,) = predict(workspace.root / "artifacts/model.safetensors", workspace.root / "new.csv")
+    assert len(found.predicted) == 2
+
+
 def test_a_folder_of_images_goes_from_its_card_to_predictions(
     workspace: Workspace, declared: Callable[..., None], tmp_path: Path
 ) -> None:

@@ -149,6 +149,7 @@ def _document(run: RunRecord) -> dict[str, Any]:
             "adjacency": plan["adjacency"],
             **{name: public[name] for name in copied},
             "per_person": public.get("per_person"),
+            "pooled": public.get("pooled"),
             "population": receipt["population"],
             "public_records": public["public"],
         },

@@ -100,8 +100,9 @@ class Setting(Section):
     """What is promised, about whose data.
 
     epsilon: null unless the guarantee is "private". unit: what one record is. records: how many were trained on, where
-    the data card declares that public. holdout: what the metrics were measured on. per_person: of how many records at
-    most a person, where the data card names the person; they were chosen by a keyed hash of each.
+    the data card declares that public. holdout: what the metrics were measured on. per_person: how many of them can be
+    of one person, where the data card names the person. pooled: how many rows of a person at most were one of them,
+    where they were several; rows were chosen by a keyed hash of each.
     """
 
     guarantee: Guarantee
@@ -118,6 +119,7 @@ class Setting(Section):
     records: Count | None
     holdout: Literal["public", "none"]
     per_person: Count | None = Field(default=None, exclude_if=lambda given: given is None)
+    pooled: Count | None = Field(default=None, exclude_if=lambda given: given is None)
 
     @property
     def private(self) -> bool:

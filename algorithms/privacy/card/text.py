@@ -105,9 +105,16 @@ def _one(setting: Setting) -> str:
         case None:
             return f"one record ({setting.unit})"
         case 1:
-            return f"one person ({setting.unit}), of whose records one was used at most,"
+            return f"one person ({setting.unit}), of whose records {_used(setting)},"
         case most:
             return f"one of the at most {most} records of a person ({setting.unit})"
+
+
+def _used(setting: Setting) -> str:
+    """How many records of a person were used."""
+    if setting.pooled is not None:
+        return f"{setting.pooled} were used at most, together as one"
+    return "one was used at most" if setting.per_person == 1 else f"{setting.per_person} were used at most"
 
 
 def _group(card: PrivacyCard) -> str:
@@ -133,8 +140,8 @@ def protected(card: PrivacyCard) -> str:
     who = f"Whoever contributed one record ({setting.unit}) to the training data"
     if setting.per_person is not None:
         who = (
-            f"Whoever contributed records to the training data ({setting.unit}), of which {setting.per_person} a person"
-            " at most was used, chosen by a keyed hash of each"
+            f"Whoever contributed records to the training data ({setting.unit}), of whose own {_used(setting)}, chosen"
+            " by a keyed hash of each"
         )
     return (
         f"{who}: all that was released would have looked nearly the same {_OTHERWISE[setting.adjacency]}, whatever else"
@@ -152,10 +159,11 @@ def not_protected(card: PrivacyCard) -> list[str]:
             "Whoever was in the training data of the model that this one starts from, whether or not the records of"
             " this run are public: what protects them is in the card of that model."
         )
+    what = "training records" if setting.pooled is None else "people trained on"
     number = (
         "The bound on the number of records that the data card states; the number itself is private."
         if setting.records is None
-        else f"The number of training records, {setting.records}, which the data card declares public."
+        else f"The number of {what}, {setting.records}, which the data card declares public."
     )
     several = (
         f"Whoever contributed several records: protected is {setting.unit}, and k of them together only at"

@@ -115,7 +115,7 @@ def test_centred_records_have_unit_length_mean_0_and_are_whitened_to_a_power() -
     torch.testing.assert_close(found.T @ found / COUNT, torch.eye(36), rtol=0, atol=2e-2)
 
 
-@pytest.mark.parametrize(("model", "classes"), [("softmax", 3), ("logistic", 2)])
+@pytest.mark.parametrize(("model", "classes"), [("softmax", 3), ("logistic", 2), ("unit_linear", 3)])
 def test_a_linear_head_starts_at_the_sums_of_its_classes(model: str, classes: int) -> None:
     features, data = kind("centred", moment_noise=None, head_noise=QUIET, head_length=2.0), records()
     data = MadeUp(data.features, data.labels % classes)
@@ -126,9 +126,11 @@ def test_a_linear_head_starts_at_the_sums_of_its_classes(model: str, classes: in
     behind = installed(made, tensors)
     start = behind.named(features.start(asked, behind))  # type: ignore[attr-defined]
     unit = functional.normalize(mapped(features, tensors, data.features), dim=1)
+    if model == "unit_linear":  # which sees a constant beside it
+        unit = functional.normalize(functional.pad(unit, (0, 1), value=0.3), dim=1)
     labels = torch.from_numpy(data.labels)
     sums = torch.stack([unit[labels == c].sum(dim=0) for c in range(classes)])
-    sums = sums if model == "softmax" else sums[1:] - sums[:1]
+    sums = sums[1:] - sums[:1] if model == "logistic" else sums
     weight = next(tensor for tensor in start.values() if tensor.ndim == 2)
     expected = 2.0 * sums / (sums.norm() / len(sums) ** 0.5)
     torch.testing.assert_close(weight, expected, rtol=0, atol=1e-3)

@@ -1,0 +1,111 @@
+"""Several rows of one person as one record: what is sampled, clipped and covered by noise is then the person's.
+
+A record is [k, *shape] with labels [k, ...]; a row whose labels are all IGNORED, or NaN where they are real numbers, is
+not there. A person's loss is the mean over the rows that are, so that its gradient is the mean of theirs; of what is
+learned before training it is the same. So what bounds the gradient, the Hessian or a statistic of each row bounds that
+of a person, too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.models import Model
+from algorithms.models.objectives import IGNORED
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.statistics import Statistic
+
+
+class OfRows(nn.Module):
+    """A module of rows for people: [batch, k, ...] -> [batch, k, ...]."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, people: Tensor) -> Tensor:
+        found: Tensor = self.module(people.flatten(0, 1))
+        return found.view(*people.shape[:2], *found.shape[1:])
+
+
+def of_people(model: Model, rows: int) -> Model:
+    """The model of people of so many rows, whose parameters lie in the flat vector as those of `model` do.
+
+    Example:
+        >>> from algorithms.models.linear import cross_entropy
+        >>> rows = Model("linear", nn.Linear(3, 2), cross_entropy, scores=lambda outputs: outputs)
+        >>> people, labels = torch.zeros(4, 5, 3), torch.full((4, 5), IGNORED)
+        >>> labels[:, 0] = 1
+        >>> model = of_people(rows, 5)
+        >>> model.losses(model.module(people), labels).shape
+        torch.Size([4])
+    """
+    return replace(
+        model,
+        module=OfRows(model.module),
+        losses=_mean_of_rows(model.losses),
+        label_shape=(rows, *model.label_shape),
+    )
+
+
+def _mean_of_rows(losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def of_person(outputs: Tensor, labels: Tensor) -> Tensor:
+        there, labels = _there(labels, 2)
+        each = losses(outputs.flatten(0, 1), labels.flatten(0, 1)).view(there.shape)
+        return torch.where(there, each, 0.0).sum(1) / there.sum(1).clamp(min=1)
+
+    return of_person
+
+
+def _there(labels: Tensor, dims: int) -> tuple[Tensor, Tensor]:
+    """Whether each row is there, rows being the last of the first `dims`; and labels without the mark of absence."""
+    missing = labels.isnan() if labels.is_floating_point() else labels.eq(IGNORED)
+    there = ~missing.flatten(dims).all(-1) if labels.dim() > dims else ~missing
+    absent = there.logical_not().view(*there.shape, *[1] * (labels.dim() - dims))
+    return there, torch.where(absent, torch.zeros_like(labels), labels)
+
+
+@dataclass(frozen=True)
+class OfPeople:
+    """The barrier as features ask it, of rows: each statistic becomes the mean over a person's."""
+
+    barrier: Barrier
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of a row."""
+        return self.barrier.input_shape[1:]
+
+    def total(self, statistic: Statistic, **given: Any) -> Tensor:
+        """As `Barrier.total`, for a statistic of one row and its label."""
+
+        def mean(rows: Tensor, labels: Tensor) -> Tensor:
+            each, there = _of_each(statistic, rows, labels)
+            return (each * there.view(-1, *[1] * (each.dim() - 1))).sum(0) / there.sum().clamp(min=1)
+
+        return self.barrier.total(mean, **given)
+
+    def moment(self, statistic: Statistic, **given: Any) -> Tensor:
+        """As `Barrier.moment`: a person's matrix is made of the rows', so that its A^T A is the mean of theirs."""
+
+        def together(rows: Tensor, labels: Tensor) -> Tensor:
+            each, there = _of_each(statistic, rows, labels)
+            share = (there / there.sum().clamp(min=1)).sqrt()
+            return (each * share[:, None, None]).flatten(0, 1)
+
+        return self.barrier.moment(together, **given)
+
+
+def _of_each(statistic: Statistic, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The statistic of each row of a person, [k, ...], and a 1 where the row is there."""
+    there, labels = _there(labels, 1)
+    each = torch.stack([statistic(row, label) for row, label in zip(rows, labels, strict=True)])
+    return each, there.to(each.dtype)
+
+
+def asked_of_rows(barrier: Barrier, rows: int | None) -> Barrier:
+    """What features ask: the barrier itself, or where a record has the rows of a person, the same for them."""
+    return barrier if rows is None else OfPeople(barrier)  # type: ignore[return-value]

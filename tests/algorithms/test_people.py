@@ -1,0 +1,161 @@
+"""The rows of a person as one record: gradients, losses and statistics against those of the rows, written out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from algorithms.core.people import asked_of_rows, of_people
+from algorithms.errors import RefusedError
+from algorithms.gradients import L2, Engine
+from algorithms.models import Model, build
+from algorithms.models.objectives import IGNORED
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.filters import ScheduleFilter
+from algorithms.privacy.barrier.barrier import Barrier
+from algorithms.privacy.barrier.trace import Trace
+from algorithms.privacy.mechanisms.noise import seeded_generator
+from algorithms.privacy.mechanisms.release import Gaussian, Release, total_release
+from data.readers.records import Records
+from tests.algorithms import bench
+
+ROWS, PEOPLE = 3, 10
+COUNTS = torch.tensor([1, 2, 3, 3, 2, 1, 3, 1, 2, 3])
+"""Rows of each person."""
+
+
+def labels_of(predicts: str, shape: tuple[int, ...]) -> Tensor:
+    """Of all rows, those that are not there marked as such."""
+    draw = torch.Generator().manual_seed(5)
+    absent = torch.arange(ROWS)[None] >= COUNTS[:, None]
+    if predicts == "class":
+        return torch.randint(0, 2, (PEOPLE, ROWS), generator=draw).masked_fill(absent, IGNORED)
+    labels = torch.rand(PEOPLE, ROWS, *shape, generator=draw)
+    absent = absent.view(PEOPLE, ROWS, *[1] * len(shape))
+    return (labels.round() if predicts == "labels" else labels).masked_fill(absent, torch.nan)
+
+
+def rows_of(model: Model, inputs: Tensor, labels: Tensor) -> Callable[[int, Tensor], Tensor]:
+    """The gradient of a person's mean loss at parameters, by the rows that are there alone."""
+
+    def gradient(person: int, parameters: Tensor) -> Tensor:
+        count = int(COUNTS[person])
+        point = parameters.clone().requires_grad_()
+        outputs = model.outputs(model.named(point), inputs[person, :count])
+        loss = model.losses(outputs, labels[person, :count]).mean()
+        (found,) = torch.autograd.grad(loss, point)
+        return found.double()
+
+    return gradient
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "predicts"),
+    [
+        ("unit_linear", (6,), "class"),
+        ("mlp", (6,), "class"),
+        ("mlp", (6,), "number"),
+        ("mlp", (6,), "labels"),
+        ("scatter_cnn", (81, 4, 4), "class"),
+        ("bilstm", (5,), "class"),
+    ],
+)
+def test_a_person_s_gradient_is_the_mean_of_its_rows_clipped_once(
+    name: str, shape: tuple[int, ...], predicts: str
+) -> None:
+    tokens = 20 if name == "bilstm" else None
+    outputs = {"class": 2, "number": 1, "labels": 4}[predicts]
+    model = build(name, input_shape=shape, classes=outputs, seed=0, tokens=tokens, predicts=predicts)
+    draw = torch.Generator().manual_seed(1)
+    inputs = torch.randn(PEOPLE, ROWS, *shape, generator=draw)
+    if tokens is not None:
+        inputs = torch.randint(0, tokens, inputs.shape, generator=draw).int()
+    labels = labels_of(predicts, model.label_shape)
+    people = of_people(model, ROWS)
+    parameters = people.initial_parameters()
+    assert torch.equal(parameters, model.initial_parameters())
+    engine = Engine(people, input_shape=(ROWS, *shape), input_dtype=inputs.dtype)
+    each = [rows_of(model, inputs, labels)(person, parameters) for person in range(PEOPLE)]
+    bound = float(torch.stack(each).norm(dim=1).median())
+    wanted = sum(one * min(1.0, bound / float(one.norm())) for one in each)
+    found = engine.clipped_sum(parameters, inputs, labels, L2(bound))
+    assert torch.linalg.vector_norm(found - wanted) <= 1e-5 * torch.linalg.vector_norm(wanted)
+
+
+@pytest.fixture
+def barrier() -> Callable[[Model, Tensor, Tensor, list[Release]], Barrier]:
+    def make(model: Model, inputs: Tensor, labels: Tensor, asked: list[Release]) -> Barrier:
+        return Barrier(
+            Records(inputs.numpy(), labels.numpy()),
+            of_people(model, ROWS),
+            spend=ScheduleFilter([(release.event(), 1) for release in asked], Budget(1e9, 1e-5)),
+            generator=seeded_generator(0),
+            delta=1e-5,
+            trace=Trace(),
+        )
+
+    return make
+
+
+def test_what_is_learned_of_people_is_the_mean_of_their_rows(
+    barrier: Callable[[Model, Tensor, Tensor, list[Release]], Barrier],
+) -> None:
+    """With noise far below what is compared; a row that is not there counts for nothing, though it is filled up."""
+    model = build("unit_linear", input_shape=(4,), classes=2, seed=0)
+    inputs = torch.randn(PEOPLE, ROWS, 4, generator=torch.Generator().manual_seed(2))
+    labels, noise = labels_of("class", ()), Gaussian(1e-6)
+    release = total_release(L2(100.0), noise)
+    asked = asked_of_rows(barrier(model, inputs, labels, [release, release]), ROWS)
+    assert asked.input_shape == (4,)
+    total = asked.total(lambda row, _label: row * row, bound=L2(100.0), noise=noise)
+    means = [(inputs[who, : COUNTS[who]] ** 2).mean(0) for who in range(PEOPLE)]
+    assert torch.allclose(total.float(), torch.stack(means).sum(0), atol=1e-2)
+    moment = asked.moment(lambda row, _label: row[None], bound=L2(100.0), noise=noise)
+    squares = [
+        inputs[who, : COUNTS[who]].T @ inputs[who, : COUNTS[who]] / COUNTS[who] for who in range(PEOPLE)
+    ]
+    assert torch.allclose(moment.float(), torch.stack(squares).sum(0), atol=1e-2)
+
+
+def test_no_person_adds_more_than_the_bound_however_many_rows_it_has(
+    barrier: Callable[[Model, Tensor, Tensor, list[Release]], Barrier],
+) -> None:
+    model = build("unit_linear", input_shape=(4,), classes=2, seed=0)
+    noise = Gaussian(1e-6)
+    release = total_release(L2(1.0), noise)
+    inputs, labels = torch.full((1, ROWS, 4), 50.0), torch.zeros(1, ROWS, dtype=torch.int64)
+    asked = asked_of_rows(barrier(model, inputs, labels, [release, release]), ROWS)
+    total = asked.total(lambda row, _label: row, bound=L2(1.0), noise=noise)
+    assert 0.99 < float(total.norm()) < 1.001
+    moment = asked.moment(lambda row, _label: row[None], bound=L2(1.0), noise=noise)
+    assert 0.99 < float(torch.linalg.matrix_norm(moment)) < 1.001
+
+
+REFUSED = {"lbfgs", "objective_perturbation", "output_perturbation"}
+
+
+@pytest.mark.parametrize("name", bench.SETTINGS)
+def test_people_whose_rows_are_alike_are_trained_on_as_one_row(name: str, tmp_path: Path) -> None:
+    """By every method that takes steps; those that ask the barrier for a minimum refuse in their plan."""
+    method, model = bench.algorithm(name), bench.small_model("logistic", classes=2)
+    plain = bench.planned(method, model)
+    known = replace(plain.public, pooled=ROWS)
+    if name in REFUSED:
+        with pytest.raises(RefusedError, match="a person with up to 3"):
+            method.plan(plain.target, known)
+        return
+    plan, rows = method.plan(plain.target, known), bench.made_up(classes=2)
+    people = bench.MadeUp(rows.features[:, None].repeat(ROWS, 1), rows.labels[:, None].repeat(ROWS, 1))
+    people.labels[::2, 1:] = IGNORED
+    found, wanted = (
+        bench.trained(method, one, model, tmp_path / str(place), records=lambda data=data: data)
+        for place, (one, data) in enumerate([(plan, people), (plain, rows)])
+    )
+    assert [row.event for row in found.trace.rows] == [row.event for row in wanted.trace.rows]
+    released, expected = method.released(found.state), method.released(wanted.state)
+    assert torch.allclose(released, expected, atol=1e-5) and not torch.equal(
+        expected, model.initial_parameters()
+    )
