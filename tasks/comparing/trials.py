@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from algorithms.core.method import adapter
 from algorithms.errors import RefusedError
+from algorithms.extension import is_own, source_digest
 from algorithms.features.learned import from_settings as features_from_settings
-from algorithms.methods.registry import CATALOGUE, from_settings
+from algorithms.methods.registry import from_settings
 from algorithms.models import CATALOGUE as MODELS
 from data import DataCard
 from data.prepare.description import Transform
@@ -129,7 +130,7 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
         for epsilon in (variant.epsilons if variant.private else (None,))
     ]
     digests = {name: digest_of(card.model_dump_json()) for name, card in cards.items()}
-    files = [(problem, _model_settings(problem), _encoder(problem)) for problem in comparison.problems]
+    found = [(problem, _files(problem), _encoder(problem)) for problem in comparison.problems]
     return [
         Trial(
             dataset=problem.dataset,
@@ -146,11 +147,14 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
             fold=fold,
             record=_recorded(comparison.record),
             transform=problem.transform,
-            model_settings=model_settings,
+            model_settings=_model_settings(
+                problem,
+                files | _sources(problem.model, settings["name"], variant.features.get("name", "none")),
+            ),
             features=_features(variant, file),
             encoder=encoder,
         )
-        for problem, model_settings, encoder in files
+        for problem, files, encoder in found
         for variant, epsilon, settings in known
         for seed, fold in product(range(comparison.seeds), _folds(comparison))
     ]
@@ -192,9 +196,18 @@ def _folds(comparison: Comparison) -> Sequence[Fold | None]:
     return [Fold(chosen.k, chosen.seed, repeat, fold) for repeat, fold in places]
 
 
-def _model_settings(problem: Problem) -> dict[str, Any]:
-    """The settings with the SHA-256 of the files that they name, so that another file is another cell."""
-    files = model_files(Model.model_validate({"name": problem.model} | problem.model_settings))
+def _files(problem: Problem) -> dict[str, str]:
+    """The SHA-256 of the files that a model's settings name."""
+    return model_files(Model.model_validate({"name": problem.model} | problem.model_settings))
+
+
+def _sources(*names: str) -> dict[str, str]:
+    """The SHA-256 of the source of what is not shipped, `package.module:factory`."""
+    return {name: source_digest(name) for name in names if is_own(name)}
+
+
+def _model_settings(problem: Problem, files: dict[str, str]) -> dict[str, Any]:
+    """The settings with the digests of what decides the result beside them, so that another file is another cell."""
     return {**problem.model_settings, "files": files} if files else dict(problem.model_settings)
 
 
@@ -212,14 +225,16 @@ def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
             " nobody; compare on public data sets."
         )
     public_of(card, Data(dataset=card.name, transform=problem.transform, encoder=problem.encoder))
-    if problem.model not in MODELS:
+    if problem.model not in MODELS and not is_own(problem.model):
         raise ParamsRefusedError(
             f"{file}: there is no model {problem.model!r}; choose one of {', '.join(MODELS)}."
         )
 
 
 def _resolved(variant: Variant, epsilon: float | None, file: str) -> dict[str, Any]:
-    """The settings with every default filled in, so that a changed default is a changed cell."""
+    """The settings with every default filled in, so that a changed default is a changed cell; a method of one's own
+    takes what its factory takes.
+    """
     key, given = f"methods.{variant.method}.algorithm", variant.at(epsilon)
     try:
         algorithm = from_settings(given)
@@ -228,7 +243,9 @@ def _resolved(variant: Variant, epsilon: float | None, file: str) -> dict[str, A
     except ValidationError as error:
         raise ParamsRefusedError(f"{file}: {_problem(key, error)}; correct it.") from None
     name = given["name"]
-    own: dict[str, Any] = adapter(CATALOGUE[name]).dump_python(algorithm, mode="json")
+    if is_own(name):
+        return given
+    own: dict[str, Any] = adapter(type(algorithm)).dump_python(algorithm, mode="json")
     return {"name": name} | own
 
 
@@ -243,6 +260,8 @@ def _features(variant: Variant, file: str) -> dict[str, Any]:
         raise ParamsRefusedError(f"{file}: {key}.name: {refusal}") from None
     except ValidationError as error:
         raise ParamsRefusedError(f"{file}: {_problem(key, error)}; correct it.") from None
+    if is_own(variant.features["name"]):
+        return dict(variant.features)
     own: dict[str, Any] = adapter(type(features)).dump_python(features, mode="json")
     return {"name": variant.features["name"]} | own
 

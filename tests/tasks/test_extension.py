@@ -13,6 +13,8 @@ import pytest
 from algorithms.errors import RefusedError
 from algorithms.extension import source_digest
 from tasks import evaluate
+from tasks.comparing.work import work_of
+from tests.support.comparisons import document, run_here, small
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
 
 __all__ = ["prepared_digits", "workspace"]
@@ -96,6 +98,22 @@ def test_a_method_of_ones_own_trains(
 def test_a_method_may_be_a_dataclass_with_settings_of_its_own(workspace: Workspace, package: Package) -> None:
     workspace.set("algorithm", name="mypackage.methods:Mine", extra=2)
     assert workspace.train()["algorithm"] == "mypackage.methods:Mine"
+
+
+def test_a_model_and_a_method_of_ones_own_are_compared_until_their_source_changes(
+    tmp_path: Path, package: Package
+) -> None:
+    mine = {"algorithm": {"name": "mypackage.methods:short", "steps": 3}, "accountant": "rdp"}
+    problem = {
+        "dataset": "digits",
+        "model": "mypackage.nets:wide",
+        "model_settings": {"settings": {"width": 5}},
+    }
+    content = document() | {"problems": [problem], "epsilons": [4.0], "methods": {"mine": mine}}
+    root = small(tmp_path / "checkout")
+    assert run_here(root, content).unfinished(renew=False) == []
+    package.write("sizes", "WIDTH = 9\n")
+    assert len(work_of(root / "comparisons/tiny.yaml", root).unfinished(renew=False)) == 1
 
 
 def test_a_changed_source_is_refused_by_a_plan_made_before_and_is_another_run(
