@@ -77,6 +77,9 @@ def prepare(
             kept=destination.with_name(f".{destination.name}-encoding"),
             say=_told(card),
         )
+    carried = None
+    if public.encoder is not None and encoder is not None:
+        carried = encoder.model_dump() | {"sha256": public.encoder.sha256}
     prepared.write(
         destination,
         records,
@@ -85,9 +88,7 @@ def prepare(
         at_most=card.records.at_most,
         digests=digests.by_block,
         words=listed,
-        preparation=preparation_of(
-            card, transform, listed, encoder=None if encoder is None else encoder.model_dump()
-        ),
+        preparation=preparation_of(card, transform, listed, encoder=carried),
     )
     return public
 

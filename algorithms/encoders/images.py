@@ -135,7 +135,8 @@ def _encode(
 
     def features(images: Tensor) -> Tensor:
         seen = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
-        sized = functional.interpolate(seen, size=(side, side), mode="bilinear", align_corners=False)
+        shrinks = max(seen.shape[2:]) > side  # then each pixel is a mean of all that it stands for
+        sized = functional.interpolate(seen, size=(side, side), mode="bilinear", antialias=shrinks)
         found: Tensor = network(((sized - centre) / scale).contiguous(memory_format=torch.channels_last))
         return found
 

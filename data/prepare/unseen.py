@@ -57,7 +57,8 @@ def preparation_of(
 ) -> dict[str, Any]:
     """What a model carries of the card that its records were prepared by: nothing but what this module needs.
 
-    It has no file, checksum or cap. words: the list that tokens stand for, one a line. encoder: as in params.yaml.
+    It has no file, checksum or cap. words: the list that tokens stand for, one a line. encoder: as in params.yaml,
+    with the checksum of its weights.
     """
     listed = None if words is None else words.decode().splitlines()
     return {

@@ -1,6 +1,7 @@
 """A run on the features of a frozen encoder, from params.yaml to a card that says whose people it does not protect."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from algorithms.encoders import Frozen
+from algorithms.encoders import EncoderRefusedError, Frozen
 from algorithms.models.saved import load as load_model
 from algorithms.privacy.card import load, text, verify
 from data.schema import registry
@@ -56,7 +57,9 @@ def test_a_run_on_an_encoders_features_ends_with_a_card_that_holds(
     assert events[:2] == ["GaussianDpEvent"] * 2  # the mean and the moment are charged
 
 
-def test_a_model_on_an_encoders_features_predicts_from_images(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_model_on_an_encoders_features_predicts_from_images(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from PIL import Image
 
     settings = params.parse({"data": DATA}, reads=prepare.READS)
@@ -75,6 +78,10 @@ def test_a_model_on_an_encoders_features_predicts_from_images(workspace: Workspa
     (found,) = predict(trained, folder)
     assert found.names == tuple(f"{number}.png" for number in range(10))
     assert found.predicted == tuple(str(place) for place in expected.tolist())
+    other = replace(tiny_encoder.make(Frozen()), sha256="cd" * 32)
+    monkeypatch.setattr(tiny_encoder, "make", lambda _settings: other)
+    with pytest.raises(EncoderRefusedError, match="has other weights than the one"):
+        next(predict(trained, folder))
 
 
 def test_an_encoder_is_all_there_is_to_type(tmp_path: Path) -> None:

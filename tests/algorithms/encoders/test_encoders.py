@@ -52,6 +52,15 @@ def test_the_shipped_image_encoder_has_the_features_of_its_own_package() -> None
     assert np.allclose(encode(seen), expected, atol=1e-4)
 
 
+def test_an_image_that_is_shrunk_is_averaged_over_all_its_pixels() -> None:
+    """Through a fine chessboard or through the other one it looks the same, whichever field a pixel's centre is on."""
+    _, encode = made("efficientnet-lite0", size=64)
+    board = (np.indices((320, 320)).sum(axis=0) % 2).astype(np.float32)
+    seen = images(1)[:, :, :8, :8].repeat(40, axis=2).repeat(40, axis=3)
+    first, second = encode(np.concatenate([seen * board, seen * (1 - board)]))
+    assert np.linalg.norm(first) > 1 and np.linalg.norm(first - second) < 0.05 * np.linalg.norm(first)
+
+
 def test_the_mirror_makes_an_image_and_its_mirror_alike() -> None:
     _, encode = made("efficientnet-lite0", size=32, mirror=True)
     seen = images(2)
