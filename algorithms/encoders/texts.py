@@ -37,11 +37,12 @@ _MINILM_ON = "a billion pairs of sentences from public collections, by its autho
 
 
 def wordllama(settings: Frozen) -> Encoder:
-    """The mean of static token vectors of the package `wordllama` (256 features, MIT), which knows no order of words.
+    """Means of static token vectors of the package `wordllama` (256 numbers each, MIT), which know no order of words.
 
-    Each vector is divided by its length. A token counts for a / (a + p), where p falls with its rank in the public
-    vocabulary, so that frequent words say little; for half of that within a word; and for the root of how often it
-    comes, as the second time says less than the first.
+    Of the vectors, of their absolute values, and of their roots with their signs: 768 features. Words of opposite
+    directions cancel in the first, and are told by the others. Each vector is divided by its length. A token counts for
+    a / (a + p), where p falls with its rank in the public vocabulary, so that frequent words say little; for half of
+    that within a word; and for the root of how often it comes, as the second time says less than the first.
     """
     folder = package_folder("wordllama")
     weights = folder / "weights" / "l2_supercat_256.safetensors"
@@ -60,19 +61,22 @@ def wordllama(settings: Frozen) -> Encoder:
         vectors *= _weights([tokenizer.id_to_token(place) for place in range(len(table))])[:, None]
 
         def encode(texts: Any) -> NDArray[np.float32]:
-            found = np.zeros((len(texts), vectors.shape[1]), np.float32)
+            found = np.zeros((len(texts), 3, vectors.shape[1]), np.float32)
             for row, text in enumerate(texts):
                 tokens = tokenizer.encode(text, add_special_tokens=False).ids[: settings.length]
                 if tokens:
                     there, counts = np.unique(tokens, return_counts=True)
                     roots = np.sqrt(counts, dtype=np.float32)
-                    found[row] = roots @ vectors[there] / roots.sum()
-            return found
+                    seen = vectors[there]
+                    sizes = np.abs(seen)
+                    for place, values in enumerate((seen, sizes, np.copysign(np.sqrt(sizes), seen))):
+                        found[row, place] = roots @ values / roots.sum()
+            return found.reshape(len(texts), -1)
 
         return encode
 
     return Encoder(
-        "wordllama", "texts", 256, digest(weights), "token tables of Llama 2 and others, by its author", load
+        "wordllama", "texts", 768, digest(weights), "token tables of Llama 2 and others, by its author", load
     )
 
 

@@ -79,7 +79,7 @@ def test_folding_batch_normalisation_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("name", "settings", "width"),
-    [("wordllama", {}, 256), ("all-minilm-l6-v2", {"length": 32, "layer": 1}, 384)],
+    [("wordllama", {}, 768), ("all-minilm-l6-v2", {"length": 32, "layer": 1}, 384)],
 )
 def test_text_encoders_make_features_of_each_text_alone(
     name: str, settings: dict[str, Any], width: int
@@ -94,7 +94,7 @@ def test_text_encoders_make_features_of_each_text_alone(
 
 def test_frequent_tokens_say_less_than_rare_ones() -> None:
     _, encode = made("wordllama")
-    of, film, both = encode(["of", "cinematography", "of cinematography"])
+    of, film, both = encode(["of", "cinematography", "of cinematography"])[:, :256]
     near = [float(both @ one) for one in (of, film)]
     assert near[1] > near[0]
 
@@ -103,10 +103,19 @@ def test_what_comes_again_says_less_than_the_first_time() -> None:
     _, encode = made("wordllama")
     film, bad, both, again = encode(
         ["cinematography", "dreadful", "cinematography dreadful", "cinematography" + 3 * " dreadful"]
-    )
+    )[:, :256]
     # Vectors are not orthogonal; by least squares on the two, the shares of each.
     shares = [np.linalg.lstsq(np.stack([film, bad], axis=1), one, rcond=None)[0] for one in (both, again)]
     assert shares[1][1] / shares[1][0] == pytest.approx(3**0.5 * shares[0][1] / shares[0][0], rel=0.01)
+
+
+def test_words_whose_vectors_cancel_are_told_by_sizes_and_roots() -> None:
+    _, encode = made("wordllama")
+    means, sizes, roots = np.split(encode(["good", "film", "good film"]), 3, axis=1)
+    np.testing.assert_allclose(sizes[:2], np.abs(means[:2]), rtol=1e-5)
+    np.testing.assert_allclose(roots[:2] * np.abs(roots[:2]), means[:2], rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(sizes[2], sizes[:2].mean(axis=0), rtol=1e-5)
+    assert (np.abs(means[2]) < 0.5 * sizes[2]).mean() > 0.2  # what the mean alone would lose
 
 
 def test_words_say_more_than_pieces_and_frequent_characters() -> None:
