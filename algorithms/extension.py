@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-class NotUsable(ValueError):
+class NotUsableError(ValueError):
     """A part that is named `package.module:factory` and cannot be had; the message says what to write."""
 
 
@@ -17,20 +17,22 @@ def is_own(name: str) -> bool:
 
 
 def imported(name: str, what: str) -> Any:
-    """The factory that `package.module:factory` names; raises NotUsable where it cannot be had. what: a model, ..."""
+    """The factory that `package.module:factory` names; what: a model, ... Raises NotUsableError where there is none."""
     module, _, factory = name.partition(":")
     form = "write package.module:factory, of a package that can be imported here"
     try:
         found = getattr(import_module(module), factory)
     except AttributeError:
-        raise NotUsable(f"{what} {name!r} was asked for, but {module} has no {factory!r}; {form}.") from None
+        raise NotUsableError(
+            f"{what} {name!r} was asked for, but {module} has no {factory!r}; {form}."
+        ) from None
     except Exception as error:
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise NotUsable(
+        raise NotUsableError(
             f"{what} {name!r} was asked for, but {module!r} cannot be imported ({why}); {form}."
         ) from None
     if not callable(found):
-        raise NotUsable(f"{what} {name!r} was asked for, but {factory} cannot be called; {form}.")
+        raise NotUsableError(f"{what} {name!r} was asked for, but {factory} cannot be called; {form}.")
     return found
 
 
@@ -43,7 +45,7 @@ def source_digest(name: str) -> str:
     package = module if module.startswith("algorithms.") else module.partition(".")[0]
     spec = find_spec(package)
     if spec is None or spec.origin is None:
-        raise NotUsable(
+        raise NotUsableError(
             f"the source of {name!r} is not to be found; keep it in a package with an __init__.py."
         )
     file = Path(spec.origin)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from benchmarks import machine, record
-from benchmarks.child import ALLOCATORS, Job, JobFailed, run
+from benchmarks.child import ALLOCATORS, Job, JobFailedError, run
 from benchmarks.methods import names
 from benchmarks.table import remarks, table
 from benchmarks.workloads import DEFAULT, WORKLOADS, Workload
@@ -45,7 +45,7 @@ def main(
     for workload in chosen:
         try:
             found = measured(workload, where, rounds=2 if quick else rounds, quick=quick, autocast=autocast)
-        except JobFailed as error:
+        except JobFailedError as error:
             _logger.error("%s", error)
             failed = True
             continue
@@ -74,7 +74,7 @@ def _device(asked: str) -> torch.device:
 def measured(
     workload: Workload, device: torch.device, *, rounds: int, quick: bool, autocast: bool
 ) -> dict[str, Any]:
-    """The record of one workload; raises JobFailed where the methods disagree or a process dies."""
+    """The record of one workload; raises JobFailedError where the methods disagree or a process dies."""
     allocators = list(ALLOCATORS)[: 1 if quick or device.type == "cuda" else None]
     job = Job(workload.name, device.type, autocast, rounds, warmup=1 if quick else 3, repeat=not quick)
     speeds = {allocator: _speed(job, allocator) for allocator in allocators}
@@ -99,7 +99,7 @@ def measured(
 def _speed(job: Job, allocator: str) -> dict[str, Any]:
     result = run(job, allocator)
     if "refused" in result:
-        raise JobFailed(result["refused"])
+        raise JobFailedError(result["refused"])
     return {**result, "ratios": record.ratios(result["times_ms"])}
 
 
@@ -116,7 +116,7 @@ def _memory(
         job = Job(workload.name, device.type, autocast, memory_of=name)
         try:
             found = [run(job, "default")["growth_mb"] for _ in range(processes)]
-        except JobFailed as error:
+        except JobFailedError as error:
             _logger.error("%s", error)
         else:
             growths[name] = statistics.median(found)

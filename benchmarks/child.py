@@ -44,12 +44,12 @@ class Job:
     memory_of: str | None = None
 
 
-class JobFailed(Exception):
+class JobFailedError(Exception):
     """A measuring process that ended without a result."""
 
 
 def run(job: Job, allocator: str) -> dict[str, Any]:
-    """The result of a job, measured in a new process; raises JobFailed where there is none."""
+    """The result of a job, measured in a new process; raises JobFailedError where there is none."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     only = {"JAX_PLATFORMS": "cpu"} if job.device == "cpu" else {}
     done = subprocess.run(
@@ -60,7 +60,7 @@ def run(job: Job, allocator: str) -> dict[str, Any]:
         check=False,
     )
     if done.returncode != 0:
-        raise JobFailed(f"measuring {job.workload} ended with status {done.returncode}; see above.")
+        raise JobFailedError(f"measuring {job.workload} ended with status {done.returncode}; see above.")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -68,7 +68,7 @@ def run(job: Job, allocator: str) -> dict[str, Any]:
 def _measure(job: Job) -> dict[str, Any]:
     import torch
 
-    from benchmarks.measure import Disagreement, Plan, speed
+    from benchmarks.measure import DisagreementError, Plan, speed
     from benchmarks.memory import growth
     from benchmarks.workloads import WORKLOADS
 
@@ -79,7 +79,7 @@ def _measure(job: Job) -> dict[str, Any]:
         return {"growth_mb": growth(workload, job.memory_of, device, autocast=job.autocast)}
     try:
         return speed(workload, device, Plan(job.rounds, job.warmup, job.repeat), autocast=job.autocast)
-    except Disagreement as error:
+    except DisagreementError as error:
         return {"refused": str(error)}
 
 

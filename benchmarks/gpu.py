@@ -17,7 +17,7 @@ import typer
 
 from benchmarks import record
 from benchmarks.__main__ import measured
-from benchmarks.child import JobFailed
+from benchmarks.child import JobFailedError
 from benchmarks.workloads import DEFAULT, OF_LIBRARIES, SMALL, WORKLOADS
 
 _TESTS = ("tests/algorithms/gradients/test_device.py", "tests/algorithms/test_contract.py")
@@ -54,7 +54,7 @@ def main(
             found[name] = measured(
                 chosen, torch.device(device), rounds=2 if small else 7, quick=small, autocast=False
             )
-        except JobFailed as error:  # one network that fails must not cost the table the others
+        except JobFailedError as error:  # one network that fails must not cost the table the others
             _logger.error("%s", error)
             continue
         if not small:

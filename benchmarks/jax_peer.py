@@ -10,7 +10,7 @@ from jax import Array
 from torch import Tensor
 
 from benchmarks.jax_models import Parameters, apply
-from benchmarks.methods import NotAvailable, Problem, trained
+from benchmarks.methods import NotAvailableError, Problem, trained
 
 
 def as_array(tensor: Tensor) -> Array:
@@ -24,12 +24,14 @@ def as_tensor(array: Array) -> Tensor:
 
 
 def set_up(problem: Problem) -> None:
-    """Full precision, as PyTorch has it; raises NotAvailable where JAX does not see the batch's device."""
+    """Full precision, as PyTorch has it; raises NotAvailableError where JAX does not see the batch's device."""
     precision = None if problem.autocast else "highest"
     jax.config.update("jax_default_matmul_precision", precision)  # type: ignore[no-untyped-call]
     kind = "gpu" if problem.device.type == "cuda" else "cpu"
     if jax.default_backend() != kind:
-        raise NotAvailable(f"jax {jax.__version__} is installed without support for this {kind.upper()}.")
+        raise NotAvailableError(
+            f"jax {jax.__version__} is installed without support for this {kind.upper()}."
+        )
 
 
 class PerExample:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.methods import Method, NotAvailable, Problem, names, start, trained
+from benchmarks.methods import Method, NotAvailableError, Problem, names, start, trained
 from benchmarks.workloads import Workload
 
 TOLERANCE = 1e-4
@@ -35,7 +35,7 @@ _PAUSE, _PATIENCE = 0.005, 100
 _logger = logging.getLogger(__name__)
 
 
-class Disagreement(Exception):
+class DisagreementError(Exception):
     """Methods that should compute the same do not; the message names them."""
 
 
@@ -61,7 +61,7 @@ class Missing:
             method = start(name, problem)
             method.step()
             method.wait()
-        except NotAvailable as error:
+        except NotAvailableError as error:
             self.not_available[name] = str(error)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
@@ -77,7 +77,7 @@ class Missing:
 def speed(workload: Workload, device: torch.device, plan: Plan, *, autocast: bool) -> dict[str, Any]:
     """Agreement and times of one workload, as JSON; times in milliseconds a step.
 
-    Raises Disagreement, before anything is timed, where the methods' clipped sums differ.
+    Raises DisagreementError, before anything is timed, where the methods' clipped sums differ.
     """
     missing = Missing()
     differences = agreement(workload, device, missing)
@@ -111,7 +111,7 @@ def agreement(workload: Workload, device: torch.device, missing: Missing) -> dic
     """How far each private method lies from the first, relative to its norm, after one step without noise.
 
     The step is the one that is timed, with a learning rate that makes it subtract the clipped sum, and with a bound
-    that clips some records and leaves others. Raises Disagreement above TOLERANCE.
+    that clips some records and leaves others. Raises DisagreementError above TOLERANCE.
     """
     timed = Problem(workload, *workload.data(workload.batch, device))
     problem = replace(
@@ -131,7 +131,7 @@ def agreement(workload: Workload, device: torch.device, missing: Missing) -> dic
     wrong = {name: differences[name] for name in checked if not differences.get(name, 0.0) <= TOLERANCE}
     if wrong:
         listed = ", ".join(f"{name} by {value:.1e}" for name, value in wrong.items())
-        raise Disagreement(
+        raise DisagreementError(
             f"on {workload.name} the clipped sums differ from those of {next(iter(differences))}: {listed},"
             f" which is more than {TOLERANCE:g}; nothing was timed."
         )

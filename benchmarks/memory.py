@@ -18,7 +18,7 @@ def growth(workload: Workload, name: str, device: torch.device, *, autocast: boo
     """Peak memory in three steps minus memory before them, in MB: the process's on a CPU, the allocator's on a GPU.
 
     A step on two records comes first, so that libraries which load themselves at their first use are not counted.
-    Raises NotAvailable where the method cannot run.
+    Raises NotAvailableError where the method cannot run.
     """
     _steps(start(name, timed_problem(workload, device, autocast=autocast, records=2)))
     method = start(name, timed_problem(workload, device, autocast=autocast))

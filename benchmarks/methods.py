@@ -16,7 +16,7 @@ _OPTIONAL = ("jax", "jaxlib", "optax")
 """Packages that a method may lack; an import error from any other is a defect and is raised."""
 
 
-class NotAvailable(Exception):
+class NotAvailableError(Exception):
     """The method cannot run here; the message says what it lacks."""
 
 
@@ -131,14 +131,14 @@ def names(workload: Workload) -> tuple[str, ...]:
 
 
 def start(name: str, problem: Problem) -> Method:
-    """The named method, ready to step; raises NotAvailable where it lacks a package or a device."""
+    """The named method, ready to step; raises NotAvailableError where it lacks a package or a device."""
     module, _, member = _places(problem.workload)[name].partition(":")
     try:
         found = getattr(import_module(f"benchmarks.{module}"), member)
     except ImportError as error:
         if error.name is None or error.name not in _OPTIONAL:
             raise
-        raise NotAvailable(f"{name} needs {error.name}, which is not installed ({error}).") from error
+        raise NotAvailableError(f"{name} needs {error.name}, which is not installed ({error}).") from error
     return cast(Callable[[Problem], Method], found)(problem)
 
 

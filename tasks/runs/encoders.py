@@ -36,7 +36,7 @@ def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
 def reader_of(reader: Format | None) -> OwnReader | None:
     """The function of a reader of the user's own; None for one that is shipped.
 
-    Raises NotUsable for one that is not there, DataRefusedError for one of another source than is declared.
+    Raises NotUsableError for one that is not there, DataRefusedError for one of another source than is declared.
     """
     if not isinstance(reader, Own):
         return None

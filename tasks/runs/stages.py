@@ -56,13 +56,13 @@ def disk_full(error: Exception) -> str | None:
 def refusals() -> tuple[type[ValueError], ...]:
     """What a person may be shown without a traceback."""
     from algorithms.errors import EncoderRefusedError, ModelRefusedError, RefusedError
-    from algorithms.extension import NotUsable
+    from algorithms.extension import NotUsableError
     from data.schema.errors import DataRefusedError
 
     return (
         DataRefusedError,
         EncoderRefusedError,
-        NotUsable,
+        NotUsableError,
         RefusedError,
         ModelRefusedError,
         ParamsRefusedError,

@@ -131,12 +131,12 @@ class _Sender:
 _SECONDS_TO_FINISH = 15
 
 
-class Unfinished(Exception):
+class UnfinishedError(Exception):
     """Training did not come to its end, which makes the run at W&B a failed one until it goes on."""
 
 
 def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
-    """Logs the rows as they come; raises Unfinished where they end without END."""
+    """Logs the rows as they come; raises UnfinishedError where they end without END."""
     config = {"run_id": opening["run_id"], **opening["about"]}
     with session(
         Tracking.model_validate(opening["settings"]),
@@ -154,7 +154,7 @@ def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
             if row == END:
                 return
             logged.log({name: row[name] for name in LIVE if name in row})
-        raise Unfinished("training did not come to its end.")
+        raise UnfinishedError("training did not come to its end.")
 
 
 def main() -> None:
@@ -162,7 +162,7 @@ def main() -> None:
     lines = (json.loads(line) for line in sys.stdin)
     opening = next(lines)
     try:
-        with contextlib.suppress(Unfinished), places(Path(opening["root"])):
+        with contextlib.suppress(UnfinishedError), places(Path(opening["root"])):
             tell(opening, lines)
     except Exception as error:
         sys.stdout.write(f"{reason(error)}\n")

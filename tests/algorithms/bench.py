@@ -147,7 +147,7 @@ class Watched(Barrier):
         return answer
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Stands for a crash."""
 
 
@@ -166,7 +166,7 @@ def trained(
 
     def on_step(step: int, _epsilon: float, _noise_std: float) -> None:
         if step == stop_after:
-            raise Stopped
+            raise StoppedError
 
     folder.mkdir(exist_ok=True)
     return training.train(

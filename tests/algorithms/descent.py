@@ -21,7 +21,7 @@ from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Release, argmin_release
 from tests.algorithms import bench
 from tests.algorithms.bench import MadeUp
-from tests.algorithms.test_contract import Stopped
+from tests.algorithms.test_contract import StoppedError
 
 RECORDS, FEATURES, DELTA, EPSILON = 400, 6, 1e-6, 2.0
 
@@ -129,7 +129,7 @@ def check_taken_up(method: Algorithm[Any], folder: Path, *, crashes: Sequence[in
         (folder / name).mkdir()
     expected, expected_rows = trained(method, folder / "whole")
     for stop_after in crashes:
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             trained(method, folder / "broken", stop_after=stop_after)
     released, rows = trained(method, folder / "broken")
     assert torch.equal(released, expected)

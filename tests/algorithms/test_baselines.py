@@ -128,7 +128,7 @@ def test_dp_gd_divides_by_a_released_count_where_the_number_is_private(tmp_path:
     assert {row.divisor for row in trace.rows[1:]} == {float(state.divisor)}
     assert 0 < abs(float(state.divisor) - 50) < 6 * 3.0
     (tmp_path / "broken").mkdir()
-    with pytest.raises(bench.Stopped):
+    with pytest.raises(bench.StoppedError):
         trained(method, plan, tmp_path / "broken", stop_after=2)
     taken_up, rows, _ = trained(method, plan, tmp_path / "broken")
     assert torch.equal(taken_up.parameters, state.parameters)

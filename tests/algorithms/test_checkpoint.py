@@ -12,7 +12,7 @@ from algorithms.core import training
 from algorithms.errors import RefusedError
 from algorithms.privacy.barrier.barrier import Barrier
 from tests.algorithms import bench
-from tests.algorithms.bench import Stopped, algorithm, planned, small_model
+from tests.algorithms.bench import StoppedError, algorithm, planned, small_model
 
 
 def trained(
@@ -47,19 +47,19 @@ def test_a_crash_while_a_file_is_written_leaves_the_checkpoint_before(
 
         def half(place: Path) -> None:
             place.write_bytes(b"half")
-            raise Stopped
+            raise StoppedError
 
         write(path, half if written == nth else content)
 
     with monkeypatch.context() as patch:
         patch.setattr(training, "_write", tearing)
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             trained(broken)
     assert torch.equal(trained(broken)[0], expected)
 
 
 def test_a_checkpoint_of_another_shape_is_refused_by_what_differs(tmp_path: Path) -> None:
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         trained(tmp_path, stop_after=2)
     path = tmp_path / training.CHECKPOINT
     with safe_open(path, framework="pt") as file:
@@ -76,7 +76,7 @@ def test_a_released_count_survives_a_crash(folders: tuple[Path, Path]) -> None:
     whole, broken = folders
     expected, expected_rows = trained(whole, private=True)
     for stop_after in (2, 4):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             trained(broken, private=True, stop_after=stop_after)
     released, rows = trained(broken, private=True)
     assert torch.equal(released, expected)

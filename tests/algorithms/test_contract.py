@@ -21,7 +21,7 @@ from algorithms.privacy.accounting.epsilon import Accountant, adjacency_named
 from algorithms.privacy.accounting.events import run_lengths
 from algorithms.privacy.mechanisms.noise import Generator
 from tests.algorithms import bench
-from tests.algorithms.bench import RECORDS, SHAPE, MadeUp, Outcome, Stopped, run, with_record
+from tests.algorithms.bench import RECORDS, SHAPE, MadeUp, Outcome, StoppedError, run, with_record
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "heavy_ball by samples": {"name": "heavy_ball", "batch_size": 10, "noise": "laplace"},
@@ -219,7 +219,7 @@ def test_taken_up_after_a_crash_it_ends_bit_for_bit_the_same(case: str, tmp_path
     expected, expected_rows = trained(case, tmp_path / "whole", **settings)
     last = expected_rows[-1].step
     for stop_after in sorted({min(2, last), min(4, last)} - {0}):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             trained(case, tmp_path / "broken", stop_after=stop_after, **settings)
     released, rows = trained(case, tmp_path / "broken", **settings)
     assert torch.equal(released, expected)
@@ -234,13 +234,13 @@ def test_a_crash_between_charge_and_answer_counts_as_spent(
     spend = plan.open_filter()
     monkeypatch.setattr(Plan, "open_filter", lambda self: spend)
     monkeypatch.setattr(Generator, "stream", _crash)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         run(method(case), plan, made_up(), MODEL)
     assert spend.spent(plan.target.budget.delta) == first.epsilon
 
 
 def _crash(*_arguments: Any) -> Tensor:
-    raise Stopped
+    raise StoppedError
 
 
 class Exact:

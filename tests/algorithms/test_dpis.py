@@ -32,7 +32,7 @@ from algorithms.privacy.mechanisms.release import (
 )
 from tests.algorithms import bench
 from tests.algorithms.bench import RECORDS, small_model
-from tests.algorithms.test_contract import Stopped
+from tests.algorithms.test_contract import StoppedError
 
 GOLDEN = json.loads((Path(__file__).parent / "privacy" / "golden.json").read_text())
 DELTA, MANY, C = 1e-5, 6000, 0.5
@@ -296,7 +296,7 @@ def test_taken_up_anywhere_in_an_epoch_it_ends_bit_for_bit_the_same(
         (tmp_path / name).mkdir()
     expected, expected_rows = trained(made, plan, tmp_path / "whole")
     for stop_after in (1, 4, 10, 13):
-        with pytest.raises(Stopped):
+        with pytest.raises(StoppedError):
             trained(made, plan, tmp_path / "broken", stop_after=stop_after)
     released, rows = trained(made, plan, tmp_path / "broken")
     assert torch.equal(released, expected)
@@ -316,6 +316,6 @@ def test_a_checkpoint_without_its_last_norms_would_not_repeat(
         (tmp_path / name).mkdir()
     expected, _ = trained(made, plan, tmp_path / "whole")
     monkeypatch.setattr("algorithms.privacy.barrier.importance.LastNorms.to_tensor", lambda self: None)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         trained(made, plan, tmp_path / "broken", stop_after=4)
     assert not torch.equal(trained(made, plan, tmp_path / "broken")[0], expected)

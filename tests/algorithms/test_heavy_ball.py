@@ -158,7 +158,7 @@ def test_taken_up_after_a_crash_it_ends_bit_for_bit_the_same(
     (tmp_path / "whole").mkdir()
     (tmp_path / "broken").mkdir()
     for stop_after in (2, 5):
-        with pytest.raises(bench.Stopped):
+        with pytest.raises(bench.StoppedError):
             trained(tmp_path / "broken", stop_after)
     assert torch.equal(trained(tmp_path / "broken"), trained(tmp_path / "whole"))
 

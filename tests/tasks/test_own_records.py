@@ -12,7 +12,7 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 from algorithms.errors import RefusedError
-from algorithms.extension import NotUsable, source_digest
+from algorithms.extension import NotUsableError, source_digest
 from algorithms.models.saved import load as load_model
 from algorithms.privacy.card import load, text, verify
 from algorithms.privacy.card.verify import check_charged
@@ -214,7 +214,7 @@ def test_a_reader_of_ones_own(workspace: Workspace, declared: Callable[..., None
     settings = Own(**reader | {"source_sha256": "1" * 64})
     with pytest.raises(DataRefusedError, match="is not the one that source_sha256 declares"):
         reader_of(settings)
-    with pytest.raises(NotUsable, match="has no 'made'"):
+    with pytest.raises(NotUsableError, match="has no 'made'"):
         declared("lines", reader=reader | {"factory": "tests.support.tiny_reader:made"}, shape=[2])
 
 

@@ -14,7 +14,7 @@ from algorithms.encoders import Encoder, Frozen, encoder
 from algorithms.encoders.images import _fused
 from algorithms.encoders.texts import _SPECIAL, _weights
 from algorithms.errors import EncoderRefusedError
-from algorithms.extension import NotUsable
+from algorithms.extension import NotUsableError
 from algorithms.models.libraries import imported_library, package_folder
 from tests.support.public_texts import WORDS, publish
 
@@ -185,5 +185,5 @@ def test_a_layer_that_is_not_there_is_refused() -> None:
 
 
 def test_an_encoder_of_ones_own_that_cannot_be_imported_says_so() -> None:
-    with pytest.raises(NotUsable, match="cannot be imported"):
+    with pytest.raises(NotUsableError, match="cannot be imported"):
         encoder("nopackage.here:make", Frozen())

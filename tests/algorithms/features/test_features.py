@@ -274,7 +274,7 @@ def trained(
 def test_a_run_taken_up_has_learned_the_same(tmp_path: Path) -> None:
     features = loud("whitened")
     whole = trained(features, tmp_path / "whole")
-    with pytest.raises(bench.Stopped):
+    with pytest.raises(bench.StoppedError):
         trained(features, tmp_path / "broken", stop_after=2)
     again = trained(features, tmp_path / "broken")
     assert torch.equal(whole.state.parameters, again.state.parameters)
@@ -299,7 +299,7 @@ def test_importance_sampling_goes_on_behind_them_with_what_they_left(tmp_path: P
 
     whole = run("whole")
     assert [row.kind for row in whole.trace.rows].count("gradient") == 8
-    with pytest.raises(bench.Stopped):
+    with pytest.raises(bench.StoppedError):
         run("broken", stop_after=3)
     again = run("broken")
     assert torch.equal(whole.state.parameters, again.state.parameters)
