@@ -10,6 +10,7 @@ import io
 import multiprocessing
 import os
 import pwd
+import random
 import re
 import shutil
 import signal
@@ -18,8 +19,8 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass, replace
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -41,7 +42,7 @@ from tests.soak.year import _inside, _prepare
 from tests.support.wandb_stand_in import standing_in
 
 MOMENTS = ("before", *STAGES, "after")
-_DISK_MB, _PAGE, _MOST_DELIVERIES, _PATIENCE_SECONDS = 48, 4096, 3, 1.0
+_DISK_MB, _YEAR_MB, _PAGE, _MOST_DELIVERIES, _PATIENCE_SECONDS = 48, 256, 4096, 3, 1.0
 _LONG = 5
 """Deliveries that a long fault lasts."""
 _NO_SENTENCE = re.compile(r"Traceback|\[Errno|Error\(|exit(ed)? (status|with)|File \"")
@@ -103,40 +104,52 @@ def _stage(name: str, root: Path) -> None:
 
 
 def tried(fault: Fault) -> Iterator[dict[str, Any]]:
-    """A row for each moment: what was said under the fault, how often it was delivered, and what is wrong."""
-    week = 0
-    _delivered(fault, week, None)
-    for moment in fault.moments:
-        week += 1
-        fault.place.arrive(week)
-        before = kills_check.rows_of(fault.place)
-        try:
-            first = _delivered(fault, week, moment)
-            said = [first, *(_delivered(fault, week, None) for _ in range(1, fault.lasts))]
-        finally:
-            fault.mend()
-        while len(said) < fault.lasts + _MOST_DELIVERIES and said[-1][0] not in ("promoted", "kept", "done"):
-            said.append(_delivered(fault, week, None))
-        rows = kills_check.rows_of(fault.place)
-        wrong = kills_check.problems(fault.place, before, rows)
-        wrong += kills_check.ended_badly(fault.place, rows, week)
-        wrong += [
-            f"no sentence: {words}" for kind, words in said if kind == "raised" or _NO_SENTENCE.search(words)
-        ]
-        wrong += [] if said[-1][0] in ("promoted", "kept", "done") else [f"ended as {said[-1]}"]
-        charged = {row["run_id"] for row in rows[len(before) :] if row["kind"] == "reserve"}
-        wrong += [] if len(charged) == 1 else [f"{len(charged)} runs charged"]
-        yield {
-            "fault": fault.name,
-            "from": moment,
-            "first": first[0],
-            "said": first[1].replace(f"{fault.place.home.parent}/", ""),
-            "lasted": fault.lasts,
-            "deliveries": len(said),
-            "last": said[-1][0],
-            "charged": len(charged),
-            "wrong": "; ".join(wrong),
-        }
+    """A row for each moment, in a week of its own."""
+    _delivered(fault, 0, None)
+    for week, moment in enumerate(fault.moments, 1):
+        yield _under(fault, week, moment)
+
+
+def a_year(faults: list[Fault], weeks: int, draw: random.Random) -> Iterator[dict[str, Any]]:
+    """A row for each week of one place, with a fault at random at a moment at random."""
+    _delivered(faults[0], 0, None)
+    for week in range(1, weeks + 1):
+        fault = draw.choice(faults)
+        lasts = 1 if fault.lasts == 1 else draw.randint(1, fault.lasts)
+        yield {"week": week} | _under(replace(fault, lasts=lasts), week, draw.choice(fault.moments))
+
+
+def _under(fault: Fault, week: int, moment: str) -> dict[str, Any]:
+    """What was said under the fault, how often the week was delivered, and what is wrong."""
+    fault.place.arrive(week)
+    before = kills_check.rows_of(fault.place)
+    try:
+        first = _delivered(fault, week, moment)
+        said = [first, *(_delivered(fault, week, None) for _ in range(1, fault.lasts))]
+    finally:
+        fault.mend()
+    while len(said) < fault.lasts + _MOST_DELIVERIES and said[-1][0] not in ("promoted", "kept", "done"):
+        said.append(_delivered(fault, week, None))
+    rows = kills_check.rows_of(fault.place)
+    wrong = kills_check.problems(fault.place, before, rows)
+    wrong += kills_check.ended_badly(fault.place, rows, week)
+    wrong += [
+        f"no sentence: {words}" for kind, words in said if kind == "raised" or _NO_SENTENCE.search(words)
+    ]
+    wrong += [] if said[-1][0] in ("promoted", "kept", "done") else [f"ended as {said[-1]}"]
+    charged = {row["run_id"] for row in rows[len(before) :] if row["kind"] == "reserve"}
+    wrong += [] if len(charged) == 1 else [f"{len(charged)} runs charged"]
+    return {
+        "fault": fault.name,
+        "from": moment,
+        "first": first[0],
+        "said": first[1].replace(f"{fault.place.home.parent}/", ""),
+        "lasted": fault.lasts,
+        "deliveries": len(said),
+        "last": said[-1][0],
+        "charged": len(charged),
+        "wrong": "; ".join(wrong),
+    }
 
 
 def _delivered(fault: Fault, week: int, moment: str | None) -> tuple[str, str]:
@@ -154,29 +167,39 @@ def _delivered(fault: Fault, week: int, moment: str | None) -> tuple[str, str]:
 
 
 @contextmanager
-def disks(folder: Path) -> Iterator[list[Fault]]:
-    """A small file system that is full but for some room; none where nothing can be mounted."""
+def _mounted(folder: Path, megabytes: int) -> Iterator[bool]:
+    """A small file system; whether one can be mounted here."""
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MB}m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
         typer.echo("no file system can be mounted here: full disks are left out")
-        yield []
+        yield False
         return
-    ballast = folder / "ballast"
     try:
-        place = make(folder / "place", None)
-        yield [
-            Fault(
-                f"disk full but for {pages * _PAGE // 1024} kB",
-                place if pages == 0 else make(folder / f"place-{pages}", None),
-                lambda pages=pages: _fill(ballast, pages),  # type: ignore[misc]
-                lambda: ballast.unlink(missing_ok=True),
-                lasts=lasts,
-            )
-            for pages, lasts in ((0, _LONG), (8, 1))
-        ]
+        yield True
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=False)
+
+
+def _full(place: Place, ballast: Path, pages: int, lasts: int) -> Fault:
+    """The disk of the ballast, with room for so many pages."""
+    return Fault(
+        f"disk full but for {pages * _PAGE // 1024} kB",
+        place,
+        lambda: _fill(ballast, pages),
+        lambda: ballast.unlink(missing_ok=True),
+        lasts=lasts,
+    )
+
+
+@contextmanager
+def disks(folder: Path) -> Iterator[list[Fault]]:
+    """A small file system that is full but for some room; none where nothing can be mounted."""
+    with _mounted(folder, _DISK_MB) as is_there:
+        yield [
+            _full(make(folder / f"place-{pages}", None), folder / "ballast", pages, lasts)
+            for pages, lasts in (((0, _LONG), (8, 1)) if is_there else ())
+        ]
 
 
 def _fill(ballast: Path, pages: int) -> None:
@@ -186,14 +209,16 @@ def _fill(ballast: Path, pages: int) -> None:
     os.truncate(ballast, max(0, ballast.stat().st_size - pages * _PAGE))
 
 
+Control = Callable[[str], object]
+
+
 @contextmanager
-def databases(folder: Path) -> Iterator[list[Fault]]:
-    """A server that is restarted, and one that is down; none where there is no PostgreSQL."""
-    folder.mkdir()
+def _controlled() -> Iterator[tuple[str, Control] | None]:
+    """The URL of a server with two databases, the other one called down, and what pg_ctl does to it; None without."""
     with server() as url:
         if url is None:
             typer.echo("no PostgreSQL here: it is left out")
-            yield []
+            yield None
             return
         with psycopg.connect(url.replace("+psycopg", "")) as connection:
             connection.autocommit = True
@@ -218,51 +243,92 @@ def databases(folder: Path) -> Iterator[list[Fault]]:
             )
 
         try:
-            yield [
-                Fault(
-                    "PostgreSQL restarted",
-                    make(folder / "restarted", url),
-                    lambda: control("restart -m immediate"),
-                ),
-                Fault(
-                    "PostgreSQL down",
-                    make(folder / "down", url.removesuffix("postgres") + "down"),
-                    lambda: control("stop -m immediate"),
-                    lambda: control("restart -m immediate"),  # "start" would forget its port
-                    lasts=_LONG,
-                ),
-            ]
+            yield url, control
         finally:
             with suppress(subprocess.CalledProcessError):
                 control("stop -m immediate")
 
 
+def _restarted(place: Place, control: Control) -> Fault:
+    return Fault("PostgreSQL restarted", place, lambda: control("restart -m immediate"))
+
+
+def _down(place: Place, control: Control) -> Fault:
+    """Ended by a restart, since "start" would forget its port."""
+    stop, restart = "stop -m immediate", "restart -m immediate"
+    return Fault("PostgreSQL down", place, lambda: control(stop), lambda: control(restart), lasts=_LONG)
+
+
+@contextmanager
+def databases(folder: Path) -> Iterator[list[Fault]]:
+    """A server that is restarted, and one that is down; none where there is no PostgreSQL."""
+    folder.mkdir()
+    with _controlled() as found:
+        if found is None:
+            yield []
+            return
+        url, control = found
+        other = make(folder / "down", url.removesuffix("postgres") + "down")
+        yield [_restarted(make(folder / "restarted", url), control), _down(other, control)]
+
+
+def _lost(place: Place) -> Fault:
+    """A worker that is lost as a stage begins."""
+    return Fault("worker lost", place, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
 @contextmanager
 def workers(folder: Path) -> Iterator[list[Fault]]:
-    """A worker that is lost as a stage begins."""
-    yield [Fault("worker lost", make(folder, None), lambda: os.kill(os.getpid(), signal.SIGKILL))]
+    """A worker that is lost."""
+    yield [_lost(make(folder, None))]
+
+
+@contextmanager
+def _accounts() -> Iterator[dict[str, str]]:
+    """The URLs of W&B's servers that fail, by how."""
+    with standing_in(fails=True) as failing, standing_in(hangs=True) as hanging:
+        yield {
+            "W&B unreachable": "http://127.0.0.1:9",
+            "W&B answers 500": failing.known.url,
+            "W&B hangs": hanging.known.url,
+        }
+
+
+def _without_account(name: str, place: Place, url: str) -> Fault:
+    """W&B online, at a server that fails: asked in training, report and promotion."""
+    online = PARAMS | {"tracking": {"mode": "online"}}
+    YAML(typ="safe", pure=True).dump(online, place.root / "params.yaml")
+    return Fault(name, place, lambda: os.environ.update(WANDB_BASE_URL=url), moments=("before",))
 
 
 @contextmanager
 def tracking(folder: Path) -> Iterator[list[Fault]]:
-    """W&B online, at servers that fail: asked in training, report and promotion."""
-    with ExitStack() as servers:
-        urls = {
-            "W&B unreachable": "http://127.0.0.1:9",
-            "W&B answers 500": servers.enter_context(standing_in(fails=True)).known.url,
-            "W&B hangs": servers.enter_context(standing_in(hangs=True)).known.url,
-        }
-        faults = []
-        for name, url in urls.items():
-            place = make(folder / name.split()[-1], None)
-            online = PARAMS | {"tracking": {"mode": "online"}}
-
-            def strike(url: str = url) -> None:
-                os.environ["WANDB_BASE_URL"] = url
-
-            YAML(typ="safe", pure=True).dump(online, place.root / "params.yaml")
-            faults.append(Fault(name, place, strike, moments=("before",)))
+    """W&B online, at servers that fail."""
+    with _accounts() as urls:
         os.environ["WANDB_BASE_URL"] = urls["W&B unreachable"]
+        yield [
+            _without_account(name, make(folder / name.split()[-1], None), url) for name, url in urls.items()
+        ]
+
+
+@contextmanager
+def all_in_one(folder: Path) -> Iterator[list[Fault]]:
+    """Every fault at one place: its disk is small, its ledger in PostgreSQL, its W&B online."""
+    with (
+        _mounted(folder, _YEAR_MB) as is_there,
+        _controlled() as found,
+        _accounts() as urls,
+        standing_in() as well,
+    ):
+        os.environ["WANDB_BASE_URL"] = well.known.url
+        place = make(folder / "place", None if found is None else found[0])
+        faults = [_lost(place), *(_without_account(name, place, url) for name, url in urls.items())]
+        if is_there:
+            faults += [
+                _full(place, folder / "ballast", pages, lasts) for pages, lasts in ((0, _LONG), (8, 1))
+            ]
+        if found is not None:
+            faults += [_restarted(place, found[1]), _down(place, found[1])]
         yield faults
 
 
@@ -272,19 +338,29 @@ KINDS = {"disk": disks, "postgresql": databases, "worker": workers, "wandb": tra
 def main(
     file: Annotated[Path, typer.Option(help="The table to write.")] = Path("docs/results/faults.csv"),
     only: Annotated[str, typer.Option(help="Kinds of faults, with commas.")] = ",".join(KINDS),
+    weeks: Annotated[int, typer.Option(help="Instead, weeks of one place with faults at random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the faults at random.")] = 0,
 ) -> None:
     """Try every fault at every moment; exit status 1 where something was wrong."""
     imported()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as name:
-        for kind in only.split(","):
-            with KINDS[kind](Path(name, kind)) as faults:
-                for fault in faults:
-                    for row in tried(fault):
-                        rows.append(row)
-                        typer.echo(" | ".join(str(value) for value in row.values()))
-                        pd.DataFrame(rows).to_csv(file, index=False)
+        for row in _rows(Path(name), only.split(","), weeks, seed):
+            rows.append(row)
+            typer.echo(" | ".join(str(value) for value in row.values()))
+            pd.DataFrame(rows).to_csv(file, index=False)
     raise typer.Exit(int(any(row["wrong"] for row in rows)))
+
+
+def _rows(folder: Path, kinds: list[str], weeks: int, seed: int) -> Iterator[dict[str, Any]]:
+    if weeks:
+        with all_in_one(folder / "year") as faults:
+            yield from a_year(faults, weeks, random.Random(seed))
+        return
+    for kind in kinds:
+        with KINDS[kind](folder / kind) as faults:
+            for fault in faults:
+                yield from tried(fault)
 
 
 if __name__ == "__main__":
