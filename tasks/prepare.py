@@ -26,6 +26,7 @@ from tasks.runs.stages import main_of
 
 READS = ("data",)
 _LOG = logging.getLogger(__name__)
+_EVERY_SECONDS = 5.0
 PREPARED = Path("datasets/prepared")
 CACHE = Path(".dvc/cache")
 """Where DVC's cache is, unless it was configured elsewhere, as one that is shared."""
@@ -94,15 +95,21 @@ def prepare(
 
 
 def _told(card: DataCard) -> Callable[[int], object]:
-    """Says how far encoding is, where the number of records is public."""
+    """Says how far encoding is, where the number of records to encode is public."""
     declared, begun = card.records, time.monotonic()
-    if declared.train is None or declared.test is None:
+    counts_people = card.person is not None and card.person.pooled is not None
+    if declared.train is None or declared.test is None or counts_people:
         return lambda _: None
-    whole = declared.train + declared.test
+    whole, said = declared.train + declared.test, begun
 
     def say(done: int) -> None:
-        left = (time.monotonic() - begun) * (whole - done) / done
-        _LOG.info("encoded %d of %d records, %.0f s left", done, whole, left)
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= _EVERY_SECONDS or done == whole:
+            said = now
+            _LOG.info(
+                "encoded %d of %d records, %.0f s left", done, whole, (now - begun) * (whole - done) / done
+            )
 
     return say
 
