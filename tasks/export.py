@@ -25,8 +25,7 @@ from algorithms.privacy.card import load as load_card
 from algorithms.privacy.card.text import markdown, not_protected, protected, statement
 from data.prepare.unseen import target_in
 from data.schema.targets import Tags
-from tasks.config import params
-from tasks.runs.encoders import encoder_of, loader_of
+from tasks.runs.encoders import carried_in, encoder_of, loader_of
 from tasks.runs.quality import rows, tracked
 
 Form = Literal["onnx", "torchscript", "huggingface", "library"]
@@ -194,7 +193,7 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
     own, parameters = load_model(_beside(artifacts) / "model.safetensors")
     save_pretrained(own, parameters, folder)
     _write_cards(model, folder, artifacts)
-    _write_tokenizer(model, folder, _beside(artifacts))
+    _write_tokenizer(model, folder)
     return read_pretrained(own, folder, model.input_shape, model.facts.get("outputs") or len(model.classes))
 
 
@@ -332,7 +331,7 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
             f"the library gives other scores than the model, by up to {far:.2g}; export the model in another form."
         )
     name = type(library_model(own)).__name__
-    tokenizer = _write_tokenizer(model, folder, folder)
+    tokenizer = _write_tokenizer(model, folder)
     if "adapter" not in settings:
         return f"\nBy transformers alone: `{name}.from_pretrained(FOLDER)`, on prepared records.\n{tokenizer}"
     return (
@@ -341,30 +340,28 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
     )
 
 
-def _write_tokenizer(model: TrainedModel, folder: Path, artifacts: Path) -> str:
+def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
     """Writes the tokenizer that texts were prepared by, where it is on this machine still, and says how it is read.
 
-    artifacts: with the card, which has its checksum. Raises RefusedError where what was written reads a text otherwise.
+    Raises RefusedError where what was written reads a text otherwise.
     """
-    chosen = (model.preparation or {}).get("encoder") or {}
-    if not str(chosen.get("name", "")).startswith("tokenizer/"):
+    name = str(((model.preparation or {}).get("encoder") or {}).get("name", ""))
+    if not name.startswith("tokenizer/"):
         return ""
-    path = artifacts / "privacy_card.json"
-    known = load_card(path).mechanism.encoder if path.is_file() else None
     target = target_in(model.facts)
     is_of_words = isinstance(target, Tags)
     how = f"truncation=True, padding='max_length', max_length={model.input_shape[-1]}"
     how += ", is_split_into_words=True" if is_of_words else ""
     try:
-        found = encoder_of(params.Encoder.model_validate(chosen))
-        is_there = known is None or found.sha256 == known.sha256
+        chosen = carried_in(model.preparation)
+        write = None if chosen is None else encoder_of(chosen).write
     except EncoderRefusedError:
-        is_there = False
-    if not is_there or found.write is None:
-        return f"\nTexts become tokens by the public tokenizer {chosen['name']}, which was not here to be added.\n"
-    found.write(folder, is_of_words)
+        chosen = write = None
+    if chosen is None or write is None:
+        return f"\nTexts become tokens by the public tokenizer {name}, which was not here to be added.\n"
+    write(folder, is_of_words)
     tokenize = import_module("transformers").AutoTokenizer.from_pretrained(str(folder))
-    encode = loader_of(params.Encoder.model_validate(chosen), target)()
+    encode = loader_of(chosen, target)()
     for words in (["a", "made-up", "Text,", "ä"], [*"0123456789"] * 30):
         given: Any = words if is_of_words else " ".join(words)
         again = tokenize(
@@ -377,7 +374,7 @@ def _write_tokenizer(model: TrainedModel, folder: Path, artifacts: Path) -> str:
         ours = encode([BETWEEN.join(words)])[0, 0] if is_of_words else encode([given])[0]
         if again["input_ids"] != ours.tolist():
             raise RefusedError(
-                f"the tokenizer {chosen['name']} reads a text otherwise once it is saved; export the model in another"
+                f"the tokenizer {name} reads a text otherwise once it is saved; export the model in another"
                 " form."
             )
     return f"\nTexts become tokens by `AutoTokenizer.from_pretrained(FOLDER)(texts, {how})`.\n"

@@ -10,7 +10,7 @@ records that are predicted on.
 
 import csv
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -22,16 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.errors import EncoderRefusedError
 from algorithms.models.objectives import next_token
 from algorithms.models.saved import TrainedModel, load
 from data.prepare.unseen import reader_in, records_in, target_in
-from data.readers.records import Features
 from data.schema.errors import DataRefusedError
-from data.schema.targets import IGNORED, Labels, NextToken, Number, Tags, Target
-from tasks.config import params
+from data.schema.targets import IGNORED, Labels, NextToken, Number, Tags
 from tasks.evaluate import MOST_OUTPUTS
-from tasks.runs.encoders import facts_of, loader_of, reader_of
+from tasks.runs.encoders import carried_in, loader_of, reader_of
 
 _MARGINS = ("svm", "huber_svm")
 """Models whose scores are margins, no logarithms of odds."""
@@ -70,8 +67,8 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
     is_probability, target = model.facts.get("model") not in _MARGINS, target_in(model.facts)
     of_tokens = prod(model.input_shape) * model.facts["outputs"] if target and target.has_tokens else 1
     size = max(1, min(_BATCH, MOST_OUTPUTS // of_tokens))
-    encoder = (model.preparation or {}).get("encoder")
-    encode = None if encoder is None else _encoder_of(encoder, target)
+    encoder = carried_in(model.preparation)
+    encode = None if encoder is None else loader_of(encoder, target)()
     own = reader_of(reader_in(model.preparation))
     for some in records_in(Path(path), model.preparation, model.input_shape, encode=encode, own=own):
         for start in range(0, len(some.names), size):
@@ -103,18 +100,6 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
             shown = scores.double().softmax(-1) if is_probability else scores.double()
             predicted = tuple(model.classes[place] for place in scores.argmax(-1).tolist())
             yield Predictions(names, predicted, shown.numpy(), is_probability)
-
-
-def _encoder_of(carried: Mapping[str, Any], target: Target | None) -> Callable[[Any], Features]:
-    """The function of the encoder that a model was trained behind; raises EncoderRefusedError where it is another."""
-    chosen = params.Encoder.model_validate({key: value for key, value in carried.items() if key != "sha256"})
-    expected = carried.get("sha256")
-    if expected is not None and facts_of(chosen).sha256 != expected:
-        raise EncoderRefusedError(
-            f"the encoder {chosen.name!r} here has other weights than the one that the model was trained behind, whose"
-            f" checksum is {expected}; install that one."
-        )
-    return loader_of(chosen, target)()
 
 
 def _perplexities(model: TrainedModel, tokens: Tensor, scores: Tensor, target: NextToken) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from algorithms.privacy.card.text import rounded_up
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger, Settlement, settlement
 from tasks.reporting.figures import Theme, empty, legend, styled
 from tasks.retraining.registry import Registry, State, States
-from tasks.runs.quality import quality
+from tasks.runs.quality import ACCURACY, amount, measure, quality
 
 _MOST_NAMES, _LONGEST_NAME, _FEWEST_PLACES, _MOST_BARS = 10, 12, 6, 60
 _OUT_OF_SIGHT = 20.0
@@ -66,11 +66,11 @@ def _caps(axes: Axes, places: NDArray[Any], cap: NDArray[Any], spent: float, the
     return 1.08 * max(spent, highest)
 
 
-def retrainings_figure(retrainings: pd.DataFrame, *, theme: Theme) -> Figure:
-    """Held-out accuracy and epsilon over the periods, one above the other; columns as in `History.retrainings`."""
+def retrainings_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> Figure:
+    """Held-out quality and epsilon over the periods, one above the other; columns as in `History.retrainings`."""
     figure, above = empty(theme, height=4.6, rows=2)
     below = styled(figure.add_subplot(2, 1, 2, sharex=above), theme)
-    _accuracies(above, retrainings, theme)
+    _qualities(above, retrainings, measure, theme)
     _costs(below, retrainings, theme)
     _name(below, list(retrainings["period"]))
     above.tick_params(labelbottom=False)
@@ -78,10 +78,10 @@ def retrainings_figure(retrainings: pd.DataFrame, *, theme: Theme) -> Figure:
     return figure
 
 
-def _accuracies(axes: Axes, retrainings: pd.DataFrame, theme: Theme) -> None:
-    places, accuracy = np.arange(len(retrainings)), retrainings["accuracy"].to_numpy()
-    models = np.isfinite(accuracy)
-    axes.plot(places[models], accuracy[models], color=theme.accent, linewidth=1, zorder=1)
+def _qualities(axes: Axes, retrainings: pd.DataFrame, measure: str, theme: Theme) -> None:
+    places, quality = np.arange(len(retrainings)), retrainings["quality"].to_numpy()
+    models = np.isfinite(quality)
+    axes.plot(places[models], quality[models], color=theme.accent, linewidth=1, zorder=1)
     for outcome, words, colour, edge in (
         ("promoted", "served", theme.accent, theme.accent),
         ("kept", "did not serve", theme.ground, theme.accent),
@@ -90,16 +90,22 @@ def _accuracies(axes: Axes, retrainings: pd.DataFrame, theme: Theme) -> None:
         chosen = models & (retrainings["outcome"] == outcome).to_numpy()
         if chosen.any():
             axes.scatter(
-                places[chosen], accuracy[chosen], color=colour, edgecolor=edge, s=26, label=words, zorder=2
+                places[chosen], quality[chosen], color=colour, edgecolor=edge, s=26, label=words, zorder=2
             )
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set(ylabel="right answers")
+    _label(axes, measure)
     legend(axes, theme, outside=True, columns=3)
+
+
+def _label(axes: Axes, measure: str) -> None:
+    """Names the vertical axis; accuracies are in percent."""
+    if measure.endswith(ACCURACY):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set(ylabel=f"held-out {measure}")
 
 
 def _costs(axes: Axes, retrainings: pd.DataFrame, theme: Theme) -> None:
     places, epsilon = np.arange(len(retrainings)), retrainings["epsilon"].fillna(0.0).to_numpy()
-    models = retrainings["accuracy"].notna().to_numpy()
+    models = retrainings["quality"].notna().to_numpy()
     for chosen, colour, words in (
         (models, theme.accent, "of a model"),
         (~models, theme.muted, "spent without a model"),
@@ -111,19 +117,19 @@ def _costs(axes: Axes, retrainings: pd.DataFrame, theme: Theme) -> None:
         legend(axes, theme, outside=True, columns=2)
 
 
-def accuracy_figure(retrainings: pd.DataFrame, *, theme: Theme) -> Figure:
-    """Held-out accuracy of the models against their epsilon; columns as in `History.retrainings`."""
+def quality_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> Figure:
+    """Held-out quality of the models against their epsilon; columns as in `History.retrainings`."""
     figure, axes = empty(theme, height=2.8)
     for chosen, colour, words in (
         (retrainings["outcome"] != THIS_RUN, theme.accent, "earlier models"),
         (retrainings["outcome"] == THIS_RUN, theme.second, THIS_RUN),
     ):
         axes.scatter(
-            retrainings["epsilon"][chosen], retrainings["accuracy"][chosen], color=colour, s=26, label=words
+            retrainings["epsilon"][chosen], retrainings["quality"][chosen], color=colour, s=26, label=words
         )
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set(xlabel="epsilon of the run", ylabel="right answers")
+    _label(axes, measure)
+    axes.set(xlabel="epsilon of the run")
     legend(axes, theme, outside=True, columns=2)
     return figure
 
@@ -148,7 +154,7 @@ def _number(number: float) -> str:
 
 
 BLOCKS = ("block", "spent_epsilon", "spent_delta", "cap_epsilon", "cap_delta", "retired")
-RETRAININGS = ("period", "outcome", "run_id", "epsilon", "accuracy", "blocks")
+RETRAININGS = ("period", "outcome", "run_id", "epsilon", "quality", "blocks")
 THIS_RUN = "this run"
 """The outcome of the run itself: it is compared with the model that serves after its report is made."""
 
@@ -157,12 +163,14 @@ THIS_RUN = "this run"
 class History:
     """blocks: columns block, spent_epsilon, spent_delta, cap_epsilon, cap_delta, retired; a population's, in order.
 
-    retrainings: columns period, outcome, run_id, epsilon, accuracy, blocks (a text); the oldest first, this run last.
-    epsilon is what a run counts for, accuracy held-out and NaN where there is no model. Either may be empty.
+    retrainings: columns period, outcome, run_id, epsilon, quality, blocks (a text); the oldest first, this run last.
+    epsilon is what a run counts for, quality held-out and NaN where there is no model. Either may be empty. measure:
+    the name of what quality is.
     """
 
     blocks: pd.DataFrame
     retrainings: pd.DataFrame
+    measure: str = ACCURACY
 
 
 def nothing() -> History:
@@ -189,7 +197,7 @@ def history(
     rows = [
         (b.block, b.spent.epsilon, b.spent.delta, b.cap.epsilon, b.cap.delta, b.retired) for b in past.blocks
     ]
-    return History(_frame(rows, BLOCKS), _retrainings(receipt, metrics, past, home, root))
+    return History(_frame(rows, BLOCKS), _retrainings(receipt, metrics, past, home, root), measure(metrics))
 
 
 def _blocks_of_receipt(receipt: Mapping[str, Any]) -> pd.DataFrame:
@@ -221,8 +229,8 @@ def _row(state: State, past: Settlement, registry: Registry) -> tuple[Any, ...]:
     found = registry.metrics(state.run_id) if state.run_id else {}
     run = past.books.runs.get(state.run_id or "")
     epsilon = found.get("epsilon", run.charged.epsilon if run else 0.0)
-    accuracy = quality(found) if found else None
-    return state.period, state.kind, state.run_id, epsilon, accuracy, _words(state.blocks)
+    value = quality(found) if found else None
+    return state.period, state.kind, state.run_id, epsilon, value, _words(state.blocks)
 
 
 def _words(blocks: Sequence[str]) -> str:
@@ -233,13 +241,13 @@ def _words(blocks: Sequence[str]) -> str:
 def _frame(rows: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> pd.DataFrame:
     """A table; a number that there is not, or that is infinite, is NaN."""
     table = pd.DataFrame(rows, columns=list(columns))
-    numbers = [name for name in columns if name.endswith(("epsilon", "delta", "accuracy"))]
+    numbers = [name for name in columns if name.endswith(("epsilon", "delta", "quality"))]
     return table.assign(**{name: pd.to_numeric(table[name]).replace(math.inf, math.nan) for name in numbers})
 
 
 _MOST_ROWS = 12
 _DIFFERS = 1.02
-"""Accuracy is drawn against epsilon where the largest epsilon is more than this many times the smallest."""
+"""Quality is drawn against epsilon where the largest epsilon is more than this many times the smallest."""
 _BECAME = {
     "promoted": "its model served",
     "kept": "its model did not serve",
@@ -252,22 +260,23 @@ _BECAME = {
 
 def drawings(history: History) -> dict[str, tuple[Callable[[Theme], Figure], str]]:
     """The figures that there is something to draw for, by name, each with its words for who cannot see it."""
-    blocks, retrainings = history.blocks, history.retrainings
+    blocks, retrainings, of = history.blocks, history.retrainings, history.measure
     found: dict[str, tuple[Callable[[Theme], Figure], str]] = {}
     if not blocks.empty:
         found["blocks"] = lambda theme: blocks_figure(blocks, theme=theme), _blocks_in_words(blocks)
-    models = retrainings.dropna(subset=["accuracy"])
+    models = retrainings.dropna(subset=["quality"])
     if len(models) > 1:
         words = (
-            f"Right answers of {len(models)} models over {len(retrainings)} periods, from"
-            f" {models['accuracy'].iloc[0]:.1%} to {models['accuracy'].iloc[-1]:.1%}, and epsilon of each run below."
+            f"Held-out {of} of {len(models)} models over {len(retrainings)} periods, from"
+            f" {amount(models['quality'].iloc[0], of, 1)} to {amount(models['quality'].iloc[-1], of, 1)}, and epsilon"
+            " of each run below."
         )
-        found["retrainings"] = lambda theme: retrainings_figure(retrainings, theme=theme), words
+        found["retrainings"] = lambda theme: retrainings_figure(retrainings, measure=of, theme=theme), words
     private = models.dropna(subset=["epsilon"])
     least, most = private["epsilon"].min(), private["epsilon"].max()
     if most > _DIFFERS * least:
-        words = f"Right answers of {len(private)} models whose epsilon is between {least:.3g} and {most:.3g}."
-        found["accuracy"] = lambda theme: accuracy_figure(private, theme=theme), words
+        words = f"Held-out {of} of {len(private)} models whose epsilon is between {least:.3g} and {most:.3g}."
+        found["quality"] = lambda theme: quality_figure(private, measure=of, theme=theme), words
     return found
 
 
@@ -292,17 +301,17 @@ def shown(history: History, *, read: int) -> dict[str, object]:
         "retired": int(blocks["retired"].sum()),
         "most_spent": 0.0 if blocks.empty else float(blocks["spent_epsilon"].max()),
         "serving": serving,
-        "retrainings": [_table_row(row, serving) for row in last.to_dict("records")],
+        "retrainings": [_table_row(row, serving, history.measure) for row in last.to_dict("records")],
         "earlier": len(retrainings) - len(last),
     }
 
 
-def _table_row(row: Mapping[Any, Any], serving: str | None) -> dict[str, str]:
+def _table_row(row: Mapping[Any, Any], serving: str | None, of: str) -> dict[str, str]:
     is_serving = row["period"] == serving
     return {
         "period": row["period"],
         "became": "its model serves" if is_serving else _BECAME[row["outcome"]],
         "epsilon": "no bound" if math.isnan(row["epsilon"]) else rounded_up(row["epsilon"]),
-        "accuracy": "no model" if math.isnan(row["accuracy"]) else f"{100 * row['accuracy']:.1f} %",
+        "quality": "no model" if math.isnan(row["quality"]) else amount(row["quality"], of, 1),
         "blocks": row["blocks"],
     }

@@ -1,8 +1,8 @@
 """What is named package.module:factory of the data: the frozen encoder in params.yaml, the reader in a data card."""
 
 import json
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -74,6 +74,24 @@ def loader_of(chosen: params.Encoder, target: Target | None) -> Callable[[], "En
             f"{chosen.name!r} does not say which tokens a word has; name tokenizer/NAME."
         )
     return load
+
+
+def carried_in(preparation: Mapping[str, Any] | None) -> params.Encoder | None:
+    """The encoder that a model was trained behind; None for none.
+
+    Raises EncoderRefusedError where it cannot be had, and where the one that is here has other weights.
+    """
+    carried = dict((preparation or {}).get("encoder") or {})
+    if not carried:
+        return None
+    expected = carried.pop("sha256", None)
+    chosen = params.Encoder.model_validate(carried)
+    if expected not in (None, encoder_of(chosen).sha256):
+        raise EncoderRefusedError(
+            f"the encoder {chosen.name!r} here has other weights than the one that the model was trained behind, whose"
+            f" checksum is {expected}; install that one."
+        )
+    return chosen
 
 
 def facts_of(chosen: params.Encoder) -> EncoderFacts:

@@ -9,6 +9,7 @@ from data.schema.targets import Kind
 
 Metrics = Mapping[str, Any]
 Rows = list[tuple[str, str]]
+ACCURACY = "accuracy"
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,19 @@ def quality(metrics: Metrics) -> float:
     return float(metrics[_kind_in(metrics).headline])
 
 
+def measure(metrics: Metrics) -> str:
+    """The name of that number, such as "accuracy" or "micro f1"."""
+    return tracked(metrics).partition("/")[2].replace("_", " ")
+
+
+def amount(value: float, of: str, digits: int = 2) -> str:
+    """A value of the measure `of`: an accuracy in percent, with so many digits, others as they are."""
+    return f"{value:.{digits}%}" if of.endswith(ACCURACY) else f"{value:.3f}"
+
+
 def worded(metrics: Metrics) -> str:
     """That number with its name, such as "accuracy 91.20%" or "micro f1 0.731"."""
-    name, value = tracked(metrics).partition("/")[2].replace("_", " "), quality(metrics)
-    return f"{name} {value:.2%}" if name.endswith("accuracy") else f"{name} {value:.3f}"
+    return f"{measure(metrics)} {amount(quality(metrics), measure(metrics))}"
 
 
 def tracked(metrics: Metrics) -> str:

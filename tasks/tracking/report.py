@@ -20,7 +20,7 @@ from algorithms.privacy.card import PrivacyCard, text
 from algorithms.privacy.card.text import SO_FAR, statement
 from tasks.config.params import Tracking
 from tasks.reporting.history import History
-from tasks.runs.quality import quality, tracked
+from tasks.runs.quality import measure, quality, tracked
 from tasks.tracking.runs import HISTORY, STEP, SUMMARY, TRAIN, Finished
 from tasks.tracking.session import Mode, safely, valid
 
@@ -43,9 +43,9 @@ def sections(run: Finished, history: History) -> Mapping[str, Section]:
         "blocks": Section("Epsilon by block", _blocks(history.blocks)),
         "noise": Section("Noise trace", _noise(run.trace)),
         "accuracy": Section(
-            f"{_compared(run).capitalize()} against epsilon", _accuracy(run, history.retrainings)
+            f"{measure(run.metrics).capitalize()} against epsilon", _accuracy(run, history.retrainings)
         ),
-        "retrainings": Section("Retraining history", _retrainings(history.retrainings)),
+        "retrainings": Section("Retraining history", _retrainings(history)),
     }
 
 
@@ -98,21 +98,16 @@ def _blocks(blocks: pd.DataFrame) -> str:
 
 
 def _accuracy(run: Finished, retrainings: pd.DataFrame) -> str:
-    own, known = run.card.evidence.run_id, retrainings.dropna(subset=["accuracy"])
-    rows = known.loc[known["run_id"] != own, ["run_id", "epsilon", "accuracy"]].to_numpy().tolist()
+    own, known = run.card.evidence.run_id, retrainings.dropna(subset=["quality"])
+    rows = known.loc[known["run_id"] != own, ["run_id", "epsilon", "quality"]].to_numpy().tolist()
     rows.append([own, run.card.setting.epsilon, quality(run.metrics)])
-    return _table(("run", "epsilon", f"{_compared(run)} on held-out records"), rows)
+    return _table(("run", "epsilon", f"{measure(run.metrics)} on held-out records"), rows)
 
 
-def _compared(run: Finished) -> str:
-    """The name of what models for the target are compared by, such as accuracy or micro f1."""
-    return tracked(run.metrics).partition("/")[2].replace("_", " ")
-
-
-def _retrainings(retrainings: pd.DataFrame) -> str:
-    if retrainings.empty:
+def _retrainings(history: History) -> str:
+    if history.retrainings.empty:
         return "There was no scheduled retraining yet."
-    return _frame(retrainings)
+    return _frame(history.retrainings.rename(columns={"quality": history.measure}))
 
 
 def _frame(frame: pd.DataFrame) -> str:
@@ -216,7 +211,7 @@ def _grids(run: Finished, entity: str, project: str) -> dict[str, "wr.PanelGrid"
     this = runs("this run", expr.Metric("Group") == run.card.evidence.run_id)
     _, epsilon, bound, *noise = HISTORY
     against = wr.ScatterPlot(
-        title=f"{_compared(run).capitalize()} against epsilon",
+        title=f"{measure(run.metrics).capitalize()} against epsilon",
         x=wr.SummaryMetric(SUMMARY[2]),
         y=wr.SummaryMetric(tracked(run.metrics)),
     )

@@ -34,7 +34,7 @@ HISTORY = History(
             "outcome": ["promoted", "failed | twice"],
             "run_id": ["20260101T030000-11111111", None],
             "epsilon": [0.75, None],
-            "accuracy": [0.625, None],
+            "quality": [0.625, None],
             "blocks": ["2026-W01", "2026-W01, 2026-W02"],
         }
     ),

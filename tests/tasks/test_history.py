@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import PercentFormatter
 
 from algorithms.core.receipt import account_of
 from algorithms.privacy.accounting.budget import Budget
@@ -20,11 +21,11 @@ from tasks.reporting.history import (
     RETRAININGS,
     THIS_RUN,
     History,
-    accuracy_figure,
     blocks_figure,
     drawings,
     history,
     nothing,
+    quality_figure,
     retrainings_figure,
     shown,
 )
@@ -112,7 +113,7 @@ def test_blocks_and_retrainings_are_what_the_ledger_and_the_models_say(
     assert rows["period"].tolist() == ["2026-W01", "2026-W02", "2026-W03", "2026-W04"]
     assert rows["outcome"].tolist() == ["promoted", "kept", "forfeited", THIS_RUN]
     assert rows["epsilon"].tolist() == pytest.approx([0.5, 0.75, 1.0, cost])
-    np.testing.assert_array_equal(rows["accuracy"], [0.7, 0.65, np.nan, 0.8])
+    np.testing.assert_array_equal(rows["quality"], [0.7, 0.65, np.nan, 0.8])
     assert rows["blocks"].iloc[-1] == "w2, w3"
 
 
@@ -158,7 +159,7 @@ def test_the_page_shows_the_history_and_keeps_its_pictures_to_itself(retrained: 
     assert "given up; all of it counts as spent" in text
     assert text.count("<picture>") == 8
     assert 'alt="Epsilon spent on each of 3 blocks' in text
-    assert 'alt="Right answers of 3 models over 4 periods' in text
+    assert 'alt="Held-out accuracy of 3 models over 4 periods' in text
     plots = {path.name for path in (retrained.artifacts / "plots").glob("*.png")}
     assert plots == {"epsilon.png", "risk.png", "noise.png", "confusion.png", "per_class.png"}
 
@@ -195,7 +196,7 @@ def some_retrainings(count: int) -> pd.DataFrame:
 
 def test_a_retraining_without_a_model_has_a_cost_and_no_accuracy() -> None:
     rows = some_retrainings(4)
-    rows.loc[1, ["outcome", "accuracy"]] = ["forfeited", np.nan]
+    rows.loc[1, ["outcome", "quality"]] = ["forfeited", np.nan]
     above, below = retrainings_figure(rows, theme=LIGHT).axes
     assert np.asarray(above.lines[0].get_xdata()).tolist() == [0, 2, 3]
     heights = {
@@ -203,9 +204,21 @@ def test_a_retraining_without_a_model_has_a_cost_and_no_accuracy() -> None:
     }
     assert heights == {0: 1.0, 1: 2.0, 2: 3.0, 3: 9.0}
     assert below.get_legend_handles_labels()[1] == ["of a model", "spent without a model"]
-    axes = accuracy_figure(rows.dropna(), theme=LIGHT).axes[0]
+    axes = quality_figure(rows.dropna(), theme=LIGHT).axes[0]
     points = [points.get_offsets().tolist() for points in axes.collections]
     assert points == [[[1.0, 0.5], [3.0, 0.52]], [[9.0, 0.9]]]
+
+
+def test_what_is_no_accuracy_is_called_by_its_name_and_is_in_no_percent() -> None:
+    past = History(nothing().blocks, some_retrainings(4), measure="r2")
+    (draw, words), (_, against) = drawings(past)["retrainings"], drawings(past)["quality"]
+    assert words.startswith("Held-out r2 of 4 models over 4 periods, from 0.500 to 0.900")
+    axes = draw(LIGHT).axes[0]
+    assert axes.get_ylabel() == "held-out r2" and against.startswith("Held-out r2")
+    axes = quality_figure(past.retrainings, measure="r2", theme=LIGHT).axes[0]
+    assert not isinstance(axes.yaxis.get_major_formatter(), PercentFormatter)
+    (row, *_) = shown(past, read=1)["retrainings"]  # type: ignore[misc]
+    assert row["quality"] == "0.900"
 
 
 def test_what_there_is_nothing_of_is_not_drawn() -> None:
@@ -226,5 +239,5 @@ def test_the_table_has_the_last_periods_and_says_how_many_were_before() -> None:
     ]
     assert (len(rows), said["earlier"], said["serving"]) == (12, 28, "2026-W38")
     assert json.dumps(rows[0]) == (
-        '{"period": "2026-W60", "became": "this run", "epsilon": "9", "accuracy": "90.0 %", "blocks": "w2"}'
+        '{"period": "2026-W60", "became": "this run", "epsilon": "9", "quality": "90.0%", "blocks": "w2"}'
     )
