@@ -151,9 +151,8 @@ def test_what_is_shared_leaves_a_trial_more(place: Path) -> None:
     ("varied", "features", "shares"),
     [
         ("algorithm.clip_norm", {"name": "centred"}, True),
-        ("model.seed", {"name": "centred"}, True),
-        ("model.seed", {"name": "centred", "head_noise": 20.0}, False),
         ("algorithm.clip_norm", {"name": "centred", "head_noise": 20.0}, True),
+        ("model.seed", {"name": "centred"}, False),
         ("features.mean_noise", {"name": "centred"}, False),
         ("algorithm.clip_norm", {"name": "none"}, False),
         ("algorithm.clip_norm", None, False),
@@ -162,6 +161,36 @@ def test_what_is_shared_leaves_a_trial_more(place: Path) -> None:
 def test_features_are_shared_where_no_trial_varies_them(varied: str, features: Any, shares: bool) -> None:
     asked = Tuning.model_validate({"space": {varied: [1, 2]}, "epsilon": 1.0})
     assert tuning.shares_features(asked, {"features": features}) is shares
+
+
+def traces_of(search: Search, place: Path, home: Path) -> list[pd.DataFrame]:
+    """The traces of all trials, each settings' once."""
+    found: list[pd.DataFrame] = []
+
+    def noting(trials: Sequence[Trial]) -> None:
+        tuning.one_by_one(trials)
+        found.extend(pd.read_parquet(trial.folder / "trace.parquet") for trial in trials)
+
+    tune(search, ledger=ledger_of(home), home=home, root=place, run_all=noting)
+    return found
+
+
+def test_what_is_shared_does_not_tell_which_settings_the_first_trial_took(
+    place: Path, own_home: Path
+) -> None:
+    """Steps that cost next to nothing, so that a run's price is below the Rényi bound of its features alone."""
+    base = CENTRED | {"algorithm": {"name": "sgd_adv", "expected_batch_size": 256}}
+    search = search_of(place, base=base, space={"algorithm.steps": [1, 8]}, show_all=True)
+    first, second = traces_of(search, place, own_home)
+    for trace, plan in zip((first, second), search.priced.plans, strict=True):
+        assert trace["epsilon"].tolist() == [plan["epsilon"]["pld"]] * len(trace)
+    assert first["epsilon"][0] != second["epsilon"][0]
+
+
+def test_each_trial_starts_at_its_own_model(place: Path, own_home: Path) -> None:
+    search = search_of(place, base=CENTRED, space={"model.name": ["softmax", "mlp"]}, show_all=True)
+    for trace in traces_of(search, place, own_home):
+        assert list(trace["kind"]) == ["total", *["gradient"] * 4]
 
 
 def test_a_trial_never_learns_by_itself_what_is_shared(place: Path, own_home: Path) -> None:
