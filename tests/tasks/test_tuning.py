@@ -9,10 +9,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from dp_accounting import GaussianDpEvent
 from safetensors import safe_open
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy import card
+from algorithms.privacy.accounting.events import event_from_json
 from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
@@ -98,10 +100,12 @@ def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path
         tune(search, ledger=ledger, home=own_home, root=place, run_all=some)
     receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=some)
     assert drawn[0] == drawn[1]
+    assert len({key for key, _ in drawn[0]}) == len(drawn[0])
     rows = [row.kind for row in ledger.history("digits") if row.run_id == receipt["run_id"]]
     assert rows == ["reserve", "settle"]
 
 
+COUNT, MEAN = GaussianDpEvent(100.0), GaussianDpEvent(20.0)
 CENTRED = BASE | {"features": {"name": "centred", "mean_noise": 20.0}, "model": {"name": "unit_linear"}}
 
 
@@ -185,6 +189,20 @@ def test_what_is_shared_does_not_tell_which_settings_the_first_trial_took(
     for trace, plan in zip((first, second), search.priced.plans, strict=True):
         assert trace["epsilon"].tolist() == [plan["epsilon"]["pld"]] * len(trace)
     assert first["epsilon"][0] != second["epsilon"][0]
+
+
+def test_a_private_number_is_counted_for_what_is_shared_and_by_each_trial(
+    place: Path, own_home: Path
+) -> None:
+    base = CENTRED | {"algorithm": {"name": "dp_sgd", "sampling_rate": 0.2, "steps": 2}}
+    found = PublicDescription.read(place / "prepared")
+    (place / "prepared" / "public.json").write_text(dataclasses.replace(found, records=None).to_json())
+    search = search_of(place, base=base, space={"algorithm.clip_norm": [0.5, 1.0]}, show_all=True)
+    assert list(search.priced.schedule[:-1]) == [(COUNT, 1), (MEAN, 1)]
+    for trace in traces_of(search, place, own_home):
+        events = [event_from_json(json.loads(row)) for row in trace["event"]]
+        assert events[:3] == [COUNT, MEAN, COUNT]
+        assert list(trace["kind"]) == [*["total"] * 3, *["gradient"] * 2]
 
 
 def test_each_trial_starts_at_its_own_model(place: Path, own_home: Path) -> None:
