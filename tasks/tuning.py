@@ -314,11 +314,12 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
 
 
 def shares_features(tuning: Tuning, document: Document) -> bool:
-    """Whether what is learned about the features is the same for every trial, so that it is released once for all."""
-    features = document.get("features") or {}
-    varied = {key.partition(".")[0] for key in tuning.space}
-    starts_a_head = features.get("head_noise") is not None and "model" in varied
-    return features.get("name", "none") != "none" and "features" not in varied and not starts_a_head
+    """Whether what is learned about the features is the same for every trial, so that it is released once for all.
+
+    Where training starts is learned with them, and is the model's; so neither may be in the space.
+    """
+    name = (document.get("features") or {}).get("name", "none")
+    return name != "none" and {"features", "model"}.isdisjoint(key.partition(".")[0] for key in tuning.space)
 
 
 def _trial_schedule(plan: Document, objective: Objective) -> Schedule:

@@ -231,7 +231,7 @@ def train(
     state = algorithm.init(model.initial_parameters().to(performance.device), plan)
     start, last_norms = _Progress(state, buffers(model)), LastNorms()
     resumed = load(folder, start, run_id=run_id, last_norms=last_norms)
-    before = Trace() if learned_before is None else Trace([*learned_before[1].rows])
+    before = Trace() if learned_before is None else _counted_by(plan, learned_before[1])
     found, step, trace = resumed or (start, 0, before)
     rows = plan.public.pooled
     barrier = (barrier_of or Barrier)(
@@ -302,6 +302,18 @@ def _learn(features: Features, barrier: Barrier, model: Model, plan: Plan) -> Le
     if hasattr(features, "start"):
         start = features.start(asked, installed(model, found))
     return Learned(found, start)
+
+
+def _counted_by(plan: Plan, trace: Trace) -> Trace:
+    """The rows of releases that several runs share, with what they cost by this run's filter alone.
+
+    The filter of another run knows its cost, which a trial's trace must not tell of another trial.
+    """
+    spend, rows = plan.open_filter(), []
+    for row, event in zip(trace.rows, trace.events(), strict=True):
+        spend.charge(event)
+        rows.append(replace(row, epsilon=spend.spent(plan.target.budget.delta)))
+    return Trace(rows)
 
 
 def recharged(spend: Filter, trace: Trace) -> Filter:

@@ -5,8 +5,9 @@ orders. Each estimate below is therefore raised by what rounding can do to the c
 """
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -27,29 +28,51 @@ _BLOCK = 256
 """Values summed in 32 bits before the sum goes on in 64: too few for rounding to matter, enough for speed."""
 
 
+class _Process:
+    """What all threads share: how many compute in full precision now, and what brings back the settings before."""
+
+    turn = threading.Lock()
+    inside = 0
+    before = ExitStack()
+
+
 @contextmanager
 def in_full_precision() -> Iterator[None]:
     """Switches off products of 32-bit numbers in fewer bits, in which a norm and its contribution could differ.
 
-    That is TF32 on GPUs, and bfloat16 on those CPUs that have products of it.
+    That is TF32 on GPUs, and bfloat16 on those CPUs that have products of it. PyTorch has one setting for all threads,
+    so what it was before comes back when the last of them has left.
     """
+    with _Process.turn:
+        _switch_off()
+        _Process.inside += 1
+    try:
+        yield
+    finally:
+        with _Process.turn:
+            _Process.inside -= 1
+            if not _Process.inside:
+                _Process.before.close()
+
+
+def _switch_off() -> None:
     kept = [kind.fp32_precision for kind in _PRODUCTS]
     if set(kept) == {"ieee"}:
-        yield
         return
     products = _where_set(torch.get_float32_matmul_precision)
     convolutions = _where_set(lambda: torch.backends.cudnn.allow_tf32)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     _set_precisions(["ieee"] * len(kept))
-    try:
-        yield
-    finally:
-        if products is not None:
-            torch.set_float32_matmul_precision(products)
-        if convolutions is not None:
-            torch.backends.cudnn.allow_tf32 = convolutions
-        _set_precisions(kept)
+    _Process.before.callback(_switch_back, kept, products, convolutions)
+
+
+def _switch_back(kept: Sequence[str], products: str | None, convolutions: bool | None) -> None:
+    if products is not None:
+        torch.set_float32_matmul_precision(products)
+    if convolutions is not None:
+        torch.backends.cudnn.allow_tf32 = convolutions
+    _set_precisions(kept)
 
 
 def _set_precisions(precisions: Sequence[str]) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from algorithms.gradients.op_tracer import Sample, same_randomness
+from algorithms.gradients.op_tracer import Sample
 from algorithms.gradients.passes import Passes
+from algorithms.models.randomness import same_randomness
 
 _FEW, MANY = 3, 65
 

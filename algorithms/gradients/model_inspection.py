@@ -38,7 +38,6 @@ from algorithms.gradients.op_tracer import (
     away_from_start,
     mixes,
     near_start,
-    same_randomness,
     watched,
     watching,
 )
@@ -47,6 +46,7 @@ from algorithms.gradients.passes import Answers, Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients
 from algorithms.models import Model, ModelRefusedError
 from algorithms.models.packing import Packing
+from algorithms.models.randomness import same_randomness
 
 _FEW, _MORE = 3, 17
 _BYTE = 256

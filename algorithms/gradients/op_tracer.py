@@ -21,6 +21,7 @@ from algorithms.gradients.grad_sample_recorder import RecordedTensor
 from algorithms.gradients.passes import Passes, asks
 from algorithms.models import Model
 from algorithms.models.packing import Packing, Part
+from algorithms.models.randomness import same_randomness
 
 
 @dataclass(frozen=True)
@@ -152,18 +153,6 @@ def near_start(model: Model) -> Tensor:
         for some in torch.split(part, len(draw)):
             some.add_(draw[: len(some)].to(part), alpha=0.1 * size)
     return moved
-
-
-@contextmanager
-def same_randomness(seed: int = 0) -> Iterator[None]:
-    """Dropout that drops the same each time, and leaves the generators as they were."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=devices):
-        # torch.manual_seed would note the call stack for each kind of accelerator that is not there
-        torch.default_generator.manual_seed(seed)
-        for device in devices:
-            torch.cuda.default_generators[device].manual_seed(seed)
-        yield
 
 
 Shapes = tuple[torch.Size, ...]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from algorithms.models.libraries import imported_library, public_folder
 from algorithms.models.linear import CROSS_ENTROPY, as_they_are, cross_entropy
 from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings
+from algorithms.models.randomness import same_randomness
 from algorithms.models.recurrent import digest
 
 _NOT_OURS = ("id2label", "label2id", "dtype", "torch_dtype")
@@ -350,7 +351,7 @@ def write_beside(
     }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     public = {name.replace(".base_layer.", "."): tensor for name, tensor in stored.items()}
-    with torch.random.fork_rng(devices=[]):  # heads and adapters are then those of the files
+    with same_randomness():  # heads and adapters are then those of the files
         found = type(module)(module.config)
     found.load_state_dict(
         {name: tensor for name, tensor in public.items() if not name.startswith(of_head or ("-",))},

@@ -38,6 +38,7 @@ from algorithms.models.public_models import (
     huggingface_model,
     timm_model,
 )
+from algorithms.models.randomness import same_randomness
 from algorithms.models.recurrent import TextSettings, bilstm
 from algorithms.models.reinitialize import frozen, started
 from algorithms.models.scattering import (
@@ -129,8 +130,7 @@ def build(
             f"the model {name!r} says one thing of a record, and the target of {predicts} is one of each token; use"
             " 'huggingface'."
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with same_randomness(seed):
         model = predicting(architecture.make(given, chosen), given)
     return replace(model, precision=_PRECISIONS[precision], settings=chosen.without_files())
 
@@ -139,8 +139,7 @@ def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed:
     """The model of `package.module:factory`: (given, **settings) -> Model, or a module with an output a class."""
     factory = imported(name, "the model")
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with same_randomness(seed):
             made = factory(given, **settings)
     except ModelRefusedError:
         raise

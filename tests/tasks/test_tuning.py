@@ -9,10 +9,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from dp_accounting import GaussianDpEvent
 from safetensors import safe_open
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy import card
+from algorithms.privacy.accounting.events import event_from_json
 from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
@@ -98,10 +100,12 @@ def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path
         tune(search, ledger=ledger, home=own_home, root=place, run_all=some)
     receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=some)
     assert drawn[0] == drawn[1]
+    assert len({key for key, _ in drawn[0]}) == len(drawn[0])
     rows = [row.kind for row in ledger.history("digits") if row.run_id == receipt["run_id"]]
     assert rows == ["reserve", "settle"]
 
 
+COUNT, MEAN = GaussianDpEvent(100.0), GaussianDpEvent(20.0)
 CENTRED = BASE | {"features": {"name": "centred", "mean_noise": 20.0}, "model": {"name": "unit_linear"}}
 
 
@@ -151,9 +155,8 @@ def test_what_is_shared_leaves_a_trial_more(place: Path) -> None:
     ("varied", "features", "shares"),
     [
         ("algorithm.clip_norm", {"name": "centred"}, True),
-        ("model.seed", {"name": "centred"}, True),
-        ("model.seed", {"name": "centred", "head_noise": 20.0}, False),
         ("algorithm.clip_norm", {"name": "centred", "head_noise": 20.0}, True),
+        ("model.seed", {"name": "centred"}, False),
         ("features.mean_noise", {"name": "centred"}, False),
         ("algorithm.clip_norm", {"name": "none"}, False),
         ("algorithm.clip_norm", None, False),
@@ -162,6 +165,50 @@ def test_what_is_shared_leaves_a_trial_more(place: Path) -> None:
 def test_features_are_shared_where_no_trial_varies_them(varied: str, features: Any, shares: bool) -> None:
     asked = Tuning.model_validate({"space": {varied: [1, 2]}, "epsilon": 1.0})
     assert tuning.shares_features(asked, {"features": features}) is shares
+
+
+def traces_of(search: Search, place: Path, home: Path) -> list[pd.DataFrame]:
+    """The traces of all trials, each settings' once."""
+    found: list[pd.DataFrame] = []
+
+    def noting(trials: Sequence[Trial]) -> None:
+        tuning.one_by_one(trials)
+        found.extend(pd.read_parquet(trial.folder / "trace.parquet") for trial in trials)
+
+    tune(search, ledger=ledger_of(home), home=home, root=place, run_all=noting)
+    return found
+
+
+def test_what_is_shared_does_not_tell_which_settings_the_first_trial_took(
+    place: Path, own_home: Path
+) -> None:
+    """Steps that cost next to nothing, so that a run's price is below the Rényi bound of its features alone."""
+    base = CENTRED | {"algorithm": {"name": "sgd_adv", "expected_batch_size": 256}}
+    search = search_of(place, base=base, space={"algorithm.steps": [1, 8]}, show_all=True)
+    first, second = traces_of(search, place, own_home)
+    for trace, plan in zip((first, second), search.priced.plans, strict=True):
+        assert trace["epsilon"].tolist() == [plan["epsilon"]["pld"]] * len(trace)
+    assert first["epsilon"][0] != second["epsilon"][0]
+
+
+def test_a_private_number_is_counted_for_what_is_shared_and_by_each_trial(
+    place: Path, own_home: Path
+) -> None:
+    base = CENTRED | {"algorithm": {"name": "dp_sgd", "sampling_rate": 0.2, "steps": 2}}
+    found = PublicDescription.read(place / "prepared")
+    (place / "prepared" / "public.json").write_text(dataclasses.replace(found, records=None).to_json())
+    search = search_of(place, base=base, space={"algorithm.clip_norm": [0.5, 1.0]}, show_all=True)
+    assert list(search.priced.schedule[:-1]) == [(COUNT, 1), (MEAN, 1)]
+    for trace in traces_of(search, place, own_home):
+        events = [event_from_json(json.loads(row)) for row in trace["event"]]
+        assert events[:3] == [COUNT, MEAN, COUNT]
+        assert list(trace["kind"]) == [*["total"] * 3, *["gradient"] * 2]
+
+
+def test_each_trial_starts_at_its_own_model(place: Path, own_home: Path) -> None:
+    search = search_of(place, base=CENTRED, space={"model.name": ["softmax", "mlp"]}, show_all=True)
+    for trace in traces_of(search, place, own_home):
+        assert list(trace["kind"]) == ["total", *["gradient"] * 4]
 
 
 def test_a_trial_never_learns_by_itself_what_is_shared(place: Path, own_home: Path) -> None:

@@ -137,6 +137,18 @@ def test_products_of_fewer_bits_are_off_during_a_pass_and_then_as_before() -> No
         assert not torch.backends.cudnn.allow_tf32
 
 
+def test_products_of_fewer_bits_are_off_until_the_last_of_several_passes_has_ended() -> None:
+    """Trials of a search run in threads, and the settings are those of the process."""
+    torch.backends.cudnn.allow_tf32 = True
+    one, other = in_full_precision(), in_full_precision()
+    for enters in (one, other):
+        enters.__enter__()
+    one.__exit__(None, None, None)
+    assert not torch.backends.cudnn.allow_tf32
+    other.__exit__(None, None, None)
+    assert torch.backends.cudnn.allow_tf32
+
+
 @pytest.mark.parametrize("label", [2, 255, 10**6, -1])
 @pytest.mark.parametrize("name", ["logistic", "svm"])
 def test_a_label_that_is_no_class_does_not_weigh_more(name: str, label: int) -> None:

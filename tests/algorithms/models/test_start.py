@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ def stored(path: Path, change: Callable[[dict[str, Tensor]], object] = lambda te
     change(tensors)
     save_file(tensors, path)
     return path
+
+
+def test_a_start_is_that_of_its_seed_whatever_other_threads_draw() -> None:
+    """A search makes the models of its trials in threads."""
+    seeds = [0, 1] * 20
+    alone = [form_of("conv_fc", seed=seed).initial_parameters() for seed in (0, 1)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda seed: form_of("conv_fc", seed=seed).initial_parameters(), seeds))
+    assert all(torch.equal(start, alone[seed]) for start, seed in zip(found, seeds, strict=True))
 
 
 def test_a_start_is_the_file_s_and_is_stated(tmp_path: Path) -> None:

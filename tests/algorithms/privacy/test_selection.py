@@ -10,12 +10,20 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
-from algorithms.privacy.accounting.epsilon import ADD_OR_REMOVE_ONE, ORDERS, composed, epsilon
+from algorithms.privacy.accounting.epsilon import (
+    ADD_OR_REMOVE_ONE,
+    ORDERS,
+    REPLACE_ONE,
+    Adjacency,
+    composed,
+    epsilon,
+)
 from algorithms.privacy.accounting.event_rules import EitherDpEvent
 from algorithms.privacy.accounting.events import event_from_json, event_to_json
 from algorithms.privacy.accounting.selection import Trials, all_shown, trials_of
 
-QUIET, LOUD = [(GaussianDpEvent(8.0), 4)], [(GaussianDpEvent(5.0), 2)]
+QUIET, LOUD, ONE = [(GaussianDpEvent(8.0), 4)], [(GaussianDpEvent(5.0), 2)], [(GaussianDpEvent(2.0), 1)]
+DELTA = 1e-4
 
 
 @pytest.mark.parametrize("shape", [0.0, 0.5, 1.0, math.inf])
@@ -34,6 +42,37 @@ def deltas_of(event: object) -> Callable[[float, str], float]:
     return lambda at, side: float(sides[side].get_delta_for_epsilon(at))
 
 
+Y = np.linspace(-16, 16, 8_001)
+
+
+def released(centre: float, std: float) -> np.ndarray:
+    """The chances of each of Y for a number with normal noise."""
+    found: np.ndarray = stats.norm(centre, std).pdf(Y) * (Y[1] - Y[0])
+    return found
+
+
+def best(centre: float, mean: float, shape: float, score: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The chances of each of Y to be the best of trials that each release one number with noise of 2."""
+    order, numbers = np.argsort(score(Y), kind="stable"), np.arange(1, 800)
+    is_poisson = math.isinf(shape)
+    chances = (
+        stats.poisson(mean).pmf(numbers) if is_poisson else np.exp(Trials(mean, shape)._log_chances(numbers))
+    )
+    one = released(centre, 2.0)
+    reached = np.empty_like(one)
+    reached[order] = np.cumsum(one[order])
+    middle = np.clip(reached - one / 2, 0.0, 1.0)
+    found: np.ndarray = one * sum(
+        k * p * middle ** (k - 1) for k, p in zip(numbers, chances, strict=True) if p > 1e-18
+    )
+    return found
+
+
+def hockey_stick(some: np.ndarray, other: np.ndarray, at: float) -> float:
+    """Delta at an epsilon."""
+    return float(np.maximum(some - math.exp(at) * other, 0.0).sum())
+
+
 @pytest.mark.parametrize(
     ("mean", "shape"), [(6.0, 0.0), (6.0, 1.0), (20.0, 0.5), (6.0, math.inf), (1.0, 1.0)]
 )
@@ -42,28 +81,29 @@ def test_the_best_never_tells_more_than_its_profile(
     mean: float, shape: float, score: Callable[[np.ndarray], np.ndarray]
 ) -> None:
     """The best of trials that each release one number with normal noise: its density is integrated."""
-    y = np.linspace(-16, 16, 8_001)
-    order, width = np.argsort(score(y), kind="stable"), y[1] - y[0]
-    numbers, trials = np.arange(1, 800), Trials(mean, shape)
-    is_poisson = math.isinf(shape)
-    chances = stats.poisson(mean).pmf(numbers) if is_poisson else np.exp(trials._log_chances(numbers))
-
-    def best(centre: float) -> np.ndarray:
-        one = stats.norm(centre, 2.0).pdf(y) * width
-        reached = np.empty_like(one)
-        reached[order] = np.cumsum(one[order])
-        middle = np.clip(reached - one / 2, 0.0, 1.0)
-        return one * sum(
-            k * p * middle ** (k - 1) for k, p in zip(numbers, chances, strict=True) if p > 1e-18
-        )
-
-    bound = deltas_of(trials.event([[(GaussianDpEvent(2.0), 1)]]))
-    pairs = {"remove": (best(1.0), best(0.0)), "add": (best(0.0), best(1.0))}
-    for side, (some, other) in pairs.items():
+    bound = deltas_of(Trials(mean, shape).event([ONE]))
+    with_it, without = (best(centre, mean, shape, score) for centre in (1.0, 0.0))
+    for side, (some, other) in {"remove": (with_it, without), "add": (without, with_it)}.items():
         for at in (0.0, 0.3, 1.0, 2.0, 4.0):
-            exact = float(np.maximum(some - math.exp(at) * other, 0.0).sum())
+            exact = hockey_stick(some, other, at)
             assert exact <= bound(at, side) * (1 + 1e-4) + 1e-9
             assert mean > 1 or exact == pytest.approx(bound(at, side), rel=1e-2, abs=1e-9)
+
+
+@pytest.mark.parametrize(("adjacency", "moved"), [(ADD_OR_REMOVE_ONE, 1.0), (REPLACE_ONE, 2.0)])
+@pytest.mark.parametrize(("mean", "shape"), [(6.0, 1.0), (6.0, math.inf), (1.0, 1.0)])
+def test_what_is_shared_and_the_best_never_tell_more_than_is_charged(
+    mean: float, shape: float, adjacency: Adjacency, moved: float
+) -> None:
+    """A number is released once, with noise of 3, then the best of trials: the joint density is integrated."""
+    whole = [(GaussianDpEvent(3.0), 1), (Trials(mean, shape).event([QUIET, ONE]), 1)]
+    charged, first = epsilon(whole, DELTA, adjacency=adjacency), [released(x, 3.0) for x in (moved, 0.0)]
+    for score in (lambda y: y, lambda y: -y):
+        then = [best(x, mean, shape, score) for x in (moved, 0.0)]
+        some, other = (np.outer(8 * a[::8], 4 * b[::4]) for a, b in zip(first, then, strict=True))
+        for exact in (hockey_stick(some, other, charged), hockey_stick(other, some, charged)):
+            assert exact <= DELTA
+            assert mean > 1 or exact == pytest.approx(DELTA, rel=0.02)
 
 
 def test_a_profile_is_tighter_than_renyi_divergences_and_worse_than_one_trial() -> None:
