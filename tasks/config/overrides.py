@@ -274,6 +274,7 @@ def revise(root: Path, request: Request) -> Revision:
 
 
 def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
+    document.setdefault("features", {"name": "none"})  # a group that DVC tracks has to be there
     named = {"data.dataset": request.dataset, "privacy.epsilon": request.epsilon}
     named |= {"privacy.delta": request.delta, "model.seed": request.seed}
     wanted = {key: value for key, value in named.items() if value is not None}
@@ -313,8 +314,7 @@ def _follow_recipe(document: dict[str, Any], request: Request, epsilon: Any, *, 
         _set(document, "data.transform", "encoder" if encoded else "none")
     if encoded or "encoder" in document["data"]:
         document["data"]["encoder"] = encoded.encoder if encoded else None
-    if encoded or "features" in document:
-        _become(document.setdefault("features", {}), encoded.features if encoded else {"name": "none"})
+    _become(document["features"], encoded.features if encoded else {"name": "none"})
 
 
 def _become(target: dict[str, Any], values: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ruamel.yaml import YAML
 
 from algorithms.errors import RefusedError
 from algorithms.methods.registry import CATALOGUE
@@ -32,6 +33,17 @@ def lines(text: str) -> set[str]:
 
 def test_nothing_asked_for_changes_nothing(root: Path) -> None:
     assert not revise(root, Request()).changes
+
+
+def test_a_file_gets_the_groups_that_dvc_wants_of_it(root: Path) -> None:
+    """Whoever writes a file by hand leaves out what is none."""
+    stages = YAML(typ="safe", pure=True).load(PROJECT / "dvc.yaml")["stages"]
+    tracked = {group for stage in stages.values() for group in stage.get("params", ())}
+    path = root / "params.yaml"
+    written = YAML(typ="safe", pure=True).load(path)
+    needed = ("data", "privacy", "algorithm", "model")
+    YAML(typ="safe", pure=True).dump({group: written[group] for group in needed}, path)
+    assert tracked <= YAML(typ="safe", pure=True).load(revise(root, Request()).after).keys()
 
 
 def test_the_file_as_it_comes_is_the_recipe_of_its_data_set(root: Path) -> None:
