@@ -610,7 +610,8 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
     plan, document = search.plan(0)
     if ledger.status(run.run_id) is None:  # what is charged ends with a card, of a trial as of a run
         rehearse(search.priced.plans[0], search.public, _identity(search, run, document))
-    about = {name: document[name] for name in ("algorithm", "dataset", "adjacency", "noise")} | signer(home)
+    about = {name: document[name] for name in ("dataset", "adjacency", "noise")} | signer(home)
+    about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.priced.plans}))
     held = digests_of(search.public, search.prepared)
     ledger.reserve(
         run.run_id,

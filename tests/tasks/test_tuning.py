@@ -23,6 +23,7 @@ from tasks import prepare, tuning
 from tasks.config import params
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining import settings as retraining
+from tasks.runs.signing import signing_key
 from tasks.tuning import Search, Trial, Tuning, price, tune
 
 BASE: dict[str, Any] = {
@@ -82,6 +83,32 @@ def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Pat
     again = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
     assert again["run_id"] == receipt["run_id"]
     assert len([row for row in ledger.history("digits") if row.kind == "reserve"]) == 1
+
+
+def test_the_card_of_whatever_method_wins_is_of_the_search_that_was_charged(
+    place: Path, own_home: Path
+) -> None:
+    search = search_of(place, space={"algorithm.name": ["dp_sgd_decay", "dp_sgd"]}, show_all=True)
+    ledger = ledger_of(own_home)
+
+    def the_second_wins(trials: Sequence[Trial]) -> None:
+        tuning.one_by_one(trials)
+        for score, trial in enumerate(trials):
+            (trial.folder / "score.json").write_text(str(score))
+
+    tune(search, ledger=ledger, home=own_home, root=place, run_all=the_second_wins)
+    written = card.load(place / "tuned" / "privacy_card.json")
+    assert written.mechanism.algorithm == "dp_sgd"
+    assert card.verify(written, place / "tuned").passed
+    check_charged(written, ledger)
+    (reserved,) = [json.loads(row.about) for row in ledger.history("digits") if row.kind == "reserve"]
+    assert reserved["algorithm"] == "dp_sgd, dp_sgd_decay"
+    for name in ("adaclip", "dp_sgd, dp_sgd_decay"):
+        document = written.to_json()
+        document["mechanism"]["algorithm"] = name
+        edited = card.PrivacyCard.model_validate_json(json.dumps(document)).signed(signing_key(own_home))
+        with pytest.raises(RefusedError, match="differ in algorithm;"):
+            check_charged(edited, ledger)
 
 
 def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path, own_home: Path) -> None:
