@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from pydantic import Field, JsonValue, ValidationError, model_validator
 from ruamel.yaml import YAML
@@ -41,7 +42,8 @@ from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.statistics import Statistic, shape_of
 from algorithms.privacy.barrier.trace import Row, Trace
-from algorithms.privacy.card import RunRecord, build
+from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
+from algorithms.privacy.card.trace import Columns
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.mechanisms import Gaussian
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
@@ -56,6 +58,7 @@ from tasks.config.environment import SPEND_AGAIN, data_mirror, home, ledger_url,
 from tasks.config.params import Group, Params, ParamsRefusedError
 from tasks.evaluate import load_model, metrics_of, record_scores
 from tasks.prepare import prepare
+from tasks.report import Run
 from tasks.reporting.page import environment
 from tasks.reporting.rehearsal import rehearse
 from tasks.runs import preflight, store
@@ -194,18 +197,28 @@ def _with(base: Document, values: Mapping[str, Any]) -> Document:
 class Priced:
     """What a search costs and what a trial may: the plan's document of each candidate, and the event of the whole.
 
-    shows_all: whether every trial may be shown. each: epsilon of one trial by itself. cost: of the whole. schedule:
-    what is charged, what is learned once for all trials and then the search. shares: whether anything is.
+    shows_all: whether every trial may be shown. each: epsilon of one trial by itself. costs: of the whole, by
+    accountant; the least one is its cost. schedule: what is charged, what is learned once for all trials and then the
+    search. shares: whether anything is.
     """
 
     shows_all: bool
     each: float
-    cost: float
-    accountant: Accountant
+    costs: Mapping[str, float]
     schedule: Schedule
     shares: bool
     documents: tuple[Document, ...]
     plans: tuple[Document, ...]
+
+    @property
+    def accountant(self) -> Accountant:
+        """By which the whole costs least."""
+        return cast(Accountant, min(self.costs, key=self.costs.__getitem__))
+
+    @property
+    def cost(self) -> float:
+        """Epsilon of the whole."""
+        return self.costs[self.accountant]
 
 
 def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
@@ -293,9 +306,7 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
         costs = by_accountants(charged, delta, adjacency_named(adjacencies.pop()))
         if not costs:
             raise RefusedError("no accountant has a bound for a search of this method; take another method.")
-        accountant = cast(Accountant, min(costs, key=costs.__getitem__))
-        cost, shares = costs[accountant], bool(shared)
-        return Priced(shows_all, each, cost, accountant, charged, shares, tuple(documents), tuple(plans))
+        return Priced(shows_all, each, costs, charged, bool(shared), tuple(documents), tuple(plans))
 
     least, most, each, best = tuning.epsilon / 2**10, tuning.epsilon, tuning.epsilon / 2, None
     for _ in range(_TRIES):
@@ -496,16 +507,13 @@ class Search:
 
     def plan(self, winner: int) -> tuple[Plan, Document]:
         """The plan of the whole with the numbers of the winner, and its document."""
-        own, accountant = self.priced.plans[winner], self.priced.accountant
+        own, priced = self.priced.plans[winner], self.priced
         alone = Plan.from_json(own)
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
-        target = replace(alone.target, budget=budget, accountant=accountant, prior_events=())
-        plan = replace(alone, target=target, schedule=self.priced.schedule)
-        plan = replace(
-            plan, epsilon=by_accountants(plan.schedule, budget.delta, adjacency_named(plan.adjacency))
-        )
+        target = replace(alone.target, budget=budget, accountant=priced.accountant, prior_events=())
+        plan = replace(alone, target=target, schedule=priced.schedule, epsilon=priced.costs)
         told = ("shows_all", "each", "shares")
-        search = {name: getattr(self.priced, name) for name in told} | {"space": len(self.priced.plans)}
+        search = {name: getattr(priced, name) for name in told} | {"space": len(priced.plans)}
         return plan, own | plan.to_json() | {"attack": None, "search": search}
 
 
@@ -608,8 +616,8 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
     ):  # killed before its result was whole: repeated, not charged again
         return
     plan, document = search.plan(0)
-    if ledger.status(run.run_id) is None:  # what is charged ends with a card, of a trial as of a run
-        rehearse(search.priced.plans[0], search.public, _identity(search, run, document))
+    if ledger.status(run.run_id) is None:  # what is charged ends with a card, whichever trial wins
+        _rehearse(search, run)
     about = {name: document[name] for name in ("dataset", "adjacency", "noise")} | signer(home)
     about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.priced.plans}))
     held = digests_of(search.public, search.prepared)
@@ -622,6 +630,30 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
         blocks=search.blocks,
         held=held,
     )
+
+
+def _rehearse(search: Search, run: store.Run) -> None:
+    """Makes the card of each winner that there may be; of one, it verifies it and makes the page: events are the same.
+
+    Raises RefusedError where that fails.
+    """
+
+    def report(pick: int, made: Run) -> None:
+        card = _card(search, made.plan, made.receipt, made.trace)
+        if pick == 0:
+            _page(search, made.plan, made.receipt, search.priced.documents[pick])
+            for check in verify(card, unsigned=True).failures:
+                raise RefusedError(f"{check.name}: {check.detail}")
+
+    for pick, own in enumerate(search.priced.plans):
+        _, document = search.plan(pick)
+        rehearse(
+            document,
+            search.public,
+            _identity(search, run, document),
+            trial=_trial_schedule(own, search.tuning.objective),
+            report=partial(report, pick),
+        )
 
 
 def _identity(search: Search, run: store.Run, document: Document) -> Document:
@@ -757,11 +789,22 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
     receipt: Document = json.loads((folder / "receipt.json").read_text(encoding="utf-8"))
     plan: Document = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     frame = pd.read_parquet(folder / "trace.parquet")
-    record = RunRecord(plan, receipt, json.loads(search.public.to_json()), frame, receipt["software"])
-    card = build(record, signing_key(home))
+    winner = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
+    card = _card(search, plan, receipt, frame, signing_key(home))
     (folder / "privacy_card.json").write_bytes(card.to_bytes())
-    (folder / PAGE).write_text(_page(search, plan, receipt, folder), encoding="utf-8")
+    (folder / PAGE).write_text(_page(search, plan, receipt, winner), encoding="utf-8")
     return receipt
+
+
+def _card(
+    search: Search,
+    plan: Mapping[str, Any],
+    receipt: Mapping[str, Any],
+    trace: Columns,
+    key: Ed25519PrivateKey | None = None,
+) -> PrivacyCard:
+    public = json.loads(search.public.to_json())
+    return build(RunRecord(plan, receipt, public, trace, receipt["software"]), key)
 
 
 _SCORES = {
@@ -772,10 +815,9 @@ _SCORES = {
 }
 
 
-def _page(search: Search, plan: Document, receipt: Document, folder: Path) -> str:
+def _page(search: Search, plan: Mapping[str, Any], receipt: Mapping[str, Any], winner: Document) -> str:
     """What the winner is and cost, beside one run and beside showing all; nothing of the other trials."""
     tuning, public_plan = search.tuning, Plan.from_json(plan)
-    inside = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     trials = trials_of(public_plan.schedule) or []
     number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)
     adjacency = adjacency_named(plan["adjacency"])
@@ -795,7 +837,7 @@ def _page(search: Search, plan: Document, receipt: Document, folder: Path) -> st
         .render(
             plan=plan,
             receipt=receipt,
-            winner={key: value_at(inside, key) for key in tuning.space},
+            winner={key: value_at(winner, key) for key in tuning.space},
             cost=receipt["epsilon"][receipt["accountant"]],
             naive=epsilon(naive, receipt["delta"], adjacency=adjacency),
             told=told,

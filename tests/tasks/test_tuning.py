@@ -248,13 +248,33 @@ def test_a_trial_never_learns_by_itself_what_is_shared(place: Path, own_home: Pa
         tune(search, ledger=ledger_of(own_home), home=own_home, root=place, run_all=without)
 
 
+def never(trials: Sequence[Trial]) -> None:
+    raise AssertionError("a trial ran")
+
+
+@pytest.mark.parametrize("made", ["build", "_page"])
+def test_a_search_whose_winner_could_have_no_card_or_page_is_not_charged(
+    place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    whole = getattr(tuning, made)
+
+    def failing(*given: Any) -> Any:
+        if made == "_page" or given[0].plan["settings"]["clip_norm"] == 2.0:
+            raise ArithmeticError("this fails")
+        return whole(*given)
+
+    monkeypatch.setattr(tuning, made, failing)
+    search, ledger = search_of(place, space={"algorithm.clip_norm": [0.5, 2.0]}), ledger_of(own_home)
+    with pytest.raises(RefusedError, match=r"could not be reported.*this fails"):
+        tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
+    assert [row.kind for row in ledger.history("digits")] == ["population"]
+    assert not list((own_home / "runs").iterdir())
+
+
 def test_a_population_that_cannot_pay_for_the_whole_pays_for_nothing(place: Path, own_home: Path) -> None:
     search, ledger = search_of(place, public=False), ledger_of(own_home)
     poor = dataclasses.replace(search, public=dataclasses.replace(search.public, cap_epsilon=1.0))
     (place / "prepared" / "public.json").write_text(poor.public.to_json())
-
-    def never(trials: Sequence[Trial]) -> None:
-        raise AssertionError("a trial ran")
 
     with pytest.raises(BudgetRefusedError):
         tune(poor, ledger=ledger, home=own_home, root=place, run_all=never)
