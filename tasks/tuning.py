@@ -75,7 +75,7 @@ FOLDER = Path("tuned")
 READS = ("data", *("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger"))
 PAGE = "tune.html"
 _SCORE, _TRIALS, _SHARED = "score.json", "trials", "shared"
-_LARGEST_SPACE, _TRIES, _NEAR = 512, 10, 0.98
+_LARGEST_SPACE, _TRIES, _NEAR = 512, 16, 0.98
 
 
 class Range(Group):
@@ -308,14 +308,26 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
             raise RefusedError("no accountant has a bound for a search of this method; take another method.")
         return Priced(shows_all, each, costs, charged, bool(shared), tuple(documents), tuple(plans))
 
-    least, most, each, best = tuning.epsilon / 2**10, tuning.epsilon, tuning.epsilon / 2, None
-    for _ in range(_TRIES):
-        found = at(each)
-        if found.cost <= tuning.epsilon and (best is None or found.each > best.each):
-            best = found
-        if best is not None and best.cost > _NEAR * tuning.epsilon:
+    # Between an epsilon of a trial that is too low, or fits, and one that is too dear, each with what the whole costs.
+    each, low, high, best = tuning.epsilon, (0.0, 0.0), (tuning.epsilon, math.inf), None
+    for tried in range(_TRIES):
+        try:
+            found = at(each)
+        except RefusedError:  # as where features alone cost more than that
+            if tried == 0:
+                raise
+            low = each, each
+        else:
+            if found.cost > tuning.epsilon:
+                high = each, found.cost
+            else:
+                low, best = (each, found.cost), found
+        if best is not None and (best.cost > _NEAR * tuning.epsilon or best.each == tuning.epsilon):
             break
-        each = min(most, max(least, each * (1 + _NEAR) / 2 * tuning.epsilon / found.cost))
+        share = ((1 + _NEAR) / 2 * tuning.epsilon - low[1]) / (high[1] - low[1])
+        if not 0 < share < 1 or tried >= _TRIES / 2:
+            share = 0.5
+        each = low[0] + share * (high[0] - low[0])
     if best is None:
         raise RefusedError(
             f"no trial is cheap enough for a search of epsilon {tuning.epsilon:g}; ask for more, or fewer trials."

@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy import card
+from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import event_from_json
 from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
@@ -176,6 +177,22 @@ def test_what_is_shared_leaves_a_trial_more(place: Path) -> None:
     inside = search_of(place, base=CENTRED, space=SPACE | {"features.mean_noise": [20.0]}).priced
     assert (len(shared.schedule), len(inside.schedule)) == (2, 1)
     assert inside.each < shared.each < shared.cost <= 4.0
+
+
+@pytest.mark.parametrize("times", [1.1, 1.5])
+def test_whatever_features_leave_goes_to_the_trials(place: Path, times: float) -> None:
+    alone = epsilon([(MEAN, 1)], 1e-5)
+    found = search_of(place, base=CENTRED, epsilon=times * alone).priced
+    assert alone < found.each < found.cost
+    assert 0.98 * times < found.cost / alone <= times
+
+
+def test_features_that_cost_more_than_the_search_are_refused(place: Path) -> None:
+    most = 0.99 * epsilon([(MEAN, 1)], 1e-5)
+    with pytest.raises(
+        RefusedError, match=f"meets epsilon = {most:g}; ask for .* more noise in what is released"
+    ):
+        search_of(place, base=CENTRED, epsilon=most)
 
 
 @pytest.mark.parametrize(
