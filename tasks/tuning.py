@@ -543,7 +543,8 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     """Reserves the whole search, runs its trials, settles, and writes the winner into `tuned`; returns its receipt.
 
     A search that is done is handed out for nothing, one that was killed goes on. Raises BudgetRefusedError where the
-    population cannot pay and RefusedError where nobody agrees to spend again; nothing is spent then.
+    population cannot pay and RefusedError where nobody agrees to spend again; nothing is spent then. Raises
+    RefusedError for a search that drew no trial, which is spent and has no result, too.
     """
     public = search.public
 
@@ -728,16 +729,18 @@ def _share_features(run: store.Run, trial: Trial) -> None:
 
 def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: Path, run_all: Runs) -> Path:
     trials = trials_of_run(search, run)
-    if trials and search.priced.shares:
-        _share_features(run, trials[0][1])
-    run_all([trial for _, trial in trials])
     if not trials:
         plan, _ = search.plan(0)
         ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
+        run.forget_secrets()
+        another = "ask again" if run.private_noise else "set another model.seed"
         raise RefusedError(
-            "the number of trials that was drawn is 0, as a Poisson number may be, so there is no winner, and the"
-            " search is paid for; take the negative binomial, which is at least 1."
+            f"search {run.run_id} drew no trial, as a Poisson number may be 0: it is charged and releases nothing;"
+            f" {another} for a new search, which is charged anew, or take the negative binomial, which is at least 1."
         )
+    if search.priced.shares:
+        _share_features(run, trials[0][1])
+    run_all([trial for _, trial in trials])
     scores = [float(json.loads((trial.folder / _SCORE).read_text(encoding="utf-8"))) for _, trial in trials]
     pick, winner = trials[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
     plan, document = search.plan(pick)

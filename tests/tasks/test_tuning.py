@@ -14,6 +14,7 @@ from safetensors import safe_open
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy import card
+from algorithms.privacy.accounting import selection
 from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import event_from_json
 from algorithms.privacy.card import text
@@ -24,6 +25,7 @@ from tasks import prepare, tuning
 from tasks.config import params
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining import settings as retraining
+from tasks.runs import store
 from tasks.runs.signing import signing_key
 from tasks.tuning import Search, Trial, Tuning, price, tune
 
@@ -54,6 +56,14 @@ def place(tmp_path: Path, own_home: Path) -> Path:
 
 def ledger_of(home: Path) -> Ledger:
     return Ledger.open(f"sqlite:///{home}/ledger.sqlite")
+
+
+def never(trials: Sequence[Trial]) -> None:
+    raise AssertionError("a trial ran")
+
+
+def interrupted(run: store.Run) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Path, own_home: Path) -> None:
@@ -131,6 +141,32 @@ def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path
     assert len({key for key, _ in drawn[0]}) == len(drawn[0])
     rows = [row.kind for row in ledger.history("digits") if row.run_id == receipt["run_id"]]
     assert rows == ["reserve", "settle"]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_search_that_drew_no_trial_ends_and_another_may_be_paid_for(
+    place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    search = search_of(place, public=False, epsilon=1.0, trials={"distribution": "poisson", "mean": 2.0})
+    ledger, numbers = ledger_of(own_home), iter([0, 0, 2] if is_killed else [0, 2])
+    monkeypatch.setattr(selection.Trials, "number", lambda *_: next(numbers))
+    if is_killed:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(store.Run, "forget_secrets", interrupted)
+            tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
+    with pytest.raises(RefusedError, match=r"drew no trial.* it is charged and releases nothing; ask again"):
+        tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
+    assert [row.kind for row in ledger.history("digits")][-2:] == ["reserve", "settle"]
+    assert ledger.balance("digits").spent.epsilon == pytest.approx(search.priced.cost)
+    (folder,) = (own_home / "runs").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "run.json"]
+    with pytest.raises(RefusedError, match=r"would spend epsilon .* again; set EPSILONFLOW_SPEND_AGAIN=yes"):
+        tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
+    monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
+    receipt = tune(search, ledger=ledger, home=own_home, root=place)
+    assert receipt["run_id"] == folder.name[:-1] + "2"
+    assert ledger.balance("digits").spent.epsilon == pytest.approx(2 * search.priced.cost)
+    check_charged(card.load(place / "tuned" / "privacy_card.json"), ledger)
 
 
 COUNT, MEAN = GaussianDpEvent(100.0), GaussianDpEvent(20.0)
@@ -263,10 +299,6 @@ def test_a_trial_never_learns_by_itself_what_is_shared(place: Path, own_home: Pa
     search = search_of(place, base=CENTRED)
     with pytest.raises(RefusedError, match="what all trials share"):
         tune(search, ledger=ledger_of(own_home), home=own_home, root=place, run_all=without)
-
-
-def never(trials: Sequence[Trial]) -> None:
-    raise AssertionError("a trial ran")
 
 
 @pytest.mark.parametrize("made", ["build", "_page"])
