@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from pydantic import Field, JsonValue, ValidationError, model_validator
 from ruamel.yaml import YAML
@@ -42,7 +43,8 @@ from algorithms.privacy.barrier.barrier import Barrier, Performance
 from algorithms.privacy.barrier.importance import LastNorms
 from algorithms.privacy.barrier.statistics import Statistic, shape_of
 from algorithms.privacy.barrier.trace import Row, Trace
-from algorithms.privacy.card import RunRecord, build
+from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
+from algorithms.privacy.card.trace import Columns
 from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
 from algorithms.privacy.mechanisms.mechanisms import Gaussian
 from algorithms.privacy.mechanisms.noise import Generator, secure_generator, seeded_generator
@@ -57,6 +59,7 @@ from tasks.config.environment import SPEND_AGAIN, data_mirror, home, ledger_url,
 from tasks.config.params import Group, Params, ParamsRefusedError
 from tasks.evaluate import load_model, metrics_of, record_scores
 from tasks.prepare import prepare
+from tasks.report import Run
 from tasks.reporting.page import environment
 from tasks.reporting.rehearsal import rehearse
 from tasks.runs import preflight, store
@@ -73,7 +76,7 @@ FOLDER = Path("tuned")
 READS = ("data", *("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger"))
 PAGE = "tune.html"
 _SCORE, _TRIALS, _SHARED = "score.json", "trials", "shared"
-_LARGEST_SPACE, _TRIES, _NEAR = 512, 10, 0.98
+_LARGEST_SPACE, _TRIES, _NEAR = 512, 16, 0.98
 
 
 class Range(Group):
@@ -195,18 +198,28 @@ def _with(base: Document, values: Mapping[str, Any]) -> Document:
 class Priced:
     """What a search costs and what a trial may: the plan's document of each candidate, and the event of the whole.
 
-    shows_all: whether every trial may be shown. each: epsilon of one trial by itself. cost: of the whole. schedule:
-    what is charged, what is learned once for all trials and then the search. shares: whether anything is.
+    shows_all: whether every trial may be shown. each: epsilon of one trial by itself. costs: of the whole, by
+    accountant; the least one is its cost. schedule: what is charged, what is learned once for all trials and then the
+    search. shares: whether anything is.
     """
 
     shows_all: bool
     each: float
-    cost: float
-    accountant: Accountant
+    costs: Mapping[str, float]
     schedule: Schedule
     shares: bool
     documents: tuple[Document, ...]
     plans: tuple[Document, ...]
+
+    @property
+    def accountant(self) -> Accountant:
+        """By which the whole costs least."""
+        return cast(Accountant, min(self.costs, key=self.costs.__getitem__))
+
+    @property
+    def cost(self) -> float:
+        """Epsilon of the whole."""
+        return self.costs[self.accountant]
 
 
 def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
@@ -294,18 +307,28 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
         costs = by_accountants(charged, delta, adjacency_named(adjacencies.pop()))
         if not costs:
             raise RefusedError("no accountant has a bound for a search of this method; take another method.")
-        accountant = cast(Accountant, min(costs, key=costs.__getitem__))
-        cost, shares = costs[accountant], bool(shared)
-        return Priced(shows_all, each, cost, accountant, charged, shares, tuple(documents), tuple(plans))
+        return Priced(shows_all, each, costs, charged, bool(shared), tuple(documents), tuple(plans))
 
-    least, most, each, best = tuning.epsilon / 2**10, tuning.epsilon, tuning.epsilon / 2, None
-    for _ in range(_TRIES):
-        found = at(each)
-        if found.cost <= tuning.epsilon and (best is None or found.each > best.each):
-            best = found
-        if best is not None and best.cost > _NEAR * tuning.epsilon:
+    # Between an epsilon of a trial that is too low, or fits, and one that is too dear, each with what the whole costs.
+    each, low, high, best = tuning.epsilon, (0.0, 0.0), (tuning.epsilon, math.inf), None
+    for tried in range(_TRIES):
+        try:
+            found = at(each)
+        except RefusedError:  # as where features alone cost more than that
+            if tried == 0:
+                raise
+            low = each, each
+        else:
+            if found.cost > tuning.epsilon:
+                high = each, found.cost
+            else:
+                low, best = (each, found.cost), found
+        if best is not None and (best.cost > _NEAR * tuning.epsilon or best.each == tuning.epsilon):
             break
-        each = min(most, max(least, each * (1 + _NEAR) / 2 * tuning.epsilon / found.cost))
+        share = ((1 + _NEAR) / 2 * tuning.epsilon - low[1]) / (high[1] - low[1])
+        if not 0 < share < 1 or tried >= _TRIES / 2:
+            share = 0.5
+        each = low[0] + share * (high[0] - low[0])
     if best is None:
         raise RefusedError(
             f"no trial is cheap enough for a search of epsilon {tuning.epsilon:g}; ask for more, or fewer trials."
@@ -499,16 +522,13 @@ class Search:
 
     def plan(self, winner: int) -> tuple[Plan, Document]:
         """The plan of the whole with the numbers of the winner, and its document."""
-        own, accountant = self.priced.plans[winner], self.priced.accountant
+        own, priced = self.priced.plans[winner], self.priced
         alone = Plan.from_json(own)
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
-        target = replace(alone.target, budget=budget, accountant=accountant, prior_events=())
-        plan = replace(alone, target=target, schedule=self.priced.schedule)
-        plan = replace(
-            plan, epsilon=by_accountants(plan.schedule, budget.delta, adjacency_named(plan.adjacency))
-        )
+        target = replace(alone.target, budget=budget, accountant=priced.accountant, prior_events=())
+        plan = replace(alone, target=target, schedule=priced.schedule, epsilon=priced.costs)
         told = ("shows_all", "each", "shares")
-        search = {name: getattr(self.priced, name) for name in told} | {"space": len(self.priced.plans)}
+        search = {name: getattr(priced, name) for name in told} | {"space": len(priced.plans)}
         return plan, own | plan.to_json() | {"attack": None, "search": search}
 
 
@@ -526,7 +546,8 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
     """Reserves the whole search, runs its trials, settles, and writes the winner into `tuned`; returns its receipt.
 
     A search that is done is handed out for nothing, one that was killed goes on. Raises BudgetRefusedError where the
-    population cannot pay and RefusedError where nobody agrees to spend again; nothing is spent then.
+    population cannot pay and RefusedError where nobody agrees to spend again; nothing is spent then. Raises
+    RefusedError for a search that drew no trial, which is spent and has no result, too.
     """
     public = search.public
 
@@ -611,9 +632,10 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
     ):  # killed before its result was whole: repeated, not charged again
         return
     plan, document = search.plan(0)
-    if ledger.status(run.run_id) is None:  # what is charged ends with a card, of a trial as of a run
-        rehearse(search.priced.plans[0], search.public, _identity(search, run, document))
-    about = {name: document[name] for name in ("algorithm", "dataset", "adjacency", "noise")} | signer(home)
+    if ledger.status(run.run_id) is None:  # what is charged ends with a card, whichever trial wins
+        _rehearse(search, run)
+    about = {name: document[name] for name in ("dataset", "adjacency", "noise")} | signer(home)
+    about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.priced.plans}))
     held = digests_of(search.public, search.prepared)
     ledger.reserve(
         run.run_id,
@@ -624,6 +646,30 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
         blocks=search.blocks,
         held=held,
     )
+
+
+def _rehearse(search: Search, run: store.Run) -> None:
+    """Makes the card of each winner that there may be; of one, it verifies it and makes the page: events are the same.
+
+    Raises RefusedError where that fails.
+    """
+
+    def report(pick: int, made: Run) -> None:
+        card = _card(search, made.plan, made.receipt, made.trace)
+        if pick == 0:
+            _page(search, made.plan, made.receipt, search.priced.documents[pick])
+            for check in verify(card, unsigned=True).failures:
+                raise RefusedError(f"{check.name}: {check.detail}")
+
+    for pick, own in enumerate(search.priced.plans):
+        _, document = search.plan(pick)
+        rehearse(
+            document,
+            search.public,
+            _identity(search, run, document),
+            trial=_trial_schedule(own, search.tuning.objective),
+            report=partial(report, pick),
+        )
 
 
 def _identity(search: Search, run: store.Run, document: Document) -> Document:
@@ -686,16 +732,18 @@ def _share_features(run: store.Run, trial: Trial) -> None:
 
 def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: Path, run_all: Runs) -> Path:
     trials = trials_of_run(search, run)
-    if trials and search.priced.shares:
-        _share_features(run, trials[0][1])
-    run_all([trial for _, trial in trials])
     if not trials:
         plan, _ = search.plan(0)
         ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
+        run.forget_secrets()
+        another = "ask again" if run.private_noise else "set another model.seed"
         raise RefusedError(
-            "the number of trials that was drawn is 0, as a Poisson number may be, so there is no winner, and the"
-            " search is paid for; take the negative binomial, which is at least 1."
+            f"search {run.run_id} drew no trial, as a Poisson number may be 0: it is charged and releases nothing;"
+            f" {another} for a new search, which is charged anew, or take the negative binomial, which is at least 1."
         )
+    if search.priced.shares:
+        _share_features(run, trials[0][1])
+    run_all([trial for _, trial in trials])
     scores = [float(json.loads((trial.folder / _SCORE).read_text(encoding="utf-8"))) for _, trial in trials]
     pick, winner = trials[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
     plan, document = search.plan(pick)
@@ -759,11 +807,22 @@ def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
     receipt: Document = json.loads((folder / "receipt.json").read_text(encoding="utf-8"))
     plan: Document = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     frame = pd.read_parquet(folder / "trace.parquet")
-    record = RunRecord(plan, receipt, json.loads(search.public.to_json()), frame, receipt["software"])
-    card = build(record, signing_key(home))
+    winner = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
+    card = _card(search, plan, receipt, frame, signing_key(home))
     (folder / "privacy_card.json").write_bytes(card.to_bytes())
-    (folder / PAGE).write_text(_page(search, plan, receipt, folder), encoding="utf-8")
+    (folder / PAGE).write_text(_page(search, plan, receipt, winner), encoding="utf-8")
     return receipt
+
+
+def _card(
+    search: Search,
+    plan: Mapping[str, Any],
+    receipt: Mapping[str, Any],
+    trace: Columns,
+    key: Ed25519PrivateKey | None = None,
+) -> PrivacyCard:
+    public = json.loads(search.public.to_json())
+    return build(RunRecord(plan, receipt, public, trace, receipt["software"]), key)
 
 
 _SCORES = {
@@ -774,10 +833,9 @@ _SCORES = {
 }
 
 
-def _page(search: Search, plan: Document, receipt: Document, folder: Path) -> str:
+def _page(search: Search, plan: Mapping[str, Any], receipt: Mapping[str, Any], winner: Document) -> str:
     """What the winner is and cost, beside one run and beside showing all; nothing of the other trials."""
     tuning, public_plan = search.tuning, Plan.from_json(plan)
-    inside = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
     trials = trials_of(public_plan.schedule) or []
     number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)
     adjacency = adjacency_named(plan["adjacency"])
@@ -797,7 +855,7 @@ def _page(search: Search, plan: Document, receipt: Document, folder: Path) -> st
         .render(
             plan=plan,
             receipt=receipt,
-            winner={key: value_at(inside, key) for key in tuning.space},
+            winner={key: value_at(winner, key) for key in tuning.space},
             cost=receipt["epsilon"][receipt["accountant"]],
             naive=epsilon(naive, receipt["delta"], adjacency=adjacency),
             told=told,

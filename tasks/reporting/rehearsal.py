@@ -1,6 +1,6 @@
 """Whether a run can be reported, found out before it is charged for: its card and page with made-up results."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent
 from algorithms.core.method import Plan
 from algorithms.core.receipt import cost_of
 from algorithms.errors import RefusedError
-from algorithms.privacy.accounting.events import schedule_to_json
+from algorithms.privacy.accounting.events import Schedule, schedule_to_json
 from algorithms.privacy.card import RELEASED, made_up_trace
 from algorithms.privacy.ledger.composition import Composition
 from data import PublicDescription
@@ -22,18 +22,35 @@ _NO_SUM = "0" * 64
 _SOFTWARE = {"recorded": "training", "python": "3", "packages": {"torch": "2"}, "git": None}
 
 
-def rehearse(plan: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any]) -> None:
+def _composed(run: Run) -> None:
+    compose(
+        run,
+        run.receipt["software"],
+        nothing(),
+        folder=None,
+        draw=lambda _, words: Picture(b"", b"", words),
+        key=None,
+    )
+
+
+def rehearse(
+    plan: Mapping[str, Any],
+    public: PublicDescription,
+    receipt: Mapping[str, Any],
+    *,
+    trial: Schedule | None = None,
+    report: Callable[[Run], object] = _composed,
+) -> None:
     """Makes the card and the page of a run that is not charged yet.
 
-    plan: its document. receipt: what is known of it. Everything else is made up: the releases of a plan that chooses
-    them on the way, the population's account, the metrics; pictures are not drawn. Raises RefusedError where the card
-    or the page cannot be made, or would not hold.
+    plan: its document. receipt: what is known of it. trial: of a search, the releases of the winner, which its trace
+    has. report: what makes card and page. Everything else is made up: the releases of a plan that chooses them on the
+    way, the population's account, the metrics; pictures are not drawn. Raises RefusedError where the card or the page
+    cannot be made, or would not hold.
     """
-    run = _made_up(plan, public, receipt)
+    run = _made_up(plan, public, receipt, trial)
     try:
-        compose(
-            run, _SOFTWARE, nothing(), folder=None, draw=lambda _, words: Picture(b"", b"", words), key=None
-        )
+        report(run)
     except Exception as error:  # of whatever kind: it would come again when the run is charged
         raise RefusedError(
             f"this run could not be reported, so it is not charged ({type(error).__name__}: {error}); choose other"
@@ -41,7 +58,12 @@ def rehearse(plan: Mapping[str, Any], public: PublicDescription, receipt: Mappin
         ) from error
 
 
-def _made_up(document: Mapping[str, Any], public: PublicDescription, receipt: Mapping[str, Any]) -> Run:
+def _made_up(
+    document: Mapping[str, Any],
+    public: PublicDescription,
+    receipt: Mapping[str, Any],
+    trial: Schedule | None,
+) -> Run:
     plan = Plan.from_json(document)
     chosen_on_the_way = [(GaussianDpEvent(1000.0), 1)]
     schedule = (
@@ -57,14 +79,20 @@ def _made_up(document: Mapping[str, Any], public: PublicDescription, receipt: Ma
             "blocks_per_person": public.blocks_per_person,
             "blocks": [{"name": name} | account for name in blocks],
         }
-    made_up = {"ledger": ledger, "sha256": dict.fromkeys(RELEASED, _NO_SUM)}
+    trace = pd.DataFrame(made_up_trace(schedule if trial is None else trial))
+    made_up = {
+        "ledger": ledger,
+        "sha256": dict.fromkeys(RELEASED, _NO_SUM),
+        "software": _SOFTWARE,
+        "releases": len(trace),
+    }
     names = list(public.known.names) or ["all"]
     return Run(
         plan=document,
         receipt={**receipt, **cost_of(plan, events), **made_up},
         metrics=quality.made_up(public.known.kind),
         public=public,
-        trace=pd.DataFrame(made_up_trace(schedule)),
+        trace=trace,
         pairs=pd.DataFrame({"actual": names, "predicted": names}),
         classes=pd.DataFrame({"class": names, "accuracy": 1.0, "records": 1}),
     )

@@ -9,7 +9,8 @@ and no second charge; at the end key and checkpoints are deleted, and what it re
     nothing            anything          it begins, or goes on
     open, settled      the key           it goes on
     settled            a whole result    that is handed out for nothing, unless a person agrees to spend again
-    open, settled      neither           it was lost: only who agrees to spend again has another attempt
+    open, settled      neither           it was lost, or a search drew no trial: only who agrees to spend again has
+                                         another attempt
     forfeited          what is deleted   another attempt begins
 
 Of public records, which cost nothing, a result is deleted once a later stage has it in hand, and nobody is asked.
@@ -104,7 +105,7 @@ class Run:
         return self.folder / _RESULT
 
     def forget_secrets(self) -> None:
-        """Deletes the key and the checkpoints; only for a run that has its result."""
+        """Deletes the key and the checkpoints; only for a run that has its result, or never will."""
         for path in self.folder.iterdir():
             if path.name not in (_META, _LOCK, _RESULT, _TAKEN):
                 path.unlink()

@@ -14,6 +14,8 @@ from safetensors import safe_open
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy import card
+from algorithms.privacy.accounting import selection
+from algorithms.privacy.accounting.epsilon import epsilon
 from algorithms.privacy.accounting.events import event_from_json
 from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
@@ -23,6 +25,8 @@ from tasks import prepare, tuning
 from tasks.config import params
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining import settings as retraining
+from tasks.runs import store
+from tasks.runs.signing import signing_key
 from tasks.tuning import Search, Trial, Tuning, price, tune
 
 BASE: dict[str, Any] = {
@@ -52,6 +56,14 @@ def place(tmp_path: Path, own_home: Path) -> Path:
 
 def ledger_of(home: Path) -> Ledger:
     return Ledger.open(f"sqlite:///{home}/ledger.sqlite")
+
+
+def never(trials: Sequence[Trial]) -> None:
+    raise AssertionError("a trial ran")
+
+
+def interrupted(run: store.Run) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Path, own_home: Path) -> None:
@@ -84,6 +96,32 @@ def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Pat
     assert len([row for row in ledger.history("digits") if row.kind == "reserve"]) == 1
 
 
+def test_the_card_of_whatever_method_wins_is_of_the_search_that_was_charged(
+    place: Path, own_home: Path
+) -> None:
+    search = search_of(place, space={"algorithm.name": ["dp_sgd_decay", "dp_sgd"]}, show_all=True)
+    ledger = ledger_of(own_home)
+
+    def the_second_wins(trials: Sequence[Trial]) -> None:
+        tuning.one_by_one(trials)
+        for score, trial in enumerate(trials):
+            (trial.folder / "score.json").write_text(str(score))
+
+    tune(search, ledger=ledger, home=own_home, root=place, run_all=the_second_wins)
+    written = card.load(place / "tuned" / "privacy_card.json")
+    assert written.mechanism.algorithm == "dp_sgd"
+    assert card.verify(written, place / "tuned").passed
+    check_charged(written, ledger)
+    (reserved,) = [json.loads(row.about) for row in ledger.history("digits") if row.kind == "reserve"]
+    assert reserved["algorithm"] == "dp_sgd, dp_sgd_decay"
+    for name in ("adaclip", "dp_sgd, dp_sgd_decay"):
+        document = written.to_json()
+        document["mechanism"]["algorithm"] = name
+        edited = card.PrivacyCard.model_validate_json(json.dumps(document)).signed(signing_key(own_home))
+        with pytest.raises(RefusedError, match="differ in algorithm;"):
+            check_charged(edited, ledger)
+
+
 def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path, own_home: Path) -> None:
     search, ledger = search_of(place, trials={"mean": 6.0}), ledger_of(own_home)
     drawn: list[list[tuple[bytes, float]]] = []
@@ -103,6 +141,32 @@ def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path
     assert len({key for key, _ in drawn[0]}) == len(drawn[0])
     rows = [row.kind for row in ledger.history("digits") if row.run_id == receipt["run_id"]]
     assert rows == ["reserve", "settle"]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_search_that_drew_no_trial_ends_and_another_may_be_paid_for(
+    place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    search = search_of(place, public=False, epsilon=1.0, trials={"distribution": "poisson", "mean": 2.0})
+    ledger, numbers = ledger_of(own_home), iter([0, 0, 2] if is_killed else [0, 2])
+    monkeypatch.setattr(selection.Trials, "number", lambda *_: next(numbers))
+    if is_killed:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(store.Run, "forget_secrets", interrupted)
+            tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
+    with pytest.raises(RefusedError, match=r"drew no trial.* it is charged and releases nothing; ask again"):
+        tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
+    assert [row.kind for row in ledger.history("digits")][-2:] == ["reserve", "settle"]
+    assert ledger.balance("digits").spent.epsilon == pytest.approx(search.priced.cost)
+    (folder,) = (own_home / "runs").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "run.json"]
+    with pytest.raises(RefusedError, match=r"would spend epsilon .* again; set EPSILONFLOW_SPEND_AGAIN=yes"):
+        tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
+    monkeypatch.setenv("EPSILONFLOW_SPEND_AGAIN", "yes")
+    receipt = tune(search, ledger=ledger, home=own_home, root=place)
+    assert receipt["run_id"] == folder.name[:-1] + "2"
+    assert ledger.balance("digits").spent.epsilon == pytest.approx(2 * search.priced.cost)
+    check_charged(card.load(place / "tuned" / "privacy_card.json"), ledger)
 
 
 COUNT, MEAN = GaussianDpEvent(100.0), GaussianDpEvent(20.0)
@@ -149,6 +213,22 @@ def test_what_is_shared_leaves_a_trial_more(place: Path) -> None:
     inside = search_of(place, base=CENTRED, space=SPACE | {"features.mean_noise": [20.0]}).priced
     assert (len(shared.schedule), len(inside.schedule)) == (2, 1)
     assert inside.each < shared.each < shared.cost <= 4.0
+
+
+@pytest.mark.parametrize("times", [1.1, 1.5])
+def test_whatever_features_leave_goes_to_the_trials(place: Path, times: float) -> None:
+    alone = epsilon([(MEAN, 1)], 1e-5)
+    found = search_of(place, base=CENTRED, epsilon=times * alone).priced
+    assert alone < found.each < found.cost
+    assert 0.98 * times < found.cost / alone <= times
+
+
+def test_features_that_cost_more_than_the_search_are_refused(place: Path) -> None:
+    most = 0.99 * epsilon([(MEAN, 1)], 1e-5)
+    with pytest.raises(
+        RefusedError, match=f"meets epsilon = {most:g}; ask for .* more noise in what is released"
+    ):
+        search_of(place, base=CENTRED, epsilon=most)
 
 
 @pytest.mark.parametrize(
@@ -221,13 +301,29 @@ def test_a_trial_never_learns_by_itself_what_is_shared(place: Path, own_home: Pa
         tune(search, ledger=ledger_of(own_home), home=own_home, root=place, run_all=without)
 
 
+@pytest.mark.parametrize("made", ["build", "_page"])
+def test_a_search_whose_winner_could_have_no_card_or_page_is_not_charged(
+    place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    whole = getattr(tuning, made)
+
+    def failing(*given: Any) -> Any:
+        if made == "_page" or given[0].plan["settings"]["clip_norm"] == 2.0:
+            raise ArithmeticError("this fails")
+        return whole(*given)
+
+    monkeypatch.setattr(tuning, made, failing)
+    search, ledger = search_of(place, space={"algorithm.clip_norm": [0.5, 2.0]}), ledger_of(own_home)
+    with pytest.raises(RefusedError, match=r"could not be reported.*this fails"):
+        tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
+    assert [row.kind for row in ledger.history("digits")] == ["population"]
+    assert not list((own_home / "runs").iterdir())
+
+
 def test_a_population_that_cannot_pay_for_the_whole_pays_for_nothing(place: Path, own_home: Path) -> None:
     search, ledger = search_of(place, public=False), ledger_of(own_home)
     poor = dataclasses.replace(search, public=dataclasses.replace(search.public, cap_epsilon=1.0))
     (place / "prepared" / "public.json").write_text(poor.public.to_json())
-
-    def never(trials: Sequence[Trial]) -> None:
-        raise AssertionError("a trial ran")
 
     with pytest.raises(BudgetRefusedError):
         tune(poor, ledger=ledger, home=own_home, root=place, run_all=never)

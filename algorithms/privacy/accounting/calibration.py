@@ -120,7 +120,12 @@ def calibrate(
             return cost(z, COARSENING)
         return epsilon_of_rdp(divergences, target.delta, _FEW_ORDERS)
 
-    rough = _near(bracket, target.epsilon, tolerance=0.02)
+    try:
+        rough = _near(bracket, target.epsilon, tolerance=0.02)
+    except RefusedError:  # by looser bounds, which what is released beside the noise may exceed by itself
+        if cost(_NOISE_RANGE[1], COARSENING) > target.epsilon:
+            raise
+        rough = 1.0
     coarse = _near(lambda z: cost(z, COARSENING), target.epsilon, start=rough)
     if 0 <= target.epsilon - cost(coarse) < _WASTE * target.epsilon:
         return coarse

@@ -144,8 +144,8 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
     """Compares a card with its run's settlement: events, cost, model, adjacency, and where each account then stood.
 
     Also with how the population was declared, with what the run was reserved for, the key that was to sign included,
-    and the card's head with the chain. Raises RefusedError where the ledger has no settlement of the run on the card's
-    population, and where they differ.
+    and the card's head with the chain. A search is reserved for every method that may win, with commas between them.
+    Raises RefusedError where the ledger has no settlement of the run on the card's population, and where they differ.
     """
     run_id = card.evidence.run_id
     from algorithms.privacy.ledger import settlement  # here, since it brings a database
@@ -161,7 +161,7 @@ def check_charged(card: PrivacyCard, ledger: "Ledger") -> None:
     stated = schedule_from_json([row.model_dump() for row in card.events])
     agreed = {
         "signature": (signer is None or card.signature_holds()) and reserved.get(SIGNER) == signer,
-        "algorithm": reserved.get("algorithm") == card.mechanism.algorithm,
+        "algorithm": card.mechanism.algorithm in reserved.get("algorithm", "").split(", "),
         "dataset": reserved.get("dataset") == card.setting.dataset,
         "noise": reserved.get("noise") == card.implementation.noise,
         "events": same_events(charged, stated),

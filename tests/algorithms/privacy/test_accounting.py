@@ -141,6 +141,18 @@ def test_what_calibration_has_verified_is_not_computed_again(monkeypatch: pytest
     assert epsilon(schedule_at(found), 1e-5) <= 1.0
 
 
+def test_calibration_finds_noise_beside_a_release_that_renyi_bounds_alone_put_above_the_target() -> None:
+    beside = [(dp.GaussianDpEvent(20.0), 1)]
+    target = 1.05 * epsilon(beside, 1e-5)
+    assert target < epsilon(beside, 1e-5, accountant="rdp")
+
+    def schedule_at(z: float) -> Schedule:
+        return [*beside, (dp.PoissonSampledDpEvent(0.2, dp.GaussianDpEvent(z)), 4)]
+
+    found = calibrate(schedule_at, Budget(target, 1e-5))
+    assert 0.985 * target < epsilon(schedule_at(found), 1e-5) <= target
+
+
 def test_a_target_that_no_noise_meets_is_refused() -> None:
     with pytest.raises(RefusedError, match="no noise multiplier up to"):
         calibrate(lambda z: [(dp.GaussianDpEvent(1.0), 1)], Budget(0.1, 1e-5), accountant="rdp")
