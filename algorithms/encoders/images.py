@@ -173,8 +173,9 @@ def _traced(network: nn.Module, batch: int, side: int) -> nn.Module:
         warnings.simplefilter(
             "ignore", DeprecationWarning
         )  # torch.compile, which PyTorch advises, needs a C++ compiler
-        traced: nn.Module = torch.jit.optimize_for_inference(torch.jit.trace(network, example))
-    return traced
+        traced = torch.jit.trace(network, example)  # type: ignore[no-untyped-call]
+        made: nn.Module = torch.jit.optimize_for_inference(traced)
+    return made
 
 
 def _package(name: str) -> Any:
