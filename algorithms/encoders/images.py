@@ -170,9 +170,8 @@ def _traced(network: nn.Module, batch: int, side: int) -> nn.Module:
     """The network with each convolution and what cuts its values off as one kernel: three quarters of the time."""
     example = torch.zeros(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
     with torch.inference_mode(), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # torch.compile, which PyTorch advises, needs a C++ compiler
+        # PyTorch advises torch.compile, which needs a C++ compiler.
+        warnings.simplefilter("ignore", DeprecationWarning)
         traced = torch.jit.trace(network, example)  # type: ignore[no-untyped-call]
         made: nn.Module = torch.jit.optimize_for_inference(traced)
     return made
