@@ -1,7 +1,10 @@
-"""Image encoders: EfficientNet-Lite0, and whatever timm has."""
+"""Image encoders: EfficientNet-Lite0, and what timm, torchvision and Hugging Face have."""
 
 import copy
+import json
 import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -41,8 +44,8 @@ def efficientnet_lite0(settings: Frozen) -> Encoder:
         # A pickle, but one of a pinned package, and read as tensors alone.
         made.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
         network = _Turned(_fused(made.eval()))
-        scale = {"mean": (127.0 / 255,) * 3, "std": (128.0 / 255,) * 3}
-        return _encode(network, side, **scale, settings=settings, traces=True)
+        mean, std = (127.0 / 255,) * 3, (128.0 / 255,) * 3
+        return _encode(network, side, mean=mean, std=std, settings=settings, traces=True)
 
     return Encoder("efficientnet-lite0", "images", _LITE0_WIDTH, digest(Path(weights)), _IMAGENET, load)
 
@@ -79,6 +82,124 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
 
     on = str(network.pretrained_cfg.get("tag") or UNKNOWN) if checkpoint is None else UNKNOWN
     return Encoder(f"timm/{name}", "images", int(network.num_features), digest(file), on, load)
+
+
+def from_torchvision(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
+    """A classifier of torchvision without its last layer, with the preprocessing of its default weights.
+
+    checkpoint: a safetensors file of its weights, since torchvision's own are pickles.
+    """
+    models = imported_library("torchvision").models
+    try:
+        weights = models.get_model_weights(name).DEFAULT
+        preset = weights.transforms()
+        with torch.device("meta"):
+            width = int(_without_classifier(models.get_model(name, weights=None), weights)[1])
+    except (AttributeError, ValueError) as error:
+        raise EncoderRefusedError(
+            f"torchvision has no classifier {name!r} ({error}); see torchvision.models.list_models()."
+        ) from None
+    if checkpoint is None:
+        raise EncoderRefusedError(
+            f"the weights of torchvision's {name!r} are not on this machine as safetensors; get them by `python -c"
+            f" \"import safetensors.torch as s, torchvision.models as m; s.save_model(m.get_model('{name}',"
+            f" weights='DEFAULT'), '{name}.safetensors')\"`, and give data.encoder.checkpoint the path of that file."
+        )
+    side = settings.size or int(preset.crop_size[0])
+
+    def load() -> Encode:
+        from safetensors.torch import load_file
+
+        made, stored = models.get_model(name, weights=None), load_file(checkpoint)
+        missing = sorted(made.state_dict().keys() - stored.keys())
+        if missing:
+            raise EncoderRefusedError(
+                f"{checkpoint} has no {missing[0]}, so it is not of {name!r}; give its own file."
+            )
+        made.load_state_dict({key: stored[key] for key in made.state_dict()})
+        network, _ = _without_classifier(made, weights)
+        return _encode(network.eval(), side, mean=preset.mean, std=preset.std, settings=settings)
+
+    return Encoder(f"torchvision/{name}", "images", width, digest(checkpoint), UNKNOWN, load)
+
+
+def _without_classifier(network: nn.Module, weights: Any) -> tuple[nn.Module, int]:
+    """The network with nothing in place of its last layer, which has an output a class; and that layer's inputs."""
+    classes = len(weights.meta.get("categories", ()))
+    found = [
+        (name, layer)
+        for name, layer in network.named_modules()
+        if isinstance(layer, nn.Linear) and layer.out_features == classes
+    ]
+    if not found:
+        raise ValueError("none whose last layer is linear")
+    name, last = found[-1]
+    network.set_submodule(name, nn.Identity())
+    return network, last.in_features
+
+
+def processor_of(folder: Path) -> dict[str, Any] | None:
+    """The settings of the image processor of a folder of Hugging Face; None where it is of no images."""
+    path = folder / "preprocessor_config.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found if {"image_mean", "image_processor_type"} & found.keys() else None
+
+
+def from_hugging_face_of_images(
+    name: str, folder_of: Callable[[str], AbstractContextManager[Path]], settings: Frozen
+) -> Encoder:
+    """The vision model of a folder, with the preprocessing that lies there: what it pools, or the mean of its states.
+
+    folder_of: gives the folder of a name. Of a model of images and texts, that of the images.
+    """
+    library = imported_library("transformers")
+    with folder_of(name) as folder:
+        processor, weights = processor_of(folder) or {}, digest(folder / "model.safetensors")
+        with torch.device("meta"):
+            empty = _Seeing(library.AutoModel.from_config(library.AutoConfig.from_pretrained(str(folder))))
+    side = settings.size or _side(processor)
+    mean: tuple[float, ...] = (0.0,) * 3
+    std: tuple[float, ...] = (1.0,) * 3
+    if processor.get("do_normalize", True):
+        mean, std = (tuple(map(float, processor[key])) for key in ("image_mean", "image_std"))
+    try:
+        width = int(empty.eval()(torch.zeros(1, 3, side, side, device="meta")).shape[1])
+    except (ValueError, RuntimeError) as error:
+        why = str(error).partition("\n")[0]
+        raise EncoderRefusedError(
+            f"{name!r} does not take images of {side} pixels ({why}); leave data.encoder.settings.size out."
+        ) from None
+
+    def load() -> Encode:
+        with folder_of(name) as folder:
+            made = library.AutoModel.from_pretrained(str(folder), use_safetensors=True, dtype=torch.float32)
+        return _encode(_Seeing(made).eval(), side, mean=mean, std=std, settings=settings)
+
+    return Encoder(f"huggingface/{name}", "images", width, weights, UNKNOWN, load)
+
+
+def _side(processor: Mapping[str, Any]) -> int:
+    """The pixels that an image processor brings images to."""
+    given = processor.get("crop_size") or processor.get("size") or 224
+    if isinstance(given, Mapping):
+        given = given.get("height") or given.get("shortest_edge") or 224
+    return int(given)
+
+
+class _Seeing(nn.Module):
+    """A vision model of transformers as a function of images: [batch, 3, side, side] -> [batch, features]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = getattr(model, "vision_model", model)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.model(pixel_values=images)
+        pooled = getattr(found, "pooler_output", None)
+        if pooled is None:
+            states: Tensor = found.last_hidden_state  # [batch, places, features], or a map
+            pooled = states.mean(dim=1) if states.dim() == 3 else states.mean(dim=(2, 3))
+        return pooled.flatten(1)
 
 
 class _Turned(nn.Module):

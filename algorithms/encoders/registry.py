@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from algorithms.encoders.encoder import Encoder, Frozen
-from algorithms.encoders.images import efficientnet_lite0, from_timm
+from algorithms.encoders.images import efficientnet_lite0, from_timm, from_torchvision
 from algorithms.encoders.texts import from_hugging_face, minilm, tokenizer, wordllama
 from algorithms.errors import EncoderRefusedError
 from algorithms.extension import imported, is_own
@@ -14,17 +14,18 @@ SHIPPED: Mapping[str, Callable[[Frozen], Encoder]] = {
     "efficientnet-lite0": efficientnet_lite0,
     "wordllama": wordllama,
 }
+_OF_A_FILE = {"timm": from_timm, "torchvision": from_torchvision}
 
 
 def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> Encoder:
     """The encoder of a name, without its weights, which `load` reads.
 
     Args:
-        name: A shipped one, "timm/NAME", "huggingface/NAME" or "huggingface/FOLDER", "tokenizer/NAME" or
-            "tokenizer/FOLDER", or your own "package.module:factory", which is called with the settings and returns an
-            Encoder.
+        name: A shipped one, "timm/NAME", "torchvision/NAME", "huggingface/NAME" or "huggingface/FOLDER",
+            "tokenizer/NAME" or "tokenizer/FOLDER", or your own "package.module:factory", which is called with the
+            settings and returns an Encoder.
         settings: What the encoder may be set to.
-        checkpoint: For timm, a safetensors file of the network's weights.
+        checkpoint: For timm and torchvision, a safetensors file of the network's weights.
 
     Raises:
         EncoderRefusedError: Where there is none of this name, or its weights are not on this machine.
@@ -33,10 +34,13 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
         >>> encoder("efficientnet-lite0", Frozen()).width
         1280
     """
-    if checkpoint is not None and not name.startswith("timm/"):
-        raise EncoderRefusedError("data.encoder.checkpoint is for encoders of timm; leave it out.")
-    if name.startswith("timm/"):
-        return from_timm(name.removeprefix("timm/"), Path(checkpoint) if checkpoint else None, settings)
+    library, _, own = name.partition("/")
+    if checkpoint is not None and library not in _OF_A_FILE:
+        raise EncoderRefusedError(
+            "data.encoder.checkpoint is for encoders of timm and torchvision; leave it out."
+        )
+    if library in _OF_A_FILE and own:
+        return _OF_A_FILE[library](own, Path(checkpoint) if checkpoint else None, settings)
     if name.startswith("huggingface/"):
         return from_hugging_face(name.removeprefix("huggingface/"), settings)
     if name.startswith("tokenizer/"):
@@ -50,7 +54,7 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
         return made
     if name not in SHIPPED:
         raise EncoderRefusedError(
-            f"there is no encoder {name!r}; choose {', '.join(SHIPPED)}, timm/NAME, huggingface/NAME, tokenizer/NAME,"
-            " or your own package.module:factory."
+            f"there is no encoder {name!r}; choose {', '.join(SHIPPED)}, timm/NAME, torchvision/NAME,"
+            " huggingface/NAME, tokenizer/NAME, or your own package.module:factory."
         )
     return SHIPPED[name](settings)

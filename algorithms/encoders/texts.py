@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, digest
+from algorithms.encoders.images import from_hugging_face_of_images, processor_of
 from algorithms.errors import EncoderRefusedError, ModelRefusedError
 from algorithms.models.libraries import imported_library, package_folder, public_folder
 
@@ -105,13 +106,18 @@ def minilm(settings: Frozen) -> Encoder:
 
 
 def from_hugging_face(name: str, settings: Frozen) -> Encoder:
-    """The text encoder of a folder, or of a name in the hub's cache on this machine; the mean of its states.
+    """The encoder of a folder, or of a name in the hub's cache on this machine: of texts, the mean of its states.
 
-    Folders of sentence-transformers are such folders. Weights are read from safetensors alone.
+    Of images where the folder has the settings of an image processor. Folders of sentence-transformers are such
+    folders. Weights are read from safetensors alone.
     """
-    with _folder_of(name) as folder:
+    with folder_of(name) as folder:
+        is_of_images = processor_of(folder) is not None
+    if is_of_images:
+        return from_hugging_face_of_images(name, folder_of, settings)
+    with folder_of(name) as folder:
         weights = digest(folder / "model.safetensors")
-        config = _library().AutoConfig.from_pretrained(str(folder))
+        config = library().AutoConfig.from_pretrained(str(folder))
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     if width is None:
         raise EncoderRefusedError(
@@ -119,7 +125,7 @@ def from_hugging_face(name: str, settings: Frozen) -> Encoder:
         )
 
     def load() -> Encode:
-        with _folder_of(name) as folder:
+        with folder_of(name) as folder:
             return _transformer(folder, settings)
 
     return Encoder(f"huggingface/{name}", "texts", int(width), weights, UNKNOWN, load)
@@ -133,7 +139,7 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
     """
 
     def made(folder: Path, **more: Any) -> Any:
-        found = _library().AutoTokenizer.from_pretrained(str(folder), **more)
+        found = library().AutoTokenizer.from_pretrained(str(folder), **more)
         if found.pad_token_id is None:
             found.pad_token = found.eos_token
         if found.pad_token_id is None:
@@ -144,13 +150,13 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
         found.padding_side = "right"
         return found
 
-    with _folder_of(name) as folder:
+    with folder_of(name) as folder:
         own, checksum = made(folder), digest(folder / "tokenizer.json")
 
     how = {"truncation": True, "padding": "max_length", "max_length": settings.length}
 
     def load() -> Encode:
-        with _folder_of(name) as folder:
+        with folder_of(name) as folder:
             tokenize = made(folder)
 
         def encode(texts: Any) -> NDArray[np.int32]:
@@ -161,13 +167,13 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
     of_words = {"add_prefix_space": True}  # a word begins as it does within a text
 
     def write(to: Path, words: bool) -> None:
-        with _folder_of(name) as folder:
+        with folder_of(name) as folder:
             found = made(folder, **(of_words if words else {}))
         found.model_max_length = settings.length
         found.save_pretrained(str(to))
 
     def load_aligned() -> Encode:
-        with _folder_of(name) as folder:
+        with folder_of(name) as folder:
             tokenize = made(folder, **of_words)
 
         def both(text: str) -> tuple[list[int], list[int]]:
@@ -195,15 +201,16 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
     )
 
 
-def _library() -> Any:
+def library() -> Any:
+    """transformers, which draws no bars of its own."""
     transformers = imported_library("transformers")
     transformers.utils.logging.disable_progress_bar()
     return transformers
 
 
 @contextmanager
-def _folder_of(name: str) -> Iterator[Path]:
-    """The folder of a public text model; raises EncoderRefusedError where it is not here or holds none."""
+def folder_of(name: str) -> Iterator[Path]:
+    """The folder of a public model; raises EncoderRefusedError where it is not here or holds none."""
     try:
         with public_folder(name) as folder:
             yield folder
@@ -214,12 +221,12 @@ def _folder_of(name: str) -> Iterator[Path]:
     except (OSError, ValueError) as error:
         why = str(error).partition("\n")[0]
         raise EncoderRefusedError(
-            f"{name!r} cannot be read as a public model of texts ({why}); give the folder of one."
+            f"{name!r} cannot be read as a public model ({why}); give the folder of one."
         ) from None
 
 
 def _transformer(folder: Path, settings: Frozen) -> Encode:
-    transformers = _library()
+    transformers = library()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
     model = transformers.AutoModel.from_pretrained(
         str(folder), use_safetensors=True, dtype=torch.float32

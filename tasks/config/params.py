@@ -43,9 +43,9 @@ class Group(BaseModel):
 class Encoder(Group):
     """A frozen public network whose features of each record are trained on, for data.transform: encoder.
 
-    name: efficientnet-lite0, wordllama, all-minilm-l6-v2, timm/NAME, huggingface/NAME or its folder, tokenizer/NAME or
-    its folder for the tokens of a public model, or package.module:factory. checkpoint: for timm, a safetensors file of
-    the weights. settings: size and mirror of an image, length and layer of a text.
+    name: efficientnet-lite0, wordllama, all-minilm-l6-v2, timm/NAME, torchvision/NAME, huggingface/NAME or its folder,
+    tokenizer/NAME or its folder for the tokens of a public model, or package.module:factory. checkpoint: for timm and
+    torchvision, a safetensors file of the weights. settings: size and mirror of an image, length and layer of a text.
     """
 
     name: str = Field(min_length=1)

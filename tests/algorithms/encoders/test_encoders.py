@@ -1,5 +1,6 @@
 """Frozen public encoders: what they are, and that a record's features are its own."""
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,52 @@ def test_a_network_of_timm_is_read_from_a_safetensors_file(tmp_path: Path) -> No
     assert found.pretrained_on == "unknown"
 
 
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vgg11", "vit_b_16"])
+def test_a_network_of_torchvision_is_read_from_a_safetensors_file(tmp_path: Path, name: str) -> None:
+    network = imported_library("torchvision").models.get_model(name, weights=None).eval()
+    path = tmp_path / "weights.safetensors"
+    save_file({key: value.contiguous() for key, value in network.state_dict().items()}, path)
+    side = 224 if name == "vit_b_16" else 64
+    found = encoder(f"torchvision/{name}", Frozen(size=side), checkpoint=str(path))
+    features = found.load()(images(2))
+    assert features.shape == (2, found.width)
+    sized = torch.nn.functional.interpolate(torch.from_numpy(images(2)), size=side, mode="bilinear")
+    mean, std = (torch.tensor(one)[:, None, None] for one in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    seen = (sized - mean) / std
+    last = [layer for layer in network.modules() if isinstance(layer, torch.nn.Linear)][-1]
+    with torch.inference_mode():
+        assert np.allclose(last(torch.from_numpy(features)), network(seen), atol=1e-4)
+
+
+def test_a_vision_model_is_read_from_a_folder_with_its_preprocessing(tmp_path: Path) -> None:
+    """One that pools, one of maps, one of images and texts; the last layer's states where nothing is pooled."""
+    library = imported_library("transformers")
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sight = small | {"image_size": 32, "patch_size": 8}
+    both = library.CLIPConfig(text_config=small | {"vocab_size": 50}, vision_config=sight)
+    configs = {
+        "vit": library.ViTConfig(**sight),
+        "beit": library.BeitConfig(**sight, use_mean_pooling=False),
+        "convnext": library.ConvNextConfig(hidden_sizes=[8, 16, 16, 24], depths=[1, 1, 1, 1]),
+        "clip": both,
+    }
+    given = {"size": {"height": 32, "width": 32}, "image_mean": [0.4] * 3, "image_std": [0.2] * 3}
+    for name, config in configs.items():
+        folder = tmp_path / name
+        model = library.AutoModel.from_config(config).eval()
+        model.save_pretrained(folder)
+        (folder / "preprocessor_config.json").write_text(json.dumps(given))
+        found = encoder(f"huggingface/{folder}", Frozen())
+        assert (found.takes, found.width) == ("images", 24 if name == "convnext" else 32)
+        sees = model.vision_model if name == "clip" else model
+        sized = torch.nn.functional.interpolate(torch.from_numpy(images(2)), size=32, mode="bilinear")
+        with torch.inference_mode():
+            pooled = sees(pixel_values=(sized - 0.4) / 0.2).pooler_output
+        assert np.allclose(found.load()(images(2)), pooled.flatten(1), atol=1e-4), name
+    with pytest.raises(EncoderRefusedError, match="does not take images of 40 pixels"):
+        encoder(f"huggingface/{tmp_path / 'vit'}", Frozen(size=40))
+
+
 def test_a_transformer_is_read_from_a_folder(tmp_path: Path) -> None:
     import zipfile
 
@@ -168,10 +215,12 @@ def test_a_tokenizer_gives_the_first_tokens_of_each_text_and_then_padding(tmp_pa
         ("efficientnet-lite0", {"size": 100}, "give a multiple of 32"),
         ("timm/no_such_network", {}, "timm has no model 'no_such_network'"),
         ("timm/resnet18", {}, "not on this machine; get them by `hf download"),
+        ("torchvision/no_such_network", {}, "torchvision has no classifier 'no_such_network'"),
+        ("torchvision/resnet18", {}, "not on this machine as safetensors; get them by `python -c"),
         ("huggingface/nobody/nothing", {}, "get it by `hf download nobody/nothing`"),
         ("tokenizer/nobody/nothing", {}, "get it by `hf download nobody/nothing`"),
         ("tokenizer/../nothing here", {}, "is no folder and not on this machine"),
-        (f"tokenizer/{Path(__file__).parent}", {}, "cannot be read as a public model of texts"),
+        (f"tokenizer/{Path(__file__).parent}", {}, "cannot be read as a public model"),
     ],
 )
 def test_an_encoder_that_is_not_here_says_what_to_do(name: str, settings: dict[str, Any], words: str) -> None:
