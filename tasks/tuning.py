@@ -227,6 +227,8 @@ def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
 
     Raises RefusedError where a trial's releases are not fixed in advance, or none fits.
     """
+    if tuning.show_all == "cheaper":
+        return max(filter(None, both_ways(tuning, base, public)), key=lambda way: way.each)
     base = _with(base, {"privacy.target": None, "privacy.delta": tuning.delta or base["privacy"]["delta"]})
     if tuning.objective.on == "public" and not public.public and public.holdout != "public":
         raise RefusedError(
@@ -235,11 +237,25 @@ def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
     every = candidates(tuning, base)
     if tuning.objective.on == "private":
         _check_scored(every, public)
-    if tuning.show_all == "cheaper":
-        return max(
-            (_priced(tuning, every, public, shows_all=way) for way in (False, True)), key=lambda p: p.each
-        )
-    return _priced(tuning, every, public, shows_all=bool(tuning.show_all))
+    return _priced(tuning, every, public, shows_all=tuning.show_all)
+
+
+def both_ways(tuning: Tuning, base: Document, public: PublicDescription) -> "list[Priced | None]":
+    """The price with the winner alone, then with all trials shown; None for one that does not fit.
+
+    Raises RefusedError, of the first, where neither fits.
+    """
+    ways: list[Priced | None] = []
+    refusals = []
+    for shows_all in (False, True):
+        try:
+            ways.append(price(tuning.model_copy(update={"show_all": shows_all}), base, public))
+        except RefusedError as refusal:
+            ways.append(None)
+            refusals.append(refusal)
+    if len(refusals) == len(ways):
+        raise refusals[0]
+    return ways
 
 
 def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:

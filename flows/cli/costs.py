@@ -65,18 +65,16 @@ def search_table(root: Path, file: Path) -> Table:
     card = registry.card(settings.data.dataset, root / "data" / "cards")
     public = public_of(card, settings.data)
     table = Table("", "only the best is released", "all trials are released")
-    ways = [
-        tuning.price(asked.model_copy(update={"show_all": shown}), base, public) for shown in (False, True)
-    ]
-    size = len(ways[0].plans)
+    ways = tuning.both_ways(asked, base, public)
+    size = next(len(way.plans) for way in ways if way)
     rows = {
         "trials": (
             f"random, {asked.trials.mean:g} on average, out of {size} settings",
             f"all {size} settings, once each",
         ),
-        "epsilon of the search": tuple(_text(way.cost) for way in ways),
-        "epsilon of each trial": tuple(_text(way.each) for way in ways),
-        "noise multipliers": tuple(_noises(way) for way in ways),
+        "epsilon of the search": tuple(_text(way.cost) if way else "does not fit" for way in ways),
+        "epsilon of each trial": tuple(_text(way.each) if way else "" for way in ways),
+        "noise multipliers": tuple(_noises(way) if way else "" for way in ways),
     }
     for name, (one, other) in rows.items():
         table.add_row(name, one, other)

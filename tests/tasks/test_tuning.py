@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 import pytest
@@ -350,6 +350,21 @@ def test_all_trials_may_be_shown_where_all_are_paid_for(place: Path, own_home: P
     alone = search_of(place)
     cheaper = search_of(place, show_all="cheaper")
     assert cheaper.priced.each == max(search.priced.each, alone.priced.each)
+
+
+def test_the_cheaper_way_is_the_one_that_fits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = search_of(place).priced
+    monkeypatch.setattr(
+        "tasks.tuning._priced", lambda *_, shows_all: fits if not shows_all else _refuse("all")
+    )
+    assert search_of(place, show_all="cheaper").priced is fits
+    monkeypatch.setattr("tasks.tuning._priced", lambda *_, shows_all: _refuse("all" if shows_all else "one"))
+    with pytest.raises(RefusedError, match="one"):
+        search_of(place, show_all="cheaper")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise RefusedError(why)
 
 
 def test_what_cannot_be_searched_is_refused(place: Path) -> None:
