@@ -37,6 +37,8 @@ _FEW_ORDERS = (1.25, 1.5, *map(float, range(2, 64)), 128.0, 256.0, 512.0, 1024.0
 _NOISE_RANGE = (1e-6, 1e7)
 _TOLERANCE, _WASTE = 2e-4, 1e-3
 _TINY, _HUGE = 1e-300, 1e300
+_LOOSE = 4.0
+"""How much larger than the cost itself Rényi's bound on it is at the most, with room to spare."""
 
 
 def smallest(
@@ -123,7 +125,8 @@ def calibrate(
     try:
         rough = _near(bracket, target.epsilon, tolerance=0.02)
     except RefusedError:  # by looser bounds, which what is released beside the noise may exceed by itself
-        if cost(_NOISE_RANGE[1], COARSENING) > target.epsilon:
+        is_far = bracket(_NOISE_RANGE[1]) > _LOOSE * target.epsilon  # and a distribution would be endless
+        if is_far or cost(_NOISE_RANGE[1], COARSENING) > target.epsilon:
             raise
         rough = 1.0
     coarse = _near(lambda z: cost(z, COARSENING), target.epsilon, start=rough)
