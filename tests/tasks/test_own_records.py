@@ -262,7 +262,7 @@ def test_a_run_on_texts_is_all_there_is_to_type(workspace: Workspace, declared: 
     encoder = {"name": "wordllama", "settings": {}}
     declared("texts.jsonl", {"transform": "encoder", "encoder": encoder}, reader=reader, unit="one text")
     card = registry.card("mine", workspace.root / "data/cards")
-    assert card.input_shape == () and workspace.public.input_shape == (256,)
+    assert card.input_shape == () and workspace.public.input_shape == (768,)
     finish(workspace)
     found = list(
         predict(load_model(workspace.root / "artifacts/model.safetensors"), workspace.root / "texts.jsonl")

@@ -2,6 +2,7 @@
 
 import io
 import logging
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -26,7 +27,8 @@ def test_elsewhere_there_is_a_line_every_few_seconds_and_one_at_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter([100.0, *(100.0 + step for step in range(1, 13))])
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
+    # In place of the module, which other threads ask for the time, too.
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with caplog.at_level(logging.INFO), progress(12, console=Console(file=io.StringIO())) as tell:
         for step in range(1, 13):
             tell(step, 0.25 * step, 1.0)
@@ -41,7 +43,8 @@ def test_a_run_that_was_resumed_counts_its_rate_from_there_and_its_first_step_pr
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter([0.0, 10.0, 20.0])
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
+    # In place of the module, which other threads ask for the time, too.
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with caplog.at_level(logging.INFO), progress(1000, console=Console(file=io.StringIO())) as tell:
         tell(901, 1.0, 1.0)
         tell(905, 1.1, 1.0)
