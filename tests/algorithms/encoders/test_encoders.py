@@ -135,7 +135,7 @@ def test_a_network_of_timm_is_read_from_a_safetensors_file(tmp_path: Path) -> No
     assert found.pretrained_on == "unknown"
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vgg11", "vit_b_16"])
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vit_b_16"])
 def test_a_network_of_torchvision_is_read_from_a_safetensors_file(tmp_path: Path, name: str) -> None:
     network = imported_library("torchvision").models.get_model(name, weights=None).eval()
     path = tmp_path / "weights.safetensors"
