@@ -463,7 +463,7 @@ class Trial:
         rows = self.public.pooled
         barrier = Barrier(
             held,
-            model if rows is None else of_people(model, rows),
+            of_people(model, rows),
             spend=ScheduleFilter(schedule, Budget(epsilon(schedule, delta, accountant="rdp"), delta)),
             generator=self._generator("score"),
             delta=delta,

@@ -31,8 +31,10 @@ class OfRows(nn.Module):
         return found.view(*people.shape[:2], *found.shape[1:])
 
 
-def of_people(model: Model, rows: int) -> Model:
+def of_people(model: Model, rows: int | None) -> Model:
     """The model of people of so many rows, whose parameters lie in the flat vector as those of `model` do.
+
+    For None, where a record is a row, the model itself.
 
     Example:
         >>> from algorithms.models.linear import cross_entropy
@@ -43,6 +45,8 @@ def of_people(model: Model, rows: int) -> Model:
         >>> model.losses(model.module(people), labels).shape
         torch.Size([4])
     """
+    if rows is None:
+        return model
     return replace(
         model,
         module=OfRows(model.module),

@@ -236,7 +236,7 @@ def train(
     rows = plan.public.pooled
     barrier = (barrier_of or Barrier)(
         open_records(),
-        model if rows is None else of_people(model, rows),
+        of_people(model, rows),
         spend=recharged(plan.open_filter(), trace),
         generator=generator,
         delta=plan.target.budget.delta,
@@ -251,7 +251,7 @@ def train(
             begun = algorithm.init(known.start.to(performance.device), plan)
             found = _Progress(begun, known.buffers)
         model = installed(model, found.buffers)
-        barrier = barrier.about(model if rows is None else of_people(model, rows))
+        barrier = barrier.about(of_people(model, rows))
     state, saved = found.state, time.monotonic()
     for trace.step in range(step, plan.steps):
         following = algorithm.step(state, plan, barrier)
@@ -285,7 +285,7 @@ def learn(
     trace, rows = Trace(), plan.public.pooled
     barrier = Barrier(
         records,
-        model if rows is None else of_people(model, rows),
+        of_people(model, rows),
         spend=plan.open_filter(),
         generator=generator,
         delta=plan.target.budget.delta,

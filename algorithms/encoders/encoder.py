@@ -1,7 +1,8 @@
 """What an encoder is: public facts, and a function from records to features."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from algorithms.errors import EncoderRefusedError
+from algorithms.errors import EncoderRefusedError, ModelRefusedError
+from algorithms.models.libraries import public_folder
 
 UNKNOWN = "unknown"
 
@@ -74,3 +76,20 @@ def digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         raise EncoderRefusedError(f"there is no file {path}; give the path of a safetensors file.") from None
+
+
+@contextmanager
+def folder_of(name: str) -> Iterator[Path]:
+    """The folder of a public model; raises EncoderRefusedError where it is not here or holds none."""
+    try:
+        with public_folder(name) as folder:
+            yield folder
+    except EncoderRefusedError:
+        raise
+    except ModelRefusedError as error:
+        raise EncoderRefusedError(str(error)) from None
+    except (OSError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        raise EncoderRefusedError(
+            f"{name!r} cannot be read as a public model ({why}); give the folder of one."
+        ) from None

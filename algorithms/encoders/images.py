@@ -3,8 +3,7 @@
 import copy
 import json
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, digest
+from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, digest, folder_of
 from algorithms.errors import EncoderRefusedError
 from algorithms.models.libraries import LibraryMissingError, imported_library
 
@@ -67,21 +66,24 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
     file = checkpoint or _cached(network.pretrained_cfg.get("hf_hub_id"), name)
 
     def load() -> Encode:
-        from safetensors.torch import load_file
-
         keywords = {"img_size": side} if "img_size" in _keywords(timm, name) else {}
         made = timm.create_model(name, pretrained=False, num_classes=0, **keywords)
-        stored = {key: value for key, value in load_file(file).items() if key in made.state_dict()}
-        missing = sorted(made.state_dict().keys() - stored.keys())
-        if missing:
-            raise EncoderRefusedError(
-                f"{file} has no {missing[0]}, so it is not of {name!r}; give its own file."
-            )
-        made.load_state_dict(stored)
+        _read(made, file, name)
         return _encode(made.eval(), side, mean=config["mean"], std=config["std"], settings=settings)
 
     on = str(network.pretrained_cfg.get("tag") or UNKNOWN) if checkpoint is None else UNKNOWN
     return Encoder(f"timm/{name}", "images", int(network.num_features), digest(file), on, load)
+
+
+def _read(network: nn.Module, file: Path, name: str) -> None:
+    """Gives a network the weights of a safetensors file, which may hold more, such as a classifier."""
+    from safetensors.torch import load_file
+
+    stored, wanted = load_file(file), network.state_dict().keys()
+    missing = sorted(wanted - stored.keys())
+    if missing:
+        raise EncoderRefusedError(f"{file} has no {missing[0]}, so it is not of {name!r}; give its own file.")
+    network.load_state_dict({key: stored[key] for key in wanted})
 
 
 def from_torchvision(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
@@ -108,15 +110,8 @@ def from_torchvision(name: str, checkpoint: Path | None, settings: Frozen) -> En
     side = settings.size or int(preset.crop_size[0])
 
     def load() -> Encode:
-        from safetensors.torch import load_file
-
-        made, stored = models.get_model(name, weights=None), load_file(checkpoint)
-        missing = sorted(made.state_dict().keys() - stored.keys())
-        if missing:
-            raise EncoderRefusedError(
-                f"{checkpoint} has no {missing[0]}, so it is not of {name!r}; give its own file."
-            )
-        made.load_state_dict({key: stored[key] for key in made.state_dict()})
+        made = models.get_model(name, weights=None)
+        _read(made, checkpoint, name)
         network, _ = _without_classifier(made, weights)
         return _encode(network.eval(), side, mean=preset.mean, std=preset.std, settings=settings)
 
@@ -145,12 +140,10 @@ def processor_of(folder: Path) -> dict[str, Any] | None:
     return found if {"image_mean", "image_processor_type"} & found.keys() else None
 
 
-def from_hugging_face_of_images(
-    name: str, folder_of: Callable[[str], AbstractContextManager[Path]], settings: Frozen
-) -> Encoder:
+def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
     """The vision model of a folder, with the preprocessing that lies there: what it pools, or the mean of its states.
 
-    folder_of: gives the folder of a name. Of a model of images and texts, that of the images.
+    Of a model of images and texts, that of the images.
     """
     library = imported_library("transformers")
     with folder_of(name) as folder:

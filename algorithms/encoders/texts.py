@@ -1,7 +1,6 @@
 """Text encoders: static token vectors, and transformers of Hugging Face."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, digest
+from algorithms.encoders.encoder import UNKNOWN, Encode, Encoder, Frozen, digest, folder_of
 from algorithms.encoders.images import from_hugging_face_of_images, processor_of
-from algorithms.errors import EncoderRefusedError, ModelRefusedError
+from algorithms.errors import EncoderRefusedError
 from algorithms.models.libraries import imported_library, package_folder, public_folder
 
 _BATCH, _STEP = 32, 32
@@ -112,12 +111,10 @@ def from_hugging_face(name: str, settings: Frozen) -> Encoder:
     folders. Weights are read from safetensors alone.
     """
     with folder_of(name) as folder:
-        is_of_images = processor_of(folder) is not None
-    if is_of_images:
-        return from_hugging_face_of_images(name, folder_of, settings)
-    with folder_of(name) as folder:
+        if processor_of(folder) is not None:
+            return from_hugging_face_of_images(name, settings)
         weights = digest(folder / "model.safetensors")
-        config = library().AutoConfig.from_pretrained(str(folder))
+        config = _library().AutoConfig.from_pretrained(str(folder))
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
     if width is None:
         raise EncoderRefusedError(
@@ -139,7 +136,7 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
     """
 
     def made(folder: Path, **more: Any) -> Any:
-        found = library().AutoTokenizer.from_pretrained(str(folder), **more)
+        found = _library().AutoTokenizer.from_pretrained(str(folder), **more)
         if found.pad_token_id is None:
             found.pad_token = found.eos_token
         if found.pad_token_id is None:
@@ -201,32 +198,14 @@ def tokenizer(name: str, settings: Frozen) -> Encoder:
     )
 
 
-def library() -> Any:
-    """transformers, which draws no bars of its own."""
+def _library() -> Any:
     transformers = imported_library("transformers")
     transformers.utils.logging.disable_progress_bar()
     return transformers
 
 
-@contextmanager
-def folder_of(name: str) -> Iterator[Path]:
-    """The folder of a public model; raises EncoderRefusedError where it is not here or holds none."""
-    try:
-        with public_folder(name) as folder:
-            yield folder
-    except EncoderRefusedError:
-        raise
-    except ModelRefusedError as error:
-        raise EncoderRefusedError(str(error)) from None
-    except (OSError, ValueError) as error:
-        why = str(error).partition("\n")[0]
-        raise EncoderRefusedError(
-            f"{name!r} cannot be read as a public model ({why}); give the folder of one."
-        ) from None
-
-
 def _transformer(folder: Path, settings: Frozen) -> Encode:
-    transformers = library()
+    transformers = _library()
     tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
     model = transformers.AutoModel.from_pretrained(
         str(folder), use_safetensors=True, dtype=torch.float32
