@@ -390,6 +390,69 @@ class UNet(nn.Module):
         return outputs
 
 
+class VolumeNet(nn.Module):
+    """A U-Net for volumes, as of a scanner; an image's colours are its slices here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = self._block(1, 4), self._block(4, 8)
+        self.up, self.last = nn.ConvTranspose3d(8, 4, (1, 2, 2), stride=(1, 2, 2)), nn.Conv3d(8, CLASSES, 1)
+
+    @staticmethod
+    def _block(channels: int, outputs: int) -> nn.Module:
+        layers = (
+            nn.Conv3d(channels, outputs, 3, padding=1),
+            nn.InstanceNorm3d(outputs, affine=True),
+            nn.PReLU(),
+        )
+        return nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [batch, classes]."""
+        down = self.down(functional.avg_pool2d(images, 2)[:, None])
+        up = self.up(self.deep(functional.max_pool3d(down, (1, 2, 2))))
+        outputs: Tensor = self.last(torch.cat([down, up], dim=1)).mean(dim=(2, 3, 4))
+        return outputs
+
+
+def frames() -> nn.Module:
+    """A network of single images for the three of a record; the mean of what it says of each."""
+
+    def wiring(self: Any, images: Tensor) -> Tensor:
+        outputs: Tensor = (
+            self.network(images.flatten(0, 1)[:, None]).unflatten(0, (len(images), -1)).mean(dim=1)
+        )
+        return outputs
+
+    first = nn.Conv2d(1, 8, 3, 2, 1), nn.GroupNorm(2, 8), nn.ReLU()
+    return Wired(
+        wiring,
+        network=nn.Sequential(
+            *first,
+            *(nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            nn.Linear(16, CLASSES),
+        ),
+    )
+
+
+def by_cell() -> nn.Module:
+    """A recurrent network whose steps are a loop of its own."""
+
+    def wiring(self: Any, words: Tensor) -> Tensor:
+        state = None
+        for step in self.table(words).unbind(1):
+            state = self.cell(step, state)
+        outputs: Tensor = self.last(state[0])
+        return outputs
+
+    return Wired(
+        wiring,
+        table=nn.Embedding(WORDS, WIDTH, padding_idx=PADDING),
+        cell=nn.LSTMCell(WIDTH, WIDTH),
+        last=nn.Linear(WIDTH, CLASSES),
+    )
+
+
 def mlp_mixer_by_hand() -> nn.Module:
     """Products with parameters on the left, as a mixer of tokens writes them."""
 
@@ -804,6 +867,10 @@ ZOO: Mapping[str, Architecture] = {
     ),
     "bilinear": Architecture(bilinear, ROW, False),
     "soft mixture of experts": Architecture(soft_experts, ROW, False),
+    "U-Net of volumes": Architecture(VolumeNet, IMAGE, False),
+    "frames of a film": Architecture(frames, IMAGE, False),
+    "RNN tagger": Architecture(tagger(nn.RNN), TOKENS, False),
+    "LSTM, by its cell": Architecture(by_cell, TOKENS, False),
 }
 
 LARGE = (

@@ -1,5 +1,6 @@
 """No test sees the budget, the runs, the servers or the accounts of the person who runs it."""
 
+import gc
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -26,6 +27,15 @@ _PERSONAL = (
     "WANDB_API_KEY",
 )
 _CHECKOUT = ("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_ARTIFACT_DIR")
+
+
+gc.disable()  # while modules by the thousand are imported, whose objects stay
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made is not looked through again at each collection of garbage."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -215,11 +215,17 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
         >>> from algorithms.gradients.op_tracer import Form
         >>> from algorithms.gradients.passes import Answers, Passes
         >>> from algorithms.models import Model
-        >>> module = nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2))
-        >>> model = Model("small", module, nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
+        >>> class Centres(nn.Module):
+        ...     def __init__(self) -> None:
+        ...         super().__init__()
+        ...         self.places = nn.Parameter(torch.eye(3))
+        ...
+        ...     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        ...         return -torch.cdist(inputs, self.places)
+        >>> model = Model("centres", Centres(), nn.CrossEntropyLoss(reduction="none"), scores=lambda outputs: outputs)
         >>> found = examine(Passes(model), Form((3,), torch.float32, torch.device("cpu")), memory_mb=1024)
         >>> found.layouts is None, found.is_random, found.without_rule
-        (False, False, ('prelu',))
+        (False, False, ('cdist',))
     """
     offender = mixing_layer(passes.model.module)
     if offender is not None:

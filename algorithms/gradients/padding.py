@@ -57,6 +57,11 @@ class Layout(NamedTuple):
             return values.movedim(self.dimension, 0)
         return torch.unflatten(values, self.dimension, (batch, self.folded)).movedim(self.dimension, 0)
 
+    def with_channels(self, values: Tensor, batch: int) -> Tensor:
+        """The same where channels follow the records: [batch, channels, folded (where above 1), all others]."""
+        apart = self.by_record(values, batch)
+        return apart if self.folded == 1 else apart.movedim(1, 2)
+
     def alone(self, value: Tensor) -> Tensor:
         """One record's part of `by_record` as the tensor would be if that record were alone."""
         return value.unsqueeze(self.dimension) if self.folded == 1 else value

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from algorithms.gradients.grad_sample_recorder import Rule
 from algorithms.gradients.rules.attention import multi_head_attention, scaled_dot_product_attention
-from algorithms.gradients.rules.convolution import convolution
+from algorithms.gradients.rules.convolution import convolution, transposed_convolution
 from algorithms.gradients.rules.general import general
 from algorithms.gradients.rules.layers import (
     addmm,
@@ -21,10 +21,11 @@ from algorithms.gradients.rules.layers import (
     entries,
     linear,
     normalisation,
+    prelu,
     repeated,
 )
 from algorithms.gradients.rules.products import bilinear, product
-from algorithms.gradients.rules.recurrent import gru, lstm
+from algorithms.gradients.rules.recurrent import gru, lstm, recurrent_cell, rnn
 from algorithms.gradients.rules.shared import pulled_back, shared
 
 __all__ = ["RULES", "general", "pulled_back", "shared"]
@@ -34,6 +35,10 @@ RULES: dict[Callable[..., Any], Rule] = {
     functional.linear: linear,
     torch.conv1d: convolution,
     torch.conv2d: convolution,
+    torch.conv3d: convolution,
+    torch.conv_transpose1d: transposed_convolution,
+    torch.conv_transpose2d: transposed_convolution,
+    torch.conv_transpose3d: transposed_convolution,
     functional.embedding: embedding,
     functional.embedding_bag: embedding_bag,
     Tensor.__getitem__: entries,
@@ -68,6 +73,13 @@ RULES: dict[Callable[..., Any], Rule] = {
     Tensor.__rmatmul__: product,
     torch.bilinear: bilinear,
     torch.addmm: addmm,
+    torch.prelu: prelu,
     torch.lstm: lstm,
     torch.gru: gru,
+    torch.rnn_tanh: rnn,
+    torch.rnn_relu: rnn,
+    torch.lstm_cell: recurrent_cell,
+    torch.gru_cell: recurrent_cell,
+    torch.rnn_tanh_cell: recurrent_cell,
+    torch.rnn_relu_cell: recurrent_cell,
 }

@@ -1,10 +1,6 @@
-"""What the places of a convolution's output see of its input.
+"""Convolutions of one, two or three dimensions, and transposed ones: per-example gradients of their weights."""
 
-Per-example gradients of a convolution's weight.
-
-One- and two-dimensional convolutions.
-"""
-
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,64 +39,75 @@ from algorithms.gradients.rules.general import general
 
 @dataclass(frozen=True)
 class Window:
-    """How a kernel moves over an image; each a pair (vertical, horizontal)."""
+    """How a kernel moves over an image; numbers by dimension."""
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
     groups: int
 
     @property
     def overlap(self) -> int:
         """The most places that see one pixel."""
-        (height, width), (down, right) = self.kernel, self.stride
-        return -(-height // down) * -(-width // right) if self.dilation == (1, 1) else height * width
+        if any(step != 1 for step in self.dilation):
+            return math.prod(self.kernel)
+        return math.prod(-(-size // step) for size, step in zip(self.kernel, self.stride, strict=True))
+
+    def over(self, layout: Layout) -> "Window":
+        """The same over a record's images, which are then one more dimension, where it has several."""
+        if layout.folded == 1:
+            return self
+        kernel, stride, dilation = ((1, *each) for each in (self.kernel, self.stride, self.dilation))
+        return Window(kernel, stride, (0, *self.padding), dilation, self.groups)
 
 
 class Cutter:
     """Cuts images into what each place of the output saw, a few records at a time, in memory that it uses again."""
 
-    def __init__(self, window: Window, places: tuple[int, int]) -> None:
-        self._window, self._places = window, places
+    def __init__(self, window: Window, places: Sequence[int]) -> None:
+        self._window, self._places = window, tuple(places)
         self._padded = self._seen = torch.empty(0)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """[batch, channels, h, w] -> [batch * groups, places, kernel x channels / groups], until the next call."""
-        (vertical, horizontal), groups = self._window.padding, self._window.groups
-        batch, channels, height, width = inputs.shape
+        """[batch, channels, *image] -> [batch * groups, places, kernel x channels / groups], until the next call."""
+        groups, (batch, channels, *image) = self._window.groups, inputs.shape
         if len(self._padded) < max(1, batch):
             self._make_room(inputs)
         padded = self._padded[:batch]
-        padded[:, vertical : vertical + height, horizontal : horizontal + width] = inputs.movedim(1, 3)
+        middle = [slice(edge, edge + size) for edge, size in zip(self._window.padding, image, strict=True)]
+        padded[:, *middle] = inputs.movedim(1, -1)
         seen = self._seen[: batch * groups]
         apart = (batch, groups, *self._places, *self._window.kernel, channels // groups)
-        seen.view(apart).copy_(torch.unflatten(self._places_of(padded), 5, (groups, -1)).movedim(5, 1))
+        seen.view(apart).copy_(torch.unflatten(self._places_of(padded), -1, (groups, -1)).movedim(-2, 1))
         return seen
 
     def _make_room(self, inputs: Tensor) -> None:
-        (vertical, horizontal), (down, right) = self._window.padding, self._window.kernel
-        batch, channels, height, width = inputs.shape
-        groups, places = self._window.groups, self._places[0] * self._places[1]
-        self._padded = inputs.new_zeros(batch, height + 2 * vertical, width + 2 * horizontal, channels)
-        self._seen = inputs.new_empty(batch * groups, places, channels // groups * down * right)
+        window, (batch, channels, *image) = self._window, inputs.shape
+        sizes = [size + 2 * edge for edge, size in zip(window.padding, image, strict=True)]
+        patch = channels // window.groups * math.prod(window.kernel)
+        self._padded = inputs.new_zeros(batch, *sizes, channels)
+        self._seen = inputs.new_empty(batch * window.groups, math.prod(self._places), patch)
 
     def _places_of(self, padded: Tensor) -> Tensor:
-        """A view [batch, *places, *kernel, channels] of padded images [batch, h, w, channels]."""
-        record, row, column, channel = padded.stride()
-        (down, right), (below, beside) = self._window.stride, self._window.dilation
+        """A view [batch, *places, *kernel, channels] of padded images [batch, *image, channels]."""
+        record, *axes, channel = padded.stride()
+        moves, steps = (
+            [many * axis for many, axis in zip(each, axes, strict=True)]
+            for each in (self._window.stride, self._window.dilation)
+        )
         return padded.as_strided(
-            (len(padded), *self._places, *self._window.kernel, padded.shape[3]),
-            (record, down * row, right * column, below * row, beside * column, channel),
+            (len(padded), *self._places, *self._window.kernel, padded.shape[-1]),
+            (record, *moves, *steps, channel),
         )
 
 
 @dataclass(frozen=True)
 class ConvGrad:
-    """Gradients of the weight of a two-dimensional convolution, shape [outputs, channels / groups, *kernel].
+    """Gradients of the weight of a convolution, shape [outputs, channels / groups, *kernel].
 
-    inputs: [batch, channels, height, width]. errors: [batch, outputs, rows, columns], its output's gradient. Every
-    place of the output adds an outer product of its error and the patch of the input that it saw.
+    inputs: [batch, channels, *image]. errors: [batch, outputs, *places], its output's gradient. Every place of the
+    output adds an outer product of its error and the patch of the input that it saw.
     """
 
     inputs: Tensor
@@ -114,7 +121,7 @@ class ConvGrad:
     @property
     def length(self) -> int:
         """How many outer products are summed."""
-        return self.errors.shape[2] * self.errors.shape[3]
+        return math.prod(self.errors.shape[2:])
 
     @property
     def rows(self) -> Tensor:
@@ -196,18 +203,17 @@ class ConvGrad:
 
     def _in_weight_order(self, written: Tensor) -> Tensor:
         """A view of [..., kernel x channels] as [..., channels, kernel]."""
-        height, width = self.window.kernel
-        return torch.unflatten(written, -1, (height * width, -1)).transpose(-1, -2)
+        return torch.unflatten(written, -1, (math.prod(self.window.kernel), -1)).transpose(-1, -2)
 
     def _in_patch_order(self, weight: Tensor) -> Tensor:
         """A vector of the weight's length in the order of the patches."""
-        height, width = self.window.kernel
-        return weight.view(self.errors.shape[1], -1, height * width).transpose(1, 2).reshape(-1)
+        kernel = math.prod(self.window.kernel)
+        return weight.view(self.errors.shape[1], -1, kernel).transpose(1, 2).reshape(-1)
 
     @property
     def _patch(self) -> int:
         """Values that a place of the output saw, of one group."""
-        return self.inputs.shape[1] // self.window.groups * self.window.kernel[0] * self.window.kernel[1]
+        return self.inputs.shape[1] // self.window.groups * math.prod(self.window.kernel)
 
     @property
     def _numbers(self) -> int:
@@ -230,11 +236,12 @@ class ConvGrad:
         return is_formed_singly(self.inputs, self.errors.shape[1] * self._patch)
 
     def _cutter(self) -> Cutter:
-        return Cutter(self.window, (self.errors.shape[2], self.errors.shape[3]))
+        return Cutter(self.window, self.errors.shape[2:])
 
     def _writer(self) -> Callable[..., Tensor]:
         """What writes down the gradients of a few records, by products of patches and errors, in their order."""
-        if self._is_depthwise and self.length > 1:  # kernels of one number are slow in PyTorch
+        moves = len(self.window.kernel) <= len(_MOVES)
+        if self._is_depthwise and moves and self.length > 1:  # kernels of one number are slow in PyTorch
             return self._write_depthwise
         cut = self._cutter()
 
@@ -257,99 +264,131 @@ class ConvGrad:
         window, records = self.window, len(errors)
         channels = wide(inputs).repeat_interleave(errors.shape[1] // inputs.shape[1], dim=1).flatten(0, 1)
         kernels = wide(errors).reshape(-1, 1, *errors.shape[2:])
-        found = torch.conv2d(
+        move = _MOVES[len(window.kernel) - 1]
+        found = move(
             channels[None], kernels, None, window.dilation, window.padding, window.stride, len(kernels)
         )
-        height, width = window.kernel
-        written = found[0, :, :height, :width].reshape(
-            records, -1
-        )  # places that no kernel reached are left over
+        reached = [slice(size) for size in window.kernel]  # places that no kernel reached are left over
+        written = found[0][:, *reached].reshape(records, -1)
         return written if into is None else into.view_as(written).copy_(written)
 
 
 def _square_norms(seen: Tensor, errors: Tensor, groups: int) -> Tensor:
     """Of a few records, by products of patches and errors."""
-    batch, length = len(errors), errors.shape[2] * errors.shape[3]
+    batch, length = len(errors), math.prod(errors.shape[2:])
     back = wide(errors).reshape(batch * groups, -1, length).transpose(1, 2)
     return product_norms(seen, back).view(batch, groups).sum(dim=1)
 
 
-Pair = int | Sequence[int]
+_MOVES = torch.conv1d, torch.conv2d, torch.conv3d
+Sizes = int | Sequence[int]
 
 
 def convolution(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A convolution of input [batch, channels, (height,) width] with weight [outputs, channels / groups, *kernel]."""
-    return _recorded(tape, func, *args, **kwargs)
+    """A convolution of input [batch, channels, *image] with weight [outputs, channels / groups, *kernel]."""
+    return _convolution(tape, func, *args, **kwargs)
 
 
-def _recorded(
+def _convolution(
     tape: GradSampleRecorder,
     func: Callable[..., Any],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
     groups: int = 1,
 ) -> Any:
-    layout = tape.layout(input)
-    if layout != Layout(0) or tape.name(input) is not None:
+    layout = _layout(tape, input)
+    if layout is None:
         return general(tape, func, (input, weight, bias, stride, padding, dilation, groups), {})
-    if isinstance(
-        padding, str
-    ):  # what is kept is the padded input, so that patches are cut from what was seen
-        input, padding = _padded(input, padding, weight.shape[2:], dilation)
-    output = func(input, weight, bias, stride, padding, dilation, groups)
     kernel = weight.shape[2:]
-    window = Window(
-        kernel=_pair(kernel, len(kernel), 1),
-        stride=_pair(stride, len(kernel), 1),
-        padding=_pair(padding, len(kernel), 0),
-        dilation=_pair(dilation, len(kernel), 1),
-        groups=groups,
-    )
-    names = tape.name(weight), tape.name(bias)
-    return tape.keep(output, lambda errors: _gradients(input, errors, window, names), input)
+    if isinstance(padding, str):
+        # What is kept is the padded input, so that patches are cut from what was seen.
+        input, padding = _padded(input, padding, kernel, dilation), 0
+    output = func(input, weight, bias, stride, padding, dilation, groups)
+    window = _window(kernel, stride, padding, dilation, groups)
+    names, batch = (tape.name(weight), tape.name(bias)), tape.batch
+
+    def gradients(errors: Tensor) -> Gradients:
+        # Every place of the output is a linear layer of the patch that it saw: sum over places of error x patch^T.
+        seen, back = (layout.with_channels(part, batch) for part in (input, errors))
+        return _gradients(ConvGrad(seen, back, window.over(layout)), back, names)
+
+    return tape.keep(output, gradients, input)
 
 
-def _gradients(
-    inputs: Tensor, errors: Tensor, window: Window, names: tuple[str | None, str | None]
-) -> Gradients:
+def transposed_convolution(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A transposed convolution of input [batch, channels, *image] with weight [channels, outputs / groups, *kernel]."""
+    return _transposed(tape, func, *args, **kwargs)
+
+
+def _transposed(
+    tape: GradSampleRecorder,
+    func: Callable[..., Any],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: int = 1,
+    dilation: Sizes = 1,
+) -> Any:
+    settings = stride, padding, output_padding, groups, dilation
+    layout = _layout(tape, input)
+    if layout is None:
+        return general(tape, func, (input, weight, bias, *settings), {})
+    window = _window(weight.shape[2:], stride, padding, dilation, groups)
+    names, batch = (tape.name(weight), tape.name(bias)), tape.batch
+
+    def gradients(errors: Tensor) -> Gradients:
+        # It is the way back through a convolution of what it gives: what came back was seen, what it took is the error.
+        back, seen = (layout.with_channels(part, batch) for part in (input, errors))
+        return _gradients(ConvGrad(seen, back, window.over(layout)), seen, names)
+
+    return tape.keep(func(input, weight, bias, *settings), gradients, input)
+
+
+def _layout(tape: GradSampleRecorder, input: Tensor) -> Layout | None:
+    """Where the records are; None where they do not come first, or the input is a parameter."""
+    layout = tape.layout(input)
+    return layout if layout.dimension == 0 and tape.name(input) is None else None
+
+
+def _gradients(weights: ConvGrad, errors: Tensor, names: tuple[str | None, str | None]) -> Gradients:
     weight, bias = names
     found: Gradients = {}
     if weight is not None:
-        # Every place of the output is a linear layer of the patch that it saw: sum over places of error x patch^T.
-        found[weight] = ConvGrad(_image(inputs.detach()), _image(errors), window)
+        found[weight] = weights
     if bias is not None:
         # The bias is added at every place: [batch, outputs, *places] -> [batch, outputs].
         found[bias] = DenseGrad(errors.flatten(start_dim=2).sum(dim=2))
     return found
 
 
-def _image(values: Tensor) -> Tensor:
-    """A sequence as an image of height 1."""
-    return values.unsqueeze(2) if values.dim() == 3 else values
+def _window(kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> Window:
+    sizes = (_by_dimension(size, len(kernel)) for size in (stride, padding, dilation))
+    return Window(tuple(kernel), *sizes, groups)
 
 
-def _pair(value: Pair, dimensions: int, above: int) -> tuple[int, int]:
-    """A setting for height and width; a convolution along one dimension has `above` for the height that it lacks."""
-    across = value if isinstance(value, int) else value[-1]
-    if dimensions == 1:
-        return (above, across)
-    return (value if isinstance(value, int) else value[0], across)
+def _by_dimension(size: Sizes, dimensions: int) -> tuple[int, ...]:
+    """A setting for each dimension; one number is of all."""
+    each = (size,) if isinstance(size, int) else tuple(size)
+    return each * dimensions if len(each) == 1 else each
 
 
-def _padded(
-    input: Tensor, padding: str, kernel: Sequence[int], dilation: Pair
-) -> tuple[Tensor, tuple[int, ...]]:
-    """The input padded as the words 'same' and 'valid' say, and the padding that is then left to do: none."""
-    none = (0,) * len(kernel)
+def _padded(input: Tensor, padding: str, kernel: Sequence[int], dilation: Sizes) -> Tensor:
+    """The input padded as the words 'same' and 'valid' say."""
     if padding == "valid":
-        return input, none
-    spread = _pair(dilation, len(kernel), 1)[-len(kernel) :]
+        return input
+    spread = _by_dimension(dilation, len(kernel))
     totals = [step * (size - 1) for step, size in zip(spread, kernel, strict=True)]
-    sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
-    return functional.pad(input, sides), none
+    return functional.pad(
+        input, [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+    )

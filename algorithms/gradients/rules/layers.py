@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from algorithms.gradients.arithmetic import wide
 from algorithms.gradients.embedding_grad import EmbeddingGrad
 from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
 from algorithms.gradients.grads import BiasGrad, DenseGrad, LinearGrad
@@ -53,6 +54,23 @@ def addmm(
         return found | {str(names[0]): LinearGrad(products.errors, products.inputs)}
 
     return tape.keep(func(*args), gradients, input)
+
+
+def prelu(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """output = input where that is positive, else weight times input; weight [1], or [channels] of dimension 1."""
+    input, weight = args if not kwargs else (None, None)
+    name = tape.name(weight)
+    if input is None or name is None or tape.name(input) is not None or tape.layout(input).dimension != 0:
+        return general(tape, func, args, kwargs)
+    layout, batch = tape.layout(input), tape.batch
+
+    def gradients(errors: Tensor) -> Gradients:
+        each = layout.with_channels(wide(errors) * input.detach().clamp(max=0.0), batch)
+        return {name: DenseGrad(each.reshape(batch, weight.numel(), -1).sum(dim=2))}
+
+    return tape.keep(func(input, weight), gradients, input)
 
 
 def linear_gradients(
@@ -214,18 +232,20 @@ def normalisation(
     call = _bound(func, args, kwargs)
     input = call["input"]
     layout = tape.layout(input)
-    if tape.name(input) is not None or (func not in _OVER_LAST and layout != Layout(0)):
+    over_last = func in _OVER_LAST
+    if tape.name(input) is not None or not (over_last or layout.dimension == 0):
         return general(tape, func, args, kwargs)
     names = tape.name(call.get("weight")), tape.name(call.get("bias"))
     # y = w * n(x) + b: the weight's gradient is error times n(x), which is computed once more, without weight and
     # bias, from the input that the use holds.
     bare = call | {name: None for name in ("weight", "bias") if name in call}
-    kept = len(call["normalized_shape"]) if func in _OVER_LAST else 0
+    kept = len(call["normalized_shape"]) if over_last else 0
+    by_record = layout.by_record if over_last else layout.with_channels
 
     def gradients(errors: Tensor) -> Gradients:
         with torch.no_grad():
-            normalised = layout.by_record(func(**bare), tape.batch)
-        return _gradients(normalised, layout.by_record(errors, tape.batch), names, kept)
+            normalised = by_record(func(**bare), tape.batch)
+        return _gradients(normalised, by_record(errors, tape.batch), names, kept)
 
     return tape.keep(func(*args, **kwargs), gradients, input)
 

@@ -8,13 +8,15 @@ both directions together, and no graph within a sequence.
 Letters in shapes: D directions, T steps in processing order, B records, H hidden units. A second direction runs over
 reversed time; flipping what goes in and what comes out is the caller's part.
 
-LSTM and GRU: one or two directions, several layers.
+LSTM, GRU and the simple network: one or two directions, several layers; and a step of each, which is two linear layers
+of PyTorch's own names.
 
 All gradients of a layer follow from those of its gates before their nonlinearities, so a layer is two linear layers
 with a sequence: one of what came from below, one of the hidden state before each step.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +26,8 @@ from torch.nn import functional
 
 from algorithms.gradients.grad_sample_recorder import Gradients, GradSampleRecorder
 from algorithms.gradients.padding import Layout, UnrecordedError
-from algorithms.gradients.rules.layers import linear_gradients
+from algorithms.gradients.rules.general import general
+from algorithms.gradients.rules.layers import linear, linear_gradients
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
@@ -71,6 +74,20 @@ def unrolled_gru(
     _check_shapes(3, start, gates.shape[1], gates=gates, recurrent=recurrent, weight=weight, bias=bias)
     outputs, previous, *last = _Gru.apply(gates, recurrent, weight, bias, start)  # type: ignore[no-untyped-call]
     return Unrolled(outputs, previous, tuple(last))
+
+
+def unrolled_rnn(
+    gates: Tensor, weight: Tensor, start: tuple[Tensor], *, squash: Callable[[Tensor], Tensor]
+) -> Unrolled:
+    """Run a simple recurrent network, h_t = squash(gates_t + weight h_(t-1)) (Elman 1990).
+
+    gates: [D, T, B, H], both biases added. weight: [D, H, H]. start: the hidden state before the first step, [D, B, H].
+    """
+    transposed, states = weight.transpose(1, 2), list(start)
+    for step in gates.unbind(1):
+        states.append(squash(torch.baddbmm(step, states[-1], transposed)))
+    previous = torch.stack([state.detach() for state in states[:-1]], dim=1)
+    return Unrolled(torch.stack(states[1:], dim=1), previous, (states[-1],))
 
 
 class _Lstm(Function):
@@ -233,9 +250,6 @@ def _or_zero(gradient: Tensor | None, like: Tensor) -> Tensor:
     return like.new_zeros(()).expand_as(like) if gradient is None else gradient
 
 
-_BY_STEP = Layout(1)  # sequences are [length, batch, width] inside
-
-
 class Weights(NamedTuple):
     """The weights of one direction of one layer."""
 
@@ -246,7 +260,7 @@ class Weights(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What `torch.lstm` and `torch.gru` take after the weights."""
+    """What `torch.lstm` and its like take after the weights."""
 
     has_biases: bool
     layers: int
@@ -265,7 +279,9 @@ def lstm(
 ) -> Any:
     """torch.lstm(input, (h, c), weights, ...) -> (output, h, c)."""
     input, start, weights, *rest = args
-    return _run(tape, input, tuple(start), weights, Settings(*rest), _lstm_layer)
+    return _run(
+        tape, input, tuple(start), weights, Settings(*rest), partial(_layer_of_one_sum, unrolled_lstm)
+    )
 
 
 def gru(
@@ -276,7 +292,51 @@ def gru(
     return _run(tape, input, (start,), weights, Settings(*rest), _gru_layer)
 
 
-Layer = Callable[[GradSampleRecorder, Tensor, list[Weights], tuple[Tensor, ...]], Unrolled]
+def rnn(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """torch.rnn_tanh(input, h, weights, ...) -> (output, h), and torch.rnn_relu."""
+    input, start, weights, *rest = args
+    unroll = partial(unrolled_rnn, squash=torch.tanh if func is torch.rnn_tanh else torch.relu)
+    return _run(tape, input, (start,), weights, Settings(*rest), partial(_layer_of_one_sum, unroll))
+
+
+def recurrent_cell(
+    tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """torch.lstm_cell(input, (h, c), weights and biases) -> (h, c), and its like, of input [batch, width]."""
+    input, start, *weights = args
+    states = tuple(start) if isinstance(start, tuple | list) else (start,)
+    parts = (input, *states)
+    places = {tape.layout_if_any(part) for part in parts}
+    first = all(place is not None and place.dimension == 0 for place in places)
+    if kwargs or not first or len(places) > 1 or any(tape.name(part) is not None for part in parts):
+        return general(tape, func, args, kwargs)
+    of_input, of_hidden, *biases = weights
+    input_bias, hidden_bias = biases or (None, None)
+    below = linear(tape, functional.linear, (input, of_input, input_bias), {})
+    beside = linear(tape, functional.linear, (states[0], of_hidden, hidden_bias), {})
+    return _CELLS[func](below, beside, *states)
+
+
+def _lstm_cell(below: Tensor, beside: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = (below + beside).chunk(4, dim=1)
+    cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell
+
+
+def _gru_cell(below: Tensor, beside: Tensor, hidden: Tensor) -> Tensor:
+    (r, z, n), (of_r, of_z, of_n) = below.chunk(3, dim=1), beside.chunk(3, dim=1)
+    return torch.lerp((n + (r + of_r).sigmoid() * of_n).tanh(), hidden, (z + of_z).sigmoid())
+
+
+_CELLS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.lstm_cell: _lstm_cell,
+    torch.gru_cell: _gru_cell,
+    torch.rnn_tanh_cell: lambda below, beside, hidden: (below + beside).tanh(),
+    torch.rnn_relu_cell: lambda below, beside, hidden: (below + beside).relu(),
+}
+Layer = Callable[[GradSampleRecorder, Layout, Tensor, list[Weights], tuple[Tensor, ...]], Unrolled]
 
 
 def _run(
@@ -289,14 +349,16 @@ def _run(
 ) -> tuple[Tensor, ...]:
     """All layers, one after the other; each runs both directions at once."""
     by_direction = _grouped(weights, settings)
-    if tape.layout_if_any(input) != Layout(0 if settings.batch_first else 1):
-        raise UnrecordedError("a recurrent layer whose records are folded into another dimension")
+    layout = tape.layout_if_any(input)
+    if layout is None or layout.dimension != (0 if settings.batch_first else 1):
+        raise UnrecordedError("a recurrent layer whose records are in another dimension")
+    layout = Layout(1, layout.folded)  # sequences are [length, batch, width] inside
     sequence = input.transpose(0, 1) if settings.batch_first else input
     ends = []
     for index in range(settings.layers):
         place = slice(index * settings.directions, (index + 1) * settings.directions)
         both = torch.stack([sequence, sequence.flip(0)][: settings.directions])
-        unrolled = layer(tape, both, by_direction[place], tuple(part[place] for part in start))
+        unrolled = layer(tape, layout, both, by_direction[place], tuple(part[place] for part in start))
         ends.append(unrolled.last)
         forward, *backward = unrolled.outputs.unbind()
         sequence = torch.cat([forward, *(part.flip(0) for part in backward)], dim=-1)
@@ -317,17 +379,22 @@ def _grouped(weights: Sequence[Tensor], settings: Settings) -> list[Weights]:
     return [Weights(*weights[i : i + each]) for i in range(0, len(weights), each)]
 
 
-def _lstm_layer(
-    tape: GradSampleRecorder, sequences: Tensor, weights: list[Weights], start: tuple[Tensor, ...]
+def _layer_of_one_sum(
+    unroll: Callable[..., Unrolled],
+    tape: GradSampleRecorder,
+    layout: Layout,
+    sequences: Tensor,
+    weights: list[Weights],
+    start: tuple[Tensor, ...],
 ) -> Unrolled:
     """sequences: [directions, length, batch, inputs]; the gates' gradients are those of both biases, too."""
     # The hidden states are known only after the gates were kept; gradients are asked for after both.
     later: list[Unrolled] = []
 
     def gradients(errors: Tensor) -> Gradients:
-        below = _gradients(tape, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
+        below = _gradients(tape, layout, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
         return below | _gradients(
-            tape, later[0].previous, errors, [(w.hidden, w.hidden_bias) for w in weights]
+            tape, layout, later[0].previous, errors, [(w.hidden, w.hidden_bias) for w in weights]
         )
 
     biases = [
@@ -338,22 +405,28 @@ def _lstm_layer(
     gates = _gates(sequences, weights, sum(biases[1:], biases[0]) if biases else None)
     # Gates = W x + b_x + U h + b_h: all four have the gates' gradient as their error, each step adding a product.
     gates = tape.keep(gates, gradients, sequences)
-    h, c = (part.to(gates.dtype) for part in start)
-    later.append(unrolled_lstm(gates, torch.stack([w.hidden for w in weights]).to(gates.dtype), (h, c)))
+    states = tuple(part.to(gates.dtype) for part in start)
+    later.append(unroll(gates, torch.stack([w.hidden for w in weights]).to(gates.dtype), states))
     return later[0]
 
 
 def _gru_layer(
-    tape: GradSampleRecorder, sequences: Tensor, weights: list[Weights], start: tuple[Tensor, ...]
+    tape: GradSampleRecorder,
+    layout: Layout,
+    sequences: Tensor,
+    weights: list[Weights],
+    start: tuple[Tensor, ...],
 ) -> Unrolled:
-    """As `_lstm_layer`; the gates that come from the hidden state have gradients of their own."""
+    """As `_layer_of_one_sum`; the gates that come from the hidden state have gradients of their own."""
     later: list[Unrolled] = []
 
     def of_inputs(errors: Tensor) -> Gradients:
-        return _gradients(tape, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
+        return _gradients(tape, layout, sequences, errors, [(w.inputs, w.input_bias) for w in weights])
 
     def of_hidden(errors: Tensor) -> Gradients:
-        return _gradients(tape, later[0].previous, errors, [(w.hidden, w.hidden_bias) for w in weights])
+        return _gradients(
+            tape, layout, later[0].previous, errors, [(w.hidden, w.hidden_bias) for w in weights]
+        )
 
     gates = tape.keep(_gates(sequences, weights, _stacked(weights, "input_bias")), of_inputs, sequences)
     # In `new` the reset gate multiplies U h + b_h but not W x + b_x, so the two have different errors: zeros that are
@@ -381,10 +454,14 @@ def _stacked(weights: list[Weights], part: str) -> Tensor | None:
 
 
 def _gradients(
-    tape: GradSampleRecorder, inputs: Tensor, errors: Tensor, pairs: list[tuple[Tensor, Tensor | None]]
+    tape: GradSampleRecorder,
+    layout: Layout,
+    inputs: Tensor,
+    errors: Tensor,
+    pairs: list[tuple[Tensor, Tensor | None]],
 ) -> Gradients:
     """The gradients of one weight and one bias of every direction."""
     found: Gradients = {}
     for x, error, (weight, bias) in zip(inputs, errors, pairs, strict=True):
-        found |= linear_gradients(x, error, _BY_STEP, (tape.name(weight), tape.name(bias)), tape.batch)
+        found |= linear_gradients(x, error, layout, (tape.name(weight), tape.name(bias)), tape.batch)
     return found

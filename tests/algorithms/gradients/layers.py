@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +52,47 @@ CONVOLUTION = {
     "conv2d, many places, groups": Spec(lambda: nn.Conv2d(2, 4, 3, groups=2, stride=2), (2, 19, 19)),
     "conv2d, many channels": Spec(lambda: nn.Conv2d(24, 24, 3, groups=2), (24, 3, 4)),  # by its Gram matrices
     "conv2d, one pixel": Spec(lambda: nn.Conv2d(5, 4, 1), (5, 1, 1)),
+    "conv3d": Spec(lambda: nn.Conv3d(2, 3, 2), (2, 3, 4, 3)),
+    "conv3d, all settings": Spec(
+        lambda: nn.Conv3d(4, 6, (2, 3, 2), (2, 1, 2), (1, 2, 0), (1, 2, 1), groups=2, bias=False),
+        (4, 3, 5, 4),
+    ),
+    "conv3d, depthwise": Spec(lambda: nn.Conv3d(3, 6, 2, padding=1, groups=3), (3, 3, 2, 4)),
+    "conv3d, same": Spec(lambda: nn.Conv3d(1, 2, (2, 3, 2), padding="same"), (1, 3, 4, 2)),
+    "conv3d, many channels": Spec(lambda: nn.Conv3d(24, 24, 2), (24, 3, 2, 2)),  # by its Gram matrices
+    "transposed 1d": Spec(lambda: nn.ConvTranspose1d(4, 6, 3, 3, 1, 2, 2, dilation=2), (4, 5)),
+    "transposed 2d": Spec(lambda: nn.ConvTranspose2d(2, 3, 2, bias=False), (2, 3, 4)),
+    "transposed 2d, stride": Spec(lambda: nn.ConvTranspose2d(2, 3, 2, stride=2), (2, 4, 3)),
+    "transposed 2d, all settings": Spec(
+        lambda: nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), (1, 0), (1, 2), groups=2, dilation=(1, 2)), (4, 3, 4)
+    ),
+    "transposed 2d, depthwise": Spec(lambda: nn.ConvTranspose2d(3, 3, 3, 2, 1, groups=3), (3, 4, 4)),
+    "transposed 2d, many channels": Spec(lambda: nn.ConvTranspose2d(24, 24, 2), (24, 2, 2)),
+    "transposed 3d": Spec(
+        lambda: nn.ConvTranspose3d(2, 3, 2, (1, 2, 2), output_padding=(0, 1, 0)), (2, 2, 3, 2)
+    ),
+} | {
+    f"{name} of images in a record": Spec(lambda layer=layer: _folded(layer()), (3, 4, 5, 4))
+    for name, layer in {
+        "conv2d": lambda: nn.Conv2d(4, 3, 3, 2, 1),
+        "depthwise conv2d": lambda: nn.Conv2d(4, 4, 3, padding=1, groups=4),
+        "transposed conv2d": lambda: nn.ConvTranspose2d(4, 2, 2, 2),
+        "conv1d": lambda: nn.Sequential(nn.Flatten(2), nn.Conv1d(4, 3, 3)),
+        "group norm": lambda: nn.GroupNorm(2, 4),
+        "fixed batch norm": lambda: _used(nn.BatchNorm2d(4)),
+        "prelu": lambda: nn.PReLU(4),
+    }.items()
 }
+PRELU = {
+    "prelu": Spec(lambda: nn.PReLU(3), (3, 4, 2)),
+    "prelu, one number": Spec(lambda: nn.Sequential(nn.Linear(4, 3), nn.PReLU()), (4,)),
+    "prelu of numbers": Spec(lambda: nn.PReLU(5), (5,)),
+}
+
+
+def _folded(layer: nn.Module) -> nn.Module:
+    """A layer of single images for records of several."""
+    return Wired(lambda self, x: self.layer(x.flatten(0, 1)).unflatten(0, (len(x), -1)), layer=layer)
 
 
 def _looked_up(table: nn.Embedding) -> nn.Module:
@@ -113,19 +154,40 @@ def _sequence(self: Wired, inputs: Tensor) -> Tensor:
 
 
 def _recurrent(kind: str, layers: int, directions: int, bias: bool, batch_first: bool) -> Spec:
-    layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind]
+    layer = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN, "relu": partial(nn.RNN, nonlinearity="relu")}[
+        kind
+    ]
 
     def make() -> nn.Module:
-        return Wired(_sequence, layer=layer(3, 4, layers, bias, batch_first, bidirectional=directions == 2))
+        settings = {"bias": bias, "batch_first": batch_first, "bidirectional": directions == 2}
+        return Wired(_sequence, layer=layer(3, 4, num_layers=layers, **settings))
 
     return Spec(make, (5, 3))
+
+
+def _of_sequences(self: Wired, inputs: Tensor) -> Tensor:
+    """A recurrent layer for records of several sequences."""
+    return self.layer(inputs.flatten(0, 1))[0].unflatten(0, (len(inputs), -1))
+
+
+def _steps(layer: nn.RNNCellBase) -> Spec:
+    """A cell that goes over a sequence."""
+
+    def wiring(self: Wired, inputs: Tensor) -> Tensor:
+        state, outputs = None, []
+        for step in inputs.unbind(1):
+            state = self.layer(step, state)
+            outputs.append(torch.cat(state, dim=1) if isinstance(state, tuple) else state)
+        return torch.cat(outputs, dim=1)
+
+    return Spec(lambda: Wired(wiring, layer=layer), (4, 3))
 
 
 RECURRENT = {
     f"{kind}, {layers} layers, {directions} directions{', biases' * bias}{', batch first' * first}": _recurrent(
         kind, layers, directions, bias, first
     )
-    for kind in ("lstm", "gru")
+    for kind in ("lstm", "gru", "rnn", "relu")
     for layers, directions, bias, first in (
         (1, 1, True, True),
         (1, 1, False, False),
@@ -147,7 +209,18 @@ RECURRENT |= {
         ),
         (4, 3),
     ),
+    "gru of sequences in a record": Spec(
+        lambda: Wired(_of_sequences, layer=nn.GRU(4, 3, batch_first=True)), (3, 5, 4)
+    ),
+    "lstm of sequences in a record": Spec(
+        lambda: Wired(_of_sequences, layer=nn.LSTM(4, 3, bidirectional=True, batch_first=True)), (2, 3, 4)
+    ),
     "gru, one step": replace(_recurrent("gru", 1, 2, True, True), shape=(1, 3)),
+    "lstm cell": _steps(nn.LSTMCell(3, 4)),
+    "lstm cell, no bias": _steps(nn.LSTMCell(3, 4, bias=False)),
+    "gru cell": _steps(nn.GRUCell(3, 4)),
+    "rnn cell": _steps(nn.RNNCell(3, 4)),
+    "rnn cell, relu": _steps(nn.RNNCell(3, 4, nonlinearity="relu")),
 }
 
 
@@ -232,4 +305,4 @@ ATTENTION = {
     "attention with both masks": _attention({}, _both),
 }
 
-LAYERS = LINEAR | CONVOLUTION | EMBEDDING | NORMALISATION | RECURRENT | ATTENTION
+LAYERS = LINEAR | CONVOLUTION | PRELU | EMBEDDING | NORMALISATION | RECURRENT | ATTENTION

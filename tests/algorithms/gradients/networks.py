@@ -134,18 +134,10 @@ OF_PARAMETERS = {
 }
 
 WITHOUT_RULE = {
-    "conv3d": Spec(lambda: nn.Conv3d(2, 3, 2), (2, 3, 3, 3)),
-    "transposed convolution": Spec(lambda: nn.ConvTranspose2d(2, 3, 2), (2, 3, 3)),
-    "prelu": Spec(lambda: nn.Sequential(nn.Linear(4, 3), nn.PReLU(3)), (4,)),
+    "distances": Spec(lambda: Wired(lambda self, x: torch.cdist(x, self.w), w=_parameter(3, 4)), (2, 4)),
     "einsum with a parameter twice": Spec(
         lambda: Wired(lambda self, x: torch.einsum("bi,ij,jk->bk", x, self.w, self.w), w=_parameter(4, 4)),
         (4,),
-    ),
-    "convolution of folded records": Spec(
-        lambda: Wired(
-            lambda self, x: self.layer(x.reshape(-1, 2, 5)).view(len(x), 3, -1), layer=nn.Conv1d(2, 3, 3)
-        ),
-        (3, 2, 5),
     ),
 }
 
