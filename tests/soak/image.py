@@ -141,7 +141,9 @@ def main(
         root.folder.mkdir(parents=True, exist_ok=True)
         root.folder.chmod(0o755)  # the image's user is to see what is in it
         if own_torch:
-            root.variables["PIP_RETRIES"] = "0"  # PyTorch's index is out of reach, and pip asks it for every package
+            root.variables["PIP_RETRIES"] = (
+                "0"  # PyTorch's index is out of reach, and pip asks it for every package
+            )
         try:
             for name, rest in instructions((source / "Dockerfile").read_text(encoding="utf-8")):
                 typer.echo(f"--- {name} {rest}")

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["cnn", "bilstm", "merged low-rank adaptation"]
-WARM_UP, PASSES, ALLOWED_MB = 30, 120, 16
+WARM_UP, PASSES, ALLOWED_MB = 20, 80, 12
 
 SCRIPT = """
 import json, random, resource, sys
