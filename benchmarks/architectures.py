@@ -439,7 +439,7 @@ def by_cell() -> nn.Module:
     """A recurrent network whose steps are a loop of its own."""
 
     def wiring(self: Any, words: Tensor) -> Tensor:
-        state = None
+        state = (torch.zeros(len(words), WIDTH),) * 2
         for step in self.table(words).unbind(1):
             state = self.cell(step, state)
         outputs: Tensor = self.last(state[0])

@@ -22,7 +22,8 @@ from tasks.calibrate import calibrate
 from tasks.config import params
 from tasks.config.environment import data_mirror
 from tasks.config.overrides import recipe
-from tasks.tuning import READS, Draw, Objective, Priced, Trial, Tuning, candidates, price
+from tasks.tuning.pricing import READS, Draw, Objective, Priced, Tuning, candidates, price
+from tasks.tuning.trial import Trial
 
 What = Literal["recipe", "advised", "tuned", "best of the grid for free"]
 _COLUMNS = ("set", "epsilon", "seed", "what", "accuracy", "trial_epsilon", "trials")

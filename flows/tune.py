@@ -15,19 +15,21 @@ from prefect.states import Completed, Failed
 
 from flows.compare import Runner, one_server, task_runner
 from flows.pipeline import REFUSED, be_quiet_where_nothing_was_raised
-from tasks import tuning
 from tasks.runs.stages import checkout, refusals
+from tasks.tuning.pricing import load
+from tasks.tuning.search import deliver, one_by_one, shares
+from tasks.tuning.trial import Trial
 
 
 @task(name="trials", retries=0, cache_policy=NO_CACHE, persist_result=False)
-def run_share(trials: Sequence[tuning.Trial]) -> None:
+def run_share(trials: Sequence[Trial]) -> None:
     """Train and score a share of the trials."""
-    tuning.one_by_one(trials)
+    one_by_one(trials)
 
 
-def run_side_by_side(trials: Sequence[tuning.Trial], *, workers: int) -> None:
+def run_side_by_side(trials: Sequence[Trial], *, workers: int) -> None:
     """All trials on the flow's task runner."""
-    for future in [run_share.submit(share) for share in tuning.shares(trials, workers)]:
+    for future in [run_share.submit(share) for share in shares(trials, workers)]:
         future.result()
 
 
@@ -53,9 +55,9 @@ def tune(file: str = "tune.yaml", workers: int = 2) -> State[Any]:
     be_quiet_where_nothing_was_raised()
     try:
         root = checkout()
-        asked = tuning.load(root / file)
+        asked = load(root / file)
         run_all = partial(run_side_by_side, workers=workers)
-        said = tuning.deliver(asked, root, say=get_run_logger().info, run_all=run_all)
+        said = deliver(asked, root, say=get_run_logger().info, run_all=run_all)
     except refusals() as refusal:
         return Failed(name=REFUSED, message=str(refusal))
     return Completed(message=said)

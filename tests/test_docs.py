@@ -32,7 +32,7 @@ from data.schema.formats import Format, Table
 from flows.cli.main import app
 from tasks.config import params
 from tasks.retraining.settings import Retraining
-from tasks.tuning import Tuning
+from tasks.tuning.pricing import Tuning
 from tests.support.checkout import PROJECT, Checkout
 
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "examples/own_data/README.md")]

@@ -19,7 +19,7 @@ from tasks.runs.encoders import public_of
 from tasks.runs.preflight import Outlook, outlook
 
 if TYPE_CHECKING:
-    from tasks import tuning
+    from tasks.tuning import pricing
 
 
 def cost_table(outlook: Outlook, settings: Params) -> Table:
@@ -57,15 +57,15 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
 
 def search_table(root: Path, file: Path) -> Table:
     """What a search costs in both ways, as the winner alone and with all trials shown; nothing is spent."""
-    from tasks import tuning  # here, since it imports what draws pages
+    from tasks.tuning import pricing  # here, since it imports what a plan of one run has no need of
 
-    asked = tuning.load(file)
+    asked = pricing.load(file)
     base = YAML(typ="safe", pure=True).load(root / "params.yaml")
-    settings = params.load(root / "params.yaml", reads=tuning.READS)
+    settings = params.load(root / "params.yaml", reads=pricing.READS)
     card = registry.card(settings.data.dataset, root / "data" / "cards")
     public = public_of(card, settings.data)
     table = Table("", "only the best is released", "all trials are released")
-    ways = tuning.both_ways(asked, base, public)
+    ways = pricing.both_ways(asked, base, public)
     size = next(len(way.plans) for way in ways if way)
     rows = {
         "trials": (
@@ -81,7 +81,7 @@ def search_table(root: Path, file: Path) -> Table:
     return table
 
 
-def _noises(way: "tuning.Priced") -> str:
+def _noises(way: "pricing.Priced") -> str:
     found = [plan["noise_multiplier"] for plan in way.plans]
     return f"{min(found):.4g} to {max(found):.4g}"
 

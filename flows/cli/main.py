@@ -709,13 +709,14 @@ def tune(
             show(search_table(root, root / file))
             return
 
-        from tasks import tuning
+        from tasks.tuning.pricing import load
+        from tasks.tuning.search import deliver
 
-        asked = tuning.load(root / file)
+        asked = load(root / file)
         if runner == "threads" and not has_prefect_api():
             steps = Steps(verbose)
             say(f"searching: at most epsilon {asked.epsilon:g} for all trials together ...", error=True)
-            say(_alone(lambda: tuning.deliver(asked, root, say=steps.line, workers=workers), root))
+            say(_alone(lambda: deliver(asked, root, say=steps.line, workers=workers), root))
             return
         if not verbose:
             quieten_prefect()

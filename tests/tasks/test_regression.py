@@ -27,7 +27,8 @@ from tasks.config import params
 from tasks.config.overrides import recipe
 from tasks.predict import predict
 from tasks.runs.summary import run_summary
-from tasks.tuning import Search, Tuning, price, tune
+from tasks.tuning.pricing import Tuning, price
+from tasks.tuning.search import Search, tune
 
 LOW, HIGH = 10.0, 50.0
 DIGITS = {"kind": "digits", "sha256": "0" * 64}

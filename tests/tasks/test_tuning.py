@@ -21,13 +21,17 @@ from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
-from tasks import prepare, tuning
+from tasks import prepare
 from tasks.config import params
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining import settings as retraining
 from tasks.runs import store
 from tasks.runs.signing import signing_key
-from tasks.tuning import Search, Trial, Tuning, price, tune
+from tasks.tuning import pricing
+from tasks.tuning import search as searching
+from tasks.tuning.pricing import Tuning, price
+from tasks.tuning.search import Search, one_by_one, tune
+from tasks.tuning.trial import Trial
 
 BASE: dict[str, Any] = {
     "data": {"dataset": "digits"},
@@ -73,7 +77,7 @@ def test_a_search_leaves_the_winner_alone_with_the_price_of_the_whole(place: Pat
     def noting(trials: Sequence[Trial]) -> None:
         assert ledger.balance("digits").reserved.epsilon == pytest.approx(search.priced.cost)
         ran.extend(trials)
-        tuning.one_by_one(trials)
+        one_by_one(trials)
 
     receipt = tune(search, ledger=ledger, home=own_home, root=place, run_all=noting)
     assert search.priced.each < search.priced.cost <= 4.0
@@ -103,7 +107,7 @@ def test_the_card_of_whatever_method_wins_is_of_the_search_that_was_charged(
     ledger = ledger_of(own_home)
 
     def the_second_wins(trials: Sequence[Trial]) -> None:
-        tuning.one_by_one(trials)
+        one_by_one(trials)
         for score, trial in enumerate(trials):
             (trial.folder / "score.json").write_text(str(score))
 
@@ -130,7 +134,7 @@ def test_a_killed_search_goes_on_with_the_same_trials_for_one_charge(place: Path
         drawn.append(
             [(trial.key, trial.document["algorithm"]["update"]["learning_rate"]) for trial in trials]
         )
-        tuning.one_by_one(trials[: 1 if len(drawn) == 1 else None])
+        one_by_one(trials[: 1 if len(drawn) == 1 else None])
         if len(drawn) == 1:
             raise KeyboardInterrupt
 
@@ -180,7 +184,7 @@ def test_trials_share_features_that_are_released_once(place: Path, own_home: Pat
 
     def noting(trials: Sequence[Trial]) -> None:
         nonlocal killed
-        tuning.one_by_one(trials[: None if killed else 1])
+        one_by_one(trials[: None if killed else 1])
         if not killed:
             (
                 trials[0].folder.parent / "shared" / "state.safetensors"
@@ -244,7 +248,7 @@ def test_features_that_cost_more_than_the_search_are_refused(place: Path) -> Non
 )
 def test_features_are_shared_where_no_trial_varies_them(varied: str, features: Any, shares: bool) -> None:
     asked = Tuning.model_validate({"space": {varied: [1, 2]}, "epsilon": 1.0})
-    assert tuning.shares_features(asked, {"features": features}) is shares
+    assert pricing.shares_features(asked, {"features": features}) is shares
 
 
 def traces_of(search: Search, place: Path, home: Path) -> list[pd.DataFrame]:
@@ -252,7 +256,7 @@ def traces_of(search: Search, place: Path, home: Path) -> list[pd.DataFrame]:
     found: list[pd.DataFrame] = []
 
     def noting(trials: Sequence[Trial]) -> None:
-        tuning.one_by_one(trials)
+        one_by_one(trials)
         found.extend(pd.read_parquet(trial.folder / "trace.parquet") for trial in trials)
 
     tune(search, ledger=ledger_of(home), home=home, root=place, run_all=noting)
@@ -294,7 +298,7 @@ def test_each_trial_starts_at_its_own_model(place: Path, own_home: Path) -> None
 def test_a_trial_never_learns_by_itself_what_is_shared(place: Path, own_home: Path) -> None:
     def without(trials: Sequence[Trial]) -> None:
         (trials[0].folder.parent / "shared" / "state.safetensors").unlink()
-        tuning.one_by_one(trials)
+        one_by_one(trials)
 
     search = search_of(place, base=CENTRED)
     with pytest.raises(RefusedError, match="what all trials share"):
@@ -305,14 +309,14 @@ def test_a_trial_never_learns_by_itself_what_is_shared(place: Path, own_home: Pa
 def test_a_search_whose_winner_could_have_no_card_or_page_is_not_charged(
     place: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch, made: str
 ) -> None:
-    whole = getattr(tuning, made)
+    whole = getattr(searching, made)
 
     def failing(*given: Any) -> Any:
         if made == "_page" or given[0].plan["settings"]["clip_norm"] == 2.0:
             raise ArithmeticError("this fails")
         return whole(*given)
 
-    monkeypatch.setattr(tuning, made, failing)
+    monkeypatch.setattr(searching, made, failing)
     search, ledger = search_of(place, space={"algorithm.clip_norm": [0.5, 2.0]}), ledger_of(own_home)
     with pytest.raises(RefusedError, match=r"could not be reported.*this fails"):
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
@@ -355,10 +359,12 @@ def test_all_trials_may_be_shown_where_all_are_paid_for(place: Path, own_home: P
 def test_the_cheaper_way_is_the_one_that_fits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fits = search_of(place).priced
     monkeypatch.setattr(
-        "tasks.tuning._priced", lambda *_, shows_all: fits if not shows_all else _refuse("all")
+        "tasks.tuning.pricing._priced", lambda *_, shows_all: fits if not shows_all else _refuse("all")
     )
     assert search_of(place, show_all="cheaper").priced is fits
-    monkeypatch.setattr("tasks.tuning._priced", lambda *_, shows_all: _refuse("all" if shows_all else "one"))
+    monkeypatch.setattr(
+        "tasks.tuning.pricing._priced", lambda *_, shows_all: _refuse("all" if shows_all else "one")
+    )
     with pytest.raises(RefusedError, match="one"):
         search_of(place, show_all="cheaper")
 
@@ -377,7 +383,7 @@ def test_what_cannot_be_searched_is_refused(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "example"), [(tuning.load, tuning.EXAMPLE), (retraining.load, retraining.EXAMPLE)]
+    ("load", "example"), [(pricing.load, pricing.EXAMPLE), (retraining.load, retraining.EXAMPLE)]
 )
 def test_where_a_file_is_missing_an_example_of_one_is_told(tmp_path: Path, load: Any, example: str) -> None:
     path = tmp_path / "own.yaml"

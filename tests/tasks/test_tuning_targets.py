@@ -18,9 +18,11 @@ from algorithms.privacy.card.verify import check_charged
 from data.prepare.description import PublicDescription
 from data.prepare.prepared import load
 from data.schema.targets import Classes, Known, Labels, NextToken, Number, Tags
-from tasks import tuning
 from tasks.evaluate import record_scores
-from tasks.tuning import Search, Trial, Tuning, price, tune
+from tasks.tuning import pricing
+from tasks.tuning.pricing import Tuning, price
+from tasks.tuning.search import Search, tune
+from tasks.tuning.trial import SCORE, Trial
 from tests.support.public_texts import publish
 from tests.tasks.test_own_records import declared
 from tests.tasks.test_train import Workspace, prepared_digits, workspace
@@ -140,7 +142,7 @@ def test_a_private_score_is_charged_for_every_target(
             with torch.no_grad():
                 scores = own.scores(own.outputs(parameters, torch.from_numpy(held.features)))
             exact = float(record_scores(found.known, scores, torch.from_numpy(held.labels)).sum())
-            ran.append((exact, json.loads((trial.folder / tuning._SCORE).read_text())))
+            ran.append((exact, json.loads((trial.folder / SCORE).read_text())))
 
     tune(search, ledger=workspace.ledger, home=workspace.home, root=workspace.root, run_all=noting)
     assert len(ran) == 2
@@ -161,7 +163,7 @@ def test_a_model_that_cannot_be_asked_about_one_record_is_refused_before_anythin
     def refusing(*_: object) -> None:
         raise ValueError("more records, please")
 
-    monkeypatch.setattr(tuning, "record_scores", refusing)
+    monkeypatch.setattr(pricing, "record_scores", refusing)
     base = {
         "data": {"dataset": "mine"},
         "privacy": {"epsilon": 1.0, "delta": 1e-5},

@@ -373,8 +373,8 @@ def _gradients(weights: ConvGrad, errors: Tensor, names: tuple[str | None, str |
 
 
 def _window(kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> Window:
-    sizes = (_by_dimension(size, len(kernel)) for size in (stride, padding, dilation))
-    return Window(tuple(kernel), *sizes, groups)
+    moved, edge, spread = (_by_dimension(size, len(kernel)) for size in (stride, padding, dilation))
+    return Window(tuple(kernel), moved, edge, spread, groups)
 
 
 def _by_dimension(size: Sizes, dimensions: int) -> tuple[int, ...]:

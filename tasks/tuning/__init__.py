@@ -1,0 +1,1 @@
+"""Searches for settings, paid for as a whole."""

@@ -1,0 +1,420 @@
+"""A search for settings that is private as a whole: only the winner leaves, for one price that is stated.
+
+How many trials there are and which settings each takes is drawn from the run's secret key, so that a search that is
+resumed does the same. The ledger holds the price of the whole search before the first trial; a search that is killed
+is charged once, whenever it goes on. What the other trials were, how many and how good, is deleted with the key.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from ruamel.yaml import YAML
+
+from algorithms.core import training
+from algorithms.core.method import Plan
+from algorithms.core.receipt import account_of, cost_of, reserved_events
+from algorithms.core.software import software
+from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.accounting.epsilon import adjacency_named, epsilon
+from algorithms.privacy.accounting.events import schedule_to_json
+from algorithms.privacy.accounting.selection import trials_of
+from algorithms.privacy.barrier.importance import LastNorms
+from algorithms.privacy.card import PrivacyCard, RunRecord, build, verify
+from algorithms.privacy.card.trace import Columns
+from algorithms.privacy.ledger import WHOLE_POPULATION, Ledger
+from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
+from data import PublicDescription
+from data.prepare.files import write_whole
+from tasks.calibrate import model_for
+from tasks.config import params
+from tasks.config.environment import SPEND_AGAIN, data_mirror, home, ledger_url, may_spend_again
+from tasks.prepare import prepare
+from tasks.report import Run
+from tasks.reporting.page import environment
+from tasks.reporting.rehearsal import rehearse
+from tasks.runs import preflight, store
+from tasks.runs.ledger import open_newest, remember
+from tasks.runs.population import bind, digests_of, register
+from tasks.runs.signing import signer, signing_key
+from tasks.runs.stages import checkout_lock
+from tasks.runs.store import described
+from tasks.tracking.runs import log_winner
+from tasks.tuning.pricing import READS, Document, Priced, Range, Tuning, price, trial_schedule
+from tasks.tuning.trial import SCORE, Trial, derived, limits
+
+FOLDER = Path("tuned")
+PAGE = "tune.html"
+_TRIALS, _SHARED = "trials", "shared"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched: the settings, what they cost, and the records."""
+
+    tuning: Tuning
+    priced: Priced
+    prepared: Path
+    public: PublicDescription
+    blocks: tuple[str, ...] = (WHOLE_POPULATION,)
+
+    def digest(self, home: Path) -> str:
+        """All that decides the result; see `store.digest`."""
+        decides = [
+            self.tuning.model_dump(),
+            list(self.priced.plans),
+            list(self.priced.documents),
+            self.blocks,
+        ]
+        return store.digest(decides, self.public, self.prepared, home=home)
+
+    def plan(self, winner: int) -> tuple[Plan, Document]:
+        """The plan of the whole with the numbers of the winner, and its document."""
+        own, priced = self.priced.plans[winner], self.priced
+        alone = Plan.from_json(own)
+        budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
+        target = replace(alone.target, budget=budget, accountant=priced.accountant, prior_events=())
+        plan = replace(alone, target=target, schedule=priced.schedule, epsilon=priced.costs)
+        told = ("shows_all", "each", "shares")
+        search = {name: getattr(priced, name) for name in told} | {"space": len(priced.plans)}
+        return plan, own | plan.to_json() | {"attack": None, "search": search}
+
+
+Runs = Callable[[Sequence[Trial]], None]
+"""Runs trials, side by side or not."""
+
+
+def one_by_one(trials: Sequence[Trial]) -> None:
+    """Runs trials one after the other."""
+    for trial in trials:
+        trial.run()
+
+
+def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Runs = one_by_one) -> Document:
+    """Reserves the whole search, runs its trials, settles, and writes the winner into `tuned`; returns its receipt.
+
+    A search that is done is handed out for nothing, one that was killed goes on. Raises BudgetRefusedError where the
+    population cannot pay and RefusedError where nobody agrees to spend again; nothing is spent then. Raises
+    RefusedError for a search that drew no trial, which is spent and has no result, too.
+    """
+    public = search.public
+
+    def anew(run_id: str, is_whole: bool) -> bool:
+        return not is_whole if public.public else _spends_again(search, run_id, is_whole)
+
+    is_secure = search.priced.documents[0]["privacy"].get("noise", "secure") == "secure"
+    seed = search.priced.documents[0]["model"].get("seed", 0)
+    fresh = secure_generator() if is_secure else seeded_generator(seed)
+    with store.claimed(
+        home, search.digest(home), ledger.status, checkout=root, fresh=fresh, anew=anew
+    ) as run:
+        result = run.result
+        if result is None:
+            with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
+                register(ledger, public, home=home, prepared=search.prepared)
+                _reserve(search, run, ledger, home)
+            bind(ledger, public, home=home, prepared=search.prepared)
+            result = _searched(search, run, ledger, home, root, run_all)
+        run.forget_secrets()
+        return _hand_out(search, result, root, home)
+
+
+def deliver(
+    asked: Tuning, root: Path, *, say: Callable[[str], object], workers: int = 1, run_all: Runs | None = None
+) -> str:
+    """Prepares, prices and runs a search in the checkout at `root`, alone there; returns the outcome in a sentence.
+
+    say: gets what there is to wait for. workers: threads that share the trials, unless `run_all` runs them.
+    Raises what `tune` raises, and ParamsRefusedError or DataRefusedError for settings and data that cannot be.
+    """
+    with checkout_lock(root, say=say):
+        settings, folder = params.load(root / "params.yaml", reads=READS), home()
+        prepared = root / "datasets" / "prepared"
+        cards = root / "data" / "cards"
+        public = prepare(
+            settings, mirror=data_mirror(), home=folder, destination=prepared, root=root, cards=cards
+        )
+        base = YAML(typ="safe", pure=True).load(root / "params.yaml")
+        priced = price(asked, base, public)
+        work = Search(asked, priced, prepared, public, public.blocks or (WHOLE_POPULATION,))
+        url = ledger_url(settings.ledger.url)
+        ledger = open_newest(url, home=folder, root=root)
+        receipt = tune(
+            work, ledger=ledger, home=folder, root=root, run_all=run_all or partial(in_threads, workers)
+        )
+        remember(ledger, url, home=folder)
+    log_winner(receipt, root / FOLDER, settings.tracking, root=root)
+    return (
+        f"the winner of search {receipt['run_id']} is in {FOLDER}; all of it cost epsilon {priced.cost:.4g},"
+        f" a trial by itself {priced.each:.4g}"
+    )
+
+
+def shares(trials: Sequence[Trial], workers: int) -> list[Sequence[Trial]]:
+    """As many shares as there are workers, empty ones included: a task a trial would tell how many there are."""
+    return [trials[start::workers] for start in range(workers)]
+
+
+def in_threads(workers: int, trials: Sequence[Trial]) -> None:
+    """Runs trials in so many threads."""
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(one_by_one, shares(trials, workers)))
+
+
+def _spends_again(search: Search, run_id: str, is_whole: bool) -> bool:
+    cost = f"epsilon {search.priced.cost:g}"
+    if may_spend_again() or preflight.agrees(
+        f"search {run_id} did just this; again it spends {cost}. Spend it? [y/N] "
+    ):
+        return True
+    if is_whole:
+        return False
+    raise RefusedError(
+        f"search {run_id} did just this, and searching again would spend {cost} again; set {SPEND_AGAIN}=yes for that."
+    )
+
+
+def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None:
+    if (
+        ledger.status(run.run_id) == "settled"
+    ):  # killed before its result was whole: repeated, not charged again
+        return
+    plan, document = search.plan(0)
+    if ledger.status(run.run_id) is None:  # what is charged ends with a card, whichever trial wins
+        _rehearse(search, run)
+    about = {name: document[name] for name in ("dataset", "adjacency", "noise")} | signer(home)
+    about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.priced.plans}))
+    held = digests_of(search.public, search.prepared)
+    ledger.reserve(
+        run.run_id,
+        search.public.population,
+        plan.cost,
+        events=reserved_events(plan),
+        about=about,
+        blocks=search.blocks,
+        held=held,
+    )
+
+
+def _rehearse(search: Search, run: store.Run) -> None:
+    """Makes the card of each winner that there may be; of one, it verifies it and makes the page: events are the same.
+
+    Raises RefusedError where that fails.
+    """
+
+    def report(pick: int, made: Run) -> None:
+        card = _card(search, made.plan, made.receipt, made.trace)
+        if pick == 0:
+            _page(search, made.plan, made.receipt, search.priced.documents[pick])
+            for check in verify(card, unsigned=True).failures:
+                raise RefusedError(f"{check.name}: {check.detail}")
+
+    for pick, own in enumerate(search.priced.plans):
+        _, document = search.plan(pick)
+        rehearse(
+            document,
+            search.public,
+            _identity(search, run, document),
+            trial=trial_schedule(own, search.tuning.objective),
+            report=partial(report, pick),
+        )
+
+
+def _identity(search: Search, run: store.Run, document: Document) -> Document:
+    return {
+        "run_id": run.run_id,
+        "algorithm": document["algorithm"],
+        **described(search.public),
+        "blocks": list(search.blocks),
+        "private_noise": run.private_noise,
+        "diagnostics": False,
+        "device": limits(params.parse(search.priced.documents[0], reads=READS)).device.type,
+    }
+
+
+def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
+    """The trials that the run's key draws, with the candidate that each takes; the same whenever they are asked for."""
+    key, size = run.generator(), len(search.priced.plans)
+    picks = list(range(size))
+    if not search.priced.shows_all:
+        number = search.tuning.trials.trials().number(float(key.stream(0).uniform(1)[0]))
+        picks = [int(size * u) for u in key.stream(1).uniform(max(1, number))[:number]]
+    return [
+        (
+            pick,
+            Trial(
+                search.priced.documents[pick],
+                search.priced.plans[pick],
+                search.tuning.objective,
+                search.prepared,
+                search.public,
+                derived(key.key, "trial", index, private=run.private_noise).key,
+                run.private_noise,
+                f"{run.run_id}-trial-{index}",
+                run.folder / _TRIALS / str(index),
+                (run.run_id, run.folder / _TRIALS / _SHARED) if search.priced.shares else None,
+            ),
+        )
+        for index, pick in enumerate(picks)
+    ]
+
+
+def _share_features(run: store.Run, trial: Trial) -> None:
+    """Releases what is learned about the features once, for all trials; the same whenever a search goes on."""
+    assert trial.shared is not None
+    run_id, folder = trial.shared
+    settings, plan = params.parse(trial.document, reads=READS), Plan.from_json(trial.plan)
+    if settings.features is None or (folder / training.CHECKPOINT).exists():
+        return
+    found, trace = training.learn(
+        settings.features,
+        plan,
+        model_for(settings, trial.public),
+        records=trial.records()[1],
+        generator=derived(run.generator().key, _SHARED, private=run.private_noise),
+        performance=limits(settings),
+    )
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    training.save(folder, found, run_id=run_id, step=0, trace=trace, last_norms=LastNorms())
+
+
+def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: Path, run_all: Runs) -> Path:
+    trials = trials_of_run(search, run)
+    if not trials:
+        plan, _ = search.plan(0)
+        ledger.settle(run.run_id, plan.cost, events=reserved_events(plan))
+        run.forget_secrets()
+        another = "ask again" if run.private_noise else "set another model.seed"
+        raise RefusedError(
+            f"search {run.run_id} drew no trial, as a Poisson number may be 0: it is charged and releases nothing;"
+            f" {another} for a new search, which is charged anew, or take the negative binomial, which is at least 1."
+        )
+    if search.priced.shares:
+        _share_features(run, trials[0][1])
+    run_all([trial for _, trial in trials])
+    scores = [float(json.loads((trial.folder / SCORE).read_text(encoding="utf-8"))) for _, trial in trials]
+    pick, winner = trials[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
+    plan, document = search.plan(pick)
+    written = run.emptied("written")
+    for name in ("model.safetensors", "trace.parquet"):
+        shutil.copyfile(winner.folder / name, written / name)
+    (written / "plan.json").write_text(
+        json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
+    YAML().dump(winner.document, written / "winner.yaml")
+    if search.priced.shows_all:
+        _write_table(search, scores, written / "trials.csv")
+    sums = {
+        name: hashlib.sha256((written / name).read_bytes()).hexdigest()
+        for name in ("model.safetensors", "trace.parquet", "plan.json")
+    }
+    events = schedule_to_json(plan.schedule)
+    ledger.settle(run.run_id, plan.cost, events=events, model=sums["model.safetensors"])
+    import pandas as pd
+
+    receipt = _identity(search, run, document) | {
+        **cost_of(plan, events),
+        "releases": len(pd.read_parquet(written / "trace.parquet")),
+        **account_of(ledger, search.public.population, run.run_id),
+        "software": software(root, recorded="training"),
+        "sha256": sums,
+    }
+    (written / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(run.folder / _TRIALS)
+    return run.finish(written)
+
+
+def _write_table(search: Search, scores: Iterable[float], path: Path) -> None:
+    """What every trial was and reached: only where all of them are paid for."""
+    import pandas as pd
+
+    rows = []
+    for document, score in zip(search.priced.documents, scores, strict=True):
+        rows.append({key: value_at(document, key) for key in search.tuning.space} | {"score": score})
+    pd.DataFrame(rows).to_csv(path, index=False)
+
+
+def value_at(document: Document, key: str) -> Any:
+    """The value under a dotted key."""
+    value: Any = document
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
+    """Copies the result into `tuned`, with its card and what its model reaches on the held-out records."""
+    import pandas as pd
+
+    folder = root / FOLDER
+    folder.mkdir(exist_ok=True)
+    for stale in folder.iterdir():
+        stale.unlink()
+    for path in result.iterdir():
+        write_whole(folder / path.name, lambda new, path=path: shutil.copyfile(path, new))  # type: ignore[misc]
+    receipt: Document = json.loads((folder / "receipt.json").read_text(encoding="utf-8"))
+    plan: Document = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    frame = pd.read_parquet(folder / "trace.parquet")
+    winner = YAML(typ="safe", pure=True).load(folder / "winner.yaml")
+    card = _card(search, plan, receipt, frame, signing_key(home))
+    (folder / "privacy_card.json").write_bytes(card.to_bytes())
+    (folder / PAGE).write_text(_page(search, plan, receipt, winner), encoding="utf-8")
+    return receipt
+
+
+def _card(
+    search: Search,
+    plan: Mapping[str, Any],
+    receipt: Mapping[str, Any],
+    trace: Columns,
+    key: Ed25519PrivateKey | None = None,
+) -> PrivacyCard:
+    public = json.loads(search.public.to_json())
+    return build(RunRecord(plan, receipt, public, trace, receipt["software"]), key)
+
+
+_SCORES = {
+    "public": "The best was the one that did best on held-out records that the data card declares public; of the best"
+    " of several, its metrics there are a little too good.",
+    "private": "The best was the one with the highest noised sum of how right it was on each of a share of the records,"
+    " which is charged.",
+}
+
+
+def _page(search: Search, plan: Mapping[str, Any], receipt: Mapping[str, Any], winner: Document) -> str:
+    """What the winner is and cost, beside one run and beside showing all; nothing of the other trials."""
+    tuning, public_plan = search.tuning, Plan.from_json(plan)
+    trials = trials_of(public_plan.schedule) or []
+    number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)
+    adjacency = adjacency_named(plan["adjacency"])
+    dearest = max(trials, key=lambda one: epsilon(one, receipt["delta"], adjacency=adjacency))
+    naive = [(event, count * number) for event, count in dearest]
+    told = {
+        "trials": number,
+        "space": {
+            key: value.values() if isinstance(value, Range) else value for key, value in tuning.space.items()
+        },
+        "drawn": f"{tuning.trials.mean:g} on average ({tuning.trials.distribution.replace('_', ' ')})",
+        "objective": _SCORES[tuning.objective.on],
+    }
+    return (
+        environment()
+        .get_template("tune.html.j2")
+        .render(
+            plan=plan,
+            receipt=receipt,
+            winner={key: value_at(winner, key) for key in tuning.space},
+            cost=receipt["epsilon"][receipt["accountant"]],
+            naive=epsilon(naive, receipt["delta"], adjacency=adjacency),
+            told=told,
+        )
+    )
