@@ -1,6 +1,7 @@
 """What `fit` is given, as the barrier takes it: records in one array, a module with the loss of each record."""
 
 import copy
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 from algorithms.errors import RefusedError
 from algorithms.models.linear import CROSS_ENTROPY, LOGISTIC, as_they_are
 from algorithms.models.model import LossBounds, Model
+from algorithms.models.objectives import IGNORED
 from algorithms.models.packing import Called, Packing
 
 Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -80,6 +82,41 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
         features = np.ascontiguousarray(features, np.int32 if is_token else np.float32)
     is_real = labels.dtype.kind == "f"
     return GivenRecords(features, np.ascontiguousarray(labels, np.float32 if is_real else np.int64), packing)
+
+
+def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRecords:
+    """The records of each person as one, [people, most, ...]; of more than that those with the smallest keyed hash.
+
+    Labels of places that are left over count for nothing; see `algorithms.core.people`. For most = 1 a record is one of
+    the person's, without that dimension. Raises RefusedError where people does not name one for each record.
+    """
+    if most < 1:
+        raise RefusedError(
+            f"per_person is {most}; give the most records of a person that are used, at least 1."
+        )
+    owners, (features, labels) = np.asarray(people), (records.features, records.labels)
+    if owners.shape != (len(labels),):
+        raise RefusedError(
+            f"people has shape {owners.shape}; give who each record is of, [n], as numbers or names."
+        )
+    codes, names = pd.factorize(owners)
+    if (codes < 0).any():
+        raise RefusedError("people names nobody for some records; leave these out.")
+    hashes = [
+        hashlib.blake2b(row.tobytes() + label.tobytes(), key=key, digest_size=8).digest()
+        for row, label in zip(features, labels, strict=True)
+    ]
+    order = np.lexsort((np.frombuffer(b"".join(hashes), ">u8"), codes))
+    codes = codes[order]
+    rank = np.arange(len(codes)) - np.searchsorted(codes, codes)
+    places = np.full((len(names), most), -1)
+    places[codes[rank < most], rank[rank < most]] = order[rank < most]
+    filled = np.where(places < 0, places[:, :1], places)
+    features, labels = features[filled], labels[filled]
+    if most == 1:
+        return GivenRecords(features[:, 0], labels[:, 0], records.packing)
+    labels[places < 0] = np.nan if labels.dtype.kind == "f" else IGNORED
+    return GivenRecords(features, labels, records.packing)
 
 
 def _is_mapping(X: Any) -> bool:

@@ -22,11 +22,12 @@ from torch import nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.method import Algorithm, Plan, PublicInfo, Target, adapter
+from algorithms.core.people import of_people
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
 from algorithms.core.training import by_name, device_of, train
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import GivenRecords, Losses, model_of, records_of
+from algorithms.fit_inputs import GivenRecords, Losses, model_of, pooled, records_of
 from algorithms.methods.registry import CATALOGUE
 from algorithms.models.model import Model
 from algorithms.models.packing import Called
@@ -83,8 +84,10 @@ def fit(
     public: bool = False,
     n_is_public: bool = True,
     count_noise: float = 100.0,
+    people: Any = None,
+    per_person: int | None = None,
     dataset: str = "in_memory",
-    unit: str = "one record",
+    unit: str | None = None,
     population: str | None = None,
     ledger: str | None = None,
     cap: tuple[float, float] | None = None,
@@ -118,8 +121,11 @@ def fit(
         public: Whether the records are public, so that they need no protection.
         n_is_public: Whether the number of records may be known, THE DEFAULT. Where it may not, the method takes a
             sampling_rate, and n is released with noise (`count_noise`, a noise multiplier) and charged.
+        people: Who each record is of, [n], numbers or names, where somebody may have several: then a whole person is
+            protected, at the price of one record, and n is the number of people.
+        per_person: How many records of a person are used at most, together as one; needed with `people`.
         dataset: What the card calls the records.
-        unit: What one of them is.
+        unit: What is protected; "one record", or "one person" with `people`, where it is not given.
         population: Whose budget in a ledger is charged. None charges nobody, and the card says that no ledger kept the
             run: then the sum over several calls is yours to count. With a name the cost is reserved before training
             and settled after it; a call that fails in between stays charged.
@@ -149,11 +155,19 @@ def fit(
     """
     records = records_of(model, X, y)
     _check_noise(noise, public=public)
+    trained, classes = model_of(model, loss, records)
+    rows = per_person if per_person != 1 else None
+    generator = secure_generator() if noise == "secure" else seeded_generator(seed)
+    if people is not None and per_person is not None:
+        key = hashlib.sha256(b"records of a person" + generator.key).digest()
+        records = pooled(records, people, per_person, key)
+    elif people is not None or per_person is not None:
+        raise RefusedError("one of people and per_person was given; give both, or neither.")
+    unit = unit or ("one record" if people is None else "one person")
     known = len(records.labels) if n_is_public else None
     check_delta(delta, known)
-    trained, classes = model_of(model, loss, records)
     performance = Performance(device_of(device), memory_mb, None, number=known)
-    _check_model(trained, records, performance)
+    _check_model(of_people(trained, rows), records, performance)
     name, settings = _described(method)
     target = Target(Budget(float(epsilon), float(delta)), accountant, count_noise)
     plan = method.plan(
@@ -164,6 +178,7 @@ def fit(
             layers=len(trained.layers),
             classes=classes,
             loss=trained.bounds,
+            pooled=rows,
         ),
     )
     if plan.not_private is not None and noise != "seeded":
@@ -188,7 +203,7 @@ def fit(
             plan,
             trained,
             open_records=lambda: records,
-            generator=secure_generator() if noise == "secure" else seeded_generator(seed),
+            generator=generator,
             run_id=run_id,
             folder=folder,
             performance=performance,
@@ -218,7 +233,7 @@ def fit(
             **cost_of(plan, events),
             **account.of(run_id),
         }
-        facts = _facts(dataset, unit, known, public=public)
+        facts = _facts(dataset, unit, known, public=public) | {"per_person": per_person, "pooled": rows}
         ran = software(Path(__file__).parent, recorded="training")
         card = build(RunRecord(json.loads(plan_file), receipt, facts, frame, ran))
     files["privacy_card.json"] = card.to_bytes()

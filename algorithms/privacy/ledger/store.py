@@ -39,14 +39,12 @@ from algorithms.privacy.ledger.exchange import Statement, exchange
 
 PATIENCE_SECONDS = 30.0
 _CONNECT_SECONDS = 10
+_TURN_MILLISECONDS = 5
 _ROOM_BYTES = 2**20
 """With less than this a disk is full."""
 _SESSION = {"lock_timeout": 30, "idle_in_transaction_session_timeout": 60, "idle_session_timeout": 10}
-_SQLITE_PRAGMAS = (
-    f"PRAGMA busy_timeout = {int(PATIENCE_SECONDS * 1000)}",
-    "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = FULL",
-)
+_PATIENT = f"PRAGMA busy_timeout = {int(PATIENCE_SECONDS * 1000)}"
+_SQLITE_PRAGMAS = (_PATIENT, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
 
 
 @dataclass(frozen=True)
@@ -432,7 +430,7 @@ class Store:
                     self._was_connected = True
                     with connection.begin():
                         if connection.dialect.name == "sqlite":
-                            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+                            _begin(connection, writes=writes, deadline=deadline)
                         return work(connection)
             except UnicodeDecodeError:
                 raise RefusedError(
@@ -446,6 +444,27 @@ class Store:
                     raise RefusedError(self.place.complaint(error)) from None
             time.sleep(random.uniform(0.0, pause))
             pause = min(2 * pause, 0.5)
+
+
+def _begin(connection: Connection, *, writes: bool, deadline: float) -> None:
+    """Begins a transaction in SQLite; a write waits for its turn.
+
+    It asks again every few milliseconds. SQLite itself asks ever more seldom, so that of many writers those that came
+    last go first, and one waits without end.
+    """
+    if not writes:
+        connection.exec_driver_sql("BEGIN")
+        return
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {_TURN_MILLISECONDS}")
+    while True:
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            break
+        except DBAPIError as error:
+            if not _lost_a_race(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0.0, _TURN_MILLISECONDS / 1000))
+    connection.exec_driver_sql(_PATIENT)
 
 
 def broken(name: str, seq: int) -> LedgerBrokenError:

@@ -1,5 +1,6 @@
 """Where a ledger may live, who may read it, and what its messages never show."""
 
+import itertools
 import os
 import resource
 import sqlite3
@@ -7,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,6 +110,27 @@ def test_a_file_that_is_no_ledger_is_one_sentence(tmp_path: Path, content: bytes
     with pytest.raises(RefusedError, match=r"^the ledger .* cannot be used \(.*\); .*\.$"):
         Ledger.open(_url(path))
     assert path.read_bytes() == content
+
+
+def test_of_many_writers_each_has_its_turn(tmp_path: Path) -> None:
+    """The last to ask does not go first: of 240 writes each of eight threads does about thirty."""
+    url, writes, start = _url(tmp_path / "ledger.sqlite"), itertools.count(), threading.Barrier(8)
+    Ledger.open(url).declare("patients", Budget(100.0, 0.0), public=False)
+    done = [0] * 8
+
+    def write(thread: int) -> None:
+        ledger = Ledger.open(url)
+        start.wait()
+        while next(writes) < 240:
+            ledger.reserve(f"{thread}-{done[thread]}", "patients", Budget(0.1, 0.0), events=[], about={})
+            done[thread] += 1
+
+    threads = [threading.Thread(target=write, args=(thread,)) for thread in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(done) == 240 and min(done) >= 10, done
 
 
 def test_a_busy_ledger_is_waited_for_and_then_one_sentence(
