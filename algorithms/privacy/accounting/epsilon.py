@@ -191,6 +191,7 @@ LEAST_PLD_DELTA = 1e-11
 TRANSFORM_NOISE = 2.0**-49
 """What that noise adds to a tail, times the root of the number of releases: three times what was seen."""
 _STEPS_A_LOSS, _STEPS_IN_ALL = 16, 1e6
+_VAST, _STEPS_OF_VAST = 50.0, 1e5
 _TAIL_ORDER = 63.0
 
 
@@ -258,6 +259,8 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
     """
     if delta < LEAST_PLD_DELTA:
         return None
+    if _is_vast(schedule, adjacency):
+        return max(FINE, epsilon_of_rdp(rdp(schedule, adjacency=adjacency), delta) / _STEPS_OF_VAST)
     count = sum(count for _, count in schedule)
     losses = list(_largest_losses(schedule, adjacency))
     if count < 10_000 and all(loss >= _STEPS_A_LOSS * FINE for loss in losses):
@@ -271,6 +274,14 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
         return max(smallest / _STEPS_A_LOSS, min(upper / _STEPS_IN_ALL, FINEST))
     tails = (rdp([(event, 1)], orders=(_TAIL_ORDER,), adjacency=adjacency)[0] for event, _ in schedule)
     return FINEST if upper < 0.4 and count >= 10_000 and max(tails) < 10 else FINE
+
+
+def _is_vast(schedule: Schedule, adjacency: Adjacency) -> bool:
+    """Whether losses reach so far that a fine grid of them fills the memory."""
+    try:
+        return bool(rdp(schedule, orders=(2.0,), adjacency=adjacency)[0] > _VAST)
+    except RefusedError:
+        return False
 
 
 def _largest_losses(schedule: Schedule, adjacency: Adjacency) -> Iterator[float]:

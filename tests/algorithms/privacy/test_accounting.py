@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.privacy.accounting import epsilon as accounting
@@ -263,3 +265,19 @@ def test_an_event_without_a_rho_is_refused() -> None:
 def test_an_impossible_budget_is_refused(eps: float, delta: float) -> None:
     with pytest.raises(RefusedError):
         Budget(eps, delta)
+
+
+@pytest.mark.parametrize("multiplier", [0.3, 0.07, 0.01, 0.002])
+def test_hardly_any_noise_costs_what_the_closed_form_says(multiplier: float) -> None:
+    """Balle and Wang 2018, Theorem 8; at an epsilon of up to 125,000, whose losses a fine grid could not hold."""
+    shift, delta = 1 / multiplier, 1e-5
+
+    def excess(epsilon: float) -> float:
+        high, low = shift / 2 - epsilon / shift, -shift / 2 - epsilon / shift
+        return float(norm.cdf(high) - np.exp(epsilon + norm.logcdf(low))) - delta
+
+    exact = brentq(excess, 0.0, shift**2 + 20 * shift)
+    found = epsilon([(dp.GaussianDpEvent(multiplier), 1)], delta)
+    assert exact <= found < 1.001 * exact
+    sampled = epsilon([(dp.PoissonSampledDpEvent(0.999999, dp.GaussianDpEvent(multiplier)), 1)], delta)
+    assert sampled == pytest.approx(found, rel=1e-3)
