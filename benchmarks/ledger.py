@@ -85,7 +85,7 @@ def _measure(url: str, processes: int, seconds: float) -> list[Work]:
     ]
     for worker in workers:
         worker.start()
-    works = [results.get(timeout=seconds + 300) for _ in workers]
+    works = [results.get(timeout=2 * seconds + 300) for _ in workers]
     for worker in workers:
         worker.join()
     return works

@@ -118,6 +118,7 @@ def test_an_example_in_python_runs(
     monkeypatch.chdir(tmp_path)
     X = torch.rand(400, 5, generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = {"model": torch.nn.Linear(5, 2), "X": X, "y": (X[:, 0] > 0.5).long()}
+    given["patient_ids"] = [place // 3 for place in range(400)]
     imported_library("torch")  # as transformers needs it beside a CPU build
     exec(examples(PROJECT / page)[place].replace(".csv", ".npy"), given | {"inputs": torch.zeros(2, 1, 8, 8)})
 

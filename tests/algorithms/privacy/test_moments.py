@@ -87,7 +87,7 @@ def test_a_record_of_which_a_statistic_cannot_be_taken_changes_no_other() -> Non
     def statistic(features: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         return torch.where(torch.nn.functional.linear(features, weights) > 0, 1.0, -1.0) * table[label].sum()
 
-    points = torch.randn(60, 16, generator=draw).double()
+    points = torch.randn(20, 16, generator=draw).double()
     at_kink = points - points @ weights.double().T @ torch.linalg.pinv(weights.double()).T
     for one in 10.0 * at_kink.float():
         features = one.expand(51, 16).numpy()
