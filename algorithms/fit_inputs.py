@@ -94,12 +94,12 @@ def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRe
         raise RefusedError(
             f"per_person is {most}; give the most records of a person that are used, at least 1."
         )
-    owners, (features, labels) = np.asarray(people), (records.features, records.labels)
-    if owners.shape != (len(labels),):
+    features, labels, shape = records.features, records.labels, np.shape(people)
+    if shape != (len(labels),):
         raise RefusedError(
-            f"people has shape {owners.shape}; give who each record is of, [n], as numbers or names."
+            f"people has shape {list(shape)}; give who each record is of, [n], as numbers or names."
         )
-    codes, names = pd.factorize(owners)
+    codes, names = pd.factorize(pd.Series(people.cpu().numpy() if isinstance(people, Tensor) else people))
     if (codes < 0).any():
         raise RefusedError("people names nobody for some records; leave these out.")
     hashes = [
