@@ -186,7 +186,8 @@ def _command(path: tuple[str, ...], command: Any) -> list[str]:
         names = f"`{parameter.name.upper()}`" if is_argument else names
         default = parameter.default if isinstance(parameter.default, str | int | float | Path) else None
         shown = "required" if parameter.required else "" if default in (None, False) else f"`{default}`"
-        rows.append((names, shown, getattr(parameter, "help", "") or ""))
+        words = getattr(parameter, "show_default", None)
+        rows.append((names, words if isinstance(words, str) else shown, getattr(parameter, "help", "") or ""))
     return [f"## {' '.join(path)}", _clean(command.help or ""), _rows(("name", "default", "meaning"), rows)]
 
 
