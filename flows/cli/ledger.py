@@ -277,19 +277,17 @@ def history(
     if as_json:
         show_json([row.to_json() for row in rows])
         return
-    has_blocks = any(row.block != "all" for row in rows)
-    table = Table(box=None, pad_edge=False)
-    for name in ("row", "when", "what", "population", *(["block"] if has_blocks else []), "run"):
-        table.add_column(name, no_wrap=name in ("row", "when", "run"), min_width=len(name), overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("row", "when", "what", "population", "run"):
+        table.add_column(name, no_wrap=name != "population", overflow="fold", min_width=len(name))
     table.add_column("epsilon", justify="right", no_wrap=True)
     table.add_column("delta", justify="right", no_wrap=True)
     for row in rows:
         budget, about = row.budget, json.loads(row.about)
         what = next((word for word in ("retired", "overruled") if about.get(word)), row.kind)
-        cells = (row.written_at[:16].replace("T", " "), what, row.population)
-        block = (row.block,) if has_blocks else ()
+        cells = (row.written_at[:16].replace("T", " "), what, _place(row.population, row.block))
         numbers = (f"{budget.epsilon:.4g}", f"{budget.delta:.3g}")
-        table.add_row(str(row.seq), *cells, *block, row.run_id or "", *numbers)
+        table.add_row(str(row.seq), *cells, row.run_id or "", *numbers)
     show(table)
 
 
@@ -471,8 +469,11 @@ def _entry_document(balance: "Balance") -> dict[str, Any]:
 
 
 def _name(balance: "Balance") -> str:
-    block = "" if balance.block == "all" else f", block {balance.block}"
-    return f"{balance.population}{block}{' (retired)' if balance.retired else ''}"
+    return f"{_place(balance.population, balance.block)}{' (retired)' if balance.retired else ''}"
+
+
+def _place(population: str, block: str) -> str:
+    return population if block == "all" else f"{population}, block {block}"
 
 
 def _units(balances: "list[Balance]") -> str:

@@ -109,7 +109,8 @@ def test_the_history_keeps_run_ids_whole_in_80_columns(ledger: Ledger) -> None:
     shown = CliRunner().invoke(app, ["ledger", "history"], env={"COLUMNS": "80"})
     assert run_id in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80
-    assert "population" in shown.stdout.splitlines()[0]
+    assert shown.stdout.splitlines()[0].split()[2:] == ["what", "population", "run", "epsilon", "delta"]
+    assert "patients, block" in shown.stdout and "population" in shown.stdout.splitlines()[1]
     assert len(re.findall(r"^\d+ +\d{4}-\d\d-\d\d \d\d:\d\d ", shown.stdout, flags=re.MULTILINE)) == len(
         ledger.history()
     )
