@@ -563,14 +563,12 @@ def init(
             declared = Declared(name, table_of(found, file), told, most, file=file, **own)
         make(folder, declared)
     say(
-        f"Created {folder}. These values are defaults; edit data/cards/{name}.yaml before the first run to change them:"
+        f"Created {folder} with these defaults; to change them, edit its data/cards/{name}.yaml before the first run:"
     )
     given = {"cap": cap, "unit": unit, "size": size}
     for words in declared.assumed(*(key for key, value in given.items() if value is not None)):
         say(f"  {words}")
-    say(
-        f"params.yaml has epsilon 1, delta {declared.delta:g} and the usual settings for them. Next, in {folder}:"
-    )
+    say(f"params.yaml has epsilon 1, delta {declared.delta:g} and suitable settings. Next, in {folder}:")
     if declared.file is None:
         say(f"  put the table at datasets/raw/{name}.csv; `data check` prints the checksum for the card")
     say(f"  epsilonflow data check {name}\n  epsilonflow plan\n  epsilonflow run")
