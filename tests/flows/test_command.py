@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 from rich.console import Console
 from typer.main import get_command
@@ -50,7 +50,7 @@ def test_help_does_not_wait_for_torch_or_prefect() -> None:
     assert done.stderr == "set()\n"
 
 
-def _options(app: click.Command) -> list[click.Parameter]:
+def _options(app: Any) -> list[Any]:
     inner = getattr(app, "commands", {}).values()
     return [*app.params, *(found for command in inner for found in _options(command))]
 
