@@ -1,4 +1,4 @@
-"""The pages of reference that are made from the code when the site is built, as a hook of MkDocs.
+"""The reference pages, which are generated from the code when the site is built, as a hook of MkDocs.
 
 So they cannot disagree with it: keys, types, defaults and ranges come from the models that check them, commands from
 the command line itself, data sets from their cards.
@@ -41,14 +41,15 @@ def params() -> str:
 
     text = [
         "# params.yaml",
-        "What a run is stands in `params.yaml`. Unknown keys and impossible values are refused with their path. Those"
-        " of `performance`, `tracking` and `ledger` change no result. `epsilonflow run --set KEY=VALUE` sets a key.",
+        "`params.yaml` holds the settings of a run. Unknown keys and impossible values are refused, with their path."
+        " `performance`, `tracking` and `ledger` do not change the result. `epsilonflow run --set"
+        " KEY=VALUE` sets a key.",
     ]
     for group, model in MODELS.items():
-        optional = " (may be left out)" if group in OPTIONAL else ""
+        optional = " (optional)" if group in OPTIONAL else ""
         schema = TypeAdapter(model).json_schema()
         text += [f"## {group}{optional}", _doc(model), _table(schema, group), *_inside(schema, group)]
-    text += ["## algorithm", "`algorithm.name` is one of these, or `package.module:factory` of your own."]
+    text += ["## algorithm", "`algorithm.name` is one of these, or your own `package.module:factory`."]
     parts: dict[str, None] = {}
     for name, method in CATALOGUE.items():
         schema = TypeAdapter(method).json_schema()
@@ -56,12 +57,12 @@ def params() -> str:
         parts |= dict.fromkeys(_inside(schema, "algorithm"))
     text += parts  # once for all methods that have them
     text += [
-        "## features (may be left out)",
+        "## features (optional)",
         "`features.name` is `none`, one of these, or `package.module:factory`.",
     ]
     for name, kind in FEATURES.items():
         text += [f"### {name}", _doc(kind), _table(TypeAdapter(kind).json_schema(), "features")]
-    text += ["## model.settings", "Those of each model that has some; `model.name` is its heading."]
+    text += ["## model.settings", "The settings of each model, under its `model.name`."]
     for name, architecture in NETWORKS.items():
         schema = TypeAdapter(architecture.settings).json_schema()
         if schema.get("properties"):
@@ -105,8 +106,8 @@ def data_card() -> str:
 
     text = [
         "# The data card",
-        "A YAML file in `data/cards`, of the data set's name. It declares all that is public about a data set; nothing"
-        " is ever read off the rows. See [your own table](../tutorials/own-table.md).",
+        "A YAML file in `data/cards`, named after the data set. It declares everything that is public about the data;"
+        " nothing in it is computed from the rows. See [your own table](../tutorials/own-table.md).",
         _doc(DataCard),
         _table(TypeAdapter(DataCard).json_schema(), ""),
     ]
@@ -144,8 +145,8 @@ def privacy_card() -> str:
     schema = TypeAdapter(PrivacyCard).json_schema()
     text = [
         "# The privacy card",
-        "`artifacts/privacy_card.json`: typed facts and no sentences, signed. `epsilonflow card show` says it in words"
-        " and `epsilonflow card verify` checks it. See [the guarantee](../explanation/guarantee.md).",
+        "`artifacts/privacy_card.json` holds the facts of a run, typed and signed. `epsilonflow card show` prints it"
+        " as text and `epsilonflow card verify` checks it. See [the guarantee](../explanation/guarantee.md).",
         _doc(PrivacyCard),
         _table(schema, ""),
     ]
@@ -186,7 +187,8 @@ def _command(path: tuple[str, ...], command: Any) -> list[str]:
         names = f"`{parameter.name.upper()}`" if is_argument else names
         default = parameter.default if isinstance(parameter.default, str | int | float | Path) else None
         shown = "required" if parameter.required else "" if default in (None, False) else f"`{default}`"
-        rows.append((names, shown, getattr(parameter, "help", "") or ""))
+        words = getattr(parameter, "show_default", None)
+        rows.append((names, words if isinstance(words, str) else shown, getattr(parameter, "help", "") or ""))
     return [f"## {' '.join(path)}", _clean(command.help or ""), _rows(("name", "default", "meaning"), rows)]
 
 
@@ -203,7 +205,7 @@ def datasets() -> str:
         rows.append(
             (f"`{name}`", card.title, count, shape, str(len(card.classes) or "a number"), card.licence)
         )
-    heads = ("name", "what", "records to train and to test on", "features", "classes", "licence")
+    heads = ("name", "what", "training + test records", "features", "classes", "licence")
     return "\n\n".join(
         [
             "# Data sets",
@@ -224,7 +226,10 @@ def api() -> str:
         "Privacy cards": ("algorithms.privacy.card.load", "algorithms.privacy.card.verify"),
         "The ledger": ("algorithms.privacy.ledger.Ledger",),
     }
-    text = ["# Python", "`from algorithms import fit, load` and every method by the name of its class."]
+    text = [
+        "# Python",
+        "`from algorithms import fit, load`, and each method by its class name, such as `DPSGD`.",
+    ]
     for title, names in parts.items():
         text.append(f"## {title}")
         text += [f"::: {name}\n    options:\n      heading_level: 3" for name in names]
@@ -236,18 +241,18 @@ def environment() -> str:
     rows = [
         (
             "EPSILONFLOW_HOME",
-            "folder of the ledger, the owner's key and the runs; else the user's data folder",
+            "folder of the ledger, the owner's key and the runs; by default the user's data folder",
         ),
-        ("EPSILONFLOW_LEDGER_URL", "URL of the ledger, PostgreSQL for several machines"),
+        ("EPSILONFLOW_LEDGER_URL", "URL of the ledger; PostgreSQL for several machines"),
         ("EPSILONFLOW_DATA_MIRROR", "folder that is tried for data files before the network"),
         (
             "EPSILONFLOW_SPEND_AGAIN",
-            "`yes`: a finished run on private records is done and charged again unasked",
+            "`yes`: repeat a finished run on private records, and charge it again, without asking",
         ),
-        ("EPSILONFLOW_TRAIN_ANYWAY", "`yes`: settings that look wrong are trained with unasked"),
-        ("EPSILONFLOW_RETRAINING", "set by a scheduled retraining: which one a run is for"),
-        ("EPSILONFLOW_PROCESS", "set by the first of several processes: which one this is"),
-        ("PREFECT_API_URL", "a Prefect server, on which runs are then shown"),
+        ("EPSILONFLOW_TRAIN_ANYWAY", "`yes`: train with settings that look wrong, without asking"),
+        ("EPSILONFLOW_RETRAINING", "set by a scheduled retraining: the retraining that a run belongs to"),
+        ("EPSILONFLOW_PROCESS", "set by the first of several processes: the number of this process"),
+        ("PREFECT_API_URL", "a Prefect server, which then shows the runs"),
     ]
     return "# Environment\n\n" + _rows(("variable", "meaning"), [(f"`{name}`", text) for name, text in rows])
 
@@ -334,8 +339,12 @@ def _doc(thing: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    """Docstrings are plain text: what Markdown would read as tags and links is not meant so."""
-    return text.replace("<", "&lt;").replace("[", "\\[").replace("*", "\\*").replace("_", "\\_")
+    """Docstrings are plain text with code in backticks: Markdown shall read no tags, links or emphasis in the rest."""
+    parts = text.split("`")
+    for place in range(0, len(parts), 2):
+        for mark, plain in {"<": "&lt;", "[": "\\[", "*": "\\*", "_": "\\_"}.items():
+            parts[place] = parts[place].replace(mark, plain)
+    return "`".join(parts)
 
 
 __all__ = ["PAGES", "on_files"]

@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -47,12 +48,15 @@ class Known:
 
 
 @app.command()
-def start(port: int = 4200) -> None:
-    """Start a server and a worker unless they run, and deploy what prefect.yaml names."""
+def start(
+    port: Annotated[int, typer.Option(help="Port of the server on 127.0.0.1.")] = 4200,
+) -> None:
+    """Start a server and a worker if they are not running, and deploy the flows of prefect.yaml."""
     url = f"http://127.0.0.1:{port}/api"
     os.environ["PREFECT_API_URL"] = url
     folder = Path(".prefect")
     folder.mkdir(exist_ok=True)
+    say("Starting a Prefect server; this takes a minute or two ...")
     _spawn(folder, "server", "server", "start", "--host", "127.0.0.1", "--port", str(port))
     _wait_for(f"{url}/health", folder)
     for command in (
@@ -64,21 +68,19 @@ def start(port: int = 4200) -> None:
             say(done.stdout + done.stderr, error=True)
             raise typer.Exit(1)
     _spawn(folder, "worker", "worker", "start", "--pool", POOL, "--type", "process")
-    say(
-        f"server and worker run; the pages are at http://127.0.0.1:{port}, and what they write is in {folder}."
-    )
-    say(f"PREFECT_API_URL={url} prefect deployment run retrain/retrain --watch")
+    say(f"The server is at http://127.0.0.1:{port}; a worker runs beside it. Their logs are in {folder}.")
+    say(f"To use prefect here: export PREFECT_API_URL={url}")
 
 
 @app.command()
 def stop() -> None:
-    """End the worker and the server: ask them, wait, then end them hard."""
+    """Stop the worker and the server. Runs of flows continue."""
     for name in NAMES:
         file = Path(".prefect", f"{name}.pid")
         known = _known(file)
         if known is not None:
             _end(known)
-        say(f"the {name} {'has ended' if known else 'does not run'}.")
+        say(f"The {name} {'has stopped' if known else 'is not running'}.")
         file.unlink(missing_ok=True)
 
 
@@ -113,7 +115,7 @@ def _wait_for(url: str, folder: Path) -> None:
                     return
         except (URLError, OSError):
             time.sleep(_POLL_SECONDS)
-    say(f"the server did not come up; {folder / 'server.log'} says why.", error=True)
+    say(f"refused: the server did not start; see {folder / 'server.log'} for the reason.", error=True)
     raise typer.Exit(1)
 
 

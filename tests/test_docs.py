@@ -207,6 +207,10 @@ def test_reference_is_made_from_the_code() -> None:
     assert "| `privacy.epsilon` | number or null | `null` | > 0 |" in made["params"]
     assert "| `algorithm.clip_norm` |" in made["params"] and "### dp_sgd" in made["params"]
     assert "| `data.blocks` | list of string | `[]` |" in made["params"]
+    assert (
+        "(`paper_update` brings back its update of s)" in made["params"]
+    )  # code is code, not text to escape
+    assert "| one person | What one record is" in made["command-line"]
     files = [PROJECT / "params.yaml", *(PROJECT / "presets").glob("*.yaml")]
     written = {key for file in files for key in keys_of(YAML(typ="safe", pure=True).load(file))}
     assert {key for key in written if f"| `{key}` |" not in made["params"]} == {

@@ -30,7 +30,9 @@ def facts_of(path: Path) -> dict[str, Any]:
             raise TypeError
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         raise ModelRefusedError(
-            f"{path} is no model that was trained here; give the model.safetensors of a run."
+            f"{path} is not a model that epsilonflow trained; give the model.safetensors of a run."
+            if path.exists()
+            else f"there is no model at {path}; give the model.safetensors of a run, or the folder that contains it."
         ) from None
     return facts
 

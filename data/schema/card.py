@@ -38,14 +38,14 @@ IDX_FILES = frozenset({"train_images", "train_labels", "test_images", "test_labe
 
 
 class File(Strict):
-    """A file by its public homes (`urls`, tried in turn), by its `path` below the project root, or in a mirror only.
+    """A file to download from `urls` (tried in turn), a `path` below the project root, or a file of a mirror.
 
-    path: may be a folder, whose checksum is of the names and the contents of all files in it but those whose name, or a
-    folder's above, begins with a dot.
-    saved_as: name of a file with urls on this machine, if not the name in which all its urls end; or, without urls,
-    the name of a file that only a mirror has. sha256: checksum of the file. keyed_sha256: for a private file, whose
-    plain checksum would let anyone who sees the card test a guess of the whole file; only the holder of the owner key
-    can compute this one. md5: in place of sha256 for a file with urls whose publisher gives no other checksum.
+    path: may be a folder. Its checksum covers the names and contents of all files in it, except hidden files and
+    folders, whose names begin with a dot.
+    saved_as: the name of a downloaded file on this machine, if it differs from the end of its urls; or, without urls,
+    the name of a file that only a mirror has. sha256: checksum of the file. keyed_sha256: for a private file, because
+    with a plain checksum anyone who sees the card could test a guess of the whole file; only the holder of the owner
+    key can compute it. md5: instead of sha256, for a file with urls whose publisher gives no other checksum.
     """
 
     urls: tuple[Url, ...] = ()
@@ -128,20 +128,20 @@ class Composition(Strict):
 
 
 class Split(Strict):
-    """The per-record rule that sets a test set apart: a public salt and the expected test share."""
+    """The rule that decides for each record whether it is a test record: a public salt and the expected share."""
 
     salt: Word
     test_fraction: Annotated[FiniteFloat, Field(gt=0, lt=1)]
 
 
 class Person(Strict):
-    """Whose record it is: the unit of privacy is then the person, and not the record.
+    """The person whose record each row is, who is then the unit of privacy instead of the record.
 
-    column: of the rows, never a feature. per_person: how many records of a person are kept at most; they are chosen by
-    a keyed hash of each, and the others are left out, as is a record that names nobody. All records of a person are on
-    one side of the split, and who is in the test file is not trained on. The kept records of a person are one in
-    training: the person is sampled, and the mean of their gradients is clipped. group_privacy: each of them is sampled
-    and clipped by itself instead, so that every run is charged so many times, with the delta of so many together.
+    column: the column with the person's id, which is never a feature. per_person: how many records of each person are
+    used at most, chosen by a keyed hash; other records, and records that name nobody, are left out. All records of a
+    person are on one side of the split, and nobody in the test file is trained on. In training, the records of a
+    person are one: the person is sampled, and the mean of the gradients is clipped. group_privacy: each record is
+    sampled and clipped by itself instead, and every run is charged by group privacy for per_person records.
     """
 
     column: Word
@@ -166,16 +166,16 @@ class Person(Strict):
 
 
 class DataCard(Strict):
-    """A data set as its owner declares it; raises pydantic.ValidationError when parts do not fit together.
+    """A data set as its owner declares it; raises pydantic.ValidationError if the parts do not fit together.
 
-    folder: of its files in a mirror and among the downloads, if not its name; data sets may share one.
-    classes: by name; or instead target, of rows: a number or labels in columns, and of texts the next token or a tag
-    for each word.
-    alternatives: other sets of files of the same records (private ones: with the same test files), tried after `files`.
-    composition: of the population's runs, fixed when it is first seen. blocks_per_person: in how many blocks of the
-    population a person may have a record, one in each; with 1, the unit of privacy is one record in one block.
-    blocks: where the training records are, for a population that grows block by block; `files` then has a test file
-    or nothing. person: where a person may have several records.
+    folder: the folder of its files in a mirror and among the downloads, if not its name; data sets may share one.
+    classes: names of the classes; or, instead, target: for rows a number or several labels, for texts the next token or
+    a tag for each word.
+    alternatives: other sets of files with the same records (if private, with the same test files), tried after `files`.
+    composition: how the population's runs add up, fixed when it is first seen. blocks_per_person: the number of blocks
+    in which a person may have one record each; with 1, the unit of privacy is one record in one block.
+    blocks: where the training records are, for a population that grows block by block; `files` then has only a test
+    file, or nothing. person: the column that names the person, if a person may have several records.
     """
 
     name: Name

@@ -171,7 +171,7 @@ class Digits(Strict):
 
 
 class Synthetic(Strict):
-    """Records that are made up: features uniform in [0, 1], classes the two sides of a hyperplane through 0.
+    """Synthetic records: features uniform in [0, 1], classes the two sides of a hyperplane through 0.
 
     features_seed, hyperplane_seed: of the generators. sha256: of what they must give, the features and the labels
     of the training records and then of the test records as bytes.
@@ -320,7 +320,7 @@ class Pixels(Strict):
 
 
 class Images(Pixels):
-    """Images in a folder with a folder a class, at any depth in that; files of other endings are no records.
+    """Images in a folder with one subfolder per class, at any depth below it; other files are ignored.
 
     mode, fit, most_pixels, stand_in: PNG and JPEG images become the card's `shape` [channels, height, width] in `mode`,
     which has its channels. fit: stretch gives each that size, crop keeps its proportions and its middle. An image that
@@ -413,7 +413,7 @@ class Texts(Rows):
 
 
 class Own(Strict):
-    """A reader of one's own: `factory` is `package.module:factory`, which gets `settings` and returns a function.
+    """Your own reader: `factory` is `package.module:factory`, which gets `settings` and returns a function.
 
     The function takes the files by role, or {"new": PATH} to predict on, and yields `data.readers.records.Block`s; it
     must take each record by itself. source_sha256: of all source of its package; write zeros first, and

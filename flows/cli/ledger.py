@@ -25,35 +25,42 @@ _SHOWN = 6
 
 
 def forecast(
-    population: Annotated[str, typer.Argument(help="Whose retrainings.")],
+    population: Annotated[str, typer.Argument(help="Population whose retrainings to forecast.")],
     policy: Annotated[
         Literal["last", "all", "newest"], typer.Option(help="Which blocks a retraining uses.")
     ] = "all",
-    window: Annotated[
-        int | None, typer.Option(help="How many of the newest blocks, for --policy last.")
-    ] = None,
+    window: Annotated[int | None, typer.Option(help="Number of newest blocks, for --policy last.")] = None,
     at_least: Annotated[int, typer.Option(help="With fewer blocks a retraining is skipped.")] = 1,
     spread: Annotated[
         Literal["equal", "front-loaded", "geometric"], typer.Option(help="How a block's budget is spread.")
     ] = "equal",
     planned: Annotated[
         int | None,
-        typer.Option(help="Retrainings a block's budget is to last for; 52 where nothing is said."),
+        typer.Option(help="Number of retrainings that a block's budget should last for.", show_default="52"),
     ] = None,
-    fraction: Annotated[float | None, typer.Option(help="Of what is left, for --spread geometric.")] = None,
+    fraction: Annotated[
+        float | None,
+        typer.Option(help="Share of what is left that each retraining may spend, for --spread geometric."),
+    ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="What each retraining costs, instead of a spread.")
+        float | None, typer.Option(help="Epsilon of each retraining, instead of a spread.")
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="Its delta; under basic sums it is added up.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of each retraining; basic composition adds it up.")
+    ] = None,
     smallest: Annotated[
         float | None,
-        typer.Option(help="Least useful price, as a share of a block's cap; 0.01 for geometric."),
+        typer.Option(
+            help="Smallest useful payment, as a share of a block's cap.", show_default="0.01 for geometric"
+        ),
     ] = None,
-    new_blocks: Annotated[bool, typer.Option("--new-blocks", help="A new block comes with each.")] = False,
+    new_blocks: Annotated[
+        bool, typer.Option("--new-blocks", help="Each retraining brings a new block.")
+    ] = False,
     every: Annotated[float, typer.Option(help="Days between retrainings.")] = 7.0,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
-    """Say how many more retrainings the caps allow and when blocks retire; nothing is spent."""
+    """Show how many more retrainings the caps allow and when blocks retire. Spends nothing."""
     with sentences():
         from algorithms.privacy.ledger import Choice
         from algorithms.privacy.ledger import forecast as play
@@ -65,9 +72,7 @@ def forecast(
         if planned is None and fraction is None and epsilon is None and spread != "geometric":
             planned = _PLANNED
             if not as_json:
-                say(
-                    f"Each block's budget is spread over {planned} retrainings; --planned or --epsilon say otherwise."
-                )
+                say(f"Each block's budget is spread over {planned} retrainings; see --planned and --epsilon.")
         pricing = _pricing(ledger, population, (spread, planned, fraction), (epsilon, delta))
         share = smallest if smallest is not None else _SMALLEST_SHARE if fraction else 0.0
         least = pricing if isinstance(pricing, tuple) else tuple(share * part for part in limit)
@@ -174,7 +179,7 @@ def ask(what: str, *, yes: bool) -> None:
 
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"{what} Do it?", err=True)):
         raise ParamsRefusedError(
-            f"{what.rstrip('.')}; nobody said yes: answer y at a terminal, or give --yes."
+            f"{what.rstrip('.')}; this needs consent: answer y at a terminal, or give --yes."
         )
 
 
@@ -183,7 +188,7 @@ def show_balances(
     population: Annotated[str | None, typer.Argument(help="Only this population.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cap, spent, reserved and remaining of every population, block by block where it has blocks."""
+    """Show cap, spent, reserved and remaining budget of each population or block."""
     with sentences():
         balances = _ledger().balances(population)
     _show_balances(balances, as_json=as_json)
@@ -192,18 +197,20 @@ def show_balances(
 @app.command()
 def init(
     url: Annotated[
-        str | None, typer.Argument(help="Without a password; EPSILONFLOW_LEDGER_URL when left out.")
+        str | None, typer.Argument(help="URL without a password.", show_default="EPSILONFLOW_LEDGER_URL")
     ] = None,
     owner: Annotated[
-        list[str] | None, typer.Option(help="A user of the database who registers populations and sets caps.")
+        list[str] | None, typer.Option(help="Database user who registers populations and sets caps.")
     ] = None,
-    runner: Annotated[list[str] | None, typer.Option(help="One who reserves, settles and forfeits.")] = None,
-    auditor: Annotated[list[str] | None, typer.Option(help="One who reads and verifies.")] = None,
+    runner: Annotated[
+        list[str] | None, typer.Option(help="Database user who reserves, settles and forfeits.")
+    ] = None,
+    auditor: Annotated[list[str] | None, typer.Option(help="Database user who reads and verifies.")] = None,
 ) -> None:
-    """Make a ledger; on PostgreSQL with the roles owner, runner and auditor, which the database enforces.
+    """Create a ledger. On PostgreSQL it has the roles owner, runner and auditor, which the database enforces.
 
-    It can be done again to give a role to more users. PostgreSQL takes the password of the URL's user from PGPASSWORD
-    or from a file of passwords (PGPASSFILE).
+    Run it again to give a role to more users. PostgreSQL takes the password of the URL's user from PGPASSWORD
+    or from a password file (PGPASSFILE).
     """
     with sentences():
         from algorithms.privacy.ledger.roles import init as make
@@ -213,24 +220,23 @@ def init(
         named = url or there_are or ledger_url(None)
         roles = make(named, {"owner": owner or [], "runner": runner or [], "auditor": auditor or []})
     if roles:
-        say(
-            f"The ledger is there, with the roles {', '.join(roles)}; GRANT one to each user of the database."
-        )
+        say(f"The ledger exists, with the roles {', '.join(roles)}; GRANT one to each database user.")
         return
     say(
-        "The ledger is there. In an SQLite file nobody enforces who may do what: whoever may write the file may do"
-        " everything, raise caps and delete it included, and only the rights of its folder hold others off."
+        "The ledger exists. An SQLite file has no roles: whoever can write the file can do everything, including"
+        " raising caps and deleting it. Only the permissions of its folder keep others out."
     )
 
 
 @app.command()
 def register(
     dataset: Annotated[
-        str | None, typer.Argument(help="Whose card; that of params.yaml when left out.")
+        str | None,
+        typer.Argument(help="Data set whose card to register.", show_default="that of params.yaml"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Enter the population of a data card, with its cap and its blocks, before anybody runs on it; spends nothing."""
+    """Register the population of a data card, with its cap and its blocks, before the first run. Spends nothing."""
     with sentences():
         from tasks.runs.population import register_card
         from tasks.runs.stages import checkout
@@ -243,13 +249,13 @@ def register(
 
 @app.command()
 def cap(
-    population: Annotated[str, typer.Argument(help="Whose cap.")],
-    epsilon: Annotated[float, typer.Option(help="What all its runs together may spend.")],
-    delta: Annotated[float, typer.Option(help="The same for delta.")],
-    block: Annotated[str | None, typer.Option(help="Of this block alone.")] = None,
+    population: Annotated[str, typer.Argument(help="Population whose cap to change.")],
+    epsilon: Annotated[float, typer.Option(help="Epsilon that all its runs together may spend.")],
+    delta: Annotated[float, typer.Option(help="Delta that all its runs together may spend.")],
+    block: Annotated[str | None, typer.Option(help="Change only the cap of this block.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change the cap of a population or block, as the owner of its data; the change is a row of the ledger."""
+    """Change the cap of a population or block, as the owner of its data. The ledger records the change."""
     with sentences():
         from algorithms.privacy.accounting.budget import Budget
 
@@ -265,53 +271,51 @@ def history(
     population: Annotated[str | None, typer.Option(help="Only this population.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Every row of the ledger, in order."""
+    """Show every row of the ledger, in order."""
     with sentences():
         rows = _ledger().history(population)
     if as_json:
         show_json([row.to_json() for row in rows])
         return
-    has_blocks = any(row.block != "all" for row in rows)
-    table = Table(box=None, pad_edge=False)
-    for name in ("row", "when", "what", "population", *(["block"] if has_blocks else []), "run"):
-        table.add_column(name, no_wrap=name in ("row", "when", "run"), overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("row", "when", "what", "population", "run"):
+        table.add_column(name, no_wrap=name != "population", overflow="fold", min_width=len(name))
     table.add_column("epsilon", justify="right", no_wrap=True)
     table.add_column("delta", justify="right", no_wrap=True)
     for row in rows:
         budget, about = row.budget, json.loads(row.about)
         what = next((word for word in ("retired", "overruled") if about.get(word)), row.kind)
-        cells = (row.written_at[:16].replace("T", " "), what, row.population)
-        block = (row.block,) if has_blocks else ()
+        cells = (row.written_at[:16].replace("T", " "), what, _place(row.population, row.block))
         numbers = (f"{budget.epsilon:.4g}", f"{budget.delta:.3g}")
-        table.add_row(str(row.seq), *cells, *block, row.run_id or "", *numbers)
+        table.add_row(str(row.seq), *cells, row.run_id or "", *numbers)
     show(table)
 
 
 @app.command()
 def forfeit(
-    run_id: Annotated[str, typer.Argument(help="A run that will not be resumed.")], yes: Yes = False
+    run_id: Annotated[str, typer.Argument(help="Id of a run that will not be resumed.")], yes: Yes = False
 ) -> None:
-    """Give up an open run: its whole reservation counts as spent for ever, and its folder is deleted."""
+    """Give up an open run. Its whole reservation counts as spent forever, and its folder is deleted."""
     with sentences():
         from tasks.config.environment import home
         from tasks.runs import store
 
         ledger = _ledger()
         if ledger.status(run_id) == "open":
-            ask(f"Run {run_id} is given up, and its whole reservation counts as spent for ever.", yes=yes)
+            ask(f"Run {run_id} is given up, and its whole reservation counts as spent forever.", yes=yes)
         ledger.forfeit(run_id)
         store.abandon(home(), run_id)
-    say(f"The whole reservation of {run_id} counts as spent for ever.")
+    say(f"The whole reservation of {run_id} counts as spent forever.")
 
 
 @app.command()
 def block(
     population: Annotated[str, typer.Argument(help="Whose data.")],
-    name: Annotated[str, typer.Argument(help="A part of them that shares no record with another block.")],
-    epsilon: Annotated[float | None, typer.Option(help="The block's own cap.")] = None,
-    delta: Annotated[float | None, typer.Option(help="The same for delta.")] = None,
+    name: Annotated[str, typer.Argument(help="A part of the data that shares no record with another block.")],
+    epsilon: Annotated[float | None, typer.Option(help="The block's own cap on epsilon.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The block's own cap on delta.")] = None,
 ) -> None:
-    """Declare a block; its cap is the population's unless it is given one."""
+    """Declare a block. Its cap is that of the population unless you give it its own."""
     with sentences():
         from algorithms.privacy.accounting.budget import Budget
 
@@ -329,11 +333,11 @@ def retire(
     name: Annotated[str, typer.Argument(help="A block that no run may use again.")],
     yes: Yes = False,
 ) -> None:
-    """Retire a block for ever."""
+    """Retire a block forever."""
     with sentences():
         ledger = _ledger()
         ledger.balance(population, name)
-        ask(f"Block {name} of population {population} retires for ever.", yes=yes)
+        ask(f"Block {name} of population {population} retires forever.", yes=yes)
         ledger.retire_block(population, name)
     say(f"No run will use block {name} of population {population} again.")
 
@@ -342,37 +346,42 @@ def retire(
 def overrule(
     population: Annotated[str, typer.Argument(help="Whose data.")],
     name: Annotated[
-        str, typer.Argument(help="A block that was refused, since it holds the same as another.")
+        str, typer.Argument(help="A block that was refused because it has the same content as another.")
     ],
-    other: Annotated[str, typer.Argument(help="That other block.")],
-    by: Annotated[str | None, typer.Option(help="Who says so, if not whoever is logged in.")] = None,
+    other: Annotated[str, typer.Argument(help="The other block.")],
+    by: Annotated[
+        str | None, typer.Option(help="Who says so.", show_default="the user who is logged in")
+    ] = None,
 ) -> None:
-    """Say, as the owner of the data, that two blocks which hold the same are of other people; the ledger keeps who."""
+    """Declare, as the owner of the data, that two blocks with the same content hold different people.
+
+    The ledger records who declared it.
+    """
     with sentences():
         who = by or getpass.getuser()
         ledger = _ledger()
         ledger.overrule(population, name, other, by=who)
         declared = {balance.block for balance in ledger.balances(population)}
     for unknown in sorted({name, other} - declared):
-        say(f"Note: no block {unknown!r} is declared yet; what is said holds for one of exactly that name.")
+        say(f"Note: there is no block {unknown!r} yet; this will hold for a block of exactly that name.")
     say(
-        f"Blocks {name} and {other} of population {population} may hold the same; the ledger keeps that {who} says so."
+        f"Blocks {name} and {other} of population {population} may have the same content;"
+        f" the ledger records that {who} says so."
     )
 
 
 @app.command()
 def verify(
-    head: Annotated[str | None, typer.Option(help="A head of the chain that was kept elsewhere.")] = None,
-    card: Annotated[
-        Path | None, typer.Option(help="A privacy_card.json, whose run the ledger settled.")
-    ] = None,
+    head: Annotated[str | None, typer.Option(help="A head of the chain that you kept elsewhere.")] = None,
+    card: Annotated[Path | None, typer.Option(help="A privacy_card.json to compare with the ledger.")] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on from the checkpoint that the last one signed in this home."),
+        typer.Option("--resume", help="Continue from the last checkpoint signed in this home folder."),
     ] = False,
 ) -> None:
-    """Recompute chain, balances and prices, and sign a checkpoint; exit status 2 if one does not hold, or the card
-    differs.
+    """Recompute chain, balances and prices, compare a card, and sign a checkpoint.
+
+    Exit status 2 if anything differs.
     """
     with sentences():
         from algorithms.privacy.card import check_charged, load
@@ -392,45 +401,43 @@ def verify(
     after = f", {found.read} of them read now" if resume else ""
     say(f"The chain holds, {found.head.seq} rows{after}{recomputed}. Its head is {found.head.hash}")
     if card is not None:
-        say(
-            "The card has the events, the cost and the model that its run was settled with, and the key for it."
-        )
+        say("The card has the same events, cost, model and key as the settlement of its run.")
 
 
 @app.command()
 def report(
-    to: Annotated[Path, typer.Argument(help="The page to write.")] = Path("ledger.html"),
+    to: Annotated[Path, typer.Argument(help="File to write.")] = Path("ledger.html"),
 ) -> None:
-    """Write an HTML page of all populations and blocks: spent, reserved, left, forecast, and which runs did it."""
+    """Write an HTML page of all populations and blocks: spent, reserved, left, forecast, and the runs."""
     with sentences():
         from tasks.ledger_page.page import page
 
         text = page(_ledger())
         to.write_text(text, encoding="utf-8")
-    say(f"{to} is written; it needs nothing else, and holds no record.")
+    say(f"Wrote {to}: one file, which contains nothing about a record.")
 
 
 @app.command()
-def export(file: Annotated[Path, typer.Argument(help="A new file.")]) -> None:
-    """Write every row with its hashes into a file that you alone can read: a backup, while others go on."""
+def export(file: Annotated[Path, typer.Argument(help="File to create.")]) -> None:
+    """Back up every row with its hashes to a file that only you can read. Runs may continue meanwhile."""
     with sentences():
         from algorithms.privacy.ledger import export as write
 
         rows = write(_ledger(), file)
-    say(f"{rows} rows are in {file}.")
+    say(f"Wrote {rows} rows to {file}.")
 
 
 @app.command()
 def restore(
-    file: Annotated[Path, typer.Argument(help="The file of an export.")],
+    file: Annotated[Path, typer.Argument(help="A file that `ledger export` wrote.")],
     to: Annotated[str, typer.Option(help="URL of an empty ledger.")],
 ) -> None:
-    """Write the rows of an export into an empty ledger, hash for hash."""
+    """Restore an export into an empty ledger, hash for hash."""
     with sentences():
         from algorithms.privacy.ledger import restore as write
 
         rows = write(file, to)
-    say(f"{rows} rows are restored, and the chain holds.")
+    say(f"Restored {rows} rows; the chain holds.")
 
 
 def _ledger() -> "Ledger":
@@ -462,8 +469,11 @@ def _entry_document(balance: "Balance") -> dict[str, Any]:
 
 
 def _name(balance: "Balance") -> str:
-    block = "" if balance.block == "all" else f", block {balance.block}"
-    return f"{balance.population}{block}{' (retired)' if balance.retired else ''}"
+    return f"{_place(balance.population, balance.block)}{' (retired)' if balance.retired else ''}"
+
+
+def _place(population: str, block: str) -> str:
+    return population if block == "all" else f"{population}, block {block}"
 
 
 def _units(balances: "list[Balance]") -> str:
@@ -472,10 +482,12 @@ def _units(balances: "list[Balance]") -> str:
     for balance in balances:
         count, composition = balance.blocks_per_person, balance.composition
         unit = "one record in one block" if count == 1 else f"one person with at most {count} records"
-        sums = "" if composition.kind == "basic" else f", by {composition}, whose epsilons do not add up"
+        sums = (
+            "" if composition.kind == "basic" else f"; composed by {composition}, so epsilons do not add up"
+        )
         if count > 1 or sums or balance.block != "all":
             notes[balance.population] = f"{balance.population}: for {unit}{sums}"
-    return "; ".join(notes.values())
+    return "\n".join(notes.values())
 
 
 def _pair(budget: "Budget") -> dict[str, float | None]:

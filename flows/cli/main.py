@@ -475,10 +475,11 @@ def init(
     ] = "",
     at_most: Annotated[int | None, typer.Option(min=1, help="Upper bound on the number of records.")] = None,
     unit: Annotated[
-        str | None, typer.Option(help="What one record is, and so what is protected. [default: one person]")
+        str | None,
+        typer.Option(help="What one record is, and so what is protected.", show_default="one person"),
     ] = None,
     cap: Annotated[
-        float | None, typer.Option(help="Epsilon that all runs together may spend. [default: 10]")
+        float | None, typer.Option(help="Epsilon that all runs together may spend.", show_default="10")
     ] = None,
     images: Annotated[
         Path | None,
@@ -488,7 +489,9 @@ def init(
     ] = None,
     size: Annotated[
         int | None,
-        typer.Option(min=8, help="Side in pixels to which images are cropped and resized. [default: 64]"),
+        typer.Option(
+            min=8, help="Side in pixels to which images are cropped and resized.", show_default="64"
+        ),
     ] = None,
     texts: Annotated[
         Path | None,
@@ -560,18 +563,16 @@ def init(
             declared = Declared(name, table_of(found, file), told, most, file=file, **own)
         make(folder, declared)
     say(
-        f"Created {folder}. These values are defaults; edit data/cards/{name}.yaml before the first run to change them:"
+        f"Created {folder} with these defaults; to change them, edit its data/cards/{name}.yaml before the first run:"
     )
     given = {"cap": cap, "unit": unit, "size": size}
     for words in declared.assumed(*(key for key, value in given.items() if value is not None)):
         say(f"  {words}")
-    say(
-        f"params.yaml has epsilon 1, delta {declared.delta:g} and the usual settings for them. Next, in {folder}:"
-    )
+    say(f"params.yaml has epsilon 1, delta {declared.delta:g} and suitable settings. Next, in {folder}:")
     if declared.file is None:
         say(f"  put the table at datasets/raw/{name}.csv; `data check` prints the checksum for the card")
     say(f"  epsilonflow data check {name}\n  epsilonflow plan\n  epsilonflow run")
-    say(f'  git add --all && git commit --message "{name}", for `dvc exp run` and `dvc metrics diff`')
+    say(f'  git add --all && git commit --message "{name}"  # before `dvc exp run` or `dvc metrics diff`')
 
 
 @data_app.command("check")
@@ -622,7 +623,7 @@ def predict(
     ],
     model: Model = ARTIFACTS,
     to: Annotated[
-        Path | None, typer.Option(help="Where to write, .csv or .parquet. [default: the terminal]")
+        Path | None, typer.Option(help="Where to write, .csv or .parquet.", show_default="the terminal")
     ] = None,
 ) -> None:
     """Predict new records, which are prepared as the model's training records were."""
@@ -634,9 +635,9 @@ def predict(
         trained, count = load(model), 0
         for count in write(predictions(trained, file), trained.classes, to or sys.stdout):
             if to is not None and sys.stderr.isatty():
-                typer.echo(f"\r{count:,} records", nl=False, err=True)
+                typer.echo(f"{count:,} records\r", nl=False, err=True)
         if to is not None:
-            say(f"{count:,} predictions are in {to}.")
+            say(f"Wrote {count:,} prediction{'' if count == 1 else 's'} to {to}.")
 
 
 @app.command()
@@ -645,7 +646,7 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="What to write. [default: model.onnx, model.pt, or a folder named after the format]"
+            help="What to write.", show_default="model.onnx, model.pt, or a folder named after the format"
         ),
     ] = None,
     model: Model = ARTIFACTS,
@@ -731,7 +732,8 @@ def tune(
 @app.command()
 def audit(
     method: Annotated[
-        str | None, typer.Option(help="A built-in method, or package.module:factory. [default: all methods]")
+        str | None,
+        typer.Option(help="A built-in method, or package.module:factory.", show_default="all methods"),
     ] = None,
     epsilon: Annotated[float, typer.Option(help="The claimed epsilon.")] = 4.0,
     delta: Annotated[float, typer.Option(help="The claimed delta.")] = 1e-5,
@@ -741,7 +743,7 @@ def audit(
     canaries: Annotated[int, typer.Option(min=8, help="Canary records of the one-run attack.")] = 400,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the audit.")] = 0,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes. [default: all cores]")
+        int | None, typer.Option(min=1, help="Number of processes.", show_default="all cores")
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -792,7 +794,7 @@ def verify(
     file: Annotated[Path, typer.Argument(help="A privacy_card.json, with its files next to it.")] = CARD,
     key: Annotated[
         str | None,
-        typer.Option(help="The owner's public key. [default: owner.pub of this data folder]"),
+        typer.Option(help="The owner's public key.", show_default="owner.pub of this data folder"),
     ] = None,
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Accept a card without a signature.")] = False,
 ) -> None:

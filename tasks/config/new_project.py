@@ -63,18 +63,18 @@ class Declared:
     encoder: str | None = None
 
     def assumed(self, *said: str) -> list[str]:
-        """The numbers that nobody said and that the project has, in words; said: of `cap`, `unit` and `size`."""
+        """The defaults that the project has where nobody chose, in words; said: of `cap`, `unit` and `size`."""
         columns = self.reader.get("columns", []) if self.reader["kind"] in ("csv", "parquet") else []
         middles = [f"{one['name']} {one['missing']:g}" for one in columns if "missing" in one]
         cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
         found = {
-            "caps": f"all runs together may spend {cap}delta {100 * self.delta:g}",
+            "caps": f"all runs together may spend {cap}delta {self.delta_cap:g}",
             "unit": f"what one record is, and so what is protected: {self.unit}",
-            "share": "a fifth of the records is held out, and counts as public",
-            "middles": f"a value that is missing is the middle of its bounds: {', '.join(middles)}"
+            "share": "a fifth of the records is held out for evaluation and counts as public",
+            "middles": f"a missing value is replaced by the middle of its bounds: {', '.join(middles)}"
             if middles
             else "",
-            "size": f"images are cut and resized to {self.shape[-1]} by {self.shape[-1]}"
+            "size": f"images are cropped and resized to {self.shape[-1]} by {self.shape[-1]}"
             if self.shape
             else "",
         }
@@ -83,7 +83,16 @@ class Declared:
     @property
     def delta(self) -> float:
         """Of its runs: a power of ten, 1e-5 or less and below one over ten times the bound."""
-        return float(f"1e-{max(5, math.ceil(math.log10(self.at_most)) + 1)}")
+        return 10.0**-self._digits
+
+    @property
+    def delta_cap(self) -> float:
+        """Of its population: a hundred times the delta of a run."""
+        return 10.0 ** (2 - self._digits)
+
+    @property
+    def _digits(self) -> int:
+        return max(5, math.ceil(math.log10(self.at_most)) + 1)
 
 
 def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -218,14 +227,14 @@ def make(folder: Path, declared: Declared) -> None:
 def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
     return {
         "name": declared.name,
-        "title": f"The records {declared.name}",
+        "title": f"The {declared.name} data set",
         "source": "declared by its owner",
         "licence": "not for publication",
         "citation": "none",
         "public": False,
         "unit": declared.unit,
         "population": declared.name,
-        "cap": {"epsilon": declared.cap, "delta": 100 * declared.delta},
+        "cap": {"epsilon": declared.cap, "delta": declared.delta_cap},
         "holdout": "public",
         "records": {"at_most": declared.at_most},
         **declared.predicts,
@@ -312,6 +321,6 @@ def _write(path: Path, document: Mapping[str, Any]) -> None:
     yaml.width = 120
     with path.open("w", encoding="utf-8") as file:
         file.write(
-            "# All that may be known of these records, declared by its owner; nothing is read off them.\n"
+            "# What may be known about these records, as their owner declares it; nothing was computed from them.\n"
         )
         yaml.dump(document, file)

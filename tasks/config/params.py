@@ -41,11 +41,11 @@ class Group(BaseModel):
 
 
 class Encoder(Group):
-    """A frozen public network whose features of each record are trained on, for data.transform: encoder.
+    """A frozen public network; the model is trained on its features of each record (data.transform: encoder).
 
     name: efficientnet-lite0, wordllama, all-minilm-l6-v2, timm/NAME, torchvision/NAME, huggingface/NAME or its folder,
     tokenizer/NAME or its folder for the tokens of a public model, or package.module:factory. checkpoint: for timm and
-    torchvision, a safetensors file of the weights. settings: size and mirror of an image, length and layer of a text.
+    torchvision, a safetensors file of the weights. settings: size and mirror for images, length and layer for texts.
     """
 
     name: str = Field(min_length=1)
@@ -54,10 +54,10 @@ class Encoder(Group):
 
 
 class Data(Group):
-    """dataset: the name of a data card. transform: of its records, each by itself; scattering is for images.
+    """Which records, and what is computed from each of them by itself.
 
-    encoder: of the transform of that name. blocks: those to train on, of a data set whose card says blocks; empty
-    for all that there are.
+    dataset: the name of a data card. transform: none, scattering (for images) or encoder. encoder: the encoder, if
+    transform is encoder. blocks: the blocks to train on, if the data card declares blocks; empty for all.
     """
 
     dataset: str = Field(min_length=1)
@@ -75,7 +75,7 @@ class Data(Group):
 
 
 class Attack(Group):
-    """A target in place of epsilon: at this rate of false alarms no attacker recognises more than `caught`."""
+    """A target instead of epsilon: at this false-alarm rate no attacker recognises a larger share than `caught`."""
 
     false_alarms: float = Field(gt=0, lt=1)
     caught: float = Field(gt=0, lt=1)
@@ -88,11 +88,11 @@ class Attack(Group):
 
 
 class Privacy(Group):
-    """The target of a run: an epsilon, or an attack that it withstands; one of both.
+    """The target of a run: either an epsilon or an attack that it must withstand.
 
-    count_noise: noise multiplier of the number of records, which is released when it is private.
-    noise: "seeded" is for tests and comparisons, and its results are not private. diagnostics: records what clipping
-    and noise did to each gradient, of public records alone; the run is then not private either.
+    count_noise: noise multiplier of the number of records, which is released if it is private.
+    noise: "seeded" is for tests and comparisons; its results are not private. diagnostics: record what clipping
+    and noise did to each gradient; only for public records, and the run is not private.
     """
 
     epsilon: float | None = Field(default=None, gt=0)
@@ -111,16 +111,16 @@ class Privacy(Group):
 
 
 class Model(Group):
-    """Which model, where it starts, and what of it is trained.
+    """Which model, its initial parameters, and which of them are trained.
 
-    name: of the catalogue of models. seed: of its start, which is public. precision: of its gradients. settings: the
-    model's own. start: path of a safetensors file with the parameters to start from, of a public model or of an earlier
-    release. reinitialize: layers or parameters, by name, that the file does not give. freeze: those that are not
-    trained. augmentations: how many views of each image, by which its gradient is averaged. checkpoint, adapter,
-    replace_batch_norm: of the models timm and huggingface, whose settings of these names they are.
+    name: a model of the catalogue. seed: of the random initial parameters; public. precision: of the gradients.
+    settings: the settings of this model. start: a safetensors file with the initial parameters, of a public model or
+    an earlier release. reinitialize: layers or parameters, by name, to initialise at random instead. freeze: layers or
+    parameters not to train. augmentations: views of each image, over which its gradient is averaged. checkpoint,
+    adapter, replace_batch_norm: settings of the models timm and huggingface.
 
-    The plan holds the SHA-256 of every file that is named here, and training refuses another file under the same name;
-    DVC does not watch these files, so a changed file should have a new name.
+    The plan records the SHA-256 of every file that is named here, and training refuses another file under the same
+    name. DVC does not watch these files, so give a changed file a new name.
     """
 
     name: str = Field(min_length=1)
@@ -157,9 +157,9 @@ class Model(Group):
 
 
 class Memory(Group):
-    """Settings that never change the result, but for its rounding.
+    """Settings that do not change the result, except for rounding.
 
-    memory_mb: for per-record work; physical_batch, the records taken at once, follows from it unless given, and is
+    memory_mb: memory for per-record gradients. physical_batch: records per pass, by default as memory_mb allows;
     rounded down to a multiple of 64, or to 32 or 1.
     """
 
@@ -168,11 +168,12 @@ class Memory(Group):
 
 
 class Performance(Memory):
-    """Further settings of the same kind.
+    """Settings that do not change the result, except for rounding.
 
-    workers: passes side by side on a CPU; auto: one for each core, or for every two where a pass may have two threads.
-    processes: that train together on this machine, each on a shard of the records, one for each GPU.
-    checkpoint_seconds: between two.
+    memory_mb: memory for per-record gradients. physical_batch: records per pass, by default as memory_mb allows;
+    rounded down to a multiple of 64, or to 32 or 1. workers: parallel passes on a CPU; auto: one per core, or one per
+    two cores if a pass may use two threads. processes: training processes on this machine, each on a shard of the
+    records, one per GPU. checkpoint_seconds: time between checkpoints.
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -183,7 +184,7 @@ class Performance(Memory):
 
 
 class Tracking(Group):
-    """Where Weights & Biases keeps the runs."""
+    """Where Weights & Biases stores the runs: project, mode and entity (a user or team)."""
 
     project: str = Field(default="epsilonflow", min_length=1)
     mode: Literal["offline", "online", "disabled"] = "offline"
@@ -191,7 +192,7 @@ class Tracking(Group):
 
 
 class LedgerPlace(Group):
-    """url: of the ledger, without a password. Whose budget is charged is the data card's to say."""
+    """Where the ledger is. url: without a password. The data card names the population that is charged."""
 
     url: str | None = Field(default=None, min_length=1)
 

@@ -108,13 +108,13 @@ def _past(ledger: Ledger, run_id: str, rows: Sequence[Entry]) -> Past:
 
 def _forecast(ledger: Ledger, name: str, runs: Sequence[Sequence[Entry]]) -> str:
     if not runs:
-        return "No run was ever reserved."
+        return "There has been no run yet."
     last = runs[-1][0]
     cost, events = Budget(last.budget.epsilon, last.delta), json.loads(last.events)
     adjacency = json.loads(last.about).get("adjacency", "ADD_OR_REMOVE_ONE")
     fits = ledger.affordable(name, cost, events=events, adjacency=adjacency)
     if fits is None:
-        return "As many runs like the last one as anyone likes: it has no price."
+        return "Any number of runs like the last one fit, because it cost nothing."
     return f"{fits:,} more {'run' if fits == 1 else 'runs'} like the last one fit."
 
 

@@ -98,7 +98,7 @@ def _rows_of_classes(metrics: Metrics) -> Rows:
     return [
         ("test accuracy", f"{metrics['test_accuracy']:.2%}"),
         ("AUC, F1, calibration error", ", ".join(map(_decimals, further))),
-        ("of the most frequent class alone", majority),
+        ("majority-class baseline", majority),
     ]
 
 
@@ -136,7 +136,7 @@ def _rows_of_numbers(metrics: Metrics) -> Rows:
     return [
         ("variance explained (R2)", f"{metrics['test_r2']:.2%}"),
         ("root mean squared, mean absolute error", f"{metrics['test_rmse']:.4g}, {metrics['test_mae']:.4g}"),
-        ("root mean squared error of the mean alone", f"{metrics['mean_rmse']:.4g}"),
+        ("root mean squared error of the mean", f"{metrics['mean_rmse']:.4g}"),
     ]
 
 
@@ -162,9 +162,9 @@ def _rows_of_labels(metrics: Metrics) -> Rows:
     return [
         ("F1 over all labels, averaged over labels", f"{micro:.3f}, {macro:.3f}"),
         ("AUC averaged over labels", _decimals(metrics["test_auc"])),
-        ("all labels of a record right", f"{metrics['test_subset_accuracy']:.2%}"),
+        ("subset accuracy: all labels right", f"{metrics['test_subset_accuracy']:.2%}"),
         (
-            "of the best answer that is always the same",
+            "best constant answer",
             f"F1 {metrics['constant_micro_f1']:.3f}, all labels right {metrics['constant_subset_accuracy']:.2%}",
         ),
     ]
@@ -192,10 +192,10 @@ def _rows_of_tokens(metrics: Metrics) -> Rows:
     return [
         ("perplexity", f"{metrics['test_perplexity']:.4g}"),
         (
-            "loss a token, next token right",
+            "loss per token, next-token accuracy",
             f"{metrics['test_loss']:.4f}, {metrics['test_token_accuracy']:.2%}",
         ),
-        ("perplexity of the tokens' frequencies alone", f"{metrics['unigram_perplexity']:.4g}"),
+        ("perplexity of token frequencies alone", f"{metrics['unigram_perplexity']:.4g}"),
     ]
 
 
@@ -205,8 +205,8 @@ def _said_of_tokens(metrics: Metrics, records: int, _: float) -> Said:
         f"{perplexity:.4g}",
         "perplexity on texts it never saw: it is as unsure as among so many tokens; smaller is better. Their"
         f" frequencies alone: {alone:.4g}",
-        f"On the held-out texts the loss is {loss:.4f} a token, a perplexity of <b>{perplexity:.4g}</b>; the"
-        f" frequencies of these tokens alone give {alone:.4g}. The next token was named first in"
+        f"On the held-out texts the loss is {loss:.4f} per token, a perplexity of <b>{perplexity:.4g}</b>; the"
+        f" frequencies of these tokens alone give {alone:.4g}. The next token was ranked first in"
         f" {percent(accuracy)} of the cases.",
         None if perplexity < alone else "The model is no better than the frequencies of the tokens.",
         (
@@ -221,20 +221,20 @@ def _rows_of_tags(metrics: Metrics) -> Rows:
     entities = metrics.get("test_entity_f1")
     return [
         *([] if entities is None else [("F1 over entities", f"{entities:.3f}")]),
-        ("F1 over all tags but the outside", f"{metrics['test_token_f1']:.3f}"),
-        ("right tags", f"{metrics['test_token_accuracy']:.2%}"),
-        ("of the most frequent tag alone", f"{metrics['majority_accuracy']:.2%}"),
+        ("F1 over all tags except outside", f"{metrics['test_token_f1']:.3f}"),
+        ("tag accuracy", f"{metrics['test_token_accuracy']:.2%}"),
+        ("majority-tag baseline", f"{metrics['majority_accuracy']:.2%}"),
     ]
 
 
 def _said_of_tags(metrics: Metrics, records: int, _: float) -> Said:
     f1, accuracy, majority = (metrics[name] for name in _KINDS["tags"].metrics)
     entities = metrics.get("test_entity_f1")
-    words = f"F1 over all tags but the outside is <b>{f1:.3f}</b>."
+    words = f"F1 over all tags except outside is <b>{f1:.3f}</b>."
     if entities is not None:
         words = (
             f"F1 over entities is <b>{entities:.3f}</b>: one is right where its first word, its last and its type are."
-            f" F1 over the tags of single words but the outside is {f1:.3f}."
+            f" F1 over the tags of single words except outside is {f1:.3f}."
         )
     return Said(
         f"{f1 if entities is None else entities:.3f}",

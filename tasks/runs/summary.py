@@ -41,7 +41,7 @@ class RunSummary:
             *self.measured,
             ("epsilon of this run", cost),
             (f"epsilon spent on population {self.population}", _number(self.spent)),
-            (f"epsilon left to population {self.population}", _number(self.remaining)),
+            (f"epsilon left for population {self.population}", _number(self.remaining)),
             ("report", os.path.relpath(self.report)),
         ]
 

@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from algorithms.privacy.accounting.budget import Budget
@@ -46,6 +48,17 @@ def test_help_does_not_wait_for_torch_or_prefect() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--epsilon" in done.stdout
     assert done.stderr == "set()\n"
+
+
+def _options(app: Any) -> list[Any]:
+    inner = getattr(app, "commands", {}).values()
+    return [*app.params, *(found for command in inner for found in _options(command))]
+
+
+def test_help_is_plain_text_and_says_defaults_that_are_worked_out() -> None:
+    marked = [text for one in _options(get_command(app)) if "[" in (text := getattr(one, "help", None) or "")]
+    assert marked == []  # rich takes words in brackets for a style, and leaves them out
+    assert "one person" in call("init", "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -345,7 +358,7 @@ def test_the_card_of_a_run_holds(here: Checkout) -> None:
     key = (here.home / "owner.pub").read_text().strip()
     (here.home / "owner.pub").unlink()
     assert "not checked: owner" in call("card", "verify").stdout
-    assert "holds: owner (the given key)" in call("card", "verify", "--key", key).stdout
+    assert "holds: owner (the expected key)" in call("card", "verify", "--key", key).stdout
     another = call("card", "verify", "--key", "a" * 64)
     assert another.exit_code == 1 and "FAILS: owner" in another.stdout
 

@@ -51,7 +51,9 @@ def test_blocks_are_shown_one_by_one_with_their_unit(ledger: Ledger) -> None:
     assert shown[0]["composition"] == {"kind": "zcdp"}
     assert shown[0]["blocks_per_person"] == 2
     text = " ".join(call("show").stdout.split())
-    assert "patients: for one person with at most 2 records, by zCDP, whose epsilons do not add up" in text
+    assert (
+        "patients: for one person with at most 2 records; composed by zCDP, so epsilons do not add up" in text
+    )
     assert "february" in call("history").stdout
 
 
@@ -88,7 +90,7 @@ def test_a_forecast_says_how_many_more_fit_and_when_blocks_retire(ledger: Ledger
 def test_a_forecast_has_a_default_and_is_short(ledger: Ledger) -> None:
     shown = call("forecast", "patients")
     assert shown.exit_code == 0, shown.output
-    assert "spread over 52 retrainings; --planned or --epsilon say otherwise" in shown.stdout
+    assert "spread over 52 retrainings; see --planned and --epsilon" in shown.stdout
     long = call("forecast", "patients", "--epsilon", "0.001", "--new-blocks")
     assert "988 more; --json has all" in long.stdout and len(long.stdout.splitlines()) < 25
 
@@ -107,15 +109,17 @@ def test_the_history_keeps_run_ids_whole_in_80_columns(ledger: Ledger) -> None:
     shown = CliRunner().invoke(app, ["ledger", "history"], env={"COLUMNS": "80"})
     assert run_id in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80
+    assert shown.stdout.splitlines()[0].split()[2:] == ["what", "population", "run", "epsilon", "delta"]
+    assert "patients, block" in shown.stdout and "population" in shown.stdout.splitlines()[1]
     assert len(re.findall(r"^\d+ +\d{4}-\d\d-\d\d \d\d:\d\d ", shown.stdout, flags=re.MULTILINE)) == len(
         ledger.history()
     )
 
 
 def test_overruling_a_block_that_nobody_declared_is_said(ledger: Ledger) -> None:
-    said = "no block 'febuary' is declared yet"
+    said = "there is no block 'febuary' yet"
     assert said in " ".join(call("overrule", "patients", "febuary", "january").stdout.split())
-    assert "is declared yet" not in call("overrule", "patients", "february", "january").stdout
+    assert "there is no block" not in call("overrule", "patients", "february", "january").stdout
 
 
 def test_what_cannot_be_undone_is_asked_first(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +154,7 @@ def test_a_card_is_compared_with_the_settlement_of_its_run(ledger: Ledger, tmp_p
     (tmp_path / "card.json").write_bytes(made.to_bytes())
     result = call("verify", "--card", "card.json")
     assert result.exit_code == 0, result.output
-    assert "The card has the events, the cost and the model" in result.stdout
+    assert "The card has the same events, cost, model and key" in result.stdout
     assert "The card" not in call("verify").stdout
     cut = made.model_copy(update={"events": made.events[:1]})
     (tmp_path / "card.json").write_bytes(cut.signed(KEY).to_bytes())
@@ -252,7 +256,7 @@ def test_an_owner_registers_a_population_before_anybody_runs(ledger: Ledger, tmp
     assert json.loads(call("show", "patients", "--json").stdout)[0]["population"] == "patients"
     assert call("show", "nobody").exit_code == 2
     said = " ".join(call("init").stdout.split())
-    assert "In an SQLite file nobody enforces who may do what" in said
+    assert "An SQLite file has no roles" in said
 
 
 def test_the_nightly_flow_ends_in_a_state_of_which_people_are_told(ledger: Ledger, own_home: Path) -> None:

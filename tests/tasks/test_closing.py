@@ -47,10 +47,10 @@ def test_it_tells_the_result_and_what_the_population_has_left(root: Path, own_ho
         "algorithm": "dp_sgd",
         "test accuracy": "91.23%",
         "AUC, F1, calibration error": "0.950, none, none",
-        "of the most frequent class alone": "73.45%: the model is better than always naming the most frequent class",
+        "majority-class baseline": "73.45%: the model is better than always naming the most frequent class",
         "epsilon of this run": "1.5 at delta 1e-05",
         "epsilon spent on population people": "1.5",
-        "epsilon left to population people": "6.5",
+        "epsilon left for population people": "6.5",
         "report": os.path.relpath(root / "artifacts" / "report.html"),
     }
 
@@ -62,4 +62,4 @@ def test_a_run_without_noise_is_called_not_private(root: Path) -> None:
 def test_a_result_of_another_machine_has_a_population_that_this_ledger_does_not_know(root: Path) -> None:
     rows = finished(root)
     assert rows["epsilon spent on population people"] == "unknown to this ledger"
-    assert rows["epsilon left to population people"] == "unknown to this ledger"
+    assert rows["epsilon left for population people"] == "unknown to this ledger"

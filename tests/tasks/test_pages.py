@@ -38,18 +38,18 @@ def test_the_ledgers_page_says_who_spent_what_and_what_is_left(ledger: Ledger) -
         r"\s+", " ", re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*?</style>", "", made, flags=re.DOTALL))
     )
     assert "Population patients &lt;b&gt;" in text and "<b>" not in re.findall("patients.{10}", made)[0]
-    assert "2 epsilon spent, of 4 1 reserved by open runs 1 left to one more run" in text
+    assert "2 epsilon spent, of 4 1 reserved by open runs 1 left for one more run" in text
     assert "1 more run like the last one fit" in text
     assert "2026-W02 0 0 4 4" in text
     assert "5f0c3a9be1d27742-1 dp_sgd, visits 2026-W01 1 open abababab" in text
     assert "Epsilon spent, from" in text and "the cap." in text
-    assert "Population nobody" in text and "No run was ever reserved." in text
+    assert "Population nobody" in text and "There has been no run yet." in text
     assert ledger.head() in made
     assert not re.search(r"https?://|<script|<link", made)
 
 
 def test_a_ledger_without_rows_has_a_page(own_home: Path) -> None:
-    assert "Nothing was ever charged" in page(Ledger.open(f"sqlite:///{own_home}/ledger.sqlite"))
+    assert "Nothing has been charged yet" in page(Ledger.open(f"sqlite:///{own_home}/ledger.sqlite"))
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -200,5 +200,7 @@ def test_a_release_holds_what_a_stranger_needs_and_nothing_else(artifacts: Path,
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ModelRefusedError, match="no model that was trained here"):
+    with pytest.raises(ModelRefusedError, match="is not a model that epsilonflow trained"):
         algorithms.load(tmp_path)
+    with pytest.raises(ModelRefusedError, match="there is no model at"):
+        algorithms.load(tmp_path / "other")

@@ -70,7 +70,7 @@ def test_a_value_changes_its_line_and_no_other(root: Path) -> None:
 def test_comments_and_empty_values_stay(root: Path) -> None:
     after = revise(root, Request(dataset="adult")).after
     assert "# a data card in data/cards" in after
-    assert "url: null # else of a database" in after
+    assert "url: null # or the URL of a database" in after
 
 
 def test_a_data_set_brings_its_recipe_and_keeps_the_seed(root: Path) -> None:

@@ -284,7 +284,7 @@ def test_a_word_has_its_tag_at_its_first_token(
     assert measured["test_token_accuracy"] == (real == guessed).mean()
     assert measured["test_token_f1"] == f1_score(real, guessed, labels=[1, 2], average="micro")
     assert "F1 over all tags" in page_of(workspace)
-    assert "right tags" in dict(run_summary(workspace.root).rows())
+    assert "tag accuracy" in dict(run_summary(workspace.root).rows())
 
     (tmp_path / "new.jsonl").write_text(json.dumps({"words": ["the", "good-film", "bad"]}))
     (new,) = predict(model, tmp_path / "new.jsonl")

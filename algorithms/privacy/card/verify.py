@@ -196,7 +196,9 @@ def _signature(card: PrivacyCard, key: str | None, *, unsigned: bool) -> Iterato
         yield Check("owner", None, f"no public key was given to compare {signer} with")
     else:
         yield Check(
-            "owner", signer == key, "the given key" if signer == key else f"{signer} is not the given key"
+            "owner",
+            signer == key,
+            "the expected key" if signer == key else f"{signer} is not the expected key {key}",
         )
 
 

@@ -166,5 +166,5 @@ def test_a_file_that_lacks_a_fact_is_no_model(lacks: str, tmp_path: Path) -> Non
     facts = {"model": "logistic", "input_shape": [3], "classes": ["no", "yes"]}
     del facts[lacks]
     save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors", {"epsilonflow": json.dumps(facts)})
-    with pytest.raises(ModelRefusedError, match="no model that was trained here"):
+    with pytest.raises(ModelRefusedError, match="is not a model that epsilonflow trained"):
         load(tmp_path / "model.safetensors")
