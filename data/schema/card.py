@@ -138,10 +138,11 @@ class Person(Strict):
     """Whose record it is: the unit of privacy is then the person, and not the record.
 
     column: of the rows, never a feature. per_person: how many records of a person are kept at most; they are chosen by
-    a keyed hash of each, and the others are left out, as is a record that names nobody. All records of a person are on
-    one side of the split, and who is in the test file is not trained on. The kept records of a person are one in
-    training: the person is sampled, and the mean of their gradients is clipped. group_privacy: each of them is sampled
-    and clipped by itself instead, so that every run is charged so many times, with the delta of so many together.
+    a keyed hash of each, and the others are left out, as is a record that names nobody: an empty name, NaN, or what
+    reader.missing lists. All records of a person are on one side of the split, and who is in the test file is not
+    trained on. The kept records of a person are one in training: the person is sampled, and the mean of their gradients
+    is clipped. group_privacy: each of them is sampled and clipped by itself instead, so that every run is charged so
+    many times, with the delta of so many together. In a population with blocks all of this is of each block by itself.
     """
 
     column: Word
