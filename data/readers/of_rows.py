@@ -18,6 +18,8 @@ from data.schema.formats import ImageTable, OfRows, Table, Texts
 from data.schema.targets import Known, Tags
 
 _Tables: TypeAlias = Iterator[pa.Table]
+_NOBODY = frozenset((b"", b"nan", b"NaN"))
+"""Names that name nobody: none, or what is written for a number that is missing."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,13 @@ class RowReader:
     def _who(self, some: pa.Table) -> list[bytes]:
         """Whom each row names, nobody as the empty name."""
         column = rows.column(some, "" if self.person is None else self.person.column)
-        return [(who or b"").strip() for who in encoding.contents(column)]
+        names = [(who or b"").strip() for who in encoding.contents(column)]
+        return [b"" if who in self._nobody else who for who in names]
+
+    @cached_property
+    def _nobody(self) -> frozenset[bytes]:
+        declared = self.declared.missing if isinstance(self.declared, Table) else ()
+        return _NOBODY.union(one.encode() for one in declared)
 
     @cached_property
     def _words(self) -> dict[str, int] | None:

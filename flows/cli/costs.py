@@ -106,10 +106,11 @@ def _person_rows(outlook: Outlook) -> list[tuple[str, str]]:
     most = outlook.public.per_person
     if most is None:
         return []
+    where = " in each block" if outlook.public.blocks_by else ""
     if pooled := outlook.public.pooled:
-        said = f"up to {pooled} records of each, together as one"
+        said = f"up to {pooled} records of each{where}, together as one"
     elif most == 1:
-        said = "one record of each"
+        said = f"one record of each{where}"
     else:
         said = f"up to {most} records of each; {most} times that is charged"
     return [("of a person", said)]

@@ -1,5 +1,6 @@
 """One record a person, or so many as the card says: which they are, and on which side of the split."""
 
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
@@ -7,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from pydantic import ValidationError
 
 from data import DataRefusedError, blocks, public_description
@@ -98,6 +101,37 @@ def test_another_key_takes_other_records_of_the_same_people(
 def test_who_is_not_named_has_no_record(card: Callable[..., DataCard], tmp_path: Path) -> None:
     train, test = drawn(card(), tmp_path, [*rows(), ("", 70), (" ", 71), ("  p70", 170), ("p70 ", 270)])
     assert not {70, 71} & (train | test) and len({170, 270} & (train | test)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"), [("parquet", {}), ("csv", {"missing": ["", "?"]}), ("texts", {"format": "jsonl"})]
+)
+def test_a_missing_name_is_nobody_s(
+    card: Callable[..., DataCard], table: Document, tmp_path: Path, kind: str, changes: Document
+) -> None:
+    """As each format writes it: one more such row would else replace another, and not add one."""
+    named = [(float(who), age) for who in range(1, 60) for age in (who, 100 + who)]
+    if kind == "texts":
+        reader = changes | {"kind": kind, "columns": ["age"], "label": "answer"}
+    else:
+        reader = changes | {"kind": kind, "columns": table["reader"]["columns"]}
+
+    def drawn_of(unnamed: list[float]) -> list[Any]:
+        some = [*named, *((float("nan"), age) for age in unnamed)]
+        path, fields = tmp_path / "rows", ("who", "age", "town", "answer")
+        rows_ = [dict(zip(fields, (who, str(age / 10), "Rome", "no"), strict=True)) for who, age in some]
+        if kind == "parquet":
+            parquet.write_table(pa.Table.from_pylist(rows_), path)
+        elif kind == "csv":
+            lines = [",".join("?" if one != one else str(one) for one in row.values()) for row in rows_]
+            path.write_text("\n".join([",".join(fields), *lines]) + "\n")
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows_))
+        found = read(card(reader=reader), {"train": path}, key=KEY, as_texts=kind == "texts")
+        parts = whole(found)
+        return [*parts.train.features.tolist(), *parts.test.features.tolist()]
+
+    assert len(drawn_of([])) == 59 and drawn_of([700, 710]) == drawn_of([])
 
 
 def test_whoever_is_in_the_test_file_is_not_trained_on(card: Callable[..., DataCard], tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def statement(card: PrivacyCard) -> str:
     numbers = "" if cost is None else f"epsilon = {rounded_up(cost)} and delta = {setting.delta:g}"
     is_started = mechanism.model.start is not None
     if setting.private:
-        changed = f"when {_one(setting)} is {_CHANGE[setting.adjacency]}{_group(card)}"
+        changed = f"when {one(card)} is {_CHANGE[setting.adjacency]}{_group(card)}"
         beside = (
             "; what it cost to make the model that this one starts from is not in that number, and whoever was in both"
             " trainings loses both together"
@@ -99,11 +99,16 @@ def statement(card: PrivacyCard) -> str:
     return f"NOT PRIVATE: {' '.join(said)}"
 
 
-def _one(setting: Setting) -> str:
+def one(card: PrivacyCard) -> str:
     """What is added or removed."""
+    setting = card.setting
     match setting.per_person:
         case None:
             return f"one record ({setting.unit})"
+        case 1 if card.accounting.blocks is not None:
+            return (
+                f"what one person has in one block ({setting.unit}), of whose records there {_used(setting)},"
+            )
         case 1:
             return f"one person ({setting.unit}), of whose records {_used(setting)},"
         case most:
@@ -139,10 +144,10 @@ def protected(card: PrivacyCard) -> str:
     )
     who = f"Whoever contributed one record ({setting.unit}) to the training data"
     if setting.per_person is not None:
-        who = (
-            f"Whoever contributed records to the training data ({setting.unit}), of whose own {_used(setting)}, chosen"
-            " by a keyed hash of each"
-        )
+        where = f"Whoever contributed records to the training data ({setting.unit}), of whose own"
+        if card.accounting.blocks is not None:
+            where = f"What one person has in one block of the training data ({setting.unit}), of whose records there"
+        who = f"{where} {_used(setting)}, chosen by a keyed hash of each"
     return (
         f"{who}: all that was released would have looked nearly the same {_OTHERWISE[setting.adjacency]}, whatever else"
         f" an attacker knows and can compute.{start if is_started else ''}"
@@ -170,6 +175,8 @@ def not_protected(card: PrivacyCard) -> list[str]:
     )
     if setting.per_person is not None:
         several = "Several people together, such as a family: k of them only at"
+        if card.accounting.blocks is not None:
+            several = "One person in k blocks, or k people together, such as a family: only at"
     return [
         *said,
         f"{several} an epsilon of up to k times as much and a far larger delta.",
@@ -367,9 +374,10 @@ def block_unit(card: PrivacyCard) -> str:
     """Whom the numbers of a block protect."""
     count, unit = card.accounting.blocks.blocks_per_person if card.accounting.blocks else 1, card.setting.unit
     if count == 1:
+        what = "one record" if card.setting.per_person is None else "what one person has"
         return (
-            f"Protected is one record ({unit}) in one block: a record lies in no other, so it loses what was spent on"
-            " its block and nothing to the others."
+            f"Protected is {what} ({unit}) in one block: it lies in no other, so it loses what was spent on its block"
+            " and nothing to the others."
         )
     return (
         f"Protected is one person with records ({unit}) in at most {count} blocks: every charge is multiplied by"

@@ -267,3 +267,22 @@ def test_a_card_says_of_whom_how_many_records_were_used(
         )
     else:
         assert "together it is" not in said
+
+
+@pytest.mark.parametrize("pooled", [None, 3])
+def test_of_a_population_with_blocks_a_card_protects_a_person_in_one_block(
+    tmp_path: Path, pooled: int | None
+) -> None:
+    run = record(write_run(tmp_path))
+    ledger = run.receipt["ledger"]
+    block = {"name": "may"} | {name: ledger[name] for name in ("cap", "spent", "remaining")}
+    receipt = {**run.receipt, "ledger": {**ledger, "blocks": [block], "blocks_per_person": 1}}
+    public = dict(run.public) | {"per_person": 1, "pooled": pooled}
+    card = build(replace(run, public=public, receipt=receipt), key=None)
+    unit, used = "in one block (one drawing), of whose records there", f"{pooled or 'one'}"
+    assert f"when what one person has {unit} {used}" in text.statement(card)
+    assert "What one person has in one block of the training data" in text.protected(card)
+    assert any("One person in k blocks" in item for item in text.not_protected(card))
+    assert "what one person has (one drawing) in one block" in text.block_unit(card)
+    whole = build(replace(run, public=public), key=None)
+    assert "in one block" not in text.markdown(whole) and "one person (one drawing)" in text.statement(whole)
