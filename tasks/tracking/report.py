@@ -53,7 +53,7 @@ def _card(card: PrivacyCard) -> str:
     setting, accounting, mechanism = card.setting, card.accounting, card.mechanism
     rows = [
         ("epsilon, delta", f"{_cell(setting.epsilon)}, {_cell(setting.delta)}"),
-        ("protects", f"{setting.unit}, {setting.adjacency.replace('_', ' ').lower()}"),
+        ("protects", f"{text.one(card).removesuffix(',')}, {setting.adjacency.replace('_', ' ').lower()}"),
         ("not protected", " ".join(text.not_protected(card))),
         ("population", setting.population),
         ("its cap and what is left", f"{_amount(card, 'cap')}; {_amount(card, 'remaining')}"),

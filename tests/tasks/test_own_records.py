@@ -127,6 +127,11 @@ def test_the_unit_is_the_person_at_the_price_of_as_many_records(
     assert most * 2.9 < spent.epsilon <= most * 3.0 and (spent.delta > 1e-3) == (most > 1)
     assert ("one person (one person), of whose records one was used" in words) == (most == 1)
     assert ("for all records of a person together it is epsilon = " in words) == (most == 3)
+    whose = {
+        1: "one person (one person), of whose records one",
+        3: "one of the at most 3 records of a person",
+    }
+    assert f"find out whether {whose[most]}" in (workspace.root / "artifacts/report.html").read_text()
 
 
 @pytest.mark.parametrize(
