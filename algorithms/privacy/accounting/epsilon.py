@@ -279,7 +279,7 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
 def _is_vast(schedule: Schedule, adjacency: Adjacency) -> bool:
     """Whether losses reach so far that a fine grid of them fills the memory."""
     try:
-        return bool(rdp(schedule, orders=(2.0,), adjacency=adjacency)[0] > _VAST)
+        return bool(_VAST < rdp(schedule, orders=(2.0,), adjacency=adjacency)[0] < math.inf)
     except RefusedError:
         return False
 
