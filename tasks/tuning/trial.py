@@ -160,7 +160,5 @@ def _shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learned, 
 
 
 def limits(settings: Params) -> Performance:
-    from algorithms.core.training import device_of
-
     wanted = settings.performance
-    return Performance(device_of(wanted.device), wanted.memory_mb, wanted.physical_batch)
+    return Performance(training.device_of(wanted.device), wanted.memory_mb, wanted.physical_batch)

@@ -310,15 +310,13 @@ def _convolution(
         # What is kept is the padded input, so that patches are cut from what was seen.
         input, padding = _padded(input, padding, kernel, dilation), 0
     output = func(input, weight, bias, stride, padding, dilation, groups)
-    window = _window(kernel, stride, padding, dilation, groups)
-    names, batch = (tape.name(weight), tape.name(bias)), tape.batch
+    window = _window(kernel, stride, padding, dilation, groups).over(layout)
 
-    def gradients(errors: Tensor) -> Gradients:
+    def of_weight(seen: Tensor, back: Tensor) -> ConvGrad:
         # Every place of the output is a linear layer of the patch that it saw: sum over places of error x patch^T.
-        seen, back = (layout.with_channels(part, batch) for part in (input, errors))
-        return _gradients(ConvGrad(seen, back, window.over(layout)), back, names)
+        return ConvGrad(seen, back, window)
 
-    return tape.keep(output, gradients, input)
+    return _kept(tape, output, input, layout, of_weight, (tape.name(weight), tape.name(bias)))
 
 
 def transposed_convolution(
@@ -344,15 +342,14 @@ def _transposed(
     layout = _layout(tape, input)
     if layout is None:
         return general(tape, func, (input, weight, bias, *settings), {})
-    window = _window(weight.shape[2:], stride, padding, dilation, groups)
-    names, batch = (tape.name(weight), tape.name(bias)), tape.batch
+    window = _window(weight.shape[2:], stride, padding, dilation, groups).over(layout)
+    output = func(input, weight, bias, *settings)
 
-    def gradients(errors: Tensor) -> Gradients:
+    def of_weight(seen: Tensor, back: Tensor) -> ConvGrad:
         # It is the way back through a convolution of what it gives: what came back was seen, what it took is the error.
-        back, seen = (layout.with_channels(part, batch) for part in (input, errors))
-        return _gradients(ConvGrad(seen, back, window.over(layout)), seen, names)
+        return ConvGrad(back, seen, window)
 
-    return tape.keep(func(input, weight, bias, *settings), gradients, input)
+    return _kept(tape, output, input, layout, of_weight, (tape.name(weight), tape.name(bias)))
 
 
 def _layout(tape: GradSampleRecorder, input: Tensor) -> Layout | None:
@@ -361,15 +358,28 @@ def _layout(tape: GradSampleRecorder, input: Tensor) -> Layout | None:
     return layout if layout.dimension == 0 and tape.name(input) is None else None
 
 
-def _gradients(weights: ConvGrad, errors: Tensor, names: tuple[str | None, str | None]) -> Gradients:
-    weight, bias = names
-    found: Gradients = {}
-    if weight is not None:
-        found[weight] = weights
-    if bias is not None:
-        # The bias is added at every place: [batch, outputs, *places] -> [batch, outputs].
-        found[bias] = DenseGrad(errors.flatten(start_dim=2).sum(dim=2))
-    return found
+def _kept(
+    tape: GradSampleRecorder,
+    output: Tensor,
+    input: Tensor,
+    layout: Layout,
+    of_weight: Callable[[Tensor, Tensor], ConvGrad],
+    names: tuple[str | None, str | None],
+) -> Tensor:
+    """The output, whose gradients of weight and bias are kept; of_weight: by what was seen and what came back."""
+    batch, (weight, bias) = tape.batch, names
+
+    def gradients(errors: Tensor) -> Gradients:
+        seen, back = (layout.with_channels(part, batch) for part in (input, errors))
+        found: Gradients = {}
+        if weight is not None:
+            found[weight] = of_weight(seen, back)
+        if bias is not None:
+            # The bias is added at every place: [batch, outputs, *places] -> [batch, outputs].
+            found[bias] = DenseGrad(back.flatten(start_dim=2).sum(dim=2))
+        return found
+
+    return tape.keep(output, gradients, input)
 
 
 def _window(kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, groups: int) -> Window:

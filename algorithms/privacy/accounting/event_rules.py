@@ -652,9 +652,7 @@ def _by_pld(event: dp.DpEvent, count: int, grid: float, adjacency: Relation) -> 
 class _SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):  # type: ignore[misc]
     """The privacy loss of dp_accounting, with its inverse at all points of a grid at once instead of one by one.
 
-    For rate 1, too, where all records are taken.
-
-    That is nine tenths of the time of an epsilon: a fine grid has 100,000 points.
+    That is nine tenths of the time of an epsilon: a fine grid has 100,000 points. At rate 1 it is that of all records.
     """
 
     def get_delta_for_epsilon(self, epsilon: Any) -> Any:
