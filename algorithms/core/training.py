@@ -9,6 +9,7 @@ with an older trace would give later releases the noise of earlier ones. What th
 it too, apart from the state; the file is the owner's alone and goes with the key.
 """
 
+import hashlib
 import json
 import os
 import time
@@ -67,18 +68,19 @@ def learned(
 
 
 S = TypeVar("S")
-CHECKPOINT, _FACTS = "state.safetensors", "checkpoint"
+CHECKPOINT, _FACTS, _CHECKSUM = "state.safetensors", "checkpoint", "sha256"
 _LAST_NORMS = "private/last_norms"
 
 
 def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace, last_norms: LastNorms) -> None:
     """Writes the run's state after `step` steps and its trace so far into `folder`, readable by the owner only."""
-    facts = {"run_id": run_id, "step": step, "trace": [asdict(row) for row in trace.rows]}
+    facts = json.dumps({"run_id": run_id, "step": step, "trace": [asdict(row) for row in trace.rows]})
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in flatten(state).items()}
     kept = last_norms.to_tensor()
     if kept is not None:
         tensors[_LAST_NORMS] = kept
-    _write(folder / CHECKPOINT, lambda path: save_file(tensors, path, metadata={_FACTS: json.dumps(facts)}))
+    metadata = {_FACTS: facts, _CHECKSUM: _checksum(facts, tensors)}
+    _write(folder / CHECKPOINT, lambda path: save_file(tensors, path, metadata=metadata))
 
 
 def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple[S, int, Trace] | None:
@@ -92,12 +94,13 @@ def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple
     expected = flatten(start)
     try:
         with safe_open(folder / CHECKPOINT, framework="pt") as file:
-            facts = json.loads(file.metadata()[_FACTS])
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, KeyError, TypeError, ValueError):
-        raise RefusedError(
-            f"the checkpoint in {folder} is damaged; forfeit that run and start a new one."
-        ) from None
+    except SafetensorError:
+        metadata, tensors = {}, {}
+    if metadata.get(_CHECKSUM) != _checksum(metadata.get(_FACTS, ""), tensors):
+        raise RefusedError(f"the checkpoint in {folder} is damaged; forfeit that run and start a new one.")
+    facts = json.loads(metadata[_FACTS])
     kept = tensors.pop(_LAST_NORMS, None)
     if facts["run_id"] != run_id:
         raise RefusedError(
@@ -108,6 +111,15 @@ def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple
         last_norms.restore(kept)
     placed = {name: tensor.to(expected[name].device) for name, tensor in tensors.items()}
     return unflatten(start, placed), facts["step"], Trace([Row(**row) for row in facts["trace"]])
+
+
+def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
+    """One wrong bit of the number of steps would take some of them twice, and pay for them once."""
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _check_forms(folder: Path, stored: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -65,10 +65,25 @@ def test_a_checkpoint_of_another_shape_is_refused_by_what_differs(tmp_path: Path
     with safe_open(path, framework="pt") as file:
         facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     name = next(name for name, tensor in tensors.items() if tensor.dim() == 1)
-    save_file(tensors | {name: tensors[name][:-1].clone()}, path, metadata=facts)
+    shorter = tensors | {name: tensors[name][:-1].clone()}
+    save_file(shorter, path, metadata=facts | {"sha256": training._checksum(facts["checkpoint"], shorter)})
     count = len(tensors[name])
     forms = [rf"float32 of shape \[{length}\] in" for length in (count - 1, count)]
     with pytest.raises(RefusedError, match=f"{name} is {forms[0]} the checkpoint .* {forms[1]} this run"):
+        trained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage", [(rb'step\": 1', rb'step\": 0'), (b"noise_std", b"noise_sdt"), (b'"F32"', b'"I32"')]
+)
+def test_a_checkpoint_that_was_changed_is_damaged(tmp_path: Path, damage: tuple[bytes, bytes]) -> None:
+    """A state with a smaller number of steps would be taken on for more steps than were paid for."""
+    with pytest.raises(StoppedError):
+        trained(tmp_path, stop_after=2)
+    path = tmp_path / training.CHECKPOINT
+    assert damage[0] in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(*damage))
+    with pytest.raises(RefusedError, match=r"is damaged; forfeit that run|int32 of shape"):
         trained(tmp_path)
 
 

@@ -17,13 +17,17 @@ from typing import Annotated
 
 import pandas as pd
 import pyarrow as pa
+import torch
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pyarrow import parquet
 from safetensors.torch import save_file
 
 from algorithms import models
+from algorithms.core import training
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.barrier.importance import LastNorms
+from algorithms.privacy.barrier.trace import Row, Trace
 from algorithms.privacy.card import build
 from algorithms.privacy.card import load as load_card
 from algorithms.privacy.ledger import Checkpoint, Ledger, export, restore
@@ -154,6 +158,7 @@ def targets(folder: Path) -> Iterator[Target]:
     parameters = model.published(model.initial_parameters())
     save_file(parameters, folder / "model.safetensors", {"epsilonflow": json.dumps(facts)})
     yield Target("model.safetensors", (folder / "model.safetensors").read_bytes(), _model)
+    yield _training(folder)
     yield from _ledgers(folder)
 
 
@@ -175,6 +180,23 @@ def _retraining(path: Path) -> bool:
 def _model(path: Path) -> bool:
     load_model(path)
     return True
+
+
+def _training(folder: Path) -> Target:
+    last, start = LastNorms(), {"parameters": torch.zeros(4), "momentum": torch.zeros(2, 3)}
+    state = {name: torch.full_like(tensor, 0.5) for name, tensor in start.items()}
+    rows = [
+        Row(step, step, "sum", "gaussian", "poisson", 0.1, "flat", 1.0, "gaussian", 2.0, 2.0, 25.0, 0.1 * step)
+        for step in range(3)
+    ]
+    training.save(folder, state, run_id="a", step=3, trace=Trace(rows), last_norms=last)
+
+    def take(path: Path) -> bool:
+        found = training.load(path.parent, start, run_id="a", last_norms=last)
+        same = {name: torch.equal(found[0][name], state[name]) for name in state} if found else {"": False}
+        return all(same.values()) and found is not None and (found[1], found[2].rows) == (3, rows)
+
+    return Target(training.CHECKPOINT, (folder / training.CHECKPOINT).read_bytes(), take)
 
 
 def _table(kind: str) -> Callable[[Path], bool]:
