@@ -186,7 +186,9 @@ def _training(folder: Path) -> Target:
     last, start = LastNorms(), {"parameters": torch.zeros(4), "momentum": torch.zeros(2, 3)}
     state = {name: torch.full_like(tensor, 0.5) for name, tensor in start.items()}
     rows = [
-        Row(step, step, "sum", "gaussian", "poisson", 0.1, "flat", 1.0, "gaussian", 2.0, 2.0, 25.0, 0.1 * step)
+        Row(
+            step, step, "sum", "gaussian", "poisson", 0.1, "flat", 1.0, "gaussian", 2.0, 2.0, 25.0, 0.1 * step
+        )
         for step in range(3)
     ]
     training.save(folder, state, run_id="a", step=3, trace=Trace(rows), last_norms=last)

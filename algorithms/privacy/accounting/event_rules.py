@@ -3,37 +3,35 @@
 A new mechanism's event brings its rule with it by `register`; nothing else matches classes of events.
 """
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import attrs
 import dp_accounting as dp
 import numpy as np
-from dp_accounting.pld import PLDAccountant, pld_pmf, privacy_loss_mechanism
 from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from dp_accounting.rdp import RdpAccountant
-from dp_accounting.rdp.rdp_privacy_accountant import (
-    DEFAULT_RDP_ORDERS,
-    _compute_rdp_repeat_and_select,
-    _gamma_truncated_negative_binomial,
-)
-from scipy.special import expit, log_ndtr
-from scipy.stats import norm
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, _compute_rdp_repeat_and_select
 
 from algorithms.errors import RefusedError
+from algorithms.privacy.accounting.losses import (
+    TAIL_DELTA,
+    by_pld,
+    curves_of,
+    of_curves,
+    of_objective,
+    of_pure,
+    of_sampled_gaussian,
+    shift_of_selection,
+)
+from algorithms.privacy.accounting.renyi import by_rdp, rdp_of_objective, rdp_of_pure, rounded_up
 
 Relation: TypeAlias = dp.NeighboringRelation
 Orders: TypeAlias = tuple[float, ...]
 _ADD_OR_REMOVE_ONE = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
-_ROUNDING, _NEAR_ZERO, _NEAR_NOTHING = 2e-15, 1e-10, 1e-9
-_TAIL = 12.0
-_TAIL_DELTA, _CORNERS, _LARGEST_STEP, _LARGEST_LOSS = 1e-13, 4000, 10.0, 500.0
 
 
 @attrs.frozen
@@ -164,11 +162,11 @@ class EventRule:
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         """The privacy loss of `count` times the event."""
-        return _by_pld(event, count, grid, _ADD_OR_REMOVE_ONE)
+        return by_pld(event, count, grid, _ADD_OR_REMOVE_ONE)
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         """The Rényi bounds, shape [orders]."""
-        return _by_rdp(event, orders, _ADD_OR_REMOVE_ONE)
+        return by_rdp(event, orders, _ADD_OR_REMOVE_ONE)
 
     def rho(self, event: Any) -> float:
         """The rho of the event under zCDP."""
@@ -246,7 +244,7 @@ class _Scaled(EventRule):
 
 class _Gaussian(_Scaled):
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        return _of_sampled_gaussian(event.noise_multiplier, 1.0, grid).self_compose(count)
+        return of_sampled_gaussian(event.noise_multiplier, 1.0, grid).self_compose(count)
 
     def traced(self, event: Any) -> Traced:
         return Traced({"gaussian": event.noise_multiplier})
@@ -263,7 +261,7 @@ class _Laplace(_Scaled):
         return Traced({"laplace": event.noise_multiplier})
 
     def poisson_rdp(self, event: Any, rate: float, orders: Orders) -> np.ndarray:
-        return _rdp_of_pure(_of_sample(rate, self.pure_epsilon(event)), np.array(orders))
+        return rdp_of_pure(_of_sample(rate, self.pure_epsilon(event)), np.array(orders))
 
     def pure_epsilon(self, event: Any) -> float:
         return float(1.0 / event.noise_multiplier)
@@ -280,10 +278,10 @@ class _Pure(EventRule):
         return PureDpEvent(2 * event.epsilon)
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        return _of_pure(event.epsilon, grid).self_compose(count)
+        return of_pure(event.epsilon, grid).self_compose(count)
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        return _rdp_of_pure(event.epsilon, np.array(orders))
+        return rdp_of_pure(event.epsilon, np.array(orders))
 
     def rho(self, event: Any) -> float:
         return float(0.5 * event.epsilon**2)
@@ -306,10 +304,10 @@ class _Objective(EventRule):
         return bool(0 < event.noise_multiplier < math.inf and 0 <= event.curvature_ratio < math.inf)
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        return _of_objective(event, grid).self_compose(count)
+        return of_objective(event.noise_multiplier, event.curvature_ratio, grid).self_compose(count)
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        return _rdp_of_objective(event, np.array(orders))
+        return rdp_of_objective(event.noise_multiplier, event.curvature_ratio, np.array(orders))
 
 
 class _Renyi(EventRule):
@@ -364,12 +362,12 @@ class _Poisson(EventRule):
         rate, inner = event.sampling_probability, event.event
         is_gaussian = isinstance(inner, dp.GaussianDpEvent) and inner.noise_multiplier > 0
         if is_gaussian and 0 < rate < 1 and adjacency is _ADD_OR_REMOVE_ONE:
-            return _of_sampled_gaussian(inner.noise_multiplier, rate, grid).self_compose(count)
-        return _by_pld(event, count, grid, adjacency)
+            return of_sampled_gaussian(inner.noise_multiplier, rate, grid).self_compose(count)
+        return by_pld(event, count, grid, adjacency)
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         own = rule_of(event.event).poisson_rdp(event.event, event.sampling_probability, orders)
-        return _rounded_up(_by_rdp(event, orders, adjacency), np.array(orders)) if own is None else own
+        return rounded_up(by_rdp(event, orders, adjacency), np.array(orders)) if own is None else own
 
     def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return rule_of(event.event).unsampled(event.event, adjacency)
@@ -395,7 +393,7 @@ class _WithoutReplacement(EventRule):
         return Traced(inner.multipliers, ("without replacement",), rate)
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
-        return _rounded_up(_by_rdp(event, orders, adjacency), np.array(orders))
+        return rounded_up(by_rdp(event, orders, adjacency), np.array(orders))
 
     def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return rule_of(event.event).unsampled(event.event, adjacency) if adjacency is _REPLACE_ONE else event
@@ -472,9 +470,9 @@ class _Either(_Composed):
         ]
         one = every[0]
         if len(every) > 1:
-            curves = [_curves_of(pld) for pld in every]
-            largest = max(float(pld.get_epsilon_for_delta(_TAIL_DELTA)) for pld in every)
-            one = _of_curves(
+            curves = [curves_of(pld) for pld in every]
+            largest = max(float(pld.get_epsilon_for_delta(TAIL_DELTA)) for pld in every)
+            one = of_curves(
                 lambda at: np.max([remove(at) for remove, _ in curves], axis=0),
                 lambda at: np.max([add(at) for _, add in curves], axis=0),
                 largest,
@@ -524,12 +522,12 @@ class _Selection(EventRule):
         no better than y. So a shift is enough that bounds log f'(Q) - log f'(Q'), and f' is at most f'(1), the mean.
         """
         once = rule_of(event.event).pld(event.event, 1, grid, adjacency)
-        remove, add = _curves_of(once)
-        shift = _shift_of_selection(event, lambda at: np.maximum(remove(at), add(at)), grid)
-        best = _of_curves(
+        remove, add = curves_of(once)
+        shift = shift_of_selection(event, lambda at: np.maximum(remove(at), add(at)), grid)
+        best = of_curves(
             lambda at: event.mean * remove(at - shift),
             lambda at: event.mean * add(at - shift),
-            shift + float(once.get_epsilon_for_delta(_TAIL_DELTA)),
+            shift + float(once.get_epsilon_for_delta(TAIL_DELTA)),
             grid,
         )
         return best if count == 1 else best.self_compose(count)
@@ -641,209 +639,6 @@ def loss_of(
     return total
 
 
-def _by_pld(event: dp.DpEvent, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-    accountant = PLDAccountant(adjacency, grid)
-    if not accountant.supports(event):
-        raise RefusedError(f"the PLD accountant has no bound for {event}; use the other accountant.")
-    accountant.compose(event, count)
-    return accountant._pld  # it has no public reader
-
-
-class _SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):  # type: ignore[misc]
-    """The privacy loss of dp_accounting, with its inverse at all points of a grid at once instead of one by one.
-
-    That is nine tenths of the time of an epsilon: a fine grid has 100,000 points. At rate 1 it is that of all records.
-    """
-
-    def get_delta_for_epsilon(self, epsilon: Any) -> Any:
-        """As the class above has it: the divergence at an epsilon, or at each of many."""
-        epsilons = np.atleast_1d(np.asarray(epsilon, dtype=float))
-        sign = 1.0 if self.adjacency_type is privacy_loss_mechanism.AdjacencyType.REMOVE else -1.0
-        least = math.log1p(-self.sampling_prob) if self.sampling_prob < 1 else -math.inf
-        losses = sign * epsilons  # adding is removing with the sign of loss and output turned round
-        with np.errstate(over="ignore"):  # what overflows is clipped to 0
-            deltas = -np.expm1(epsilons) if sign > 0 else np.zeros_like(epsilons)
-        inside = (losses > least) & ~np.isclose(losses, least, rtol=1e-9, atol=0.0)
-        # log(1 + (e^loss - 1) / q), without overflow; operation by operation as dp_accounting rounds them
-        unsampled = sign * losses[inside]
-        if self.sampling_prob < 1:
-            high, low = losses[inside] + np.log(1 / self.sampling_prob), np.log(-(1 - 1 / self.sampling_prob))
-            unsampled = sign * (high + np.log1p(-np.exp(low - high)))
-        cutoffs = -0.5 * self.sensitivity - unsampled * self._standard_deviation**2 / self.sensitivity
-        cutoffs += 0.0 if sign > 0 else self.sensitivity
-        lower = np.exp(epsilons[inside] + self.mu_lower_log_cdf(cutoffs))
-        deltas[inside] = self.mu_upper_cdf(cutoffs) - lower
-        deltas = np.clip(deltas, 0, 1)
-        return float(deltas[0]) if np.ndim(epsilon) == 0 else deltas
-
-
-def _of_sampled_gaussian(multiplier: float, rate: float, grid: float) -> PrivacyLossDistribution:
-    """`from_gaussian_mechanism` of dp_accounting with the loss above."""
-
-    def one(adjacency: privacy_loss_mechanism.AdjacencyType) -> pld_pmf.PLDPmf:
-        loss = _SampledGaussianLoss(multiplier, sampling_prob=rate, adjacency_type=adjacency)
-        return distributions._create_pld_pmf_from_monotone_privacy_loss(
-            loss, value_discretization_interval=grid, use_connect_dots=True
-        )
-
-    return distributions._pld_for_subsampled_mechanism(one, rate)
-
-
-def _by_rdp(event: dp.DpEvent, orders: Orders, adjacency: Relation) -> np.ndarray:
-    accountant = RdpAccountant(orders, adjacency)
-    if not accountant.supports(event):
-        raise RefusedError(f"the RDP accountant has no bound for {event}; use the other accountant.")
-    with _quiet_about_dropped_orders():
-        accountant.compose(event)
-    return np.asarray(accountant._rdp, dtype=np.float64)  # the bounds have no public reader
-
-
-def _of_pure(epsilon: float, grid: float) -> PrivacyLossDistribution:
-    """Of randomised response, which every mechanism with this epsilon can be made from (Kairouz et al. 2015).
-
-    Its loss is epsilon or -epsilon. Each is shared between the grid's points around it so that neither distribution
-    loses mass: the result dominates the pair ("connect the dots", Doroshenko et al. 2022), and what one composition
-    adds is of the order of the grid's square. Rounding both losses up would add a whole step, each time.
-    """
-    masses: dict[int, float] = {}
-    for loss, mass in ((epsilon, float(expit(epsilon))), (-epsilon, float(expit(-epsilon)))):
-        below = math.floor(loss / grid)
-        share = min(1.0, max(0.0, math.expm1(below * grid - loss) / math.expm1(-grid)))
-        masses[below + 1] = masses.get(below + 1, 0.0) + mass * share
-        masses[below] = masses.get(below, 0.0) + mass * (1 - share)
-    return PrivacyLossDistribution(pld_pmf.create_pmf(masses, grid, 0.0, pessimistic_estimate=True))
-
-
-_Deltas = Callable[[np.ndarray], np.ndarray]
-"""Upper bounds of delta at epsilons of any sign, shape [k] -> [k]."""
-
-
-def _curves_of(loss: PrivacyLossDistribution) -> tuple[_Deltas, _Deltas]:
-    """Of a record's removal and of its addition."""
-    return _curve_of(loss._pmf_remove.to_dense_pmf()), _curve_of(loss._pmf_add.to_dense_pmf())
-
-
-def _curve_of(pmf: Any) -> _Deltas:
-    """delta(e), the sum over losses l above e of p(l) (1 - exp(e - l)), at many points at once."""
-    losses = (pmf._lower_loss + np.arange(pmf._probs.size)) * pmf._discretization
-    above, scaled = (
-        np.append(np.cumsum(terms[::-1])[::-1], 0.0) for terms in (pmf._probs, pmf._probs * np.exp(-losses))
-    )
-
-    def deltas(at: np.ndarray) -> np.ndarray:
-        first = np.searchsorted(losses, at, side="right")
-        found: np.ndarray = pmf._infinity_mass + above[first] - np.exp(at) * scaled[first]
-        return found
-
-    return deltas
-
-
-def _of_curves(remove: _Deltas, add: _Deltas, largest: float, grid: float) -> PrivacyLossDistribution:
-    """A distribution whose deltas are at least those of both curves; beyond the largest epsilon the loss is infinite.
-
-    Below 0 a curve is known by the other one: delta(-e) = 1 - exp(-e) (1 - delta'(e)). True curves are convex in
-    exp(epsilon), so that they stay below the convex hull of what bounds them ("connect the dots" takes its corners).
-    """
-    if not largest < _LARGEST_LOSS:
-        raise RefusedError("the privacy loss of a trial has too heavy a tail; use the accountant rdp.")
-    last = max(1, math.ceil(largest / grid))
-    above = np.unique(np.linspace(0, last, min(last + 1, _CORNERS)).round().astype(int))
-    places = np.concatenate([-above[:0:-1], above])
-
-    def one(own: _Deltas, other: _Deltas) -> pld_pmf.PLDPmf:
-        own_deltas, others = (np.clip(curve(above * grid), 0.0, 1.0) for curve in (own, other))
-        below = 1.0 - np.exp(-above[:0:-1] * grid) * (1.0 - others[:0:-1])
-        deltas = _lower_hull(np.exp(places * grid), np.concatenate([below, own_deltas]))
-        return pld_pmf.create_pmf_pessimistic_connect_dots(grid, places, np.minimum.accumulate(deltas))
-
-    return PrivacyLossDistribution(one(remove, add), one(add, remove))
-
-
-def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The largest convex function with no value above y at x, ascending, and none above 1 at 0; its values at x."""
-    corners = [(0.0, 1.0)]
-    for c in zip(x.tolist(), y.tolist(), strict=True):
-        while len(corners) > 1:
-            a, b = corners[-2:]
-            if (b[1] - a[1]) * (c[0] - a[0]) < (c[1] - a[1]) * (b[0] - a[0]):
-                break
-            corners.pop()  # b lies on the chord from a to c, or above
-        corners.append(c)
-    at, height = np.array(corners).T
-    found: np.ndarray = np.interp(x, at, height)
-    return found
-
-
-def _shift_of_selection(event: Any, deltas: _Deltas, grid: float) -> float:
-    """By how much the best's epsilon exceeds one trial's: bounds log f'(Q) - log f'(Q') for neighbours.
-
-    For any e, 1 - Q' <= exp(e) (1 - Q) + delta(e). A Poisson number has log f' = mean (Q - 1); a truncated negative
-    binomial one has f' proportional to (1 - (1 - gamma) Q)^-(shape + 1), of which e bounds the logarithm of the base's
-    ratio as soon as (1 - gamma) delta(e) <= gamma (exp(e) - 1).
-    """
-    tried = grid * np.arange(0.0, _LARGEST_STEP / grid)
-    slack = deltas(tried) * (1 + _NEAR_NOTHING) + _TAIL_DELTA
-    if math.isinf(event.shape):
-        return float(event.mean * np.min(np.expm1(tried) + slack))
-    if event.mean == 1:
-        return 0.0
-    gamma = float(_gamma_truncated_negative_binomial(event.shape, event.mean))
-    enough = np.flatnonzero((1 - gamma) * slack <= gamma * np.expm1(tried))
-    if not len(enough):
-        raise RefusedError("a trial tells too much for the profile of the best; use the accountant rdp.")
-    return float((event.shape + 1) * tried[enough[0]])
-
-
-def _of_objective(event: ObjectivePerturbationDpEvent, grid: float) -> PrivacyLossDistribution:
-    """The loss is at most log(1 + ratio) + s^2 / 2 + |X| with X normal of standard deviation s = 1 / multiplier.
-
-    Between two minima the density changes by the Jacobian, a change of rank one, and by the density of the random
-    term, which is moved by a record's gradient: along that record's features and by at most its bound.
-    """
-    s = 1.0 / event.noise_multiplier
-    least = math.log1p(event.curvature_ratio) + s**2 / 2
-    first, last = math.ceil(least / grid), math.ceil((least + _TAIL * s) / grid)
-    places = np.arange(first, last + 1)
-    below = 2.0 * norm.cdf((places * grid - least) / s) - 1.0
-    masses = np.diff(np.maximum(below, 0.0), prepend=0.0)
-    tail = float(2.0 * norm.sf((last * grid - least) / s))
-    losses = {int(place): float(mass) for place, mass in zip(places, masses, strict=True)}
-    return PrivacyLossDistribution(pld_pmf.create_pmf(losses, grid, tail, pessimistic_estimate=True))
-
-
-def _rounded_up(divergences: np.ndarray, orders: np.ndarray) -> np.ndarray:
-    """Bounds of a sample, logarithms over (order - 1): infinite where they overflowed, and the least with room.
-
-    Rounding takes up to 1e-15 times the order from a logarithm, which counts where it is near 0: a large number of
-    such events must not cost nothing, nor one less than nothing.
-    """
-    least = np.nan_to_num(divergences, nan=math.inf, posinf=math.inf).clip(min=0.0)
-    is_near_zero = least * (orders - 1) < _NEAR_ZERO * orders
-    raised: np.ndarray = least + np.where(is_near_zero, _ROUNDING * orders / (orders - 1), 0.0)
-    return raised
-
-
-def _rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
-    """Of randomised response, which every mechanism with this epsilon can be made from (Mironov 2017, Prop. 5)."""
-    truth = -np.logaddexp(0.0, -epsilon)
-    lie = truth - epsilon
-    moments = np.logaddexp(orders * truth + (1 - orders) * lie, orders * lie + (1 - orders) * truth)
-    # Near 0 rounding takes all of the moments; this bound is as tight there (Bun and Steinke 2016, Proposition 3.3).
-    divergences = np.where(moments < _NEAR_NOTHING, orders * epsilon**2 / 2, moments / (orders - 1))
-    return np.clip(divergences, 0.0, epsilon)
-
-
-def _rdp_of_objective(event: ObjectivePerturbationDpEvent, orders: np.ndarray) -> np.ndarray:
-    """Of the privacy loss that `_of_objective` bounds: Redberg, Koskela and Wang 2023."""
-    s = 1.0 / event.noise_multiplier
-    divergences: np.ndarray = (
-        math.log1p(event.curvature_ratio)
-        + orders * s**2 / 2
-        + (math.log(2.0) + log_ndtr((orders - 1) * s)) / (orders - 1)
-    )
-    return divergences
-
-
 def _of_sample(rate: float, epsilon: float) -> float:
     """ln(1 + rate (e^epsilon - 1)), without overflow (Balle, Barthe and Gaboardi 2018, Theorems 8 and 9)."""
     if epsilon < 1.0:
@@ -854,15 +649,3 @@ def _of_sample(rate: float, epsilon: float) -> float:
 
 def _any_of(count: int, rate: float) -> float:
     return 1.0 if rate == 1 else -math.expm1(count * math.log1p(-rate))
-
-
-@contextmanager
-def _quiet_about_dropped_orders() -> Iterator[None]:
-    """The RDP accountant warns when it drops an order whose series is slow; the bound stays valid."""
-    absl = logging.getLogger("absl")
-    level = absl.level
-    absl.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        absl.setLevel(level)

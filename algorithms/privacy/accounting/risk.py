@@ -33,6 +33,7 @@ from algorithms.privacy.accounting.epsilon import (
 )
 from algorithms.privacy.accounting.events import Schedule
 from algorithms.privacy.accounting.filters import FixedSchedule, Holding, RenyiBudget, ZCDPBudget
+from algorithms.privacy.accounting.losses import curves_of
 
 Array = NDArray[np.float64]
 _POINTS, _LEAST_DELTA = 300, 1e-10
@@ -81,7 +82,8 @@ def profile(schedule: Schedule, *, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> 
         return profile_of_rdp(np.array(ORDERS), rdp(few, adjacency=adjacency))
     epsilons = _grid(float(found.get_epsilon_for_delta(_LEAST_DELTA)))
     noise = TRANSFORM_NOISE * math.sqrt(sum(count for _, count in few))
-    return Profile(epsilons, np.clip(np.asarray(found.get_delta_for_epsilon(epsilons)) + noise, 0.0, 1.0))
+    deltas = np.max([curve(epsilons) for curve in curves_of(found)], axis=0)
+    return Profile(epsilons, np.clip(deltas + noise, 0.0, 1.0))
 
 
 def profile_of_rdp(orders: Array, divergences: Array) -> Profile:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_mechanism
 
-from algorithms.privacy.accounting.event_rules import _SampledGaussianLoss
+from algorithms.privacy.accounting.losses import SampledGaussianLoss
 
 SIDES = privacy_loss_mechanism.AdjacencyType
 EPSILONS = np.concatenate([np.linspace(-6, 6, 2001), [-1e-9, 0.0, 1e-9]])
@@ -20,8 +20,8 @@ def test_it_is_that_of_dp_accounting(side: SIDES, rate: float, multiplier: float
     expected = privacy_loss_mechanism.GaussianPrivacyLoss(multiplier, **settings).get_delta_for_epsilon(
         points
     )
-    found = _SampledGaussianLoss(multiplier, **settings).get_delta_for_epsilon(points)
+    found = SampledGaussianLoss(multiplier, **settings).get_delta_for_epsilon(points)
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
-    assert _SampledGaussianLoss(multiplier, **settings).get_delta_for_epsilon(0.3) == pytest.approx(
+    assert SampledGaussianLoss(multiplier, **settings).get_delta_for_epsilon(0.3) == pytest.approx(
         float(np.asarray(found)[np.argmin(abs(points - 0.3))]), abs=1e-2
     )
