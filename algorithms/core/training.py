@@ -118,7 +118,7 @@ def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -308,17 +308,17 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
 
 
 def _fitting(examined: ModelInspection, memory_mb: int, device: torch.device) -> int:
-    """How many records to take at once: what fits the memory, on a CPU no more than is fast, or `FEWEST`."""
+    """How many records to take at once: what fits the memory, on a CPU no more than is fast, or `WHOLE`."""
     is_cpu = device.type != "cuda"
     kept = _PASSES * (examined.bytes_per_record + examined.written_bytes)
     most = max(1, examined.needed_bytes)  # what is frozen keeps nothing, and runs all the same
-    best = max(FEWEST, _CACHED_BYTES / kept) if is_cpu else math.inf
+    best = max(WHOLE, _CACHED_BYTES / kept) if is_cpu else math.inf
     return max(1, int(min(memory_mb * 1e6 / most, best, _MOST if is_cpu else _MOST_ON_DEVICE)))
 
 
 def _sizes(physical_batch: int) -> list[int]:
-    """Of passes to look at: the smallest, twice it, and the largest."""
-    least = min(WHOLE, physical_batch)
+    """Of passes to look at: the smallest, twice it, and the largest; of one size alone half of it, to save memory."""
+    least = min(FEWEST if physical_batch == WHOLE else WHOLE, physical_batch)
     return sorted({least, 2 * least, physical_batch})
 
 

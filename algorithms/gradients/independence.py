@@ -208,12 +208,13 @@ def check_state(looked: Looked, sample: Sample) -> None:
     ]
     if changed:
         raise RecordsNotIndependentError(
-            f"the {changed[0]} is changed by a forward pass, which mixes records"
+            f"the {changed[0]} is changed by a forward pass, and would be released without noise; put its layer into"
+            " evaluation mode by .eval(), or take it out"
         )
     for name in kept[0].keys() | kept[1].keys():
         if kept[0].get(name) != kept[1].get(name):
             raise RecordsNotIndependentError(
-                f"the attribute {name} is changed by every forward pass, which mixes records"
+                f"the attribute {name} is changed by every forward pass, which mixes records; take it out"
             )
 
 

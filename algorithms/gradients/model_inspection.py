@@ -59,7 +59,6 @@ _IN_32_BITS, _IN_64_BITS = 1e-4, 1e-9
 """How far rounding may move a loss."""
 _LIGHT = 2e7
 """Operations in a forward pass of one record up to which there is time for a thousand such passes."""
-_LOOKED = "a look at the values of a tensor, on which the way through the model may depend"
 _SPECIAL = 8
 """The first entries of a table, among which paddings and other marks usually are."""
 _ALWAYS_MB = 4000.0
@@ -131,7 +130,8 @@ def refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterat
         raise ModelRefusedError(
             f"the model {model.name} raised {type(error).__name__}{_place(error)} on made-up records ({why}); it has to"
             f" take any records of the shape {list(shape)} ({numbers}): bound what it looks up in a table, as by"
-            " .long().clamp(0, entries - 1), and take out what fails."
+            " .long().clamp(0, entries - 1), pool by a mask and not at a mark such as the end of a text, and take out"
+            " what fails."
         ) from error
 
 
@@ -255,7 +255,7 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     each = max(1, _kept_each(passes, parameters, form, _FEW, _MORE))
     try:
         if not watch.is_decided:
-            raise UnrecordedError(_LOOKED)
+            raise UnrecordedError(_look_of(watch))
         layouts, without_rule = _learn(passes, parameters, few, more)
         for count in (_FEW, _MORE):
             _check_gradients(exact, draw_exactly(count, 0), layouts)
@@ -302,7 +302,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
     )  # without a yes it is what False would be
     for answer in () if is_decided else orders:
         watch, other = (first, tape) if answer is None else _noted(passes, parameters, few, answer)
-        if not watch.has_looked and _is_right(looked, tuple(watch.answers), [few]):
+        if not watch.looked and _is_right(looked, tuple(watch.answers), [few]):
             passes = replace(passes, answers=tuple(watch.answers))
             looked = replace(looked, passes=replace(looked.passes, answers=passes.answers))
             first, tape, is_decided = watch, other, True
@@ -311,7 +311,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
     is_random = check_apart_briefly(looked, form.draw)
     try:
         if not is_decided:
-            raise UnrecordedError(_LOOKED)
+            raise UnrecordedError(_look_of(first))
         second, more = _noted(passes, parameters, form.draw(3, 1), other=tape)
         if any(mixes(*pair) for pair in zip(first.operations, second.operations, strict=False)):
             raise UnrecordedError("a value of all records")
@@ -423,6 +423,12 @@ def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
     return Looked(
         Passes(wider), parameters.double(), tolerance=_IN_32_BITS if watch.is_short else _IN_64_BITS
     )
+
+
+def _look_of(watch: OpTracer) -> str:
+    """Why a model that asks for its records' values is not recorded."""
+    by = f" ({watch.looked})" if watch.looked else ""
+    return f"a look at the values of a tensor{by}, on which the way through the model may depend; masks are faster"
 
 
 def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:

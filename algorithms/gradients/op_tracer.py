@@ -200,8 +200,9 @@ class OpTracer(TorchDispatchMode):
     """Sees every operation that runs inside of it, whatever function or method of PyTorch led there.
 
     records: what the values of the records come from. known: other tensors there are before. answer: to give where the
-    model asks a yes or no of the records' values; None for what is so. has_looked: whether another number of Python, or
-    of values, was made out of theirs. answers: to each question that was asked, None where no record has a part in it.
+    model asks a yes or no of the records' values; None for what is so. looked: the first function that made another
+    number of Python, or of values, out of theirs; "" for none. answers: to each question that was asked, None where no
+    record has a part in it.
     is_narrow: whether there were numbers of 16 bits. is_short: whether of records there were some of 32 or fewer.
     """
 
@@ -209,7 +210,8 @@ class OpTracer(TorchDispatchMode):
         self, records: Sequence[Tensor], known: Sequence[Tensor], answer: bool | None = None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.has_looked = self.is_narrow = self.is_short = False
+        self.is_narrow = self.is_short = False
+        self.looked = ""
         self.answer = answer
         self.answers: list[bool | None] = []
         self.operations: list[Operation] = []
@@ -221,7 +223,7 @@ class OpTracer(TorchDispatchMode):
     @property
     def is_decided(self) -> bool:
         """Whether no value of a record has decided on the way through the model."""
-        return not self.has_looked and not any(answer is not None for answer in self.answers)
+        return not self.looked and not any(answer is not None for answer in self.answers)
 
     def may_depend(self, tree: Any) -> bool:
         """Whether a tensor among some arguments follows from the values of the records, or nobody knows from what."""
@@ -240,10 +242,14 @@ class OpTracer(TorchDispatchMode):
 
     def unlooked(self, run: Callable[[], Any]) -> Any:
         """What is given by a run whose looks at values decide nothing else."""
-        before = self.has_looked
+        before = self.looked
         given = run()
-        self.has_looked = before
+        self.looked = before
         return given
+
+    def note_look(self, name: str) -> None:
+        """Says that a function looked at values of the records."""
+        self.looked = self.looked or name.strip("_")
 
     def turn(self) -> None:
         """Says that from here on errors go back, whose sums over records belong to no record."""
@@ -264,7 +270,8 @@ class OpTracer(TorchDispatchMode):
         found = func(*args, **kwargs)
         given, kind = _tensors(found), func.overloadpacket
         by_mask = kind is _ATEN.index and any(tensor.dtype == torch.bool for tensor in taken[1:])
-        self.has_looked |= may_depend and (by_mask or kind in _OPERATIONS_THAT_LOOK)
+        if may_depend and (by_mask or kind in _OPERATIONS_THAT_LOOK):
+            self.note_look(kind.__name__)
         self.is_narrow |= any(tensor.dtype in _NARROW for tensor in given)
         self.is_short |= any(tensor.dtype in (torch.float32, *_NARROW) for tensor in given if of_records)
         numbers = [tensor for tensor in given if tensor.dtype != torch.uint8]  # bytes are room to work in
@@ -337,7 +344,8 @@ class _LookingFunctions(TorchFunctionMode):
         if getattr(func, "__name__", "") == "one_hot" and not _looks(func, args, kwargs):
             # It checks the entries against the number of classes that it was given, and takes no other way for them.
             return self._watch.unlooked(lambda: func(*args, **kwargs))
-        self._watch.has_looked |= _looks(func, args, kwargs) and self._watch.may_depend((args, kwargs))
+        if _looks(func, args, kwargs) and self._watch.may_depend((args, kwargs)):
+            self._watch.note_look(func.__name__)
         return func(*args, **kwargs)
 
 

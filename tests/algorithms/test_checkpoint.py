@@ -74,7 +74,7 @@ def test_a_checkpoint_of_another_shape_is_refused_by_what_differs(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "damage", [(rb'step\": 1', rb'step\": 0'), (b"noise_std", b"noise_sdt"), (b'"F32"', b'"I32"')]
+    "damage", [(rb"step\": 1", rb"step\": 0"), (b"noise_std", b"noise_sdt"), (b'"F32"', b'"I32"')]
 )
 def test_a_checkpoint_that_was_changed_is_damaged(tmp_path: Path, damage: tuple[bytes, bytes]) -> None:
     """A state with a smaller number of steps would be taken on for more steps than were paid for."""

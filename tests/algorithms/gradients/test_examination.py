@@ -11,7 +11,7 @@ from algorithms.gradients import L2, Engine, RecordsNotIndependentError
 from algorithms.gradients.op_tracer import Memory
 from algorithms.models import Model
 from algorithms.models.linear import cross_entropy
-from tests.algorithms.gradients.zoo import Spec, Wired, frozen, problem, wavy, zero_start
+from tests.algorithms.gradients.zoo import Spec, Wired, check, frozen, problem, wavy, zero_start
 
 
 def around(mixing: Callable[[Tensor], Tensor], last: nn.Linear) -> nn.Module:
@@ -143,6 +143,19 @@ def test_a_buffer_that_changes_is_refused(wiring: Callable[..., Tensor], start: 
     spec = Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2), steps=start.clone()), (4,))
     with pytest.raises(RecordsNotIndependentError, match="the buffer steps is changed"):
         problem(spec).engine()
+
+
+def test_a_layer_that_renews_its_buffers_is_taken_in_evaluation_mode() -> None:
+    def spectral(mode: bool) -> nn.Module:
+        layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+        return nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 2)).train(mode)
+
+    with pytest.raises(RecordsNotIndependentError, match=r"_u is changed by a forward pass.*\.eval\(\)"):
+        problem(Spec(lambda: spectral(True), (4,))).engine()
+    made = problem(Spec(lambda: spectral(False), (4,)))
+    engine = made.engine()
+    assert engine.is_batched
+    check(made, engine)
 
 
 def _turning(self: Wired, inputs: Tensor) -> Tensor:
