@@ -145,12 +145,34 @@ def test_a_buffer_that_changes_is_refused(wiring: Callable[..., Tensor], start: 
         problem(spec).engine()
 
 
+def _tabling(self: Wired, inputs: Tensor) -> Tensor:
+    if self.steps.numel() == 0:
+        self.steps = torch.arange(inputs.shape[1], dtype=inputs.dtype)
+    return self.layer(inputs * self.steps)
+
+
+def _from_the_first_records(self: Wired, inputs: Tensor) -> Tensor:
+    if self.steps.numel() == 0:
+        self.steps = inputs.detach().mean(dim=0)
+    return self.layer(inputs - self.steps)
+
+
+def test_a_buffer_that_the_first_pass_makes_may_be_a_table_and_nothing_of_records() -> None:
+    def spec(wiring: Callable[..., Tensor]) -> Spec:
+        return Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2), steps=torch.zeros(0)), (4,))
+
+    made = problem(spec(_tabling))
+    check(made, made.engine())
+    with pytest.raises(RecordsNotIndependentError, match="the buffer steps is changed"):
+        problem(spec(_from_the_first_records)).engine()
+
+
 def test_a_layer_that_renews_its_buffers_is_taken_in_evaluation_mode() -> None:
     def spectral(mode: bool) -> nn.Module:
         layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
         return nn.Sequential(layer, nn.Tanh(), nn.Linear(3, 2)).train(mode)
 
-    with pytest.raises(RecordsNotIndependentError, match=r"_u is changed by a forward pass.*\.eval\(\)"):
+    with pytest.raises(RecordsNotIndependentError, match=r"_[uv] is changed by a forward pass.*\.eval\(\)"):
         problem(Spec(lambda: spectral(True), (4,))).engine()
     made = problem(Spec(lambda: spectral(False), (4,)))
     engine = made.engine()
