@@ -314,7 +314,7 @@ def _how_to_use(key: str | None) -> str:
 def _of_a_library(model: TrainedModel, folder: Path) -> str:
     """Writes what lets Hugging Face read the folder of a model of its own, compares the two, and says how to use it."""
     settings = model.facts.get("model_settings") or {}
-    is_its_own = model.facts["model"] == "huggingface" and not settings.get("replace_batch_norm")
+    is_its_own = model.facts["model"] == "huggingface" and settings.get("replace_batch_norm") is not True
     if not is_its_own or model.facts.get("front"):
         return ""
     from algorithms.models.public_models import library_model, write_beside

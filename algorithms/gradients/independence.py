@@ -274,7 +274,9 @@ def _values(name: str, owner: object) -> dict[str, bytes]:
             try:
                 written = pickle.dumps(value)
             except Exception:  # whatever a value's own way of being written down raises
-                written = re.sub("0x[0-9a-f]+", "", repr(value)).encode()  # where it lies in memory says nothing
+                written = re.sub(
+                    "0x[0-9a-f]+", "", repr(value)
+                ).encode()  # where it lies in memory says nothing
             found[f"{name}.{key}".lstrip(".")] = written
     return found
 

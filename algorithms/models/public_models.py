@@ -49,12 +49,12 @@ class _Public(Settings):
 
     checkpoint: a public model: its folder, "all-minilm-l6-v2", or a name in the hub's cache on this machine; the head
     may be missing in its weights or have another number of classes. checkpoint_file: its weights alone, safetensors.
-    replace_batch_norm: by GroupNorm.
+    replace_batch_norm: by GroupNorm where true; "frozen" keeps the layers and the statistics of the checkpoint.
     """
 
     checkpoint: str | None = Field(default=None, min_length=1)
     checkpoint_file: str | None = Field(default=None, min_length=1)
-    replace_batch_norm: bool = False
+    replace_batch_norm: bool | Literal["frozen"] = False
     adapter: Adapter | None = None
 
     def without_files(self) -> dict[str, Any]:
@@ -431,7 +431,10 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
 def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> Model:
     """The model with its normalisation replaced, its checkpoint read and its adapters put in."""
     notes = []
-    _without_batch_norm(name, made.module, replaces=settings.replace_batch_norm)
+    if (
+        settings.replace_batch_norm != "frozen"
+    ):  # in evaluation mode, as below, records do not change statistics
+        _without_batch_norm(name, made.module, replaces=settings.replace_batch_norm)
     if settings.checkpoint_file is not None:
         path = Path(settings.checkpoint_file)
         notes.append(_filled(made, path, path.name))
@@ -451,7 +454,8 @@ def _without_batch_norm(name: str, module: nn.Module, *, replaces: bool) -> None
         if not replaces:
             raise ModelRefusedError(
                 f"the model {name!r} has the BatchNorm layer {layer}, which mixes the records of a batch; set"
-                " replace_batch_norm to true among its settings, which makes it GroupNorm."
+                " replace_batch_norm to true among its settings, which makes it GroupNorm, or to frozen, which keeps"
+                " the statistics of its public checkpoint."
             )
         channels = found.num_features
         norm = nn.GroupNorm(gcd(_GROUPS, channels), channels, eps=found.eps, affine=found.affine)

@@ -133,7 +133,9 @@ class Model(Group):
     augmentations: int = Field(default=1, ge=1)
     checkpoint: str | None = Field(default=None, min_length=1, exclude_if=lambda given: given is None)
     adapter: dict[str, JsonValue] | None = Field(default=None, exclude_if=lambda given: given is None)
-    replace_batch_norm: bool | None = Field(default=None, exclude_if=lambda given: given is None)
+    replace_batch_norm: bool | Literal["frozen"] | None = Field(
+        default=None, exclude_if=lambda given: given is None
+    )
 
     @model_validator(mode="after")
     def _says_a_setting_once(self) -> Self:

@@ -48,6 +48,27 @@ def test_batch_norm_is_refused_by_name_and_replaced_where_asked() -> None:
     assert model.module(torch.zeros(2, 3, 16, 16)).shape == (2, 3)
 
 
+def test_frozen_batch_norm_keeps_the_public_statistics_and_its_weights_are_trained(tmp_path: Path) -> None:
+    public = imported_library("timm").create_model("resnet10t", num_classes=5).train()
+    with torch.no_grad():
+        public(3.0 + torch.randn(8, 3, 16, 16))  # its statistics are no longer 0 and 1
+    save_file(public.state_dict(), tmp_path / "model.safetensors")
+    chosen = {"checkpoint_file": str(tmp_path / "model.safetensors"), "replace_batch_norm": "frozen"}
+    model = of_timm("resnet10t", **chosen)
+    norm: Any = model.module.get_submodule("conv1.1")
+    assert torch.equal(norm.running_mean, public.get_buffer("conv1.1.running_mean"))
+    assert {"conv1.1.weight", "conv1.1.bias"} <= model.shapes.keys()
+    inputs, labels = torch.randn(4, 3, 16, 16), torch.arange(4) % 3
+    at = model.initial_parameters()
+    rows = naive.loop(model, at, inputs, labels)
+    clipping = L2(float(rows.norm(dim=1).median()))
+    found = Engine(model, input_shape=(3, 16, 16)).clipped_sum(at, inputs, labels, clipping)
+    assert naive.relative(found, naive.contributions(model, rows, clipping).sum(dim=0)) < 1e-5
+    again = build("timm", input_shape=(3, 16, 16), classes=3, seed=0, settings=model.settings)
+    again.module.load_state_dict(model.published(at))
+    assert torch.equal(again.module(inputs), model.module(inputs))
+
+
 def test_an_activation_inside_a_batch_norm_is_kept() -> None:
     model = of_timm("mobilenetv3_small_050", replace_batch_norm=True)
     replaced = [
