@@ -44,7 +44,8 @@ def in_full_precision() -> Iterator[None]:
     so what it was before comes back when the last of them has left.
     """
     with _Process.turn:
-        _switch_off()
+        if not _Process.inside:
+            _switch_off()
         _Process.inside += 1
     try:
         yield

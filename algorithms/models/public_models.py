@@ -28,7 +28,7 @@ _NOT_OURS = ("id2label", "label2id", "dtype", "torch_dtype")
 """Of a configuration."""
 
 _GROUPS = 32
-"""Groups of a GroupNorm in place of a BatchNorm: the largest common divisor of this and its channels."""
+"""Groups of a GroupNorm in place of a BatchNorm: as many of these as divide its channels, each of two or more."""
 
 
 class Adapter(Settings):
@@ -458,7 +458,9 @@ def _without_batch_norm(name: str, module: nn.Module, *, replaces: bool) -> None
                 " the statistics of its public checkpoint."
             )
         channels = found.num_features
-        norm = nn.GroupNorm(gcd(_GROUPS, channels), channels, eps=found.eps, affine=found.affine)
+        groups = gcd(_GROUPS, channels)
+        groups = groups if groups < channels else max(1, channels // 2)  # one channel of one place would always be 0
+        norm = nn.GroupNorm(groups, channels, eps=found.eps, affine=found.affine)
         # timm's BatchNormAct2d has its activation inside
         parts = [getattr(found, part) for part in ("drop", "act") if hasattr(found, part)]
         parent, _, last = layer.rpartition(".")

@@ -48,6 +48,13 @@ def test_batch_norm_is_refused_by_name_and_replaced_where_asked() -> None:
     assert model.module(torch.zeros(2, 3, 16, 16)).shape == (2, 3)
 
 
+def test_a_norm_over_maps_of_one_place_has_channels_to_compare() -> None:
+    model = of_timm("skresnet18", replace_batch_norm=True)  # its attention has 16 channels of one place
+    norms = [layer for layer in model.module.modules() if isinstance(layer, nn.GroupNorm)]
+    assert all(norm.num_channels > norm.num_groups for norm in norms)
+    assert bool(model.module(torch.randn(1, 3, 16, 16)).isfinite().all())
+
+
 def test_frozen_batch_norm_keeps_the_public_statistics_and_its_weights_are_trained(tmp_path: Path) -> None:
     public = imported_library("timm").create_model("resnet10t", num_classes=5).train()
     with torch.no_grad():
