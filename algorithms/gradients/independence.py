@@ -1,6 +1,7 @@
 """Whether a model takes each record by itself, seen on made-up records: else no record's gradient can be clipped."""
 
 import copy
+import io
 import math
 import pickle
 import re
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 from torch import Tensor, nn
@@ -248,12 +250,36 @@ def _are_tables(looked: Looked, sample: Sample) -> bool:
 
 
 def _digest(value: Tensor) -> int:
-    """What tells whether a tensor was written to, without a copy of it: a sum of its bits, each by its place."""
+    """What tells whether a tensor was written to, or another put in its place, without a copy of it."""
+    return hash((value.data_ptr(), _content(value)))
+
+
+def _content(value: Tensor) -> int:
+    """What tells a tensor's values from others: a sum of its bits, each by its place."""
     plain = value.detach().contiguous().view(-1).view(torch.uint8)
     is_aligned = plain.numel() % 8 == plain.storage_offset() % 8 == 0
     blocks = torch.split(plain.view(torch.int64) if is_aligned else plain, _BLOCK)
     by_place = 2 * torch.arange(_BLOCK, device=value.device) + 1
-    return hash((value.data_ptr(), *(int((block * by_place[: len(block)]).sum()) for block in blocks)))
+    return hash((value.shape, *(int((block * by_place[: len(block)]).sum()) for block in blocks)))
+
+
+class _Pickler(pickle.Pickler):
+    """Writes of a tensor what tells its values from others, not the storage of all parameters that it is a view of.
+
+    Of a weak reference nothing: a layer may make its references anew in each pass, as an LSTM does.
+    """
+
+    def persistent_id(self, obj: Any) -> object:
+        """What stands for a tensor or a reference; None for what is written as always."""
+        if isinstance(obj, Tensor):
+            return obj.dtype, _content(obj)
+        return ReferenceType.__name__ if isinstance(obj, ReferenceType) else None
+
+
+def _written(value: object) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
 
 
 def _attributes(module: nn.Module) -> dict[str, bytes]:
@@ -272,7 +298,7 @@ def _values(name: str, owner: object) -> dict[str, bytes]:
     for key, value in getattr(owner, "__dict__", {}).items():
         if key not in own and not callable(value):
             try:
-                written = pickle.dumps(value)
+                written = _written(value)
             except Exception:  # whatever a value's own way of being written down raises
                 written = re.sub(
                     "0x[0-9a-f]+", "", repr(value)

@@ -320,7 +320,13 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
             found = looked.passes.recorded(parameters, few.inputs, few.labels, layouts, without_rule)
             found.norms(L2(1.0))
         needed, written = memory.most // 2, found.written_bytes // 2
-        _compare(looked, few, found, _KINKS)
+        try:
+            _compare(looked, few, found, _KINKS)
+        except UnrecordedError:  # rounding in 32 bits can move a deep network further than that
+            exact = _exact(passes, parameters, few)
+            if exact.parameters.dtype != torch.float64:
+                raise
+            _check_gradients(exact, few.in_64_bits(), layouts)
     except UnrecordedError as reason:
         needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)[1]
         return ModelInspection(

@@ -459,7 +459,9 @@ def _without_batch_norm(name: str, module: nn.Module, *, replaces: bool) -> None
             )
         channels = found.num_features
         groups = gcd(_GROUPS, channels)
-        groups = groups if groups < channels else max(1, channels // 2)  # one channel of one place would always be 0
+        groups = (
+            groups if groups < channels else max(1, channels // 2)
+        )  # one channel of one place would always be 0
         norm = nn.GroupNorm(groups, channels, eps=found.eps, affine=found.affine)
         # timm's BatchNormAct2d has its activation inside
         parts = [getattr(found, part) for part in ("drop", "act") if hasattr(found, part)]

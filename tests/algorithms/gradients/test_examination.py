@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from algorithms.gradients import L2, Engine, RecordsNotIndependentError
+from algorithms.gradients import L2, Engine, RecordsNotIndependentError, model_inspection
+from algorithms.gradients.independence import _attributes
 from algorithms.gradients.op_tracer import Memory
 from algorithms.models import Model
 from algorithms.models.linear import cross_entropy
@@ -165,6 +166,31 @@ def test_a_buffer_that_the_first_pass_makes_may_be_a_table_and_nothing_of_record
     check(made, made.engine())
     with pytest.raises(RecordsNotIndependentError, match="the buffer steps is changed"):
         problem(spec(_from_the_first_records)).engine()
+
+
+def test_tensors_that_a_layer_keeps_are_known_by_their_values_and_not_copied() -> None:
+    class Keeping(nn.Module):
+        def __init__(self, kept: Tensor) -> None:
+            super().__init__()
+            self.views = [kept[:3], kept[3:5]]
+
+    everything = torch.arange(1e6)
+    first, same, other = (
+        _attributes(Keeping(kept)) for kept in (everything, everything.clone(), everything + 1)
+    )
+    assert first == same != other
+    assert sum(map(len, first.values())) < 10_000
+
+
+def test_gradients_that_rounding_in_32_bits_moves_far_are_compared_in_64(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
+    monkeypatch.setattr(model_inspection, "_KINKS", 0.0)
+    made = problem(
+        Spec(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), (4,)), torch.float32
+    )
+    assert made.engine().is_batched
 
 
 def test_a_layer_that_renews_its_buffers_is_taken_in_evaluation_mode() -> None:
