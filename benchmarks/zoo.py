@@ -46,7 +46,7 @@ def main(names: list[str]) -> None:
     """The rows of some architectures, or of all, which are then written."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    imported_library("transformers").logging.set_verbosity_error()
+    imported_library("transformers").logging.set_verbosityerror()
     rows = []
     for name, architecture in ZOO.items():
         if not names or any(part.lower() in name.lower() for part in names):
@@ -87,7 +87,7 @@ def row(name: str, architecture: Architecture) -> str:
         "batched" if engine.is_batched else "record by record",
         str(engine.physical_batch),
         ", ".join(engine.materialised) or "-",
-        f"{_error(model, engine, inputs[:COMPARED], labels[:COMPARED]):.0e}",
+        f"{error(model, engine, inputs[:COMPARED], labels[:COMPARED]):.0e}",
         f"{times['plain'] / times['ours']:.2f}",
         "-" if best is None else f"{best / times['ours']:.1f}",
         f"{look:.1f}",
@@ -96,7 +96,7 @@ def row(name: str, architecture: Architecture) -> str:
     return "| " + " | ".join((name, *cells)) + " |"
 
 
-def _error(model: Model, engine: Engine, inputs: Tensor, labels: Tensor) -> float:
+def error(model: Model, engine: Engine, inputs: Tensor, labels: Tensor) -> float:
     """How far the clipped sum is from that of a loop, clipped at the median norm."""
     point, rows = model.initial_parameters(), []
     for one, label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):

@@ -1,0 +1,94 @@
+"""The smallest model of each family of timm through the engine: `python -m benchmarks.families [FAMILIES]`.
+
+Images are of 64 pixels, or of the first size of `SIZES` that the model takes; BatchNorm is replaced. A line each: the
+path, and how far the clipped sum of three records is from that of a loop over them, relative, with both in 64 bits,
+since rounding in 32 moves some of these deep networks by a percent. The totals stand in docs/zoo.md.
+"""
+
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from algorithms.gradients import Engine
+from algorithms.models import Model, ModelRefusedError, build
+from algorithms.models.libraries import imported_library
+from benchmarks.architectures import losses
+from benchmarks.zoo import error
+
+SIZES = (64, 128, 192, 224, 256)
+_RECORDS, _CLASSES = 3, 3
+
+
+def main(names: list[str]) -> None:
+    """Lines for some families, or for all."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for family, architecture in sorted(smallest(names)):
+        sys.stdout.write(f"{family}: {architecture}, {_line(architecture)}\n")
+        sys.stdout.flush()
+
+
+def smallest(names: list[str]) -> Iterator[tuple[str, str]]:
+    """Each family with its model of the fewest parameters."""
+    timm: Any = imported_library("timm")
+    for family in timm.list_modules():
+        if names and family not in names:
+            continue
+        sizes = {name: _size(timm, name) for name in timm.list_models(module=family)}
+        if sizes:
+            yield family, min(sizes, key=sizes.__getitem__)
+
+
+def _size(timm: Any, name: str) -> int:
+    with torch.device("meta"):
+        module: nn.Module = timm.create_model(name)
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _line(architecture: str) -> str:
+    why = "no size"
+    for size in SIZES:
+        try:
+            model = _made(architecture, size)
+            with torch.no_grad():
+                model.module(torch.zeros(1, 3, size, size))
+        except Exception as refused:  # whatever a model says of images of a size that it does not take
+            why = str(refused).partition("\n")[0]
+            continue
+        return _looked_at(model, size)
+    return f"refused: {why}"
+
+
+def _made(architecture: str, size: int) -> Model:
+    settings = {"architecture": architecture, "replace_batch_norm": True}
+    return build("timm", input_shape=(3, size, size), classes=_CLASSES, seed=0, settings=settings)
+
+
+def _looked_at(model: Model, size: int) -> str:
+    start = time.process_time()
+    try:
+        engine = Engine(model, input_shape=(3, size, size))
+    except (ModelRefusedError, ValueError) as refused:
+        return f"{size} pixels, refused: {refused}"
+    look = time.process_time() - start
+    path = "batched" if engine.is_batched else "record by record"
+    by_record = f" but for {', '.join(engine.materialised)}" if engine.materialised else ""
+    return f"{size} pixels, {path}{by_record}, error {_error(model, size):.0e}, looked at in {look:.1f} s"
+
+
+def _error(model: Model, size: int) -> float:
+    exact = Model(model.name, model.module.double(), losses, lambda outputs: outputs)
+    draw = torch.Generator().manual_seed(0)
+    inputs: Tensor = torch.randn(_RECORDS, 3, size, size, generator=draw, dtype=torch.float64)
+    labels = torch.arange(_RECORDS) % _CLASSES
+    engine = Engine(exact, input_shape=(3, size, size), input_dtype=torch.float64)
+    return error(exact, engine, inputs, labels)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
