@@ -1,0 +1,124 @@
+"""Commands for what a run leaves: `predict`, `export`, `release`, and `card verify` and `card show`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.terminal import SETTINGS, say, sentences
+
+card_app = typer.Typer(**SETTINGS, help="Verify or print a privacy card.")
+
+CARD = Path("artifacts/privacy_card.json")
+
+Model = Annotated[
+    Path, typer.Option("--model", help="A model.safetensors, or a folder with one, such as a release.")
+]
+ARTIFACTS = Path("artifacts")
+
+
+def predict(
+    file: Annotated[
+        Path, typer.Argument(help="CSV, Parquet, an image or a folder of images, texts, or features as .npy.")
+    ],
+    model: Model = ARTIFACTS,
+    to: Annotated[
+        Path | None, typer.Option(help="Where to write, .csv or .parquet.", show_default="the terminal")
+    ] = None,
+) -> None:
+    """Predict new records, which are prepared as the model's training records were."""
+    with sentences():
+        from algorithms.models.saved import load
+        from tasks.predict import predict as predictions
+        from tasks.predict import write
+
+        trained, count = load(model), 0
+        for count in write(predictions(trained, file), trained.classes, to or sys.stdout):
+            if to is not None and sys.stderr.isatty():
+                typer.echo(f"{count:,} records\r", nl=False, err=True)
+        if to is not None:
+            say(f"Wrote {count:,} prediction{'' if count == 1 else 's'} to {to}.")
+
+
+def export(
+    form: Annotated[str, typer.Option("--to", help="onnx, torchscript, huggingface or library.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="What to write.", show_default="model.onnx, model.pt, or a folder named after the format"
+        ),
+    ] = None,
+    model: Model = ARTIFACTS,
+) -> None:
+    """Export the model to another format, load it again and compare its predictions on synthetic records."""
+    with sentences():
+        from tasks.config.params import ParamsRefusedError
+        from tasks.export import FORMS
+        from tasks.export import export as write
+
+        usual = {
+            "onnx": "model.onnx",
+            "torchscript": "model.pt",
+            "huggingface": "huggingface",
+            "library": "library",
+        }
+        for known in FORMS:
+            if known == form:
+                place = output or Path(usual[form])
+                far = write(model, known, place)
+                say(f"Wrote {place}. Its scores differ from the model's by at most {far:.1g}.")
+                return
+        raise ParamsRefusedError(f"there is no format {form!r}; choose {', '.join(FORMS)}.")
+
+
+def release(
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
+    model: Annotated[Path, typer.Option("--model", help="Folder of the run.")] = ARTIFACTS,
+) -> None:
+    """Create a folder to publish: the model, its signed card, the files that verify it, a model card."""
+    with sentences():
+        from tasks.config.environment import home
+        from tasks.export import release as make
+        from tasks.runs.signing import public_key
+
+        names = make(model, folder, key=public_key(home()))
+    say(f"Wrote {folder}: {', '.join(names)}. Others can verify it with `epsilonflow card verify`.")
+
+
+@card_app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(help="A privacy_card.json, with its files next to it.")] = CARD,
+    key: Annotated[
+        str | None,
+        typer.Option(help="The owner's public key.", show_default="owner.pub of this data folder"),
+    ] = None,
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Accept a card without a signature.")] = False,
+) -> None:
+    """Check a card's signature, recompute its epsilon from its events and compare the files next to it.
+
+    Exit status 1 if any check fails.
+    """
+    with sentences():
+        from algorithms.privacy import card
+        from tasks.config.environment import home
+        from tasks.runs.signing import public_key
+
+        verification = card.verify(
+            card.load(file), file.parent, key=key or public_key(home()), unsigned=unsigned
+        )
+    words = {True: "holds", False: "FAILS", None: "not checked"}
+    for check in verification.checks:
+        say(f"{words[check.passed]}: {check.name} ({check.detail})")
+    if not verification.passed:
+        raise typer.Exit(1)
+
+
+@card_app.command("show")
+def show_card(file: Annotated[Path, typer.Argument(help="A privacy_card.json.")] = CARD) -> None:
+    """Print a card as text, without verifying it."""
+    with sentences():
+        from algorithms.privacy.card import load
+        from algorithms.privacy.card.text import markdown
+
+        say(markdown(load(file)))

@@ -1,0 +1,225 @@
+"""Commands that train: `run`, `retrain`; and `plan` and `advise`, which say before what that would cost."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.cli import ledger
+from flows.cli.running import Verbose, alone, completed, deliver, listening, stoppable
+from flows.cli.steps import Steps, has_prefect_api, stage_here
+from flows.cli.terminal import say, sentences, show
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+    from tasks.config.overrides import Request
+    from tasks.config.params import Params
+    from tasks.runs.summary import RunSummary
+
+Dataset = Annotated[
+    str | None, typer.Option(help="Name of a data card. The model and settings follow its recipe.")
+]
+Algorithm = Annotated[
+    str | None, typer.Option(help="Name of an algorithm. Its settings follow the recipe of the data set.")
+]
+Epsilon = Annotated[float | None, typer.Option(help="Privacy budget of the run.")]
+Delta = Annotated[float | None, typer.Option(help="Probability that the guarantee fails; at most 1/n.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of the initial model.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a key of params.yaml, such as algorithm.steps=500."),
+]
+Encoder = Annotated[
+    str | None,
+    typer.Option(
+        help="Train a private head on a frozen public encoder, such as efficientnet-lite0 or wordllama."
+    ),
+]
+
+
+def run(
+    dataset: Dataset = None,
+    algorithm: Algorithm = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    seed: Seed = None,
+    assignments: Assignments = None,
+    encoder: Encoder = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run the pipeline: prepare, calibrate, train, evaluate, report. Your choices are saved in params.yaml."""
+    with sentences():
+        from tasks.config.overrides import revise
+        from tasks.runs.stages import checkout
+
+        root = checkout()
+        request = _request(dataset, algorithm, epsilon, delta, seed, assignments, encoder)
+        revision = revise(root, request)
+        say(_what(revision.params), error=True)
+        result = _already_there(root, request)
+        if result:
+            say("This run is already done. Nothing was spent. Its results:")
+        else:
+            _look_ahead(root, revision.params)
+            result = deliver(request, root, verbose=verbose)
+        show(result.table())
+
+
+def _what(settings: "Params") -> str:
+    """What is trained, in a line."""
+    privacy = settings.privacy
+    target = f"epsilon {privacy.epsilon:g}" if privacy.epsilon is not None else "the attack in privacy.target"
+    return (
+        f"{settings.data.dataset}: {settings.algorithm_settings['name']} with model {settings.model.name},"
+        f" {target}, delta {privacy.delta:g} (saved in params.yaml)"
+    )
+
+
+def _look_ahead(root: Path, settings: "Params") -> None:
+    """Raises what refuses the run, and asks about settings that look wrong, before anything starts."""
+    from tasks.runs.preflight import ask_first, outlook
+
+    found = outlook(root, settings)
+    found.check()
+    if not found.is_begun or sys.stdin.isatty():
+        ask_first(found.doubts, found.public, epsilon=found.plan.target.budget.epsilon)
+
+
+def _request(
+    dataset: str | None,
+    algorithm: str | None,
+    epsilon: float | None,
+    delta: float | None,
+    seed: int | None,
+    assignments: list[str] | None,
+    encoder: str | None,
+) -> "Request":
+    from tasks.config.overrides import Request, settings_of
+
+    return Request(dataset, algorithm, epsilon, delta, seed, settings_of(assignments or ()), encoder)
+
+
+def _already_there(root: Path, request: "Request") -> "RunSummary | None":
+    """The results of just this run where they are here, so that not even Prefect needs to start."""
+    from tasks.config.overrides import revise
+    from tasks.runs.stages import checkout_lock, up_to_date
+    from tasks.runs.summary import run_summary
+
+    with checkout_lock(root, say=say):
+        done = not revise(root, request).changes and up_to_date(root, say=say)
+        return run_summary(root) if done else None
+
+
+def plan(
+    dataset: Dataset = None,
+    algorithm: Algorithm = None,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    seed: Seed = None,
+    assignments: Assignments = None,
+    encoder: Encoder = None,
+) -> None:
+    """Show what a run would cost and what the ledger has left. Spends and changes nothing.
+
+    Exit status 2 if the run would be refused, also because a file is missing or is not the declared one.
+    """
+    with sentences():
+        from tasks.config.overrides import revise
+        from tasks.runs.stages import checkout
+
+        root = checkout()
+        revision = revise(root, _request(dataset, algorithm, epsilon, delta, seed, assignments, encoder))
+        from flows.cli.costs import cost_table
+        from tasks.runs.preflight import outlook
+
+        found = outlook(root, revision.params)
+        show(cost_table(found, revision.params))
+        found.check()
+
+
+def advise(
+    dataset: Annotated[str, typer.Option(help="Name of a data card.")],
+    epsilon: Annotated[float, typer.Option(help="Privacy budget of the run.")],
+    delta: Delta = None,
+) -> None:
+    """Suggest settings from public values only, with reasons and their cost. Spends and changes nothing."""
+    with sentences():
+        from flows.cli.costs import advice_table
+        from tasks.runs.stages import checkout
+
+        for table in advice_table(checkout(), dataset, epsilon, delta):
+            show(table)
+
+
+def retrain(
+    file: Annotated[Path, typer.Argument(help="Settings of the retraining.")] = Path("retrain.yaml"),
+    give_up: Annotated[
+        bool,
+        typer.Option(
+            "--give-up", help="Give up a retraining that a fault keeps from finishing; it counts as spent."
+        ),
+    ] = False,
+    yes: ledger.Yes = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train again on new blocks of data if a retraining is due. Repeating it in the same period costs nothing."""
+    with sentences():
+        from tasks.runs.stages import checkout
+
+        root, steps = checkout(), Steps(verbose)
+        if give_up:
+            message = _given_up(root, file, yes=yes)
+        elif not has_prefect_api():
+            message = alone(lambda: _retrain_here(root, file, steps), root)
+        else:
+            with listening(steps):
+                message = str(completed(stoppable(lambda: _retrain_flow(file), root)).message)
+        say(message)
+
+
+def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
+    """What `flows.retrain` does, without Prefect; returns what became of it."""
+    from datetime import UTC, datetime
+
+    from tasks.retraining import settings
+    from tasks.retraining.delivery import Work
+    from tasks.retraining.delivery import retrain as deliver
+    from tasks.runs.stages import StageFailedError, StageRefusedError, checkout_lock
+
+    work = Work(settings.load(root / file), root, stage_here(steps), steps.line)
+    try:
+        with checkout_lock(root, say=steps.line):
+            outcome = deliver(work, now=datetime.now(UTC))
+    finally:
+        steps.end()
+    if outcome.kind == "refused":
+        raise StageRefusedError(outcome.message)
+    if outcome.kind == "failed":
+        raise StageFailedError(outcome.message)
+    return outcome.message
+
+
+def _given_up(root: Path, file: Path, *, yes: bool) -> str:
+    from tasks.retraining import delivery, settings
+
+    work = delivery.Work(settings.load(root / file), root, lambda *_: None, lambda _: None)
+    with work.states.held() as free:
+        state = work.states.open() if free else None
+        if state is None:
+            return (
+                "No retraining is waiting to be resumed."
+                if free
+                else "Another process is running the retraining."
+            )
+        ledger.ask(
+            f"This gives up the retraining of {state.period}; what it was charged counts as spent.", yes=yes
+        )
+        return delivery.give_up(work, state)
+
+
+def _retrain_flow(file: Path) -> "State[Any]":
+    from flows.retrain import retrain as retraining
+
+    return retraining(str(file), return_state=True)
