@@ -71,7 +71,7 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> C
         if not (folder / "done").exists():
             shutil.rmtree(folder, ignore_errors=True)  # where another process has failed
             new_checkout(checkout.root, checkout.home)
-            subprocess.run(checkout.command("dvc", "repro"), **checkout.where(), check=True)
+            subprocess.run(checkout.in_one_process("dvc", "repro"), **checkout.where(), check=True)
             (folder / "done").touch()
     return checkout
 

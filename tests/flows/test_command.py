@@ -215,7 +215,7 @@ def test_a_plan_looks_at_the_file(here: Checkout) -> None:
 
 def test_without_a_server_a_run_needs_no_prefect(here: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not has_prefect_api()
-    done = here.run("flows.cli.main", "run", "--set", "algorithm.steps=4")
+    done = here.run(*here.command("flows.cli.main", "run", "--set", "algorithm.steps=4"))
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[1:3] == ["preparing the data ...", "calibrating the noise ..."]
     assert done.stderr.count("step 4 of 4") == 1

@@ -36,21 +36,23 @@ class Checkout:
         """A Python module as a command."""
         return [sys.executable, "-m", module, *arguments]
 
+    def in_one_process(self, module: str, *arguments: str) -> list[str]:
+        """A Python module as a command that starts no process for a stage."""
+        return self.command("tests.support.one_process", module, *arguments)
+
     def where(self, **variables: str) -> dict[str, Any]:
         """What subprocess needs to run a command here."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        own = {"PATH": path, "EPSILONFLOW_HOME": str(self.home), "PYTHONDONTWRITEBYTECODE": ""}
+        own = {"PATH": path, "EPSILONFLOW_HOME": str(self.home), "PYTHONPATH": str(PROJECT), "PYTHONDONTWRITEBYTECODE": ""}
         return {"cwd": self.root, "env": os.environ | own | variables}
 
-    def run(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a Python module here; what it wrote is kept, its exit status is the caller's to check."""
-        return subprocess.run(
-            self.command(module, *arguments), **self.where(), capture_output=True, text=True, timeout=300
-        )
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command here; what it wrote is kept, its exit status is the caller's to check."""
+        return subprocess.run(command, **self.where(), capture_output=True, text=True, timeout=300)
 
     def dvc(self, *arguments: str) -> str:
-        """What a dvc command that must succeed writes to stdout."""
-        done = self.run("dvc", *arguments)
+        """What a dvc command that must succeed writes to stdout; it starts no process for a stage."""
+        done = self.run(*self.in_one_process("dvc", *arguments))
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

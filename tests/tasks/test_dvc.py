@@ -212,12 +212,11 @@ def test_an_experiment_runs_and_is_charged(checkout: Checkout) -> None:
     assert {"test_accuracy", "privacy.epsilon"} <= set(heads)
 
 
-def test_a_queued_experiment_leaves_its_tracked_runs_in_the_checkout(checkout: Checkout) -> None:
+def test_an_experiment_in_a_copy_leaves_its_tracked_runs_in_the_checkout(checkout: Checkout) -> None:
     """DVC runs it in a copy, which it deletes."""
     before = {path.name for path in checkout.root.glob(".wandb/wandb/offline-run-*")}
-    checkout.dvc("exp", "run", "--queue", "--set-param", "privacy.epsilon=0.5")
-    checkout.dvc("exp", "run", "--run-all")
-    assert not list((checkout.root / ".dvc/tmp/exps").glob("tmp*"))
+    checkout.dvc("exp", "run", "--temp", "--set-param", "privacy.epsilon=0.5")
+    assert not list((checkout.root / ".dvc/tmp/exps").rglob("tmp*"))
     _, run_id = [row.run_id for row in checkout.ledger.history("digits") if row.kind == "reserve"]
     (tracked,) = {path.name for path in checkout.root.glob(".wandb/wandb/offline-run-*")} - before
     assert tracked.split("-", 3)[3] == run_id
@@ -227,7 +226,7 @@ def test_a_queued_experiment_leaves_its_tracked_runs_in_the_checkout(checkout: C
 def test_bad_parameters_are_refused_in_a_sentence_and_nothing_is_spent(checkout: Checkout) -> None:
     before = checkout.ledger.head()
     checkout.set("dataset: digits", "dataset: nist")
-    done = checkout.run("dvc", "repro")
+    done = checkout.run(*checkout.command("dvc", "repro"))
     assert done.returncode != 0
     (refusal,) = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
     assert "no data set 'nist'" in refusal

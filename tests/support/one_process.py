@@ -1,0 +1,69 @@
+"""The stages of a checkout in one process, which imports what they need once; that they are processes has own tests.
+
+`python -m tests.support.one_process MODULE ...` runs a module, such as `dvc`, whose stages stay in its process.
+"""
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from dvc.stage import run as dvc_run
+from dvc.stage.exceptions import StageCmdFailedError
+
+from tasks.runs import stages
+
+
+def _command(_shell: str, command: str, *, cwd: str, env: dict[str, str], **_: object) -> None:
+    """What DVC starts for a stage: `python -m tasks.STAGE`."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(cwd):
+        for name in env.keys() - os.environ.keys():
+            patch.setenv(name, env[name])
+        status = _status(lambda: stages.main_of(import_module(command.split()[-1]).main))
+    if status:
+        raise StageCmdFailedError(command, status)
+
+
+def _dvc(*stage: str, root: Path, say: stages.Say) -> tuple[int, list[str]]:
+    """In place of a process that lets DVC run a stage: what it writes is said at its end."""
+    written = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.chdir(root),
+        contextlib.redirect_stdout(written),
+        contextlib.redirect_stderr(written),
+    ):
+        patch.setattr(sys, "argv", ["stages", *stage])
+        status = _status(stages.main)
+    lines = [line for line in written.getvalue().splitlines() if line]
+    for line in lines:
+        say(line)
+    return status, lines
+
+
+def _status(main: Callable[[], object]) -> int:
+    try:
+        main()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+def stay_in_this_process(patch: pytest.MonkeyPatch) -> None:
+    """Until `patch` is undone, no stage is a process of its own."""
+    patch.setattr(dvc_run, "_run", _command)
+    patch.setattr(stages, "_dvc", _dvc)
+    patch.setattr(stages, "_end_with_input", lambda: None)
+
+
+if __name__ == "__main__":
+    stay_in_this_process(pytest.MonkeyPatch())
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
