@@ -280,13 +280,16 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
 
 def _operations(passes: Passes, parameters: Tensor, form: Form) -> int:
     """How many operations a forward pass of one record takes, which says how much there is time to look at."""
+    of_vectors = 20 * len(parameters)  # vectors as long are added up many times
+    if of_vectors > _LIGHT:
+        return of_vectors
     sample = form.draw(1, 0)
     with FlopCounterMode(display=False) as counter, same_randomness():
         try:
             passes.losses(parameters, sample.inputs, sample.labels)
         except Exception:  # what is looked at in full says which records a model does not take
             return 0
-    return int(counter.get_total_flops()) + 20 * len(parameters)  # vectors as long are added up many times
+    return int(counter.get_total_flops()) + of_vectors
 
 
 def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelInspection:
