@@ -12,7 +12,7 @@ from algorithms.gradients.clipping import L1, Affine, Box, Clipping, PerLayer, f
 from algorithms.gradients.embedding_grad import EmbeddingGrad
 from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample, add_rows, as_measured
 
-_FEW_NUMBERS = 2**12
+_FEW_NUMBERS = 512
 """Of a parameter below which the calls for its gradients weigh more than their arithmetic."""
 
 
