@@ -88,7 +88,7 @@ def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
         _check_name(card, name)
     if len({name.casefold() for name in found}) < len(found):
         raise DataRefusedError(
-            f"Two blocks of {card.name!r} have names that differ in case alone; leave one."
+            f"two blocks of {card.name!r} have names that differ in case alone; leave one."
         )
     return tuple(sorted(found))
 
@@ -119,7 +119,7 @@ def read(
     rows = row_reader(card, files, key=key, as_texts=as_texts)
     if rows is None:
         raise DataRefusedError(
-            f"The card of {card.name!r} has blocks, but its reader is of no rows; correct it."
+            f"the card of {card.name!r} has blocks, but its reader is of no rows; correct it."
         )
     elsewhere = rows.people("test") if card.person is not None and "test" in files else frozenset()
     trained_on = itertools.chain.from_iterable(
@@ -142,7 +142,7 @@ def _held_out(
     held_out = {*digests.by_block.pop(_TEST_FILE)}
     if same := [name for name, found in digests.by_block.items() if held_out & {*found}]:
         raise DataRefusedError(
-            f"The test file of population {card.population!r} holds exactly the records of the block {same[0]!r}, so"
+            f"the test file of population {card.population!r} holds exactly the records of the block {same[0]!r}, so"
             " that records trained on would be published as held out; take a test file of other records."
         )
 
@@ -189,7 +189,7 @@ def _file(card: DataCard, name: str, root: Path) -> Path | None:
 def _source(card: DataCard) -> Source:
     if card.blocks is None:
         raise DataRefusedError(
-            f"The card of {card.name!r} says no `blocks`, so data.blocks must be empty: --set data.blocks=[]; or write"
+            f"the card of {card.name!r} says no `blocks`, so data.blocks must be empty: --set data.blocks=[]; or write"
             " where its blocks are."
         )
     return card.blocks
@@ -199,7 +199,7 @@ def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
     """The file of each block; others, such as one that is still being written under a name with a dot, are none."""
     folder = root / source.path
     if not folder.is_dir():
-        raise DataRefusedError(f"There is no folder {folder} with the blocks of {card.name!r}; make it.")
+        raise DataRefusedError(f"there is no folder {folder} with the blocks of {card.name!r}; make it.")
     endings = _endings(card.reader)
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -224,7 +224,7 @@ def _endings(reader: Format) -> tuple[str, ...]:
 def _given(card: DataCard, source: Query, url: str | None) -> str:
     if not url:
         raise DataRefusedError(
-            f"The blocks of {card.name!r} are in a database; set {source.url_from} to its SQLAlchemy URL."
+            f"the blocks of {card.name!r} are in a database; set {source.url_from} to its SQLAlchemy URL."
         )
     return url
 
@@ -232,7 +232,7 @@ def _given(card: DataCard, source: Query, url: str | None) -> str:
 def _check_name(card: DataCard, name: str) -> None:
     if not _NAME.fullmatch(name) or name == _WHOLE_POPULATION:
         raise DataRefusedError(
-            f"A block of {card.name!r} has a name of other characters than letters, digits, - and _, or the name"
+            f"a block of {card.name!r} has a name of other characters than letters, digits, - and _, or the name"
             f" {_WHOLE_POPULATION!r}; name its blocks anew."
         )
 

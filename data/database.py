@@ -35,7 +35,7 @@ def read(source: Query, wanted: Sequence[str], name: str, url: str) -> Iterator[
         for some in connection.execution_options(yield_per=_ROWS).execute(statement).partitions():
             if any(row[-1] != name for row in some):
                 raise DataRefusedError(
-                    f"The database takes other names for that of the block {name!r}, so a row would be in several"
+                    f"the database takes other names for that of the block {name!r}, so a row would be in several"
                     " blocks; let the query spell each name in one way, such as by lower()."
                 )
             yield pa.table(
@@ -54,7 +54,7 @@ def _texts(values: Iterator[Any]) -> pa.Array:
 @contextmanager
 def _connected(source: Query, url: str) -> Iterator[sa.Connection]:
     refusal = DataRefusedError(
-        f"The query of the blocks cannot be read at the URL in {source.url_from}; correct the URL, the query or"
+        f"the query of the blocks cannot be read at the URL in {source.url_from}; correct the URL, the query or"
         " the names of its columns."
     )
     try:

@@ -54,7 +54,7 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
         How far a score of the written form is from the model's at most, on made-up records.
 
     Raises:
-        RefusedError: where a library is missing, `to` is there, or the written form says something else.
+        RefusedError: where a library is missing or fails, `to` is there, or the written form says something else.
     """
     missing = [name for name in _NEEDS[form] if find_spec(name) is None]
     if missing:
@@ -73,11 +73,20 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as folder:
         fresh = Path(folder) / to.name
-        said = writers[form](model, inputs, fresh)
         # More records than it was traced with: the batch must be free.
         more = torch.cat([inputs, inputs.flip(0)])
-        with torch.no_grad():
-            far = float((said(more) - model(more)).abs().max())
+        try:
+            said = writers[form](model, inputs, fresh)
+            with torch.no_grad():
+                far = float((said(more) - model(more)).abs().max())
+        except RefusedError:
+            raise
+        except Exception as error:  # of whatever type a library raises
+            why = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+            others = ", ".join(other for other in FORMS if other != form)
+            raise RefusedError(
+                f"the model {model.facts['model']!r} cannot be written as {form} ({why}); choose another of {others}."
+            ) from error
         if not far <= _CLOSE:
             raise RefusedError(
                 f"the {form} form gives other scores than the model, by up to {far:.2g}; use the model as it is."

@@ -44,7 +44,7 @@ class UnitRecords(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         flat = inputs.flatten(start_dim=1)
         norms = torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=_SMALLEST_NORM)
-        return torch.cat([flat / norms, flat.new_full((len(flat), 1), self.constant)], dim=1)
+        return torch.cat([flat / norms, torch.full_like(norms, self.constant)], dim=1)
 
 
 def unit_linear(given: ModelSpec, settings: UnitSettings) -> Model:

@@ -215,7 +215,7 @@ class PublicDescription:
             return _ADAPTER.validate_json(text)
         except ValidationError:
             raise DataRefusedError(
-                "The description of the prepared data is damaged; run the prepare stage again."
+                "the description of the prepared data is damaged; run the prepare stage again."
             ) from None
 
 

@@ -80,7 +80,7 @@ def _check_different(card: DataCard, key: bytes) -> None:
     plain = {keyed(key, [file.sha256]).hex() for file in card.files.values() if file.sha256}
     if plain & {file.keyed_sha256 for file in card.files.values()}:
         raise DataRefusedError(
-            f"Two files of {card.name!r} are the same, by sha256 and keyed_sha256 in its card, and records to train on"
+            f"two files of {card.name!r} are the same, by sha256 and keyed_sha256 in its card, and records to train on"
             " cannot be those to test on; name another file."
         )
 
@@ -116,7 +116,7 @@ def _local(path: Path, file: File, *, key: bytes) -> Path:
 
 
 def _missing(path: Path) -> DataRefusedError:
-    return DataRefusedError(f"There is no file {path}; put it there or correct its path in the data card.")
+    return DataRefusedError(f"there is no file {path}; put it there or correct its path in the data card.")
 
 
 def _verified(path: Path, file: File, advice: str) -> Path:

@@ -28,10 +28,10 @@ def fold(records: int, *, folds: int, repeat: int, index: int, seed: int) -> Fol
             f"{folds} folds of {records} records cannot be made; choose from 2 to {records} folds."
         )
     if not 0 <= index < folds:
-        raise DataRefusedError(f"There is no fold {index} of {folds}; choose from 0 to {folds - 1}.")
+        raise DataRefusedError(f"there is no fold {index} of {folds}; choose from 0 to {folds - 1}.")
     if repeat < 0 or seed < 0:
         raise DataRefusedError(
-            "A seed and a repetition of folds are counted from 0; choose numbers that are not negative."
+            "a seed and a repetition of folds are counted from 0; choose numbers that are not negative."
         )
     shuffled = RandomState(MT19937(SeedSequence((seed, repeat)))).permutation(records).astype(np.int64)
     start, stop = (records * place // folds for place in (index, index + 1))
@@ -47,4 +47,4 @@ def check_classes(labels: NDArray[np.int64], chosen: Fold) -> None:
     """
     for name, part in (("training", chosen.train), ("test", chosen.test)):
         if len(np.unique(labels[part])) < 2:
-            raise DataRefusedError(f"The {name} records of a fold are all of one class; choose fewer folds.")
+            raise DataRefusedError(f"the {name} records of a fold are all of one class; choose fewer folds.")

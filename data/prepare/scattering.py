@@ -36,7 +36,7 @@ def scattered_shape(card: DataCard) -> tuple[int, int, int]:
     shape = card.input_shape
     if len(shape) != 3 or min(shape[1:]) < _SMALLEST_SIDE:
         raise DataRefusedError(
-            f"Scattering takes images of at least {_SMALLEST_SIDE} x {_SMALLEST_SIDE} pixels, but a record of "
+            f"scattering takes images of at least {_SMALLEST_SIDE} x {_SMALLEST_SIDE} pixels, but a record of "
             f"{card.name!r} has the shape {list(shape)}; set data.transform to none."
         )
     channels, height, width = shape

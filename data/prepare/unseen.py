@@ -99,13 +99,13 @@ def records_in(
     that is not there, one of another kind, and records that the card does not allow.
     """
     if not path.exists():
-        raise DataRefusedError(f"There is no {path}; give a file or folder of records to predict on.")
+        raise DataRefusedError(f"there is no {path}; give a file or folder of records to predict on.")
     if path.suffix == ".npy":
         yield from _arrays(path, shape)
         return
     if preparation is None:
         raise DataRefusedError(
-            "The model does not say how its records were prepared; give prepared features in an .npy file,"
+            "the model does not say how its records were prepared; give prepared features in an .npy file,"
             " or train again."
         )
     card = _card(preparation)
@@ -126,7 +126,7 @@ def records_in(
         found = _images(path, card)
     else:
         raise DataRefusedError(
-            f"The records of {card.name!r} come from no file of their own; give prepared features in an .npy file."
+            f"the records of {card.name!r} come from no file of their own; give prepared features in an .npy file."
         )
     if encode is None:
         yield from _transformed(card, found, preparation["transform"])
@@ -142,7 +142,7 @@ def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
         return _FORMAT.validate_json(json.dumps(preparation["reader"]))
     except (ValidationError, KeyError):
         raise DataRefusedError(
-            "The model was prepared by a reader that this version does not know; use the version that trained it."
+            "the model was prepared by a reader that this version does not know; use the version that trained it."
         ) from None
 
 

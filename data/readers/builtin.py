@@ -27,7 +27,7 @@ def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[Block]:
     pixels, labels = bunch.images.astype(np.uint8), bunch.target.astype(np.uint8)
     if hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest() != declared.sha256:
         raise DataRefusedError(
-            "The digits of the installed scikit-learn are not the declared ones; install the locked one."
+            "the digits of the installed scikit-learn are not the declared ones; install the locked one."
         )
     images = pixels.reshape(-1, *shape).astype(np.float32) / np.float32(16)
     yield Block("train", Records(images, labels.astype(np.int64)))
@@ -45,7 +45,7 @@ def read_synthetic(declared: Synthetic, numbers: Numbers, *, features: int) -> I
     train = _records(uniform, normal, numbers.train or 0)
     test = _records(uniform, normal, numbers.test or 0)
     if _sha256(train, test) != declared.sha256:
-        raise DataRefusedError("The synthetic records are not the declared ones; install the locked NumPy.")
+        raise DataRefusedError("the synthetic records are not the declared ones; install the locked NumPy.")
     yield Block("train", train)
     yield Block("test", test)
 

@@ -109,7 +109,7 @@ def contents(column: pa.ChunkedArray, *, lists: bool = False) -> list[bytes | No
         found: list[bytes | None] = pc.cast(column, pa.large_binary(), safe=False).to_pylist()
     except pa.ArrowException:
         raise DataRefusedError(
-            "A column that was declared holds neither texts, bytes nor numbers; correct the file or its card."
+            "a column that was declared holds neither texts, bytes nor numbers; correct the file or its card."
         ) from None
     return found
 

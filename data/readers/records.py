@@ -136,16 +136,16 @@ def _check_values(card: DataCard, part: str, records: Records) -> None:
         return
     if records.features.shape != (len(records), *card.input_shape):
         raise DataRefusedError(
-            f"The {part} records of {card.name!r} have not the declared shape {list(card.input_shape)}, "
+            f"the {part} records of {card.name!r} have not the declared shape {list(card.input_shape)}, "
             "or not one label each; correct the files or the card."
         )
     if card.tokens is not None and not 0 <= records.features.min() <= records.features.max() < card.tokens:
         raise DataRefusedError(
-            f"The {part} records of {card.name!r} hold tokens beyond its {card.tokens}; correct one."
+            f"the {part} records of {card.name!r} hold tokens beyond its {card.tokens}; correct one."
         )
     if not np.isfinite(records.features).all():
         raise DataRefusedError(
-            f"The {part} features of {card.name!r} hold NaN or infinite values; correct the files."
+            f"the {part} features of {card.name!r} hold NaN or infinite values; correct the files."
         )
     _check_labels(card, part, records)
 
@@ -155,7 +155,7 @@ def _check_labels(card: DataCard, part: str, records: Records) -> None:
         return  # the reader has made them, within what is declared
     if records.labels.min() < 0 or records.labels.max() >= len(card.classes):
         raise DataRefusedError(
-            f"The {part} labels of {card.name!r} go beyond its {len(card.classes)} declared classes; "
+            f"the {part} labels of {card.name!r} go beyond its {len(card.classes)} declared classes; "
             "correct the files or the classes in the card."
         )
 
@@ -164,7 +164,7 @@ def _check_bound(card: DataCard, found: Mapping[Part, int]) -> None:
     at_most = card.records.at_most
     if at_most is not None and sum(found.values()) > at_most:
         raise DataRefusedError(
-            f"Data set {card.name!r} has more records than its at_most, {at_most}; raise that in its card."
+            f"data set {card.name!r} has more records than its at_most, {at_most}; raise that in its card."
         )
 
 
@@ -172,11 +172,11 @@ def _check_number(card: DataCard, found: Mapping[Part, int]) -> None:
     for part in PARTS:
         if found[part] == 0:
             raise DataRefusedError(
-                f"Data set {card.name!r} has no {_WORDS[part]} records; give it a file that holds some."
+                f"data set {card.name!r} has no {_WORDS[part]} records; give it a file that holds some."
             )
     declared = card.records
     if declared.at_most is None and (found["train"], found["test"]) != (declared.train, declared.test):
         raise DataRefusedError(
-            f"Data set {card.name!r} has {found['train']} training and {found['test']} test records, its card "
+            f"data set {card.name!r} has {found['train']} training and {found['test']} test records, its card "
             f"declares {declared.train} and {declared.test}; correct the files or the card."
         )

@@ -71,7 +71,7 @@ def word_list(files: Mapping[str, Path], declared: Reviews) -> bytes:
     found, path = hashlib.sha256(listed).hexdigest(), files["archive" if declared.words else "words"]
     if declared.words_sha256 not in (None, found):
         raise DataRefusedError(
-            f"The words that have a token by the list in {path} have the SHA-256"
+            f"the words that have a token by the list in {path} have the SHA-256"
             f" {found}, not the one that the data card declares; correct words_sha256, or give the list that it is of."
         )
     return listed
@@ -108,7 +108,7 @@ def _vocabulary(listed: bytes, size: int, path: Path) -> dict[str, int]:
             words.setdefault(line.strip(), _FIRST_WORD + len(words))
     if len(words) < size - _FIRST_WORD:
         raise DataRefusedError(
-            f"The list of words in {path} has {len(words)} words, too few for a vocabulary of {size}; declare a "
+            f"the list of words in {path} has {len(words)} words, too few for a vocabulary of {size}; declare a "
             "smaller one in the data card."
         )
     return words

@@ -26,10 +26,9 @@ def card(name: str, folder: Path = CARDS) -> DataCard:
     Raises DataRefusedError when there is none, or when it is not valid: then with the path of the key at fault.
     """
     if name not in names(folder):
-        known = ", ".join(names(folder)) or "none"
-        raise DataRefusedError(
-            f"There is no data set {name!r}; choose one of: {known}, or add a card to {folder}."
-        )
+        known = ", ".join(names(folder))
+        way = f"choose one of: {known}, or add" if known else "there is no data card here; add"
+        raise DataRefusedError(f"there is no data set {name!r}; {way} a card to {folder}.")
     path = folder / f"{name}.yaml"
     document = _document(path)
     try:
@@ -38,7 +37,7 @@ def card(name: str, folder: Path = CARDS) -> DataCard:
         raise DataRefusedError(_sentence(path, document, error)) from None
     if declared.name != name:
         raise DataRefusedError(
-            f"Data card {path}, key name: must be {name!r}, the name of the file; correct it."
+            f"data card {path}, key name: must be {name!r}, the name of the file; correct it."
         )
     return declared
 
@@ -51,14 +50,14 @@ def _document(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f" near line {mark.line + 1}" if mark else ""
         raise DataRefusedError(
-            f"Data card {path} is not valid YAML{where}: {_problem(error)}; correct it."
+            f"data card {path} is not valid YAML{where}: {_problem(error)}; correct it."
         ) from None
     except (TypeError, UnicodeDecodeError):
         raise DataRefusedError(
-            f"Data card {path} must hold plain UTF-8 text, numbers and lists; correct it."
+            f"data card {path} must hold plain UTF-8 text, numbers and lists; correct it."
         ) from None
     if not isinstance(document, dict):
-        raise DataRefusedError(f"Data card {path} must be a mapping of keys to values; correct it.")
+        raise DataRefusedError(f"data card {path} must be a mapping of keys to values; correct it.")
     return document
 
 
@@ -71,11 +70,11 @@ def _sentence(path: Path, document: object, error: ValidationError) -> str:
     unknown = [str(other["loc"][-1]) for other in others if other["type"] == "extra_forbidden"]
     meant = get_close_matches(str(first["loc"][-1]), unknown, 1) if first["type"] == "missing" else []
     if meant:
-        return f"Data card {path}, key {meant[0]}: unknown key; {first['loc'][-1]} is its name, correct the card."
+        return f"data card {path}, key {meant[0]}: unknown key; {first['loc'][-1]} is its name, correct the card."
     message = {"extra_forbidden": "unknown key", "missing": "is missing"}.get(first["type"], first["msg"])
     key = _key(document, first["loc"])
     where = f", key {key}" if key else ""
-    return f"Data card {path}{where}: {message.removeprefix('Value error, ')}; correct the card."
+    return f"data card {path}{where}: {message.removeprefix('Value error, ')}; correct the card."
 
 
 def _key(document: Any, location: tuple[int | str, ...]) -> str:

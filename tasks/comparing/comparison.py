@@ -250,7 +250,7 @@ def _document(path: Path) -> dict[str, Any]:
         document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
         json.dumps(document)
     except OSError:
-        raise ParamsRefusedError(f"There is no file {path}; give the file of a comparison.") from None
+        raise ParamsRefusedError(f"there is no file {path}; give the file of a comparison.") from None
     except (YAMLError, UnicodeDecodeError, TypeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" near line {mark.line + 1}" if mark else ""

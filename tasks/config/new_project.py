@@ -185,11 +185,11 @@ def _column(one: Mapping[str, Any], path: Path, label: Sequence[str]) -> dict[st
 
 
 def check(folder: Path, file: Path | None) -> None:
-    """Raises ParamsRefusedError where no project can be made in `folder`, or its table is not there."""
+    """Raises ParamsRefusedError where no project can be made in `folder`, or its data are not there."""
     if folder.exists() and not folder.is_dir():
         raise ParamsRefusedError(f"{folder} is a file; name a new folder.")
     if file is not None and not file.exists():
-        raise ParamsRefusedError(f"there is no file {file}; name the table, or leave --file out.")
+        raise ParamsRefusedError(f"there is no {file}; name what is there, or for a table leave --file out.")
     if folder.exists() and any(folder.iterdir()):
         raise ParamsRefusedError(f"{folder} is not empty; name a new folder.")
 
@@ -263,7 +263,7 @@ def of_images(
 ) -> Declared:
     """A folder with a folder a class; raises ParamsRefusedError where it is none."""
     if not folder.is_dir():
-        raise ParamsRefusedError(f"{folder} is no folder; give one with a folder of images for each class.")
+        raise ParamsRefusedError(f"{folder} is no folder; give one with one folder of images per class.")
     reader, shape = {"kind": "images", "mode": "RGB", "fit": "crop"}, (3, size, size)
     return Declared(
         name,
@@ -296,7 +296,7 @@ def of_texts(
     known = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
     if file.suffix not in known or not file.is_file():
         raise ParamsRefusedError(
-            f"{file} is no file that ends in {', '.join(known)}; give one with a text a row."
+            f"{file} is no file that ends in {', '.join(known)}; give one with one text per row."
         )
     target = predicts.get("target", {})
     if "next" in target and encoder is None:

@@ -318,7 +318,7 @@ def load(path: Path, *, reads: tuple[str, ...]) -> Params:
         document = YAML(typ="safe", pure=True).load(path)
     except OSError:
         raise ParamsRefusedError(
-            f"There is no file {path}; run this in the folder that holds params.yaml."
+            f"there is no file {path}; run this in the folder that holds params.yaml."
         ) from None
     except (YAMLError, UnicodeDecodeError) as error:
         raise ParamsRefusedError(f"{path.name} is not valid YAML{_line(error)}; correct it.") from None

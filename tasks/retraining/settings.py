@@ -85,7 +85,7 @@ def load(path: Path) -> Retraining:
         document = YAML(typ="safe", pure=True).load(path)
         settings = Retraining.model_validate(document)
     except OSError:
-        raise ParamsRefusedError(f"There is no file {path}; write one, such as {EXAMPLE}.") from None
+        raise ParamsRefusedError(f"there is no file {path}; write one, such as {EXAMPLE}.") from None
     except (YAMLError, UnicodeDecodeError):
         raise ParamsRefusedError(f"{path.name} is not valid YAML; correct it.") from None
     except ValidationError as error:

@@ -102,7 +102,7 @@ EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
 def load(path: Path) -> Tuning:
     """The settings in a file; raises ParamsRefusedError for what they cannot be."""
     if not path.exists():
-        raise ParamsRefusedError(f"There is no file {path}; write one, such as {EXAMPLE}.")
+        raise ParamsRefusedError(f"there is no file {path}; write one, such as {EXAMPLE}.")
     try:
         document = YAML(typ="safe", pure=True).load(path)
     except (OSError, YAMLError, UnicodeDecodeError) as error:

@@ -136,7 +136,7 @@ def test_a_bad_card_is_one_sentence_with_the_key(
     with pytest.raises(DataRefusedError) as refusal:
         registry.card("tiny", store(table, name="tiny"))
     assert message in str(refusal.value)
-    assert str(refusal.value).startswith("Data card ") and "\n" not in str(refusal.value)
+    assert str(refusal.value).startswith("data card ") and "\n" not in str(refusal.value)
 
 
 def _put(document: Any, path: tuple[str | int, ...], value: Any) -> None:

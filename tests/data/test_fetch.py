@@ -148,7 +148,7 @@ def test_an_own_file_is_checked(
     table: Document, card_of: Callable[[Document], DataCard], places: Places
 ) -> None:
     table["files"]["train"]["sha256"] = hashlib.sha256(CONTENT).hexdigest()
-    with pytest.raises(DataRefusedError, match=r"There is no file .*tiny\.csv"):
+    with pytest.raises(DataRefusedError, match=r"there is no file .*tiny\.csv"):
         fetch(card_of(table), places, key=KEY)
     own = put(places.root / "tiny.csv", CONTENT)
     assert fetch(card_of(table), places, key=KEY) == {"train": own}

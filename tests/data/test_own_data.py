@@ -81,7 +81,7 @@ def _size(folder: Path) -> int:
 
 def test_a_refusal_leaves_the_prepared_folder_as_it_was(tmp_path: Path) -> None:
     run(tmp_path / "prepared", home=tmp_path)
-    with pytest.raises(DataRefusedError, match="There is no file"):
+    with pytest.raises(DataRefusedError, match="there is no file"):
         run(tmp_path / "prepared", home=tmp_path, root=tmp_path)
     assert prepared.load(tmp_path / "prepared").public.dataset == "visits"
 
@@ -122,7 +122,7 @@ def test_one_file_by_two_checksums_is_still_one_file(tmp_path: Path) -> None:
     split = next(line for line in text.splitlines() if line.startswith("split:"))
     test = f"  test: {{path: examples/own_data/copy.csv, keyed_sha256: {mark}}}"
     (cards / "visits.yaml").write_text(text.replace("2000", "2400").replace(split, test))
-    with pytest.raises(DataRefusedError, match="Two files of 'visits' are the same"):
+    with pytest.raises(DataRefusedError, match="two files of 'visits' are the same"):
         run(tmp_path / "prepared", home=tmp_path, root=project, cards=cards)
 
 
@@ -138,7 +138,7 @@ def test_the_template_of_ipums_is_refused_until_its_file_is_there_and_declared(t
         prepare(ipums, mirror=None, home=tmp_path, destination=tmp_path / "p", root=tmp_path, cards=cards)
 
     with pytest.raises(
-        DataRefusedError, match=r"There is no file .*ipums\.csv; put it there or correct"
+        DataRefusedError, match=r"there is no file .*ipums\.csv; put it there or correct"
     ) as refusal:
         attempt()
     assert "\n" not in str(refusal.value)
@@ -172,5 +172,5 @@ def test_the_stage_runs_as_dvc_runs_it(tmp_path: Path) -> None:
     assert prepared.load(tmp_path / "datasets" / "prepared").public.records == 1436
     (tmp_path / "params.yaml").write_text("data: {dataset: digit}\n")
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "There is no data set 'digit'" in done.stderr
+    assert done.returncode == 2 and "there is no data set 'digit'" in done.stderr
     assert "Traceback" not in done.stderr

@@ -104,7 +104,7 @@ def test_small_images_are_refused_before_anything_is_fetched(
     store: Callable[..., Path], images: Document, tmp_path: Path
 ) -> None:
     chosen = params.parse({"data": {"dataset": "dots", "transform": "scattering"}}, reads=("data",))
-    with pytest.raises(DataRefusedError, match=r"Scattering takes images .* the shape \[1, 2, 2\]"):
+    with pytest.raises(DataRefusedError, match=r"scattering takes images .* the shape \[1, 2, 2\]"):
         prepare(
             chosen, mirror=None, home=tmp_path, destination=tmp_path / "p", root=tmp_path, cards=store(images)
         )

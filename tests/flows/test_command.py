@@ -205,7 +205,7 @@ def test_a_plan_looks_at_the_file(here: Checkout) -> None:
     card = (PROJECT / "examples/own_data/visits.yaml").read_text()
     (here.root / "data/cards/visits.yaml").write_text(card)
     asked = ("plan", "--dataset", "visits", "--epsilon", "1")
-    assert "There is no file" in call(*asked).stderr
+    assert "there is no file" in call(*asked).stderr
     shutil.copytree(PROJECT / "examples/own_data", here.root / "examples/own_data")
     assert call(*asked).exit_code == 0
     with (here.root / "examples/own_data/visits.csv").open("a") as file:

@@ -144,7 +144,7 @@ def test_the_schema_of_the_tutorial_is_taken(tmp_path: Path, monkeypatch: pytest
         ([{"name": "age"}, FIELDS[-1]], ("--at-most", "9"), "nothing bounds the field 'age'"),
         ("none", ("--at-most", "9"), "is no table schema"),
         (FIELDS, ("--at-most", "9", "--from", "missing.json"), "no file missing.json"),
-        (FIELDS, ("--at-most", "9", "--file", "missing.csv"), "no file missing.csv"),
+        (FIELDS, ("--at-most", "9", "--file", "missing.csv"), "there is no missing.csv"),
     ],
 )
 def test_what_is_not_declared_is_refused(
@@ -176,7 +176,9 @@ def test_a_place_that_may_not_be_written_is_refused_in_a_sentence(
 def test_a_table_or_folder_that_cannot_be_used_is_refused_before_columns_are_asked_for(
     schema: str, tmp_path: Path
 ) -> None:
-    assert "no file missing.csv" in call("init", "clinic", "--file", "missing.csv").stderr
+    assert "there is no missing.csv" in call("init", "clinic", "--file", "missing.csv").stderr
+    for kind in ("--texts", "--images"):
+        assert "there is no films.csv" in call("init", "clinic", kind, "films.csv", "--at-most", "9").stderr
     assert f"{tmp_path} is not empty" in call("init", str(tmp_path)).stderr
 
 

@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Path:
         ({"problems": [{"dataset": "digits", "model": "softmax"}] * 2}, "twice"),
         ({"problems": [PLAIN, PLAIN | {"transform": "scattering"}]}, "twice"),
         ({"problems": [PLAIN | {"transform": "wavelets"}]}, "problems.0.transform is 'wavelets'"),
-        ({"problems": [PLAIN | {"dataset": "adult", "transform": "scattering"}]}, "Scattering takes images"),
+        ({"problems": [PLAIN | {"dataset": "adult", "transform": "scattering"}]}, "scattering takes images"),
         ({"problems": [{"dataset": "nist", "model": "softmax"}]}, "no data set 'nist'"),
         ({"problems": [{"dataset": "digits", "model": "oracle"}]}, "no model 'oracle'"),
         ({"methods": {"a": {}}}, "methods.a.algorithm is missing"),

@@ -140,11 +140,20 @@ def test_an_export_is_loaded_by_its_library_and_agrees(
         assert text.startswith("---\nlibrary_name:")
 
 
-@pytest.mark.parametrize(("name", "adapter"), [("huggingface", LORA), ("timm", None)])
-def test_a_model_of_a_library_is_exported_as_that_reads_it(tmp_path: Path, name: str, adapter: Any) -> None:
-    """By `from_pretrained` or `create_model` alone; the export compares the scores."""
-    pytest.importorskip("transformers" if name == "huggingface" else "timm")
-    form, model = FORMS[name], form_of(name, **({} if adapter is None else {"adapter": adapter}))
+@pytest.mark.parametrize("name", [name for name in FORMS if name != "timm"])
+@pytest.mark.parametrize("form", ["onnx", "torchscript"])
+def test_every_model_is_exported_for_any_number_of_records(tmp_path: Path, form: Any, name: str) -> None:
+    for needed in ("onnxruntime", "onnxscript") if form == "onnx" else ():
+        pytest.importorskip(needed, exc_type=ImportError)
+    if name == "huggingface":
+        pytest.importorskip("transformers")
+    _save(name, tmp_path)
+    assert export(tmp_path, form, tmp_path / "out") < 1e-4
+
+
+def _save(name: str, folder: Path, **settings: Any) -> None:
+    """Writes the model file of a form, as a run releases it."""
+    form, model = FORMS[name], form_of(name, **settings)
     facts = {
         "model": name,
         "model_settings": model.settings,
@@ -153,7 +162,14 @@ def test_a_model_of_a_library_is_exported_as_that_reads_it(tmp_path: Path, name:
         "classes": [str(place) for place in range(form.classes)],
     }
     released = {key: tensor.contiguous() for key, tensor in model.published(moved(model)).items()}
-    save_file(released, tmp_path / "model.safetensors", metadata={"epsilonflow": json.dumps(facts)})
+    save_file(released, folder / "model.safetensors", metadata={"epsilonflow": json.dumps(facts)})
+
+
+@pytest.mark.parametrize(("name", "adapter"), [("huggingface", LORA), ("timm", None)])
+def test_a_model_of_a_library_is_exported_as_that_reads_it(tmp_path: Path, name: str, adapter: Any) -> None:
+    """By `from_pretrained` or `create_model` alone; the export compares the scores."""
+    pytest.importorskip("transformers" if name == "huggingface" else "timm")
+    _save(name, tmp_path, **({} if adapter is None else {"adapter": adapter}))
     assert export(tmp_path, "library", tmp_path / "out") < 1e-4
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert "model.safetensors" in names and ("config.json" in names) is (name == "huggingface")
@@ -172,6 +188,18 @@ def test_an_export_that_says_something_else_is_refused(
         "tasks.export._torchscript", lambda model, _inputs, path: lambda given: model(given) + 1e-3
     )
     with pytest.raises(RefusedError, match="gives other scores than the model"):
+        export(artifacts, "torchscript", tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_export_that_its_library_cannot_make_is_refused_in_a_sentence(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("no such operator\nsecond line")
+
+    monkeypatch.setattr("tasks.export._torchscript", fail)
+    with pytest.raises(RefusedError, match=r"written as torchscript \(IndexError: no such operator\);"):
         export(artifacts, "torchscript", tmp_path / "model.pt")
     assert not list(tmp_path.iterdir())
 

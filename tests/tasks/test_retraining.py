@@ -310,7 +310,7 @@ def test_params_of_another_data_set_are_refused(place: Place) -> None:
 def test_a_retraining_is_planned_for_the_features_that_it_trains_on(place: Place) -> None:
     scattered = PARAMS | {"data": {"dataset": "tiny", "transform": "scattering"}}
     YAML(typ="safe", pure=True).dump(scattered, place.root / "params.yaml")
-    assert "Scattering takes images" in place.deliver().message
+    assert "scattering takes images" in place.deliver().message
     assert place.stages == []
 
 

@@ -388,7 +388,7 @@ def test_what_cannot_be_searched_is_refused(place: Path) -> None:
 def test_where_a_file_is_missing_an_example_of_one_is_told(tmp_path: Path, load: Any, example: str) -> None:
     path = tmp_path / "own.yaml"
     with pytest.raises(
-        ParamsRefusedError, match=re.escape(f"There is no file {path}; write one, such as {example}.")
+        ParamsRefusedError, match=re.escape(f"there is no file {path}; write one, such as {example}.")
     ):
         load(path)
     path.write_text(example)
