@@ -28,9 +28,10 @@ def test_no_task_is_tried_again_and_none_is_cached_by_prefect() -> None:
 
 
 @pytest.mark.parametrize(
-    "parameters", [{"epsilon": -1.0}, {"epsilon": 0.0}, {"delta": 1.0}, {"delta": -1e-5}, {"seed": -1}]
+    "parameters",
+    [{"epsilon": "much"}, {"epsilon": -1.0}, {"epsilon": 0.0}, {"delta": 1.0}, {"delta": -1e-5}, {"seed": -1}],
 )
-def test_prefect_knows_the_ranges_of_the_parameters(parameters: dict[str, float]) -> None:
+def test_prefect_knows_the_ranges_of_the_parameters(parameters: dict[str, Any]) -> None:
     """So that a page or a command of Prefect refuses them before a run is made."""
     with pytest.raises(ParameterTypeError):
         pipeline.validate_parameters(parameters)
@@ -47,14 +48,10 @@ def test_a_deployment_runs_with_parameters_and_shows_its_steps(server: str, chec
     def prefect(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([PREFECT, *arguments], **where, capture_output=True, text=True, timeout=150)
 
-    for step in (
-        ["work-pool", "create", "local-pool", "--type", "process"],
-        ["--no-prompt", "deploy", "--all"],
-    ):
-        done = prefect(*step)
-        assert done.returncode == 0, done.stdout + done.stderr
-    refused = prefect("deployment", "run", "pipeline/train", "--param", "epsilon=much")
-    assert refused.returncode != 0
+    pool = {"name": "local-pool", "type": "process"}
+    httpx.post(f"{server}/work_pools/", json=pool).raise_for_status()
+    done = prefect("--no-prompt", "deploy", "--all")
+    assert done.returncode == 0, done.stdout + done.stderr
     worker = [PREFECT, "worker", "start", "--pool", "local-pool", "--type", "process"]
     asked = ["--param", "epsilon=1.5", "--param", "seed=4", "--param", 'settings={"algorithm.steps": 4}']
     with ended(worker, **where, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):

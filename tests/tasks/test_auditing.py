@@ -1,17 +1,32 @@
 """What an audit leaves: the file, the page, and the link from the report of a run."""
 
 import json
+import pickle
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from algorithms.errors import RefusedError
+from tasks import auditing
 from tasks.auditing import Asked, auditable, run_audit
 from tasks.config.params import ParamsRefusedError
 from tasks.reporting.page import newest_audit
 
 
-def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path) -> None:
+def test_runs_side_by_side_are_in_the_order_of_their_seeds() -> None:
+    seeds = list(range(20))
+    np.testing.assert_array_equal(auditing._side_by_side(np.sqrt, seeds, workers=2), np.sqrt(seeds))
+
+
+def test_an_audit_is_kept_as_json_and_as_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pickled(share: Any, seeds: list[int], *, workers: int) -> Any:
+        """In place of two processes, each of which imports all that a run needs."""
+        assert workers == 2
+        return pickle.loads(pickle.dumps(share))(seeds)
+
+    monkeypatch.setattr(auditing, "_side_by_side", pickled)
     assert newest_audit("majority", tmp_path) is None
     found, page = run_audit(Asked("majority", {}, runs=12, canaries=8), tmp_path, workers=2)
     kept = json.loads((tmp_path / "audits" / "majority" / "audit.json").read_text())

@@ -19,7 +19,7 @@ import pytest
 from ruamel.yaml import YAML
 from safetensors.torch import save_file
 
-from algorithms.core import calibration
+from algorithms.core import calibration, correlated
 from algorithms.errors import RefusedError
 from algorithms.features.learned import FEATURES
 from algorithms.methods.registry import CATALOGUE
@@ -33,8 +33,8 @@ from data.schema import registry
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tasks.config.overrides import recipe
-from tasks.reporting.page import Picture
 from tasks.runs.signing import public_key
+from tests.support.pictures import undrawn
 
 RECORDS, TEST_RECORDS, STEPS = 120, 30, 2
 TABLE: dict[str, Any] = {
@@ -111,6 +111,7 @@ USUAL: dict[str, Any] = {
     "start": False,
     "model": None,
 }
+CARD_OF = cache(registry.card)
 FEATURE_SETTINGS = {"principal_components": {"components": 2}, "whitened": {"groups": 0}}
 
 
@@ -211,7 +212,7 @@ class Runs:
     def document(self, choices: Choices) -> dict[str, Any]:
         """params.yaml of these choices: the recipe with few steps."""
         chosen = USUAL | dict(choices)
-        card = registry.card(self.public(choices).dataset, self.made.cards)
+        card = CARD_OF(self.public(choices).dataset, self.made.cards)
         usual = recipe(card, self.name, 1.0)
         own = {name.removeprefix("algorithm."): v for name, v in choices.items() if "algorithm." in name}
         short = {"steps": STEPS, "epochs": 1, "iterations": STEPS}
@@ -317,9 +318,10 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     name: str, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The same noise for all, and little precision: the search for the least noise is long and not what is tested.
-    monkeypatch.setattr(calibration, "calibrate", lambda *_, **__: 30.0)
+    for module in (calibration, correlated):
+        monkeypatch.setattr(module, "calibrate", lambda *_, **__: 30.0)
     monkeypatch.setattr(epsilon, "FINE", 1e-3)
-    monkeypatch.setattr(report, "_picture", lambda _draw, words: Picture(b"light", b"dark", words))
+    undrawn(monkeypatch)
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
     found = [witness(runs, choice, value, others) for choice, value in others]
     assert found[0] == {}
