@@ -4,7 +4,7 @@ import copy
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -36,11 +36,15 @@ _BOUNDS = {"cross_entropy": CROSS_ENTROPY, "binary_cross_entropy_with_logits": L
 
 @dataclass(frozen=True)
 class GivenRecords:
-    """features [n, *shape], float32 or int32; labels [n, ...], int64 or, for real numbers, float32."""
+    """features [n, *shape], float32 or int32; labels [n, ...], int64 or, for real numbers, float32.
+
+    is_column: whether the labels [n] were given as [n, 1], as a loss of the user's own then expects them.
+    """
 
     features: NDArray[Any]
     labels: NDArray[Any]
     packing: Packing | None
+    is_column: bool = False
 
 
 def records_of(model: object, X: Any, y: Any) -> GivenRecords:
@@ -49,7 +53,8 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
     if y is None:
         X, y = _stacked(X)
     labels = _array(y, "y")
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    is_column = labels.ndim == 2 and labels.shape[1] == 1
+    labels = labels[:, 0] if is_column else labels
     parts = (
         {str(name): _array(part, str(name)) for name, part in X.items()}
         if _is_mapping(X)
@@ -81,7 +86,8 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
         )
         features = np.ascontiguousarray(features, np.int32 if is_token else np.float32)
     is_real = labels.dtype.kind == "f"
-    return GivenRecords(features, np.ascontiguousarray(labels, np.float32 if is_real else np.int64), packing)
+    labels = np.ascontiguousarray(labels, np.float32 if is_real else np.int64)
+    return GivenRecords(features, labels, packing, is_column)
 
 
 def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRecords:
@@ -114,9 +120,9 @@ def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRe
     filled = np.where(places < 0, places[:, :1], places)
     features, labels = features[filled], labels[filled]
     if most == 1:
-        return GivenRecords(features[:, 0], labels[:, 0], records.packing)
+        return replace(records, features=features[:, 0], labels=labels[:, 0])
     labels[places < 0] = np.nan if labels.dtype.kind == "f" else IGNORED
-    return GivenRecords(features, labels, records.packing)
+    return replace(records, features=features, labels=labels)
 
 
 def _is_mapping(X: Any) -> bool:
@@ -171,15 +177,14 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
 
     Raises RefusedError where it takes no such records.
     """
-    if any(parameter.dtype != torch.float32 for parameter in module.parameters()):
-        raise RefusedError("the model has parameters that are not float32; give model.float().")
+    _check_form(module)
     own: nn.Module = copy.deepcopy(module).cpu()
     if records.packing is not None or not isinstance(_probed(own, records), Tensor):
         own = Called(own, records.packing)
     outputs, shape = _output_shape(own, records), records.labels.shape[1:]
     _check_entries(own, records)
     is_real = records.labels.dtype.kind == "f"
-    losses, bounds, ignored = _losses(loss, is_real=is_real)
+    losses, bounds, ignored = _losses(loss, is_real=is_real, is_column=records.is_column)
     classes = max(2, _classes(outputs, shape))
     counted = (
         records.labels
@@ -207,6 +212,25 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         label_dtype=torch.from_numpy(np.empty(0, records.labels.dtype)).dtype,
     )
     return model, classes
+
+
+def _check_form(module: nn.Module) -> None:
+    """Raises RefusedError where the module is a form of another one, or is not finished."""
+    is_spread = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    if is_spread or hasattr(module, "_orig_mod"):
+        inner = "module" if is_spread else "_orig_mod"
+        raise RefusedError(
+            f"the model is wrapped by {type(module).__name__}; give the module inside of it, model.{inner}."
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise RefusedError("the model is TorchScript; give the torch.nn.Module that it was made from.")
+    parameters = list(module.parameters())
+    if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
+        raise RefusedError(
+            "the model has layers whose size is not known yet; call it once on a made-up record, as of zeros."
+        )
+    if any(parameter.dtype != torch.float32 for parameter in parameters):
+        raise RefusedError("the model has parameters that are not float32; give model.float().")
 
 
 def _probed(module: nn.Module, records: GivenRecords) -> Any:
@@ -267,7 +291,7 @@ def _classes(outputs: tuple[int, ...], targets: tuple[int, ...]) -> int:
     return outputs[0] if outputs[1:] == targets else outputs[-1]
 
 
-def _losses(loss: object, *, is_real: bool) -> tuple[Losses, LossBounds | None, int | None]:
+def _losses(loss: object, *, is_real: bool, is_column: bool) -> tuple[Losses, LossBounds | None, int | None]:
     """The loss of each record [batch], what is public about it, and the class of targets that do not count."""
     name, of_torch, reduction = _of_torch(loss)
     if of_torch is None and not callable(loss):
@@ -280,6 +304,8 @@ def _losses(loss: object, *, is_real: bool) -> tuple[Losses, LossBounds | None, 
     ignored: int | None = getattr(loss, "ignore_index", -100) if by_index else None
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+        if is_column and of_torch is None:
+            targets = targets[:, None]
         if as_real:
             targets = targets.to(outputs.dtype)
             # [batch, 1] beside [batch] would be broadcast to [batch, batch]

@@ -113,6 +113,7 @@ def fit(
             without y, a map-style Dataset of pairs, or of mappings whose target is called "labels".
         y: Targets [n]: classes as whole numbers, or real numbers for a regression. Or [n, ...]: several numbers or
             labels of each record, or a class for each token or pixel; for a language model the token that follows.
+            Of [n, 1] a loss of your own gets [batch, 1], and one of PyTorch [batch].
         method: Settings of a method, such as `DPSGD(steps=300, expected_batch_size=256)`.
         epsilon: The target.
         delta: At most 1/n, and at most 1e-5 where n is private.
@@ -260,7 +261,7 @@ def _check_model(model: Model, records: GivenRecords, performance: Performance) 
     except Exception as error:
         why = str(error).partition("\n")[0]
         raise RefusedError(
-            f"the loss does not take the model's outputs with such targets ({why}); choose another."
+            f"the model or its loss does not take made-up records with targets like y ({why}); change what fails."
         ) from None
 
 

@@ -205,6 +205,24 @@ def test_a_regression_is_trained_on_each_records_own_target() -> None:
         torch.testing.assert_close(bias, torch.ones(1), atol=1e-2, rtol=0.0)
 
 
+def test_a_loss_of_ones_own_gets_targets_in_the_shape_they_were_given() -> None:
+    """Two outputs are compared with targets [batch, 1] each; beside [batch] they would be broadcast otherwise."""
+    X, _ = two_classes()
+    y = (X @ np.arange(5.0))[:, None]
+    shapes = set()
+
+    def pinball(outputs: Tensor, targets: Tensor) -> Tensor:
+        shapes.add(tuple(targets.shape[1:]))
+        above = targets - outputs
+        return torch.maximum(torch.tensor([0.1, 0.9]) * above, torch.tensor([-0.9, -0.1]) * above).sum(dim=1)
+
+    method = NonPrivate(steps=30, expected_batch_size=60, update=OptimizerConfig(learning_rate=0.2))
+    weight, bias = seeded(model=linear(2), loss=pinball, y=y, method=method)
+    assert shapes == {(1,)}
+    low, high = (torch.from_numpy(X).float() @ weight.T + bias).T
+    assert float((low < high).float().mean()) > 0.9
+
+
 class _Sum(nn.Linear):
     """One number for all records."""
 
@@ -471,6 +489,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "below 0",
     ),
     "no module": ({"model": lambda inputs: inputs}, "give a torch.nn.Module"),
+    "a compiled module": ({"model": torch.compile(nn.Linear(5, 2))}, "give .* model._orig_mod"),
+    "several devices": ({"model": nn.DataParallel(nn.Linear(5, 2))}, "give .* model.module"),
+    "TorchScript": ({"model": torch.jit.script(nn.Linear(5, 2))}, "that it was made from"),
+    "a lazy layer": ({"model": nn.LazyLinear(2)}, "call it once on a made-up record"),
     "double parameters": ({"model": nn.Linear(5, 2).double()}, "not float32"),
     "another shape": ({"model": nn.Linear(4, 2)}, "does not take records of shape"),
     "one output too few": ({"y": Y + 1}, "beyond the model's 2 outputs"),
