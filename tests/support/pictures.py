@@ -1,11 +1,18 @@
-"""Reports whose figures are not drawn, which takes longer than the rest of a report."""
+"""Reports whose figures are made, but not drawn pixel by pixel, which takes longer than the rest of a report."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tasks import report
-from tasks.reporting.page import Picture
+from tasks import auditing, report
+from tasks.comparing import report as comparison
 
 
-def undrawn(patch: pytest.MonkeyPatch) -> None:
-    """Until `patch` is undone, the figures of a report are a few bytes and their words."""
-    patch.setattr(report, "_picture", lambda _draw, words: Picture(b"light", b"dark", words))
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """In the block a figure is drawn to a few bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (auditing, comparison, report):
+            patch.setattr(module, "png", lambda _figure: b"undrawn")
+        yield
