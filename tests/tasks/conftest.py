@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.pictures import undrawn
+from tests.support.quick_reports import quick_reports
 
 
 @pytest.fixture(autouse=True)
-def _quick_figures() -> Iterator[None]:
-    with undrawn():
+def _quick_reports() -> Iterator[None]:
+    with quick_reports():
         yield
