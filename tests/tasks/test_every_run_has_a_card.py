@@ -33,8 +33,8 @@ from data.schema import registry
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tasks.config.overrides import recipe
+from tasks.reporting.page import Picture
 from tasks.runs.signing import public_key
-from tests.support.pictures import undrawn
 
 RECORDS, TEST_RECORDS, STEPS = 120, 30, 2
 TABLE: dict[str, Any] = {
@@ -321,7 +321,7 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     for module in (calibration, correlated):
         monkeypatch.setattr(module, "calibrate", lambda *_, **__: 30.0)
     monkeypatch.setattr(epsilon, "FINE", 1e-3)
-    undrawn(monkeypatch)
+    monkeypatch.setattr(report, "_picture", lambda _draw, words: Picture(b"light", b"dark", words))
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
     found = [witness(runs, choice, value, others) for choice, value in others]
     assert found[0] == {}

@@ -12,7 +12,6 @@ from algorithms.privacy.ledger import Ledger
 from tasks import calibrate, evaluate, prepare, report, train
 from tasks.config import params
 from tests.support.checkout import PROJECT
-from tests.support.pictures import undrawn
 from tests.tasks.test_train import PARAMS, Workspace
 
 OUTS = ("model.safetensors", "trace.parquet", "diagnostics.parquet", "receipt.json")
@@ -71,7 +70,6 @@ def visits(tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> V
     (tmp_path / "data/cards").mkdir(parents=True)
     (tmp_path / "examples").symlink_to(PROJECT / "examples")
     monkeypatch.chdir(tmp_path)
-    undrawn(monkeypatch)
     found = Visits(Workspace(tmp_path, own_home))
     found.prepare()
     return found

@@ -1,0 +1,30 @@
+"""Reports without what takes longest in them and is the same from test to test."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from algorithms.privacy.accounting.risk import Profile, risk_profile
+from tasks import auditing, report
+from tasks.comparing import report as comparison
+
+_PROFILES: dict[str, Profile] = {}
+
+
+def _once(*asked: Any) -> Profile:
+    key = repr(asked)
+    if key not in _PROFILES:
+        _PROFILES[key] = risk_profile(*asked)
+    return _PROFILES[key]
+
+
+@contextmanager
+def quick_reports() -> Iterator[None]:
+    """In the block a figure is made, but drawn to a few bytes; the risk of equal releases is computed once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (auditing, comparison, report):
+            patch.setattr(module, "png", lambda _figure: b"undrawn")
+        patch.setattr(report, "risk_profile", _once)
+        yield
