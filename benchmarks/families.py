@@ -28,7 +28,7 @@ def main(names: list[str]) -> None:
     """Lines for some families, or for all."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for family, architecture in sorted(smallest(names)):
+    for family, architecture in smallest(names):
         sys.stdout.write(f"{family}: {architecture}, {_line(architecture)}\n")
         sys.stdout.flush()
 
