@@ -381,13 +381,17 @@ def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -
     ]
     paddings = {layer.padding_idx for layer in layers if layer.padding_idx is not None}
     tables = sorted({layer.num_embeddings for layer in layers} or {_BYTE}, reverse=True)
-    form = least
+    form, outputs = least, None
     for place in (0,) if least.packing is None else least.packing.entries:
-        forms = [_with_entries(form, entries, paddings, place) for entries in tables]
-        form = next((some for some in forms if _takes(passes, parameters, some, count)), form)
-    sample = form.draw(count, 0)
-    with torch.no_grad(), same_randomness():
-        outputs = passes.model.outputs(passes.model.named(parameters), sample.inputs)
+        for some in (_with_entries(form, entries, paddings, place) for entries in tables):
+            found = _taken(passes, parameters, some, count)
+            if found is not None:
+                form, outputs = some, found
+                break
+    if outputs is None:
+        sample = form.draw(count, 0)
+        with torch.no_grad(), same_randomness():
+            outputs = passes.model.outputs(passes.model.named(parameters), sample.inputs)
     labelled = replace(form, classes=min(max(2, outputs.shape[-1]), _MORE))
     try:
         with torch.no_grad():
@@ -409,15 +413,16 @@ def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> F
     return replace(form, entries=most, constants=chosen, packing=packing)
 
 
-def _takes(passes: Passes, parameters: Tensor, form: Form, count: int) -> bool:
-    """Whether a model has losses for records of a form."""
-    sample = form.draw(count, 0)
+def _taken(passes: Passes, parameters: Tensor, form: Form, count: int) -> Tensor | None:
+    """The outputs for records of a form; None where the model has no losses for these."""
+    model, sample = passes.model, form.draw(count, 0)
     try:
-        with same_randomness():
-            passes.losses(parameters, sample.inputs, sample.labels)
+        with torch.no_grad(), same_randomness():
+            outputs = model.outputs(model.named(parameters), sample.inputs)
+            model.losses(outputs, sample.labels)
     except Exception:
-        return False
-    return True
+        return None
+    return outputs
 
 
 def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
