@@ -65,6 +65,8 @@ _ALWAYS_MB = 4000.0
 """What a look may take where less is given for a pass."""
 _VECTORS = 16
 """How many vectors as long as the parameters, in 64 bits, a look holds at once."""
+_AROUND = r"(module\.)+"
+"""Names of a model in the modules that call it by the names of its inputs, or with the rows of a person."""
 _REENTRANT = "None of the inputs have requires_grad"
 """What PyTorch warns of where it checkpoints with `use_reentrant=True` outside of a graph."""
 _ROUNDING = 1e-2
@@ -112,8 +114,11 @@ def refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterat
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=_REENTRANT)
             yield
-    except (RecordsNotIndependentError, ModelRefusedError):
+    except ModelRefusedError:
         raise
+    except RecordsNotIndependentError as mixed:
+        said = re.sub(rf"\b(layer|buffer|parameter|attribute) {_AROUND}", r"\1 ", str(mixed))
+        raise RecordsNotIndependentError(said) from None
     except Exception as error:
         why = str(error).strip().partition("\n")[0][:200]
         if "use_reentrant=True" in why or _REENTRANT in why:
@@ -142,8 +147,7 @@ def _place(error: Exception) -> str:
     names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
     own = [line for line in traceback.extract_tb(error.__traceback__) if not _is_house(line.filename)]
     name = names.get(id(layers[-1]), "") if layers else ""
-    # The model is the one part of what holds its parameters, and perhaps of what calls it.
-    layer = re.sub(r"^(module(\.|$))+", "", name)
+    layer = re.sub(rf"^({_AROUND}|module$)+", "", name)
     found = f" in the layer {layer} ({type(layers[-1]).__name__})" if layer else ""
     return f"{found}, at '{own[-1].line}'," if own else found
 

@@ -417,7 +417,9 @@ def test_a_release_is_read_by_its_library_in_one_line(
     with torch.no_grad():
         said = read.eval()(input_ids=ids, attention_mask=(ids != 7).long()).logits
         assert torch.allclose(said, model(ids.int()), atol=1e-5)
-    is_one_of_each = (head == "SequenceClassification") is not adapter  # each head and adapters are in these cases
+    is_one_of_each = (
+        head == "SequenceClassification"
+    ) is not adapter  # each head and adapters are in these cases
     for form in ("huggingface", "library", *(("torchscript", "onnx") if is_one_of_each else ())):
         if form == "onnx":
             pytest.importorskip("onnxscript")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from algorithms.core.people import of_people
 from algorithms.gradients import L2, Engine, RecordsNotIndependentError, model_inspection
 from algorithms.gradients.independence import _attributes
 from algorithms.gradients.op_tracer import Memory
@@ -166,6 +167,13 @@ def test_a_buffer_that_the_first_pass_makes_may_be_a_table_and_nothing_of_record
     check(made, made.engine())
     with pytest.raises(RecordsNotIndependentError, match="the buffer steps is changed"):
         problem(spec(_from_the_first_records)).engine()
+
+
+def test_a_layer_is_called_by_its_name_in_the_model_of_a_persons_rows() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model = of_people(Model("made up", module, cross_entropy, lambda outputs: outputs), 2)
+    with pytest.raises(RecordsNotIndependentError, match=r"the layer 1 \(BatchNorm1d\)"):
+        Engine(model, input_shape=(2, 4))
 
 
 def test_tensors_that_a_layer_keeps_are_known_by_their_values_and_not_copied() -> None:
