@@ -16,6 +16,7 @@ _ELSEWHERE = {
     "fit": "algorithms.fitting",
     "load": "algorithms.models.saved",
     "Fitted": "algorithms.fitting",
+    "replace_batch_norm": "algorithms.models.normalisation",
     "OptimizerConfig": "algorithms.core.optimizers",
 }
 

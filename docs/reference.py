@@ -220,6 +220,7 @@ def api() -> str:
     """The Python interface, which mkdocstrings fills in."""
     parts = {
         "Training": ("algorithms.fitting.fit", "algorithms.fitting.Fitted"),
+        "Models with BatchNorm": ("algorithms.models.normalisation.replace_batch_norm",),
         "Using a model": ("algorithms.models.saved.load", "algorithms.models.saved.TrainedModel"),
         "Predicting on files": ("tasks.predict.predict", "tasks.predict.Predictions"),
         "Exports": ("tasks.export.export", "tasks.export.release"),

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -21,14 +20,12 @@ from torch import Tensor, nn
 from algorithms.models.libraries import imported_library, public_folder
 from algorithms.models.linear import CROSS_ENTROPY, as_they_are, cross_entropy
 from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings
+from algorithms.models.normalisation import batch_norm_layers, replace_batch_norm
 from algorithms.models.randomness import same_randomness
 from algorithms.models.recurrent import digest
 
 _NOT_OURS = ("id2label", "label2id", "dtype", "torch_dtype")
 """Of a configuration."""
-
-_GROUPS = 32
-"""Groups of a GroupNorm in place of a BatchNorm: as many of these as divide its channels, each of two or more."""
 
 
 class Adapter(Settings):
@@ -431,10 +428,17 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
 def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> Model:
     """The model with its normalisation replaced, its checkpoint read and its adapters put in."""
     notes = []
+    layers = batch_norm_layers(made.module)
+    if layers and not settings.replace_batch_norm:
+        raise ModelRefusedError(
+            f"the model {name!r} has the BatchNorm layer {layers[0]}, which mixes the records of a batch; set"
+            " replace_batch_norm to true among its settings, which makes it GroupNorm, or to frozen, which keeps the"
+            " statistics of its public checkpoint."
+        )
     if (
-        settings.replace_batch_norm != "frozen"
-    ):  # in evaluation mode, as below, records do not change statistics
-        _without_batch_norm(name, made.module, replaces=settings.replace_batch_norm)
+        settings.replace_batch_norm is True
+    ):  # frozen ones see no record's statistics in evaluation mode, as below
+        replace_batch_norm(made.module)
     if settings.checkpoint_file is not None:
         path = Path(settings.checkpoint_file)
         notes.append(_filled(made, path, path.name))
@@ -445,28 +449,6 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
         notes.append(_with_adapters(name, made, settings.adapter))
     around.eval()  # dropout is off: clipping and noise regularise already
     return Model(name, around, cross_entropy, as_they_are, bounds=CROSS_ENTROPY, notes=tuple(notes))
-
-
-def _without_batch_norm(name: str, module: nn.Module, *, replaces: bool) -> None:
-    for layer, found in list(module.named_modules()):
-        if not isinstance(found, nn.modules.batchnorm._BatchNorm):
-            continue
-        if not replaces:
-            raise ModelRefusedError(
-                f"the model {name!r} has the BatchNorm layer {layer}, which mixes the records of a batch; set"
-                " replace_batch_norm to true among its settings, which makes it GroupNorm, or to frozen, which keeps"
-                " the statistics of its public checkpoint."
-            )
-        channels = found.num_features
-        groups = gcd(_GROUPS, channels)
-        groups = (
-            groups if groups < channels else max(1, channels // 2)
-        )  # one channel of one place would always be 0
-        norm = nn.GroupNorm(groups, channels, eps=found.eps, affine=found.affine)
-        # timm's BatchNormAct2d has its activation inside
-        parts = [getattr(found, part) for part in ("drop", "act") if hasattr(found, part)]
-        parent, _, last = layer.rpartition(".")
-        setattr(module.get_submodule(parent), last, nn.Sequential(norm, *parts) if parts else norm)
 
 
 def _filled(made: _Made, path: Path, called: str) -> str:

@@ -1,7 +1,6 @@
 """`fit`: the one call for a notebook is the pipeline's run, charged once, and refuses before anything is spent."""
 
 import copy
-import doctest
 import json
 import subprocess
 import sys
@@ -505,7 +504,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "delta of a private number": ({"n_is_public": False}, "number of records is private"),
     "BatchNorm": (
         {"model": nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))},
-        "mixes records",
+        r"1 \(BatchNorm1d\) mixes records.*replace_batch_norm\(model\)",
     ),
     "dropout": ({"model": nn.Sequential(nn.Dropout(), nn.Linear(5, 2))}, "draws random numbers"),
     "seeded noise": ({"noise": "seeded"}, "protects nobody"),
@@ -536,12 +535,6 @@ def test_a_population_of_another_kind_is_refused() -> None:
 def test_settings_that_are_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="steps"):
         call(method=DPSGD(steps=0, expected_batch_size=20))
-
-
-def test_the_example_in_the_docstring_runs() -> None:
-    assert fit is fitting.fit
-    found = doctest.testmod(fitting)
-    assert (found.failed, found.attempted >= 7) == (0, True)
 
 
 def test_importing_the_package_loads_no_torch() -> None:

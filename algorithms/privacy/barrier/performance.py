@@ -311,10 +311,10 @@ class Performance:
                     physical_batch=self.physical_batch,
                 )
         except RecordsNotIndependentError as reason:
-            raise RefusedError(
-                f"{reason}, so no record's gradient can be clipped; use layers and losses that take each record by"
-                " itself, like GroupNorm."
-            ) from reason
+            advice = "use layers and losses that take each record by itself, like GroupNorm."
+            if "BatchNorm" in str(reason):
+                advice = "use GroupNorm, which algorithms.replace_batch_norm(model) puts in its place."
+            raise RefusedError(f"{reason}, so no record's gradient can be clipped; {advice}") from reason
         if engine.is_random:
             raise RefusedError(
                 f"the model {model.name} draws random numbers, which a run that is taken up again would draw anew;"

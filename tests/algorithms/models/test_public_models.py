@@ -12,6 +12,7 @@ from torch import nn
 from algorithms.gradients import L2, Engine
 from algorithms.models import Model, ModelRefusedError, build
 from algorithms.models.libraries import imported_library
+from algorithms.models.normalisation import batch_norm_layers, replace_batch_norm
 from algorithms.models.public_models import library_model, save_pretrained
 from tests.algorithms.gradients import naive
 from tests.algorithms.models.forms import FORMS, TINY_BERT, form_of, moved, records
@@ -46,6 +47,11 @@ def test_batch_norm_is_refused_by_name_and_replaced_where_asked() -> None:
     assert nn.GroupNorm in kinds
     assert not kinds & {nn.BatchNorm1d, nn.BatchNorm2d}
     assert model.module(torch.zeros(2, 3, 16, 16)).shape == (2, 3)
+
+
+def test_a_module_that_is_a_batch_norm_becomes_a_group_norm() -> None:
+    assert isinstance(replace_batch_norm(nn.BatchNorm1d(6)), nn.GroupNorm)
+    assert batch_norm_layers(replace_batch_norm(nn.Sequential(nn.Sequential(nn.BatchNorm2d(2))))) == []
 
 
 def test_a_norm_over_maps_of_one_place_has_channels_to_compare() -> None:
