@@ -81,7 +81,7 @@ def test_the_command_writes_csv_and_parquet(artifacts: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("none.png", "There is no"), ("large.png", "has 9 x 8 pixels"), ("other.png", "is not an image")],
+    [("none.png", "there is no"), ("large.png", "has 9 x 8 pixels"), ("other.png", "is not an image")],
 )
 def test_what_cannot_be_predicted_on_is_refused(
     artifacts: Path, tmp_path: Path, name: str, words: str
