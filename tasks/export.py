@@ -7,6 +7,7 @@ What a model card says of privacy comes from the privacy card.
 import hashlib
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -36,6 +37,7 @@ _NEEDS: Mapping[Form, tuple[str, ...]] = {
     "huggingface": ("transformers",),
     "library": (),
 }
+_TRACED: tuple[Form, ...] = ("onnx", "torchscript")  # whose libraries raise what they like at a model
 _RECORDS, _CLOSE = 5, 1e-4
 RELEASE = ("model.safetensors", "privacy_card.json", "plan.json", "trace.parquet")
 """What a stranger needs beside words: the model, its signed card, and what the card's checksums are of."""
@@ -54,7 +56,8 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
         How far a score of the written form is from the model's at most, on made-up records.
 
     Raises:
-        RefusedError: where a library is missing or fails, `to` is there, or the written form says something else.
+        RefusedError: where a library is missing or cannot trace the model, `to` is there, or what is written says
+            something else.
     """
     missing = [name for name in _NEEDS[form] if find_spec(name) is None]
     if missing:
@@ -63,6 +66,7 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
     if to.exists():
         raise RefusedError(f"{to} is there already; name another place, or move it away.")
     model = load(artifacts)
+    _quieten_transformers()
     inputs = made_up(model)
     writers: Mapping[Form, Callable[[TrainedModel, Tensor, Path], Callable[[Tensor], Tensor]]] = {
         "onnx": _onnx,
@@ -79,13 +83,12 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
             said = writers[form](model, inputs, fresh)
             with torch.no_grad():
                 far = float((said(more) - model(more)).abs().max())
-        except RefusedError:
-            raise
-        except Exception as error:  # of whatever type a library raises
+        except Exception as error:
+            if isinstance(error, RefusedError) or form not in _TRACED:
+                raise
             why = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-            others = ", ".join(other for other in FORMS if other != form)
             raise RefusedError(
-                f"the model {model.facts['model']!r} cannot be written as {form} ({why}); choose another of {others}."
+                f"the model {model.facts['model']!r} cannot be written as {form} ({why}); export it to huggingface."
             ) from error
         if not far <= _CLOSE:
             raise RefusedError(
@@ -93,6 +96,14 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
             )
         fresh.rename(to)
     return far
+
+
+def _quieten_transformers() -> None:
+    """Where it is in use: its bars and warnings tell nobody anything here."""
+    if "transformers" in sys.modules:
+        logs: Any = import_module("transformers.utils.logging")
+        logs.disable_progress_bar()
+        logs.set_verbosity_error()
 
 
 def made_up(model: TrainedModel) -> Tensor:
@@ -151,8 +162,7 @@ def _huggingface(
     """A folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads, with epsilonflow installed."""
     from tasks.hub import EpsilonflowConfig, EpsilonflowModel
 
-    logs: Any = import_module("transformers.utils.logging")
-    logs.disable_progress_bar()
+    _quieten_transformers()
     folder.mkdir()
     # its own facts, so that the network is made again by name and settings
     config = EpsilonflowConfig(facts=json.dumps(dict(model.facts)))
@@ -238,7 +248,8 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
         head["metrics"] = [tracked(metrics).removeprefix("test/")]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in head.items()), "---", ""]
     lines += [f"# {setting.title}: {mechanism.model.name} by {mechanism.algorithm}", "", "## Model", ""]
-    lines += [f"- Numbers that the model has: {parameters:,}"]
+    learned = "" if mechanism.features.name == "none" else ", with those of learned features"
+    lines += [f"- Parameters{learned}: {parameters:,}"]
     target, names = getattr(model, "target", None), ", ".join(map(str, getattr(model, "classes", ())))
     what = f"Classes: {names}" if target is None else f"Target: {json.dumps(dict(target))}"
     lines += [f"- {what}", f"- Data set: {setting.dataset}", ""]
@@ -303,6 +314,7 @@ def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
         for name in RELEASE:
             shutil.copyfile(artifacts / name, fresh / name)
         model = load(artifacts)
+        _quieten_transformers()
         text = model_card(card, model, _metrics(artifacts)) + _how_to_use(key) + _of_a_library(model, fresh)
         (fresh / "README.md").write_text(text, encoding="utf-8")
         (fresh / "PRIVACY.md").write_text(markdown(card), encoding="utf-8")

@@ -11,6 +11,7 @@ from algorithms.core.correlated import CorrelatedPlan
 from algorithms.core.method import Plan
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.risk import caught, risk_profile
+from algorithms.privacy.card.schema import BY
 from data.schema import registry
 from tasks.config import params
 from tasks.config.overrides import Request, reasons, recipe, revise
@@ -87,7 +88,7 @@ def _noises(way: "pricing.Priced") -> str:
 
 
 def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
-    costs = ", ".join(f"{_text(cost)} by {name}" for name, cost in plan.epsilon.items())
+    costs = ", ".join(f"{_text(cost)} {BY[name]}" for name, cost in plan.epsilon.items())
     return [
         ("data set", settings.data.dataset),
         ("algorithm", str(settings.algorithm_settings["name"])),

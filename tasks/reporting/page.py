@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from algorithms.privacy.accounting.risk import Profile, advantage, caught, gaussian_mu
 from algorithms.privacy.card import PrivacyCard, Verification, text
+from algorithms.privacy.card.schema import BY
 from algorithms.privacy.card.text import rounded_up
 from tasks.runs.quality import Said, percent, said
 
@@ -157,6 +158,7 @@ def page(
             one_in=f"{1 / delta:,.0f}" if delta else None,
             spent_share=_share(card),
             said=text,
+            accountants=BY,
             start=None if card.mechanism.model.start is None else text.STARTED,
             events=[(json.dumps(row.event, indent=1), row.count) for row in card.events[:_MOST_EVENTS]],
             so_far=None if card.accounting.composition.kind == "schedule" else text.SO_FAR,
@@ -175,6 +177,7 @@ def _environment() -> Environment:
         "number": _number,
         "plain": _plain,
         "text": _text,
+        "named": _named,
     }
     return made
 
@@ -209,6 +212,11 @@ def _plain(number: float) -> str:
 def _number(number: float | None) -> str:
     """A number in six significant digits, without an exponent."""
     return "none" if number is None else f"{Context(prec=6).create_decimal(repr(number)).normalize():,f}"
+
+
+def _named(kind: str) -> str:
+    """A kind of noise or of samples, of which those named after people have a capital."""
+    return kind.capitalize() if kind in ("gaussian", "gumbel", "laplace", "poisson") else kind
 
 
 def _text(value: object) -> str:

@@ -94,11 +94,13 @@ def made_up(kind: Kind) -> dict[str, float]:
 
 def _rows_of_classes(metrics: Metrics) -> Rows:
     further = (metrics.get(name) for name in ("test_auc", "test_f1", "calibration_error"))
-    majority = f"{metrics['majority_accuracy']:.2%}: the model is {metrics['verdict']}"
+    accuracy, majority = metrics["test_accuracy"], metrics["majority_accuracy"]
+    records = metrics.get("test_records")  # which runs of earlier versions do not say
+    how = f": the model is {verdict(accuracy, majority, records)}" if records else ""
     return [
-        ("test accuracy", f"{metrics['test_accuracy']:.2%}"),
+        ("test accuracy", f"{accuracy:.2%}"),
         ("AUC, F1, calibration error", ", ".join(map(_decimals, further))),
-        ("majority-class baseline", majority),
+        ("majority-class baseline", f"{majority:.2%}{how}"),
     ]
 
 
@@ -107,7 +109,7 @@ def _said_of_classes(metrics: Metrics, records: int, commonest: float) -> Said:
     low, high = interval(accuracy, records)
     text = (
         f"On {records:,} held-out records the model was right in <b>{percent(accuracy)}</b> of the cases"
-        f" (between {percent(low)} and {percent(high)} is plausible with so many records). Always naming the most"
+        f" (95 % confidence interval: {percent(low)} to {percent(high)}). Always naming the most"
         f" frequent class would be right in {percent(commonest)}."
     )
     if f1 is not None:

@@ -74,7 +74,7 @@ def test_a_fold_of_one_class_is_refused() -> None:
         labels = mixed.copy()
         labels[part] = 0
         with pytest.raises(
-            DataRefusedError, match=f"The {name} records of a fold are all of one class"
+            DataRefusedError, match=f"the {name} records of a fold are all of one class"
         ) as refusal:
             check_classes(labels, chosen)
         assert "\n" not in str(refusal.value)

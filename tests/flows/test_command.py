@@ -124,7 +124,7 @@ def test_a_plan_says_the_cost_and_spends_nothing(here: Checkout) -> None:
     result = call("plan", "--epsilon", "1")
     assert result.exit_code == 0, result.output
     rows = {cells[0]: cells[1] for cells in _cells(result.stdout)}
-    cost = float(rows["epsilon"].split(" by pld")[0])
+    cost = float(rows["epsilon"].split(" by PLD")[0])
     assert 0.99 < cost <= 1.0
     assert rows["steps"] == "5"
     assert rows["runs like this that fit"] == "3"

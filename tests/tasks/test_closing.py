@@ -27,7 +27,7 @@ def finished(root: Path, **changes: Any) -> dict[str, str]:
     metrics = {
         "test_accuracy": 0.91234,
         "majority_accuracy": 0.73451,
-        "verdict": "better than always naming the most frequent class",
+        "test_records": 500,
         "test_auc": 0.95,
         "epsilon": 1.5,
         "delta": 1e-5,

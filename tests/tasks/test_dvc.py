@@ -208,7 +208,7 @@ def test_an_experiment_runs_and_is_charged(checkout: Checkout) -> None:
     (shown,) = re.findall(r"^    dvc (exp show .*)$", page, flags=re.MULTILINE)
     heads = checkout.dvc(*shlex.split(shown), "--csv").splitlines()[0].split(",")
     results = {"test_accuracy", "test_loss", "test_auc", "test_f1", "calibration_error", "epsilon"}
-    assert set(heads[4:]) <= results | {"verdict", "privacy.epsilon"}
+    assert set(heads[4:]) <= results | {"privacy.epsilon"}
     assert {"test_accuracy", "privacy.epsilon"} <= set(heads)
 
 

@@ -227,6 +227,10 @@ class Costs(Section):
     pure: NotNegative | None
 
 
+BY = {"pld": "by PLD", "rdp": "by RDP", "pure": "at delta 0"}
+"""How people are told of these epsilons: "epsilon by PLD", and a pure one "epsilon at delta 0"."""
+
+
 class Discretisation(Section):
     """pld_interval: grid of the privacy losses, or null where Rényi bounds take their place. rdp: orders tried."""
 

@@ -6,7 +6,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.correlated import CorrelatedDpEvent, releases_of
 from algorithms.privacy.accounting.events import schedule_from_json
 from algorithms.privacy.accounting.selection import trials_of
-from algorithms.privacy.card.schema import Features, Mechanism, Model, PrivacyCard, Rounding, Setting
+from algorithms.privacy.card.schema import BY, Features, Mechanism, Model, PrivacyCard, Rounding, Setting
 from algorithms.privacy.ledger.composition import Composition, group_of
 
 STARTED = (
@@ -22,9 +22,9 @@ SO_FAR = (
     "Releases were chosen adaptively: an epsilon so far is what those up to a step add up to. No theorem makes it the"
     " cost of a run that is ended there because of what was seen; what holds is the epsilon of the whole filter."
 )
-NOTHING_LEARNED = "None: nothing was learned from the records before training."
+NOTHING_LEARNED = "none; nothing was learned from the records before training."
 TRANSFORMS = {
-    "none": "None: the records are used as they were read.",
+    "none": "none; the records are used as they were read.",
     "scattering": "Scattering coefficients of each image, a fixed transform of each record by itself, which is free.",
     "encoder": (
         "The {width} features that the frozen public encoder {name} makes of each record by itself, which is free. Its"
@@ -59,7 +59,7 @@ HOLDOUT = {
     ),
 }
 TUNING = (
-    "Not part of this run's epsilon. Every run that was tried on this population is charged to its ledger on its own;"
+    "not part of this run's epsilon. Every run that was tried on this population is charged to its ledger on its own;"
     " settings that were chosen by looking at these records elsewhere are charged nowhere."
 )
 _GENERATORS = {
@@ -193,7 +193,7 @@ def side_channels(card: PrivacyCard) -> str:
     )
     shown = "Norms of gradients without noise were stored, as diagnostics."
     return (
-        "Out of scope: how long training took, its memory and power use, and access to the machine that held the"
+        "Side channels: how long training took, its memory and power use, and access to the machine that held the"
         f" records. {shown if card.mechanism.diagnostics else hidden}"
     )
 
@@ -263,7 +263,7 @@ def features(learned: Features) -> str:
 
 def model_parts(model: Model) -> str:
     """What a model is made of."""
-    start = "Starts as its name and seed have it"
+    start = f"Initialised by the architecture's own rule from seed {model.seed}"
     if model.start is not None:
         start = f"Starts from the file with SHA-256 {model.start}"
     said = [
@@ -402,7 +402,11 @@ def markdown(card: PrivacyCard) -> str:
     sections = {
         "Protected": [protected(card)],
         "Not protected": not_protected(card),
-        "Left out": [side_channels(card), f"Trying out settings: {tuning(card)}", HOLDOUT[setting.holdout]],
+        "Out of scope": [
+            side_channels(card),
+            f"Trying out settings: {tuning(card)}",
+            HOLDOUT[setting.holdout],
+        ],
         "What was done": [
             f"{mechanism.algorithm} on {setting.dataset}: {mechanism.releases} releases in {mechanism.steps} steps",
             f"Transform: {transform(mechanism)}",
@@ -413,8 +417,8 @@ def markdown(card: PrivacyCard) -> str:
             f"Rounding: {rounding(card.implementation.rounding)}",
         ],
         "Accounting": [
-            ", ".join(f"epsilon by {name.upper()}: {_number(cost)}" for name, cost in costs.items())
-            + f", at delta {accounting.delta:g}, held to {_number(accounting.target.epsilon)}",
+            f"Allowed: epsilon {_number(accounting.target.epsilon)} at delta {accounting.delta:g}",
+            f"Spent: {', '.join(f'epsilon {BY[name]}: {_number(cost)}' for name, cost in costs.items())}",
             f"Population {setting.population}: epsilon {_number(account.spent.epsilon)} of"
             f" {_number(account.cap.epsilon)} was spent when this run had settled",
             COMPOSITION[accounting.composition.kind],

@@ -29,6 +29,7 @@ from algorithms.privacy.accounting.filters import (
 from algorithms.privacy.accounting.selection import trials_of
 from algorithms.privacy.card.build import composition_of, guarantee, mechanism_of
 from algorithms.privacy.card.schema import (
+    BY,
     RELEASED,
     ROUNDING,
     Account,
@@ -193,7 +194,9 @@ def _signature(card: PrivacyCard, key: str | None, *, unsigned: bool) -> Iterato
     words = f"all facts are as the holder of {signer} signed them"
     yield Check("signature", holds, words if holds else "the facts are others than those that were signed")
     if key is None:
-        yield Check("owner", None, f"no public key was given to compare {signer} with")
+        yield Check(
+            "owner", None, f"ask the owner whether {signer} is theirs, and give their public key (--key)"
+        )
     else:
         yield Check(
             "owner",
@@ -206,7 +209,9 @@ def _epsilons(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iter
     for name, value in recomputed.items():
         stated: float | None = getattr(card.accounting.epsilon, name)
         detail = f"stated {_shown(stated)}, recomputed {_shown(value)}"
-        yield Check(f"epsilon by {name.upper()}", _agrees(stated, value), detail)
+        if stated is None and value is None:
+            detail = "there is no finite one, as stated"
+        yield Check(f"epsilon {BY[name]}", _agrees(stated, value), detail)
 
 
 def _promise(card: PrivacyCard, recomputed: Mapping[str, float | None]) -> Iterator[Check]:

@@ -82,7 +82,9 @@ def test_every_guarantee_has_facts_that_hold_and_sentences(
     assert ("start" in text.owner_must(card)[-1]) is started
     number = text.rounded_up(card.cost or 0.0)
     assert f"epsilon by PLD: {'none' if card.cost is None else number}" in page
-    assert "PURE: none" not in page and "PerExample" not in page
+    assert "at delta 0" not in page and "PerExample" not in page
+    checks = {check.name: check.detail for check in verify(card).checks}
+    assert checks["epsilon at delta 0"] == "there is no finite one, as stated"
     assert (f"epsilon = {number}" in said) is (guarantee != "none" and not caveat)
 
 
@@ -160,7 +162,8 @@ def test_the_model_and_the_features_are_told(folders: Folders) -> None:
     run = record(folders)
     plain = build(run).mechanism
     assert text.features(plain.features) == text.NOTHING_LEARNED
-    assert text.model_parts(plain.model) == "Starts as its name and seed have it. Every parameter is trained."
+    start = f"Initialised by the architecture's own rule from seed {plain.model.seed}"
+    assert text.model_parts(plain.model) == f"{start}. Every parameter is trained."
     model = {
         "files": {"start": "a" * 64, "words_file": "b" * 64},
         "reinitialize": ["head"],
