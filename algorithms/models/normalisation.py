@@ -27,8 +27,9 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
 
     Example:
         >>> module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-        >>> replace_batch_norm(module)[1]
-        GroupNorm(4, 8, eps=1e-05, affine=True)
+        >>> norm = replace_batch_norm(module).get_submodule("1")
+        >>> norm.num_groups, norm.num_channels
+        (4, 8)
     """
     for name in batch_norm_layers(module):
         parent, _, last = name.rpartition(".")
