@@ -66,10 +66,10 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
         or any(part.ndim < least or len(part) != len(labels) for part in parts.values())
         or not len(labels)
     ):
-        dimensions = ", ".join(f"{name} {part.ndim}" for name, part in parts.items())
+        shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in parts.items())
         raise RefusedError(
-            f"the numbers of dimensions are {dimensions} and y {labels.ndim}; give X as [n, ...] and y as [n] or"
-            " [n, ...], of the same number of records, one at least."
+            f"the shapes are {shapes} and y {list(labels.shape)}; give X as [n, ...] and y as [n] or [n, ...], of the"
+            " same number of records, one at least."
         )
     for name, part in (*parts.items(), ("y", labels)):
         if not np.isfinite(part).all():
@@ -103,7 +103,7 @@ def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRe
     features, labels, shape = records.features, records.labels, np.shape(people)
     if shape != (len(labels),):
         raise RefusedError(
-            f"people has shape {list(shape)}; give who each record is of, [n], as numbers or names."
+            f"people has shape {list(shape)}; give who each of the {len(labels)} records is of, as numbers or names."
         )
     codes, names = pd.factorize(pd.Series(people.cpu().numpy() if isinstance(people, Tensor) else people))
     if (codes < 0).any():

@@ -37,6 +37,7 @@ from algorithms.privacy.accounting.events import run_lengths, schedule_to_json
 from algorithms.privacy.barrier.barrier import Performance
 from algorithms.privacy.card import PrivacyCard, RunRecord, build
 from algorithms.privacy.ledger import Ledger
+from algorithms.privacy.ledger.books import in_words
 from algorithms.privacy.ledger.composition import UNIT
 from algorithms.privacy.ledger.place import ledger_url
 from algorithms.privacy.mechanisms.noise import secure_generator, seeded_generator
@@ -314,6 +315,20 @@ def _facts(dataset: str, unit: str, records: int | None, *, public: bool) -> dic
     }
 
 
+def _cap(cap: Any, population: str) -> Budget:
+    """The cap that a new population is given; raises RefusedError where it is no pair of numbers."""
+    if cap is None:
+        raise RefusedError(
+            f"the ledger does not know the population {population!r}; give cap=(epsilon, delta), the most that all"
+            " runs on these people may cost together."
+        )
+    try:
+        epsilon, delta = map(float, cap)
+    except (TypeError, ValueError):
+        raise RefusedError(f"cap is {cap!r}; give a pair (epsilon, delta), such as (10, 1e-4).") from None
+    return Budget(epsilon, delta)
+
+
 @dataclass(frozen=True)
 class _Account:
     """Where a run is charged: a population of a ledger, or a ledger of its own that is gone afterwards."""
@@ -343,13 +358,14 @@ class _Account:
             ledger.declare("none", limit, public=public, bound={UNIT: unit})
             return cls(ledger, "none", is_kept=False)
         ledger = Ledger.open(ledger_url(url))
-        if cap is not None:
-            ledger.declare(population, Budget(*cap), public=public, bound={UNIT: unit})
-        elif population not in ledger.populations():
-            raise RefusedError(
-                f"the ledger does not know the population {population!r}; give cap=(epsilon, delta), the most that all"
-                " runs on these people may cost together."
-            )
+        if population not in ledger.populations():
+            most = _cap(cap, population)
+            if most.epsilon < limit.epsilon or most.delta < limit.delta:
+                raise RefusedError(
+                    f"the cap {in_words(most)} of the new population {population!r} is below this call's own"
+                    f" {in_words(limit)}; give a cap for all runs on these people together, which stays."
+                )
+            ledger.declare(population, most, public=public, bound={UNIT: unit})
         if ledger.balance(population).public != public:
             kinds = ("private", "public")
             raise RefusedError(

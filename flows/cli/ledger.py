@@ -64,10 +64,8 @@ def forecast(
     with sentences():
         from algorithms.privacy.ledger import Choice
         from algorithms.privacy.ledger import forecast as play
-        from tasks.runs.ledger import open_ledger
-        from tasks.runs.stages import checkout
 
-        ledger = open_ledger(checkout())
+        ledger = _ledger()
         limit = _limit(ledger, population)
         if planned is None and fraction is None and epsilon is None and spread != "geometric":
             planned = _PLANNED
@@ -441,10 +439,13 @@ def restore(
 
 
 def _ledger() -> "Ledger":
+    """That of the checkout; outside of every one, as after a notebook, that of the home."""
     from tasks.runs.ledger import open_ledger
     from tasks.runs.stages import checkout
 
-    return open_ledger(checkout())
+    here = Path.cwd()
+    is_outside = not any((folder / ".dvc").exists() for folder in (here, *here.parents))
+    return open_ledger(here if is_outside else checkout())
 
 
 def _show_balances(balances: "list[Balance]", *, as_json: bool) -> None:

@@ -24,9 +24,12 @@ from tasks.config.environment import LEDGER, home, ledger_url, sqlite_url
 
 
 def open_ledger(root: Path) -> Ledger:
-    """The ledger that the checkout at `root` charges; raises LedgerBrokenError where an older copy was put back."""
-    settings = params.load(root / "params.yaml", reads=("ledger",))
-    url = ledger_url(settings.ledger.url)
+    """The ledger that the checkout at `root` charges; raises LedgerBrokenError where an older copy was put back.
+
+    Of a folder without params.yaml it is the one that a notebook charges.
+    """
+    file = root / "params.yaml"
+    url = ledger_url(params.load(file, reads=("ledger",)).ledger.url if file.exists() else None)
     ledger = open_newest(url, home=home(), root=root)
     remember(ledger, url, home=home())
     return ledger

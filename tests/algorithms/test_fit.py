@@ -462,7 +462,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a mapping of other names": ({"X": {"ids": X}}, "does not take records of shape ids \\[5\\]"),
     "a mapping of other lengths": (
         {"X": {"input": X[:-1]}},
-        "the numbers of dimensions are input 2 and y 1",
+        r"the shapes are input \[59, 5\] and y \[60\]",
     ),
     "whole numbers of 64 bits": ({"X": {"input": np.full((60, 5), 2**40)}}, "beyond 32 bits"),
     "an empty mapping": ({"X": {}}, "of the same number of records"),
@@ -515,6 +515,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a batch beyond the data": ({"method": DPSGD(steps=2, expected_batch_size=1000)}, "batch"),
     "a cap without a population": ({"cap": (1.0, 1e-5), "population": None}, "without a population"),
     "an unknown population": ({"population": "others", "cap": None}, "does not know the population"),
+    "a cap of one number": ({"cap": 100.0}, r"cap is 100\.0; give a pair"),
+    "a cap below the call": ({"cap": (1.0, 0.5)}, "is below this call's own"),
 }
 
 
@@ -523,7 +525,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_spent(name: str, own_ho
     changes, words = REFUSED[name]
     with pytest.raises(RefusedError, match=words):
         call(**({"population": "visits", "cap": (100.0, 0.5)} | changes))
-    assert "reserve" not in ledger_rows(own_home)
+    assert ledger_rows(own_home) in ([], ["population"])
+    if "cap" in changes:
+        assert not ledger_rows(own_home)  # so that a slip does not stay
 
 
 def test_a_population_of_another_kind_is_refused() -> None:

@@ -266,3 +266,17 @@ def test_the_nightly_flow_ends_in_a_state_of_which_people_are_told(ledger: Ledge
     with ledger._store.place.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE epsilonflow_run SET status = 'open'")
     assert verify.fn(from_the_first_row=True).name == BROKEN
+
+
+def test_outside_of_every_checkout_it_is_the_ledger_of_the_home(
+    ledger: Ledger,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown, within = call("show").stdout, tmp_path / "notes"
+    within.mkdir()
+    monkeypatch.chdir(within)
+    assert call("show").exit_code == 2  # a folder of a checkout, whose params.yaml may name another ledger
+    monkeypatch.chdir(tmp_path_factory.mktemp("notebooks"))
+    assert call("show").stdout == shown

@@ -278,7 +278,7 @@ def blocks_in_words(blocks: Sequence[str]) -> str:
 
 
 _ALL: tuple[Status, ...] = ("open", "settled", "forfeited")
-_RAISED = "unless the owner of the data raises the cap."
+_RAISED = "unless the owner of the data raises the cap by `epsilonflow ledger cap`."
 
 
 @dataclass(frozen=True)
