@@ -29,7 +29,14 @@ def test_no_task_is_tried_again_and_none_is_cached_by_prefect() -> None:
 
 @pytest.mark.parametrize(
     "parameters",
-    [{"epsilon": "much"}, {"epsilon": -1.0}, {"epsilon": 0.0}, {"delta": 1.0}, {"delta": -1e-5}, {"seed": -1}],
+    [
+        {"epsilon": "much"},
+        {"epsilon": -1.0},
+        {"epsilon": 0.0},
+        {"delta": 1.0},
+        {"delta": -1e-5},
+        {"seed": -1},
+    ],
 )
 def test_prefect_knows_the_ranges_of_the_parameters(parameters: dict[str, Any]) -> None:
     """So that a page or a command of Prefect refuses them before a run is made."""
