@@ -5,7 +5,6 @@ trained, and a start from a file: each is planned, takes its steps through the b
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,25 +20,19 @@ from algorithms.errors import RefusedError
 from algorithms.gradients import linear_layer
 from algorithms.methods.registry import CATALOGUE
 from algorithms.models import Model, adapted, build
-from algorithms.privacy.accounting import epsilon
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from tests.algorithms.bench import DELTA, RECORDS, SHAPE, Watched, algorithm, made_up
+from tests.support.costs import costs_once
+
+__all__ = ["costs_once"]
 
 STEPS, RATE = 12, 0.5
 NAMES = [name for name, kind in CATALOGUE.items() if "update" in vars(kind)["__dataclass_fields__"]]
 LINEAR = "norm_bound_sgd"
 """Its bound holds for a linear model with one output alone."""
 every_name = pytest.mark.parametrize("name", NAMES)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def every_cost_is_computed_once() -> Iterator[None]:
-    """The plans here are of few different schedules."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(epsilon, "_epsilon", cache(epsilon._epsilon.__wrapped__))
-        yield
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,8 @@ class Checkout:
     def where(self, **variables: str) -> dict[str, Any]:
         """What subprocess needs to run a command here."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        own = {
-            "PATH": path,
-            "EPSILONFLOW_HOME": str(self.home),
-            "PYTHONPATH": str(PROJECT),
-            "PYTHONDONTWRITEBYTECODE": "",
-        }
+        own = {"PATH": path, "PYTHONPATH": str(PROJECT), "EPSILONFLOW_HOME": str(self.home)}
+        own |= {"PYTHONDONTWRITEBYTECODE": ""}
         return {"cwd": self.root, "env": os.environ | own | variables}
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:

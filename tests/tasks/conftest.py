@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.quick_reports import quick_reports
+from tests.support.quick_work import quick_work
 
 
 @pytest.fixture(autouse=True)
-def _quick_reports() -> Iterator[None]:
-    with quick_reports():
+def _quick_work() -> Iterator[None]:
+    with quick_work():
         yield

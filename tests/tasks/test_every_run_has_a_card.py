@@ -10,7 +10,7 @@ import shutil
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -321,6 +321,9 @@ def test_whatever_is_charged_ends_with_a_card_that_holds(
     for module in (calibration, correlated):
         monkeypatch.setattr(module, "calibrate", lambda *_, **__: 30.0)
     monkeypatch.setattr(epsilon, "FINE", 1e-3)
+    monkeypatch.setattr(
+        epsilon, "_epsilon", lru_cache(epsilon._epsilon.__wrapped__)
+    )  # kept for no other test
     monkeypatch.setattr(report, "_picture", lambda _draw, words: Picture(b"light", b"dark", words))
     runs, others = Runs(name, made, tmp_path, monkeypatch), list(choices_of(name))
     found = [witness(runs, choice, value, others) for choice, value in others]

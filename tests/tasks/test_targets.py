@@ -417,10 +417,9 @@ def test_a_release_is_read_by_its_library_in_one_line(
     with torch.no_grad():
         said = read.eval()(input_ids=ids, attention_mask=(ids != 7).long()).logits
         assert torch.allclose(said, model(ids.int()), atol=1e-5)
-    is_one_of_each = (
-        head == "SequenceClassification"
-    ) is not adapter  # each head and adapters are in these cases
-    for form in ("huggingface", "library", *(("torchscript", "onnx") if is_one_of_each else ())):
+    # Each head is among these, and adapters and none.
+    others = ("torchscript", "onnx") if (head == "SequenceClassification") is not adapter else ()
+    for form in ("huggingface", "library", *others):
         if form == "onnx":
             pytest.importorskip("onnxscript")
         assert export(artifacts, form, tmp_path / form) < 1e-4

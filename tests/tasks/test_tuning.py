@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import re
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,17 +23,18 @@ from algorithms.privacy.card import text
 from algorithms.privacy.card.verify import check_charged
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
-from tasks import prepare
-from tasks.config import params
 from tasks.config.params import ParamsRefusedError
 from tasks.retraining import settings as retraining
 from tasks.runs import store
 from tasks.runs.signing import signing_key
 from tasks.tuning import pricing
 from tasks.tuning import search as searching
-from tasks.tuning.pricing import Tuning, price
+from tasks.tuning.pricing import Priced, Tuning, price
 from tasks.tuning.search import Search, one_by_one, tune
 from tasks.tuning.trial import Trial
+from tests.tasks.test_train import prepared_digits
+
+__all__ = ["prepared_digits"]
 
 BASE: dict[str, Any] = {
     "data": {"dataset": "digits"},
@@ -40,6 +43,8 @@ BASE: dict[str, Any] = {
     "model": {"name": "softmax"},
     "performance": {"threads": 1},
 }
+PRICES: dict[str, Priced] = {}
+"""What was searched for is the same in many tests."""
 SPACE = {"algorithm.update.learning_rate": [0.001, 2.0]}
 
 
@@ -48,13 +53,15 @@ def search_of(place: Path, public: bool = True, base: dict[str, Any] = BASE, **s
     found = dataclasses.replace(found, public=public)
     (place / "prepared" / "public.json").write_text(found.to_json())
     asked = Tuning.model_validate({"space": SPACE, "epsilon": 4.0} | settings)
-    return Search(asked, price(asked, base, found), place / "prepared", found)
+    key = repr((asked, base, found))
+    if key not in PRICES:
+        PRICES[key] = price(asked, base, found)
+    return Search(asked, PRICES[key], place / "prepared", found)
 
 
 @pytest.fixture
-def place(tmp_path: Path, own_home: Path) -> Path:
-    settings = params.parse({"data": {"dataset": "digits"}}, reads=prepare.READS)
-    prepare.prepare(settings, mirror=None, home=own_home, destination=tmp_path / "prepared", root=tmp_path)
+def place(tmp_path: Path, prepared_digits: Path) -> Path:
+    shutil.copytree(prepared_digits, tmp_path / "prepared")
     return tmp_path
 
 
@@ -358,10 +365,12 @@ def test_all_trials_may_be_shown_where_all_are_paid_for(place: Path, own_home: P
 
 def test_the_cheaper_way_is_the_one_that_fits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fits = search_of(place).priced
+    monkeypatch.setattr(sys.modules[__name__], "PRICES", {})
     monkeypatch.setattr(
         "tasks.tuning.pricing._priced", lambda *_, shows_all: fits if not shows_all else _refuse("all")
     )
     assert search_of(place, show_all="cheaper").priced is fits
+    PRICES.clear()
     monkeypatch.setattr(
         "tasks.tuning.pricing._priced", lambda *_, shows_all: _refuse("all" if shows_all else "one")
     )

@@ -1,8 +1,10 @@
 """Privacy events as JSON: dp_accounting's own class and field names, nested as the events are, and five more."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import attrs
 import dp_accounting as dp
 
 from algorithms.errors import RefusedError
@@ -43,10 +45,20 @@ Schedule = Sequence[tuple[dp.DpEvent, int]]
 
 def kept(function: "_lru_cache_wrapper[T]", *key: Any) -> T:
     """What a function with a cache makes of events, each time anew where an event is such as no cache can key."""
-    try:
-        return function(*key)
-    except TypeError:  # a ComposedDpEvent holds a list
-        return function.__wrapped__(*key)
+    for made in (lambda part: part, _in_tuples):  # a ComposedDpEvent holds a list of events
+        with suppress(TypeError):
+            return function(*map(made, key))
+    return function.__wrapped__(*key)
+
+
+def _in_tuples(part: Any) -> Any:
+    """A part of a key with tuples in place of lists of events, however deep they are."""
+    if isinstance(part, list | tuple) and all(isinstance(inner, dp.DpEvent | tuple) for inner in part):
+        return tuple(map(_in_tuples, part))
+    if isinstance(part, dp.DpEvent) and attrs.has(type(part)):
+        held = {field.name: getattr(part, field.name) for field in attrs.fields(type(part)) if field.init}
+        return attrs.evolve(part, **{name: _in_tuples(value) for name, value in held.items()})
+    return part
 
 
 def unrolled(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:

@@ -281,3 +281,12 @@ def test_hardly_any_noise_costs_what_the_closed_form_says(multiplier: float) -> 
     assert exact <= found < 1.001 * exact
     sampled = epsilon([(dp.PoissonSampledDpEvent(0.999999, dp.GaussianDpEvent(multiplier)), 1)], delta)
     assert sampled == pytest.approx(found, rel=1e-3)
+
+
+def test_what_an_event_costs_that_is_made_of_a_list_is_remembered() -> None:
+    """A search asks for the price of its winner, whose card is verified, and again when it is reported."""
+    nested = dp.SelfComposedDpEvent(dp.ComposedDpEvent([dp.GaussianDpEvent(7.25)] * 2), 3)
+    for made in (dp.ComposedDpEvent([dp.GaussianDpEvent(7.25), nested]), dp.ComposedDpEvent([nested])):
+        found, before = epsilon([(made, 2)], 1e-5), accounting._epsilon.cache_info().hits
+        assert epsilon([(made, 2)], 1e-5) == found
+        assert accounting._epsilon.cache_info().hits == before + 1

@@ -1,4 +1,4 @@
-"""Reports without what takes longest in them and is the same from test to test."""
+"""What takes longest in plans and reports, and is the same from test to test, is done once or not at all."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ import pytest
 from algorithms.privacy.accounting.risk import Profile, risk_profile
 from tasks import auditing, report
 from tasks.comparing import report as comparison
+from tests.support.costs import computed_once
 
 _PROFILES: dict[str, Profile] = {}
 
@@ -21,9 +22,9 @@ def _once(*asked: Any) -> Profile:
 
 
 @contextmanager
-def quick_reports() -> Iterator[None]:
-    """In the block a figure is made, but drawn to a few bytes; the risk of equal releases is computed once."""
-    with pytest.MonkeyPatch.context() as patch:
+def quick_work() -> Iterator[None]:
+    """In the block a figure is made, but drawn to a few bytes; cost and risk of equal releases are computed once."""
+    with computed_once(), pytest.MonkeyPatch.context() as patch:
         for module in (auditing, comparison, report):
             patch.setattr(module, "png", lambda _figure: b"undrawn")
         patch.setattr(report, "risk_profile", _once)
