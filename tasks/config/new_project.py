@@ -190,7 +190,7 @@ def _column(one: Mapping[str, Any], path: Path, label: Sequence[str]) -> dict[st
 
 
 def check(folder: Path, given: Sequence[Path]) -> None:
-    """Raises ParamsRefusedError where no project can be made in `folder`, or of more data than one path that is there."""
+    """Raises ParamsRefusedError where no project can be made in `folder`, or not of one path that is there."""
     if folder.exists() and not folder.is_dir():
         raise ParamsRefusedError(f"{folder} is a file; name a new folder.")
     if given[1:]:
