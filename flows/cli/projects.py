@@ -146,7 +146,8 @@ def init(
             table_of,
         )
 
-        check(folder, images or texts or file)  # before anybody is asked for columns
+        paths = [path for path in (file, images, texts) if path is not None]
+        check(folder, paths)  # before anybody is asked for columns
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
         own: dict[str, Any] = {"unit": unit or "one person", "cap": 10.0 if cap is None else cap}
         seen = None if encoder is None else absolute(encoder)

@@ -151,8 +151,13 @@ def predicted(
 ) -> dict[str, Any]:
     """What a card says of one of these: classes, several labels, a number between bounds, tags or the next token.
 
-    Raises ParamsRefusedError where several are given.
+    Raises ParamsRefusedError where none or several are given.
     """
+    if not any((classes, labels, bounds, tags, next_token)):
+        raise ParamsRefusedError(
+            "nothing says what is predicted; name the classes by --classes NAME,NAME, or see --bounds, --tags,"
+            " --next-token and several columns of --label."
+        )
     if sum(map(bool, (classes, labels, bounds, tags, next_token))) > 1:
         raise ParamsRefusedError(
             "one thing is predicted of a record; give one of --classes, --bounds, --tags, --next-token and several"
@@ -184,19 +189,38 @@ def _column(one: Mapping[str, Any], path: Path, label: Sequence[str]) -> dict[st
     )
 
 
-def check(folder: Path, file: Path | None) -> None:
-    """Raises ParamsRefusedError where no project can be made in `folder`, or its data are not there."""
+def check(folder: Path, given: Sequence[Path]) -> None:
+    """Raises ParamsRefusedError where no project can be made in `folder`, or not of one path that is there."""
     if folder.exists() and not folder.is_dir():
         raise ParamsRefusedError(f"{folder} is a file; name a new folder.")
-    if file is not None and not file.exists():
-        raise ParamsRefusedError(f"there is no {file}; name what is there, or for a table leave --file out.")
+    if given[1:]:
+        raise ParamsRefusedError(
+            "a project is of one kind of records; give one of --file, --images and --texts."
+        )
+    if given and not given[0].exists():
+        raise ParamsRefusedError(
+            f"there is no {given[0]}; name what is there, or for a table leave --file out."
+        )
     if folder.exists() and any(folder.iterdir()):
         raise ParamsRefusedError(f"{folder} is not empty; name a new folder.")
 
 
 def make(folder: Path, declared: Declared) -> None:
-    """Makes the project; raises ParamsRefusedError where `folder` holds something, DataRefusedError for the card."""
-    check(folder, declared.file)
+    """Makes the project, or nothing of it.
+
+    Raises ParamsRefusedError where `folder` holds something, DataRefusedError for the card.
+    """
+    check(folder, [] if declared.file is None else [declared.file])
+    was_there = folder.exists()
+    try:
+        _fill(folder, declared)
+    except BaseException:
+        for made in (*folder.iterdir(),) if was_there else (folder,):
+            shutil.rmtree(made) if made.is_dir() else made.unlink(missing_ok=True)
+        raise
+
+
+def _fill(folder: Path, declared: Declared) -> None:
     (folder / "data" / "cards").mkdir(parents=True)
     shutil.copyfile(TEMPLATES / "params.yaml", folder / "params.yaml")
     shutil.copyfile(

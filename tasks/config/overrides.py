@@ -8,6 +8,7 @@ The file keeps its comments. What it would become is checked whole before a byte
 import io
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -267,7 +268,7 @@ def revise(root: Path, request: Request) -> Revision:
     unchanged = _text(document)
     _change(document, request, cards=root / "data" / "cards")
     text = _text(document)
-    after = before if text == unchanged else text
+    after = before if text == unchanged else _spaced(text)
     parsed = params.parse(YAML(typ="safe", pure=True).load(after))
     registry.card(parsed.data.dataset, root / "data" / "cards")
     return Revision(path, before, after, parsed)
@@ -385,6 +386,12 @@ def _text(document: object) -> str:
     stream = io.StringIO()
     _yaml().dump(document, stream)
     return stream.getvalue()
+
+
+def _spaced(text: str) -> str:
+    """The text with blank lines between its groups, if it has any: each hangs on what was a group's last key."""
+    moved = re.sub(r"\n\n((?: .*\n)+)(?=\w)", r"\n\1\n", text)
+    return re.sub(r"(\n .*\n)(?=\w)", r"\1\n", moved) if re.search(r"\n\n\w", moved) else moved
 
 
 def _replace(path: Path, text: str) -> None:

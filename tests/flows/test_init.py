@@ -241,6 +241,16 @@ def test_a_project_of_images_or_texts_is_made_for_an_encoder(
     monkeypatch.chdir(tmp_path)
     refused = call("init", "other", *options, "--classes", "bad", "--at-most", "1000")
     assert refused.exit_code == 2 and "classes" in refused.stderr
+    assert not (tmp_path / "other").exists()  # so that the same command with more classes makes it
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    inside = [f"../{given}" if given in ("photos", "t.csv") else given for given in options]
+    assert call("init", ".", *inside, "--classes", "bad", "--at-most", "1000").exit_code == 2
+    assert Path.cwd().is_dir() and not list(Path.cwd().iterdir())
+    unnamed = call("init", ".", *inside, "--at-most", "1000")
+    assert unnamed.exit_code == 2 and "name the classes by --classes" in unnamed.stderr
+    both = call("init", ".", *inside, "--file", "../t.csv", "--classes", "bad,good", "--at-most", "1000")
+    assert both.exit_code == 2 and "give one of --file, --images and --texts" in both.stderr
 
 
 @pytest.mark.parametrize(

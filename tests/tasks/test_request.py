@@ -73,6 +73,13 @@ def test_comments_and_empty_values_stay(root: Path) -> None:
     assert "url: null # or the URL of a database" in after
 
 
+def test_blank_lines_stay_between_groups_where_keys_are_added(root: Path) -> None:
+    revise(root, Request(dataset="imdb", encoder="wordllama")).write()
+    again = revise(root, Request(dataset="imdb", encoder="wordllama", seed=7)).after
+    groups = again.split("\n\n")[1:]
+    assert [group.partition(":")[0] for group in groups] == list(YAML(typ="safe", pure=True).load(again))
+
+
 def test_a_data_set_brings_its_recipe_and_keeps_the_seed(root: Path) -> None:
     revise(root, Request(seed=7)).write()
     chosen = revise(root, Request(dataset="adult")).params
