@@ -13,6 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.quick_work import quick_work
+
+__all__ = ["ended", "quick_work", "server"]
+
 _UP_SECONDS, _GRACE_SECONDS = 90, 5
 
 

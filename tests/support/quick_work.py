@@ -1,7 +1,6 @@
 """What takes longest in plans and reports, and is the same from test to test, is done once or not at all."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -21,9 +20,12 @@ def _once(*asked: Any) -> Profile:
     return _PROFILES[key]
 
 
-@contextmanager
+@pytest.fixture(autouse=True)
 def quick_work() -> Iterator[None]:
-    """In the block a figure is made, but drawn to a few bytes; cost and risk of equal releases are computed once."""
+    """A figure is made, but drawn to a few bytes; cost and risk of equal releases are computed once.
+
+    Fixtures of whole modules are made before it: what they leave has figures to look at.
+    """
     with computed_once(), pytest.MonkeyPatch.context() as patch:
         for module in (auditing, comparison, report):
             patch.setattr(module, "png", lambda _figure: b"undrawn")

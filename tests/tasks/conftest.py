@@ -1,13 +1,5 @@
-"""Figures are drawn pixel by pixel for the fixtures of whole modules alone, whose tests look at what they left."""
-
-from collections.abc import Iterator
-
-import pytest
+"""What takes longest and is the same from test to test is done once or not at all."""
 
 from tests.support.quick_work import quick_work
 
-
-@pytest.fixture(autouse=True)
-def _quick_work() -> Iterator[None]:
-    with quick_work():
-        yield
+__all__ = ["quick_work"]

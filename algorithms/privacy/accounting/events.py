@@ -1,10 +1,10 @@
 """Privacy events as JSON: dp_accounting's own class and field names, nested as the events are, and five more."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import attrs
 import dp_accounting as dp
 
 from algorithms.errors import RefusedError
@@ -44,21 +44,24 @@ Schedule = Sequence[tuple[dp.DpEvent, int]]
 
 
 def kept(function: "_lru_cache_wrapper[T]", *key: Any) -> T:
-    """What a function with a cache makes of events, each time anew where an event is such as no cache can key."""
-    for made in (lambda part: part, _in_tuples):  # a ComposedDpEvent holds a list of events
-        with suppress(TypeError):
-            return function(*map(made, key))
-    return function.__wrapped__(*key)
+    """What a function with a cache makes of events; where no cache can key one, by what it is written as."""
+    try:
+        return function(*key)
+    except TypeError:  # a ComposedDpEvent holds a list
+        found: T = _kept_by_words(function, repr(key), _Aside(key))
+        return found
 
 
-def _in_tuples(part: Any) -> Any:
-    """A part of a key with tuples in place of lists of events, however deep they are."""
-    if isinstance(part, list | tuple) and all(isinstance(inner, dp.DpEvent | tuple) for inner in part):
-        return tuple(map(_in_tuples, part))
-    if isinstance(part, dp.DpEvent) and attrs.has(type(part)):
-        held = {field.name: getattr(part, field.name) for field in attrs.fields(type(part)) if field.init}
-        return attrs.evolve(part, **{name: _in_tuples(value) for name, value in held.items()})
-    return part
+@dataclass(frozen=True)
+class _Aside:
+    """What a cache is to hand on without a look at it: all are equal."""
+
+    key: tuple[Any, ...] = field(compare=False)
+
+
+@lru_cache(maxsize=128)
+def _kept_by_words(function: "_lru_cache_wrapper[Any]", _words: str, aside: _Aside) -> Any:
+    return function.__wrapped__(*aside.key)
 
 
 def unrolled(schedule: Schedule) -> list[tuple[dp.DpEvent, int]]:
