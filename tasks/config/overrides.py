@@ -268,8 +268,10 @@ def revise(root: Path, request: Request) -> Revision:
     unchanged = _text(document)
     _change(document, request, cards=root / "data" / "cards")
     text = _text(document)
-    after = before if text == unchanged else _spaced(text)
-    parsed = params.parse(YAML(typ="safe", pure=True).load(after))
+    after, said = before if text == unchanged else _spaced(text), YAML(typ="safe", pure=True).load(text)
+    if YAML(typ="safe", pure=True).load(after) != said:  # a text of several lines has blank lines of its own
+        after = text
+    parsed = params.parse(said)
     registry.card(parsed.data.dataset, root / "data" / "cards")
     return Revision(path, before, after, parsed)
 

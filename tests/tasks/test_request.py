@@ -1,5 +1,6 @@
 """Changes to params.yaml: recipes, single values, comments kept, and nothing written that is not valid."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +79,18 @@ def test_blank_lines_stay_between_groups_where_keys_are_added(root: Path) -> Non
     again = revise(root, Request(dataset="imdb", encoder="wordllama", seed=7)).after
     groups = again.split("\n\n")[1:]
     assert [group.partition(":")[0] for group in groups] == list(YAML(typ="safe", pure=True).load(again))
+
+
+def test_blank_lines_within_a_value_stay_where_they_are(root: Path) -> None:
+    path = root / "params.yaml"
+    plain = re.sub(r"\n  settings: .*", "", path.read_text())
+    text = plain.replace(
+        "\n\nperformance:", "\n  settings:\n    words: |\n      two\n\n      lines\nperformance:"
+    )
+    path.write_text(text)
+    before = YAML(typ="safe", pure=True).load(text)["model"]["settings"]
+    after = revise(root, Request(epsilon=2.0)).after
+    assert YAML(typ="safe", pure=True).load(after)["model"]["settings"] == before
 
 
 def test_a_data_set_brings_its_recipe_and_keeps_the_seed(root: Path) -> None:
