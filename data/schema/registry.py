@@ -27,8 +27,8 @@ def card(name: str, folder: Path = CARDS) -> DataCard:
     """
     if name not in names(folder):
         known = ", ".join(names(folder))
-        way = f"choose one of: {known}, or add" if known else "there is no data card here; add"
-        raise DataRefusedError(f"there is no data set {name!r}; {way} a card to {folder}.")
+        way = f"choose one of: {known}, or add a card to" if known else "add its card, the first one, to"
+        raise DataRefusedError(f"there is no data set {name!r}; {way} {folder}.")
     path = folder / f"{name}.yaml"
     document = _document(path)
     try:

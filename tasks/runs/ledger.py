@@ -96,6 +96,12 @@ def check_usual(ledger: Ledger, population: str, *, home: Path) -> None:
         )
 
 
+def check_place(ledger: Ledger, population: str, *, public: bool, home: Path) -> None:
+    """`check_usual` of private people, and of public ones where they were charged as private before."""
+    if not public or has_usual(population, home=home):
+        check_usual(ledger, population, home=home)
+
+
 def has_usual(population: str, *, home: Path) -> bool:
     """Whether people were charged as private ones before: another ledger, which says public of them, is refused too."""
     return _usual(population, home).exists()

@@ -13,7 +13,7 @@ from data.prepare.prepared import block_digests, made_anew
 from data.schema import registry as catalogue
 from tasks.config import params
 from tasks.config.environment import database_url
-from tasks.runs.ledger import check_usual, has_usual, keep_usual
+from tasks.runs.ledger import check_place, keep_usual
 
 _HOLDOUT, _BLOCKS = "holdout", "blocks"
 
@@ -23,8 +23,7 @@ def register(ledger: Ledger, public: PublicDescription, *, home: Path, prepared:
 
     prepared: the folder of the records. Raises BudgetRefusedError where another block was charged for exactly these.
     """
-    if not public.public or has_usual(public.population, home=home):
-        check_usual(ledger, public.population, home=home)
+    check_place(ledger, public.population, public=public.public, home=home)
     declare(ledger, public, held=digests_of(public, prepared))
 
 

@@ -30,7 +30,7 @@ from tasks.calibrate import plan_for
 from tasks.config.environment import TRAIN_ANYWAY, home, may_train_anyway, train_anyway
 from tasks.config.params import Params
 from tasks.runs.encoders import public_of
-from tasks.runs.ledger import open_ledger
+from tasks.runs.ledger import check_place, open_ledger
 
 LEAST_SIGNAL = 1.0
 """How large the sum of all records' clipped gradients, if all were alike, has to be over the noise on it, all told."""
@@ -176,8 +176,8 @@ class Outlook:
 def outlook(root: Path, settings: Params) -> Outlook:
     """The outlook of the run that `settings` describe in the checkout at `root`; nothing is spent, no record is used.
 
-    Raises what `plan_for` raises, and DataRefusedError for an unknown data set and for a file that is not there or not
-    the declared one.
+    Raises what `plan_for` raises, DataRefusedError for an unknown data set and for a file that is not there or not the
+    declared one, and RefusedError where the population is charged in another ledger.
     """
     cards = root / "data" / "cards"
     card = registry.card(settings.data.dataset, cards)
@@ -186,6 +186,7 @@ def outlook(root: Path, settings: Params) -> Outlook:
     folder = home()
     check_local(card, root, key=owner_key(folder) if (folder / OWNER_KEY).exists() else None)
     ledger, population = open_ledger(root), public.population
+    check_place(ledger, population, public=public.public, home=folder)
     cap, balance, fits, begun = Budget(public.cap_epsilon, public.cap_delta), None, None, False
     if population in ledger.populations():
         balance = ledger.balance(population)

@@ -18,6 +18,7 @@ from algorithms.privacy.accounting.filters import RenyiFilter
 from algorithms.privacy.ledger import WHOLE_POPULATION, Composition, Ledger, export, restore
 from tasks import calibrate, evaluate, prepare, train
 from tasks.config import params
+from tasks.runs import preflight
 from tasks.runs.ledger import check_usual
 from tasks.runs.population import bind, declare, register
 from tests.support.checkout import PROJECT
@@ -35,7 +36,9 @@ def workspace(tmp_path: Path, own_home: Path) -> Workspace:
     return place
 
 
-def test_private_people_are_charged_in_one_ledger_alone(workspace: Workspace, tmp_path: Path) -> None:
+def test_private_people_are_charged_in_one_ledger_alone(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, public = workspace.ledger, replace(workspace.public, public=False)
     register(first, public, home=workspace.home, prepared=tmp_path)
     bind(first, public, home=workspace.home, prepared=tmp_path)
@@ -50,6 +53,11 @@ def test_private_people_are_charged_in_one_ledger_alone(workspace: Workspace, tm
     with pytest.raises(RefusedError, match="is charged in another ledger"):
         register(other, replace(public, public=True), home=workspace.home, prepared=tmp_path)
     assert other.populations() == ["somebody"]
+    monkeypatch.setattr(preflight, "open_ledger", lambda _root: other)
+    monkeypatch.setattr(preflight, "home", lambda: workspace.home)
+    shutil.copytree(PROJECT / "data/cards", workspace.root / "data/cards")
+    with pytest.raises(RefusedError, match="is charged in another ledger"):  # before any stage starts
+        preflight.outlook(workspace.root, params.load(workspace.root / "params.yaml", reads=params.GROUPS))
     export(first, tmp_path / "copy.jsonl")
     moved = f"sqlite:///{workspace.home}/moved.sqlite"
     restore(tmp_path / "copy.jsonl", moved)
