@@ -60,9 +60,10 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture(scope="session")
 def finished_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Checkout:
-    """A checkout in which `dvc repro` has run a few steps on digits; not to be changed: see `checkout`.
+    """A checkout in which `epsilonflow run` has run a few steps on digits; not to be changed: see `checkout`.
 
-    The first process of this test run that asks makes it for all.
+    Its stages were processes, as a user's are. What it wrote is beside it, in `stdout` and `stderr`. The first process
+    of this test run that asks makes it for all.
     """
     own = tmp_path_factory.getbasetemp()
     folder = (own if worker_id == "master" else own.parent) / "finished"
@@ -71,7 +72,9 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> C
         if not (folder / "done").exists():
             shutil.rmtree(folder, ignore_errors=True)  # where another process has failed
             new_checkout(checkout.root, checkout.home)
-            subprocess.run(checkout.in_one_process("dvc", "repro"), **checkout.where(), check=True)
+            with (folder / "stdout").open("wb") as said, (folder / "stderr").open("wb") as told:
+                command = checkout.command("flows.cli.main", "run")
+                subprocess.run(command, **checkout.where(), check=True, stdout=said, stderr=told)
             (folder / "done").touch()
     return checkout
 

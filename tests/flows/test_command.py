@@ -213,16 +213,17 @@ def test_a_plan_looks_at_the_file(here: Checkout) -> None:
     assert_refused(call(*asked), "is truncated or altered")
 
 
-def test_without_a_server_a_run_needs_no_prefect(here: Checkout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_a_run_needs_no_prefect(
+    finished_once: Checkout, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not has_prefect_api()
-    done = here.run(*here.command("flows.cli.main", "run", "--set", "algorithm.steps=4"))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[1:3] == ["preparing the data ...", "calibrating the noise ..."]
-    assert done.stderr.count("step 4 of 4") == 1
-    assert not [word for word in ("Running stage", "lock file", "Prefect", "prefect") if word in done.stderr]
-    assert done.stdout.count("test accuracy") == 1 and "│ artifacts/report.html" in done.stdout
-    monkeypatch.setenv("PREFECT_HOME", str(here.home))
-    (here.home / "profiles.toml").write_text(
+    said, told = ((finished_once.root.parent / name).read_text() for name in ("stdout", "stderr"))
+    assert told.splitlines()[1:3] == ["preparing the data ...", "calibrating the noise ..."]
+    assert told.count("step 5 of 5") == 1
+    assert not [word for word in ("Running stage", "lock file", "Prefect", "prefect") if word in told]
+    assert said.count("test accuracy") == 1 and "│ artifacts/report.html" in said
+    monkeypatch.setenv("PREFECT_HOME", str(own_home))
+    (own_home / "profiles.toml").write_text(
         'active = "own"\n[profiles.own]\nPREFECT_API_URL = "http://127.0.0.1:4200/api"\n'
     )
     assert has_prefect_api()

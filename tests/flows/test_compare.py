@@ -29,7 +29,7 @@ def place(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     root = small(tmp_path / "checkout")
     monkeypatch.chdir(root)
     untracked(root)
-    # Lines that nobody reads are not sent: at its end the process would try to reach a server that is gone.
+    # No lines are sent: at its end the process would try for a minute to reach a server that is gone.
     with temporary_settings({PREFECT_API_URL: server, PREFECT_LOGGING_TO_API_ENABLED: False}):
         yield Place(root, "tiny")
 
