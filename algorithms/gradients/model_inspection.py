@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from algorithms.gradients.clipping import L2
 from algorithms.gradients.grad_sample_recorder import GradSampleRecorder, Layouts
@@ -33,6 +32,7 @@ from algorithms.gradients.independence import (
 from algorithms.gradients.op_tracer import (
     Form,
     Memory,
+    Operations,
     OpTracer,
     Sample,
     away_from_start,
@@ -288,12 +288,12 @@ def _operations(passes: Passes, parameters: Tensor, form: Form) -> int:
     if of_vectors > _LIGHT:
         return of_vectors
     sample = form.draw(1, 0)
-    with FlopCounterMode(display=False) as counter, same_randomness():
+    with Operations() as operations, same_randomness():
         try:
             passes.losses(parameters, sample.inputs, sample.labels)
         except Exception:  # what is looked at in full says which records a model does not take
             return 0
-    return int(counter.get_total_flops()) + of_vectors
+    return int(operations.count) + of_vectors
 
 
 def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelInspection:

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from algorithms.gradients.grad_sample_recorder import RecordedTensor
@@ -196,7 +197,15 @@ class Operation:
     unknown: Shapes
 
 
-class OpTracer(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that is not compiled; the compiler, whose import takes a second, need not be told to leave it out."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class OpTracer(_Watch):
     """Sees every operation that runs inside of it, whatever function or method of PyTorch led there.
 
     records: what the values of the records come from. known: other tensors there are before. answer: to give where the
@@ -282,7 +291,7 @@ class OpTracer(TorchDispatchMode):
         return found
 
 
-class Memory(TorchDispatchMode):
+class Memory(_Watch):
     """Counts the bytes that are alive of what is computed inside of it, whoever holds them: a graph or a variable.
 
     most: how many were alive at once.
@@ -321,6 +330,26 @@ class Memory(TorchDispatchMode):
                 self._possible += storage.nbytes()
         if self._possible > self.most:  # what is dead is counted until it could matter
             self._count()
+        return found
+
+
+class Operations(_Watch):
+    """Counts the operations of products and convolutions inside of it, as PyTorch's flop counter does."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count: int = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.overloadpacket in flop_registry:
+            self.count += int(flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=found))
         return found
 
 

@@ -399,7 +399,7 @@ def test_a_model_of_another_run_fails_its_card(here: Checkout) -> None:
     assert "FAILS: model.safetensors" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "ledger show", "ledger history"])
+@pytest.mark.parametrize("command", ["run", "plan"])
 def test_outside_a_checkout_a_sentence_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
