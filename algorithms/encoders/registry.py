@@ -17,6 +17,17 @@ SHIPPED: Mapping[str, Callable[[Frozen], Encoder]] = {
 _OF_A_FILE = {"timm": from_timm, "torchvision": from_torchvision}
 
 
+def check_name(name: str) -> None:
+    """Raises EncoderRefusedError where no encoder can have this name; whether there is one is seen when it is made."""
+    library, _, own = name.partition("/")
+    of_library = bool(own) and library in (*_OF_A_FILE, "huggingface", "tokenizer")
+    if not of_library and not is_own(name) and name not in SHIPPED:
+        raise EncoderRefusedError(
+            f"there is no encoder {name!r}; choose {', '.join(SHIPPED)}, timm/NAME, torchvision/NAME,"
+            " huggingface/NAME, tokenizer/NAME, or your own package.module:factory."
+        )
+
+
 def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> Encoder:
     """The encoder of a name, without its weights, which `load` reads.
 
@@ -34,6 +45,7 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
         >>> encoder("efficientnet-lite0", Frozen()).width
         1280
     """
+    check_name(name)
     library, _, own = name.partition("/")
     if checkpoint is not None and library not in _OF_A_FILE:
         raise EncoderRefusedError(
@@ -52,9 +64,4 @@ def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> En
                 f"the encoder {name!r} made a {type(made).__name__}; return an Encoder."
             )
         return made
-    if name not in SHIPPED:
-        raise EncoderRefusedError(
-            f"there is no encoder {name!r}; choose {', '.join(SHIPPED)}, timm/NAME, torchvision/NAME,"
-            " huggingface/NAME, tokenizer/NAME, or your own package.module:factory."
-        )
     return SHIPPED[name](settings)

@@ -151,6 +151,10 @@ def init(
         name = re.sub(r"[^a-z0-9_-]+", "-", folder.resolve().name.lower()).strip("-_") or "table"
         own: dict[str, Any] = {"unit": unit or "one person", "cap": 10.0 if cap is None else cap}
         seen = None if encoder is None else absolute(encoder)
+        if encoder is not None:
+            from algorithms.encoders.registry import check_name
+
+            check_name(encoder)
         if images is not None:
             most = at_most or number_asked()
             declared = of_images(name, images, listed(classes), most, size or 64, encoder=seen, **own)

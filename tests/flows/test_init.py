@@ -326,6 +326,15 @@ def test_the_next_token_needs_a_model_that_is_named(tmp_path: Path, monkeypatch:
     assert not (tmp_path / "mine").exists()
 
 
+def test_an_encoder_that_cannot_be_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.csv"
+    texts.write_text("text,label\nfine,good\n")
+    given = ("--texts", str(texts), "--classes", "good,bad", "--at-most", "1000", "--encoder", "wordlama")
+    refused = call("init", str(tmp_path / "project"), *given)
+    assert refused.exit_code == 2 and "there is no encoder 'wordlama'; choose" in refused.stderr
+    assert not (tmp_path / "project").exists()
+
+
 def test_bounds_are_two_numbers(schema: str, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,stars\na film,4\n")
     refused = call(
