@@ -30,6 +30,7 @@ Deltas: TypeAlias = Callable[[np.ndarray], np.ndarray]
 def by_pld(
     event: dp.DpEvent, count: int, grid: float, adjacency: dp.NeighboringRelation
 ) -> PrivacyLossDistribution:
+    """Of so many times an event, as dp_accounting has it; raises RefusedError where it has none."""
     accountant = PLDAccountant(adjacency, grid)
     if not accountant.supports(event):
         raise RefusedError(f"the PLD accountant has no bound for {event}; use the other accountant.")
