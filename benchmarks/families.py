@@ -20,7 +20,7 @@ from algorithms.models.libraries import imported_library
 from benchmarks.architectures import losses
 from benchmarks.zoo import error
 
-SIZES = (64, 128, 192, 224, 256)
+SIZES = (64, 128, 160, 192, 224, 256)
 _RECORDS, _CLASSES = 3, 3
 
 
