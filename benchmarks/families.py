@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from algorithms.gradients import Engine
-from algorithms.models import Model, ModelRefusedError, build
+from algorithms.models import Model, build
 from algorithms.models.libraries import imported_library
 from benchmarks.architectures import losses
 from benchmarks.zoo import error
@@ -73,7 +73,7 @@ def _looked_at(model: Model, size: int) -> str:
     start = time.process_time()
     try:
         engine = Engine(model, input_shape=(3, size, size))
-    except (ModelRefusedError, ValueError) as refused:
+    except ValueError as refused:
         return f"{size} pixels, refused: {refused}"
     look = time.process_time() - start
     path = "batched" if engine.is_batched else "record by record"

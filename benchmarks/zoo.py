@@ -46,7 +46,7 @@ def main(names: list[str]) -> None:
     """The rows of some architectures, or of all, which are then written."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    imported_library("transformers").logging.set_verbosityerror()
+    imported_library("transformers").logging.set_verbosity_error()
     rows = []
     for name, architecture in ZOO.items():
         if not names or any(part.lower() in name.lower() for part in names):

@@ -300,9 +300,8 @@ def _values(name: str, owner: object) -> dict[str, bytes]:
             try:
                 written = _written(value)
             except Exception:  # whatever a value's own way of being written down raises
-                written = re.sub(
-                    "0x[0-9a-f]+", "", repr(value)
-                ).encode()  # where it lies in memory says nothing
+                # where it lies in memory says nothing
+                written = re.sub("0x[0-9a-f]+", "", repr(value)).encode()
             found[f"{name}.{key}".lstrip(".")] = written
     return found
 

@@ -204,6 +204,19 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _should_skip_dynamo(cls) -> bool:
         return False
 
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.run(func, args, kwargs or {})
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operation gives; what else is done is up to the mode."""
+        return func(*args, **kwargs)
+
 
 class OpTracer(_Watch):
     """Sees every operation that runs inside of it, whatever function or method of PyTorch led there.
@@ -264,14 +277,7 @@ class OpTracer(_Watch):
         """Says that from here on errors go back, whose sums over records belong to no record."""
         self.turned = len(self.operations)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         taken = _tensors((args, kwargs))
         of_records = [tensor for tensor in taken if tensor in self._of_records]
         unknown = [tensor for tensor in taken if self._is_unknown(tensor)]
@@ -312,15 +318,9 @@ class Memory(_Watch):
         self._possible = sum(size for _, size in self._storages.values())
         self.most = max(self.most, self._possible)
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs or {}))}
-        found = func(*args, **(kwargs or {}))
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        found = func(*args, **kwargs)
         for storage in (tensor.untyped_storage() for tensor in _tensors(found)):
             if storage._cdata not in given:  # a view takes nothing
                 self._storages[storage._cdata] = (
@@ -340,16 +340,10 @@ class Operations(_Watch):
         super().__init__()  # type: ignore[no-untyped-call]
         self.count: int = 0
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        found = func(*args, **(kwargs or {}))
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found = func(*args, **kwargs)
         if func.overloadpacket in flop_registry:
-            self.count += int(flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=found))
+            self.count += int(flop_registry[func.overloadpacket](*args, **kwargs, out_val=found))
         return found
 
 

@@ -435,9 +435,8 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
             " replace_batch_norm to true among its settings, which makes it GroupNorm, or to frozen, which keeps the"
             " statistics of its public checkpoint."
         )
-    if (
-        settings.replace_batch_norm is True
-    ):  # frozen ones see no record's statistics in evaluation mode, as below
+    # Frozen ones see no record's statistics in evaluation mode, as below.
+    if settings.replace_batch_norm is True:
         replace_batch_norm(made.module)
     if settings.checkpoint_file is not None:
         path = Path(settings.checkpoint_file)

@@ -183,15 +183,13 @@ def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
     """What `flows.retrain` does, without Prefect; returns what became of it."""
     from datetime import UTC, datetime
 
-    from tasks.retraining import settings
-    from tasks.retraining.delivery import Work
-    from tasks.retraining.delivery import retrain as deliver
+    from tasks.retraining import delivery, settings
     from tasks.runs.stages import StageFailedError, StageRefusedError, checkout_lock
 
-    work = Work(settings.load(root / file), root, stage_here(steps), steps.line)
+    work = delivery.Work(settings.load(root / file), root, stage_here(steps), steps.line)
     try:
         with checkout_lock(root, say=steps.line):
-            outcome = deliver(work, now=datetime.now(UTC))
+            outcome = delivery.retrain(work, now=datetime.now(UTC))
     finally:
         steps.end()
     if outcome.kind == "refused":

@@ -268,10 +268,10 @@ def revise(root: Path, request: Request) -> Revision:
     unchanged = _text(document)
     _change(document, request, cards=root / "data" / "cards")
     text = _text(document)
-    after, said = before if text == unchanged else _spaced(text), YAML(typ="safe", pure=True).load(text)
-    if YAML(typ="safe", pure=True).load(after) != said:  # a text of several lines has blank lines of its own
-        after = text
-    parsed = params.parse(said)
+    after = before
+    if text != unchanged:  # a value of several lines may have blank lines of its own, which stay
+        after = spaced if _plain(spaced := _spaced(text)) == _plain(text) else text
+    parsed = params.parse(_plain(after))
     registry.card(parsed.data.dataset, root / "data" / "cards")
     return Revision(path, before, after, parsed)
 
@@ -388,6 +388,10 @@ def _text(document: object) -> str:
     stream = io.StringIO()
     _yaml().dump(document, stream)
     return stream.getvalue()
+
+
+def _plain(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
 
 
 def _spaced(text: str) -> str:
