@@ -254,10 +254,17 @@ class Engine:
         """The sum over records of their losses, each clipped to [0, bound]; shape [], float64."""
         total = torch.zeros((), dtype=torch.float64, device=parameters.device)
         for some, their in self._batches(inputs, labels) if len(labels) else []:
-            padded = self._filled(some), self._filled(their)
-            losses = self._passes.losses(parameters, *padded)[: len(their)].double()
+            losses = self._losses(parameters, some, their).double()
             total += torch.nan_to_num(losses, nan=0.0, posinf=bound, neginf=0.0).clamp(0.0, bound).sum()
         return total
+
+    def _losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each record, which is taken by itself where its gradient is."""
+        if self._examined.layouts is not None:
+            return self._passes.losses(parameters, self._filled(inputs), self._filled(labels))[: len(labels)]
+        alone = replace(self._passes, answers=())
+        pairs = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
+        return torch.cat([alone.losses(parameters, *one) for one in pairs])
 
     def _add_batch(
         self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping, total: Tensor

@@ -5,9 +5,11 @@ import io
 import math
 import pickle
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
+from types import FunctionType
 from typing import Any
 from weakref import ReferenceType
 
@@ -97,6 +99,9 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
         large = sample.times(_LARGE)
         for shown, weight in product((sample, large, sample.among(large, 0)), (1.0, _LARGE)):
             _check_gradients_apart(looked, shown, weight)
+    elif _is_steady(looked, sample):
+        with still(looked.passes.model.module):
+            check_apart(looked, draw, constants)
     return is_random
 
 
@@ -117,12 +122,43 @@ def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> b
         (sample.among(others.times(factor), place), place, place)
         for place, factor in enumerate((math.nan, _LARGE))
     ]
-    changes += [] if is_random else [(sample.alone(0), 0, 0)]
+    # The second record, whose place is another one when it is alone.
+    changes += [] if is_random else [(sample.alone(1), 1, 0)]
     for changed, place, at in changes:
-        if not looked.close(losses[place], looked.losses(changed)[at]):
-            layer = _first_that_differs(looked, sample, place, changed, at)
-            raise RecordsNotIndependentError(f"{layer or looked.loss_name} mixes records")
+        _check_same(looked, losses, sample, place, changed, at)
+    if is_random and _is_steady(looked, sample):
+        with still(looked.passes.model.module):
+            _check_same(looked, looked.losses(sample), sample, 1, sample.alone(1), 0)
     return is_random
+
+
+@contextmanager
+def still(module: nn.Module) -> Iterator[None]:
+    """A module without dropout, in which a record would have another part of it alone."""
+    training = [layer for layer in module.modules() if layer.training]
+    for layer in training:
+        layer.training = False
+    try:
+        yield
+    finally:
+        for layer in training:
+            layer.training = True
+
+
+def _is_steady(looked: Looked, sample: Sample) -> bool:
+    """Whether nothing is drawn once the model is out of training mode, so that records can be looked at alone."""
+    with still(looked.passes.model.module):
+        try:
+            return torch.equal(looked.losses(sample), looked.losses(sample, seed=1))
+        except Exception:  # whatever a loss says of what a model gives in evaluation alone
+            return False
+
+
+def _check_same(looked: Looked, losses: Tensor, sample: Sample, place: int, changed: Sample, at: int) -> None:
+    """Raises RecordsNotIndependentError where a record has another loss at a place of other records."""
+    if not looked.close(losses[place], looked.losses(changed)[at]):
+        layer = _first_that_differs(looked, sample, place, changed, at)
+        raise RecordsNotIndependentError(f"{layer or looked.loss_name} mixes records")
 
 
 def _check_places(
@@ -134,11 +170,10 @@ def _check_places(
     losses = looked.losses(sample)
     for place in places:
         changes = [(sample.among(others, place), place) for others in contexts]
+        changes += [(sample.repeated(place), place)]  # experts of a limited capacity are full then
         changes += [(sample.alone(place), 0)] if alone else []  # alone, dropout would drop something else
         for changed, at in changes:
-            if not looked.close(losses[place], looked.losses(changed)[at]):
-                layer = _first_that_differs(looked, sample, place, changed, at)
-                raise RecordsNotIndependentError(f"{layer or looked.loss_name} mixes records")
+            _check_same(looked, losses, sample, place, changed, at)
 
 
 def _check_losses_apart(looked: Looked, sample: Sample) -> None:
@@ -199,7 +234,7 @@ def check_state(looked: Looked, sample: Sample) -> None:
     before = {name: value.clone() for name, value in module.named_buffers()}
     for _ in range(2):
         _pass_through(looked, module, sample)
-        kept.append(_attributes(module) | _values("losses", looked.passes.model.losses))
+        kept.append(_attributes(module) | _kept_by(looked.passes.model.losses))
     changed = [f"parameter {name}" for name, digest in parameters().items() if digests[name] != digest]
     different = _different(before, module)
     if different and not _are_tables(looked, sample):
@@ -292,11 +327,18 @@ def _attributes(module: nn.Module) -> dict[str, bytes]:
     return found
 
 
+def _kept_by(losses: object) -> dict[str, bytes]:
+    """What a loss keeps: a function, an object that is called, or a method of one."""
+    owner = getattr(losses, "__self__", losses)
+    buffers = dict(owner.named_buffers()) if isinstance(owner, nn.Module) else {}
+    return _values("losses", owner) | {f"losses.{name}": _written(part) for name, part in buffers.items()}
+
+
 def _values(name: str, owner: object) -> dict[str, bytes]:
     """The attributes of a layer, class or function, by name, as far as they can be written down."""
     own, found = vars(nn.Module()).keys() - {"training"}, {}
     for key, value in getattr(owner, "__dict__", {}).items():
-        if key not in own and not callable(value):
+        if key not in own and not isinstance(value, FunctionType | type):
             try:
                 written = _written(value)
             except Exception:  # whatever a value's own way of being written down raises

@@ -28,6 +28,7 @@ from algorithms.gradients.independence import (
     check_apart_briefly,
     check_state,
     mixing_layer,
+    still,
 )
 from algorithms.gradients.op_tracer import (
     Form,
@@ -263,6 +264,7 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
         layouts, without_rule = _learn(passes, parameters, few, more)
         for count in (_FEW, _MORE):
             _check_gradients(exact, draw_exactly(count, 0), layouts)
+        _check_shortened(exact, draw_exactly(_MORE, 0), layouts)
         written = 0
 
         def measure(some: Sample) -> None:
@@ -329,11 +331,13 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
         needed, written = memory.most // 2, found.written_bytes // 2
         try:
             _compare(looked, few, found, _KINKS)
+            _check_shortened(looked, form.draw(_FEW, 0), layouts, _KINKS)
         except UnrecordedError:  # rounding in 32 bits can move a deep network further than that
             exact = _exact(passes, parameters, few)
             if exact.parameters.dtype != torch.float64:
                 raise
             _check_gradients(exact, few.in_64_bits(), layouts)
+            _check_shortened(exact, form.draw(_FEW, 0).in_64_bits(), layouts)
     except UnrecordedError as reason:
         needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)[1]
         return ModelInspection(
@@ -516,23 +520,10 @@ def _is_right(exact: Looked, answers: Answers, samples: list[Sample]) -> bool:
         return exact.close(together.losses(sample), alone)
 
     try:
-        with _still(exact.passes.model.module):
+        with still(exact.passes.model.module):
             return all(agree(sample) for sample in samples)
     except (UnrecordedError, RuntimeError):
         return False
-
-
-@contextmanager
-def _still(module: nn.Module) -> Iterator[None]:
-    """A module without dropout, in which a record would have another part of it alone."""
-    training = [layer for layer in module.modules() if layer.training]
-    for layer in training:
-        layer.training = False
-    try:
-        yield
-    finally:
-        for layer in training:
-            layer.training = True
 
 
 def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts) -> None:
@@ -540,6 +531,19 @@ def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts) -> None:
     with same_randomness():
         found = looked.passes.recorded(looked.parameters, sample.inputs, sample.labels, layouts)
     _compare(looked, sample, found)
+
+
+def _check_shortened(
+    looked: Looked, sample: Sample, layouts: Layouts, tolerance: float | None = None
+) -> None:
+    """Raises UnrecordedError as `_check_gradients` does, for series of unequal lengths, which a model may sort."""
+    if sample.inputs.dim() > 3:  # images have no length
+        return
+    short = sample.shortened()
+    with same_randomness():
+        found = looked.passes.recorded(looked.parameters, short.inputs, short.labels, layouts)
+    if bool(found.finite(L2(1.0)).all()):
+        _compare(looked, short, found, tolerance)
 
 
 def _weights(sample: Sample) -> Tensor:

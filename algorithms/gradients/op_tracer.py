@@ -129,6 +129,24 @@ class Sample:
         own = slice(place, place + 1)
         return replace(self, inputs=self.inputs[own], labels=self.labels[own])
 
+    def repeated(self, place: int) -> "Sample":
+        """As many records, all of them the one at a place."""
+        chosen = [place] * len(self.labels)
+        return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
+
+    def shortened(self) -> "Sample":
+        """The same records, of three lengths in no order: the rest of each is zero."""
+
+        def shorter(values: Tensor, part: Part | None) -> Tensor:
+            if values.dim() < 2 or (part is not None and part.is_mask):
+                return values
+            values, third = values.clone(), values.shape[1] // 3
+            for index, record in enumerate(values):
+                record[values.shape[1] - 2 * index % 3 * third :] = 0
+            return values
+
+        return self._changed(shorter)
+
     def _changed(self, change: Callable[[Tensor, Part | None], Tensor]) -> "Sample":
         """The same with each of its tensors changed."""
         if self.packing is None:

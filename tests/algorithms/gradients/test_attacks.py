@@ -1,0 +1,166 @@
+"""Honest mistakes that ordinary records do not show, as they lie in place, number, length, or what is kept."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.gradients import L2, RecordsNotIndependentError, model_inspection
+from tests.algorithms.gradients.zoo import Problem, Spec, Wired, check, problem
+
+
+def positions_along_the_batch(self: Wired, x: Tensor) -> Tensor:
+    """Positions for a sequence that comes first, as in PyTorch's tutorial, where the batch does."""
+    return self.layer(self.drop(x + torch.arange(len(x), dtype=x.dtype).sin()[:, None]))
+
+
+def members_of_an_ensemble(self: Wired, x: Tensor) -> Tensor:
+    """Each part of the batch with the fast weights of another member (Wen et al. 2020)."""
+    members = torch.arange(len(x)) * 2 // len(x)
+    return self.layer(self.drop(x * (1.0 + members[:, None])))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("wiring", [positions_along_the_batch, members_of_an_ensemble])
+def test_a_result_by_place_is_refused_in_large_models_and_behind_dropout(
+    wiring: Callable[[Wired, Tensor], Tensor], light: float, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    spec = Spec(lambda: Wired(wiring, layer=nn.Linear(4, 2), drop=nn.Dropout(dropout)), (4,))
+    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+        problem(spec, torch.float32).engine()
+
+
+def scaled_errors(self: Wired, x: Tensor) -> Tensor:
+    """Errors scaled to a length of one, over the batch by mistake."""
+    found = self.layer(x)
+    if found.requires_grad:
+        found.register_hook(lambda errors: errors / errors.norm())
+    return self.last(self.drop(found))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+def test_errors_that_are_scaled_over_the_batch_are_not_taken_together(
+    light: float, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused, or taken record by record."""
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    layers: dict[str, Any] = {"layer": nn.Linear(4, 4), "last": nn.Linear(4, 2), "drop": nn.Dropout(dropout)}
+    made = problem(Spec(lambda: Wired(scaled_errors, **layers), (4,)), torch.float32)
+    try:
+        engine = made.engine()
+    except RecordsNotIndependentError as refusal:
+        assert "the way back" in str(refusal)
+        return
+    assert not engine.is_batched
+
+
+def of_capacity(factor: float, least: int) -> Callable[[Wired, Tensor], Tensor]:
+    """Experts that take no more than their part of the batch, in its order (Fedus et al. 2022)."""
+
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        chosen = functional.one_hot(self.router(x).argmax(dim=1), 4)
+        capacity = max(least, int(factor * len(x) / 4))
+        has_room = (chosen.cumsum(dim=0) <= capacity) & (chosen > 0)
+        experts = self.experts(x).unflatten(1, (4, 2))
+        return x[:, :2] + (experts * has_room[:, :, None]).sum(dim=1)
+
+    return wiring
+
+
+@pytest.mark.parametrize(("factor", "least"), [(1.25, 1), (2.0, 4), (3.0, 8)])
+def test_experts_that_are_full_are_refused(factor: float, least: int) -> None:
+    wiring = of_capacity(factor, least)
+    spec = Spec(lambda: Wired(wiring, router=nn.Linear(6, 4), experts=nn.Linear(6, 8)), (6,))
+    with pytest.raises(RecordsNotIndependentError, match="mixes records"):
+        problem(spec, torch.float32).engine()
+
+
+def sorted_by_length(self: Wired, x: Tensor) -> Tensor:
+    """Series that end in zeros, the longest first while a layer works on them."""
+    lengths = (x != 0).any(dim=2).sum(dim=1)
+    order = lengths.argsort(descending=True, stable=True)
+    hidden = torch.tanh(self.first(x))[order]
+    return self.layer(hidden).sum(dim=1)[order.argsort()]
+
+
+def padded(made: Problem) -> Problem:
+    inputs = made.inputs.clone()
+    for index, series in enumerate(inputs):
+        series[1 + index % 4 :] = 0.0
+    return Problem(made.model, made.parameters, inputs, made.labels)
+
+
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+def test_series_that_are_sorted_by_length_keep_their_own_gradients(
+    light: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    made = problem(
+        Spec(lambda: Wired(sorted_by_length, first=nn.Linear(3, 3), layer=nn.Linear(3, 2)), (5, 3))
+    )
+    check(padded(made), made.engine())
+
+
+class Centred(nn.Module):
+    """A loss that follows the mean of the outputs, and says so nowhere in what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * outputs.detach().mean(dim=0)
+        return functional.cross_entropy(outputs, labels, reduction="none")
+
+
+@pytest.mark.parametrize("losses", [Centred(), Centred().forward])
+def test_a_loss_that_keeps_a_mean_in_a_buffer_is_refused(losses: Callable[[Tensor, Tensor], Tensor]) -> None:
+    with pytest.raises(RecordsNotIndependentError, match="is changed by every forward pass"):
+        problem(Spec(lambda: nn.Linear(4, 2), (4,), losses=losses, classes=2), torch.float32).engine()
+
+
+class Follower:
+    """Keeps the largest value that it saw, and is called like a function."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+def test_what_is_kept_by_an_object_that_is_called_is_seen() -> None:
+    def make() -> nn.Module:
+        made = Wired(lambda self, x: self.layer(self.follow(x)), layer=nn.Linear(4, 2))
+        made.follow = Follower()
+        return made
+
+    with pytest.raises(RecordsNotIndependentError, match="the attribute follow is changed"):
+        problem(Spec(make, (4,))).engine()
+
+
+def test_losses_over_parts_that_are_left_out_are_of_each_record_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large model, whose loss divides by how many labels count in the batch: all of those that are made up."""
+    monkeypatch.setattr(model_inspection, "_LIGHT", 0)
+
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        each = functional.cross_entropy(outputs, labels, reduction="none", ignore_index=-100)
+        return each * (len(labels) / (labels != -100).sum())
+
+    made = problem(Spec(lambda: nn.Linear(4, 2), (4,), losses=losses, classes=2), torch.float32)
+    engine = made.engine()
+    labels = torch.where(torch.arange(6) < 3, made.labels, -100)
+    all_of_them = engine.clipped_losses(made.parameters, made.inputs, labels, 1e3)
+    first = engine.clipped_losses(made.parameters, made.inputs[:3], labels[:3], 1e3)
+    assert float(all_of_them) == pytest.approx(float(first))
+    found = engine.clipped_sum(made.parameters, made.inputs, labels, L2(1e3))
+    assert torch.allclose(found, engine.clipped_sum(made.parameters, made.inputs[:3], labels[:3], L2(1e3)))
