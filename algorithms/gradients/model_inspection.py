@@ -330,13 +330,13 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
             found.norms(L2(1.0))
         needed, written = memory.most // 2, found.written_bytes // 2
         try:
-            _compare(looked, few, found, _KINKS)
+            _compare(looked, few, found, _KINKS, _LARGE)
             _check_shortened(looked, form.draw(_FEW, 0), layouts, _KINKS)
         except UnrecordedError:  # rounding in 32 bits can move a deep network further than that
             exact = _exact(passes, parameters, few)
             if exact.parameters.dtype != torch.float64:
                 raise
-            _check_gradients(exact, few.in_64_bits(), layouts)
+            _check_gradients(exact, few.in_64_bits(), layouts, _LARGE)
             _check_shortened(exact, form.draw(_FEW, 0).in_64_bits(), layouts)
     except UnrecordedError as reason:
         needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)[1]
@@ -526,11 +526,11 @@ def _is_right(exact: Looked, answers: Answers, samples: list[Sample]) -> bool:
         return False
 
 
-def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts) -> None:
+def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts, weight: float = 1.0) -> None:
     """Raises UnrecordedError where the recorded gradients are not what autograd makes of them."""
     with same_randomness():
         found = looked.passes.recorded(looked.parameters, sample.inputs, sample.labels, layouts)
-    _compare(looked, sample, found)
+    _compare(looked, sample, found, weight=weight)
 
 
 def _check_shortened(
@@ -551,13 +551,19 @@ def _weights(sample: Sample) -> Tensor:
 
 
 def _compare(
-    looked: Looked, sample: Sample, found: PerExampleGradients, tolerance: float | None = None
+    looked: Looked,
+    sample: Sample,
+    found: PerExampleGradients,
+    tolerance: float | None = None,
+    weight: float = 1.0,
 ) -> None:
     """Raises UnrecordedError where a weighted sum of the gradients that were found is not what autograd makes of it.
 
+    weight: of the losses, as some ways back mix large errors alone.
+
     Parameter by parameter, so that of all of them there is one copy alone.
     """
-    weights = _weights(sample)
+    weights = weight * _weights(sample)
     with same_randomness():
         expected = looked.passes.gradients(looked.parameters, sample.inputs, sample.labels, weights)
     if not expected:

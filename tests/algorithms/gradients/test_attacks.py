@@ -35,23 +35,26 @@ def test_a_result_by_place_is_refused_in_large_models_and_behind_dropout(
         problem(spec, torch.float32).engine()
 
 
-def scaled_errors(self: Wired, x: Tensor) -> Tensor:
-    """Errors scaled to a length of one, over the batch by mistake."""
-    found = self.layer(x)
-    if found.requires_grad:
-        found.register_hook(lambda errors: errors / errors.norm())
-    return self.last(self.drop(found))
+def scaled_errors(scale: Callable[[Tensor], Tensor]) -> Callable[[Wired, Tensor], Tensor]:
+    def wiring(self: Wired, x: Tensor) -> Tensor:
+        found = self.layer(x)
+        if found.requires_grad:
+            found.register_hook(lambda errors: errors * scale(errors.norm()))
+        return self.last(self.drop(found))
+
+    return wiring
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("scale", [lambda norm: 1.0 / norm, lambda norm: (10.0 / norm).clamp(max=1.0)])
 def test_errors_that_are_scaled_over_the_batch_are_not_taken_together(
-    light: float, dropout: float, monkeypatch: pytest.MonkeyPatch
+    scale: Callable[[Tensor], Tensor], light: float, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refused, or taken record by record."""
     monkeypatch.setattr(model_inspection, "_LIGHT", light)
     layers: dict[str, Any] = {"layer": nn.Linear(4, 4), "last": nn.Linear(4, 2), "drop": nn.Dropout(dropout)}
-    made = problem(Spec(lambda: Wired(scaled_errors, **layers), (4,)), torch.float32)
+    made = problem(Spec(lambda: Wired(scaled_errors(scale), **layers), (4,)), torch.float32)
     try:
         engine = made.engine()
     except RecordsNotIndependentError as refusal:
