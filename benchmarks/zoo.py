@@ -27,15 +27,15 @@ BATCH, COMPARED, ROUNDS = 64, 6, 5
 DOCUMENT = Path(__file__).parents[1] / "docs" / "zoo.md"
 MODES = ("hooks", "ghost")
 
-HEAD = """# The zoo: architectures that nobody here wrote
+HEAD = """# The zoo: architectures of other authors
 
-Made by `python -m benchmarks.zoo`, with random weights at tiny sizes (`benchmarks/architectures.py`). "Records a pass"
-is the physical batch at `memory_mb: 1024`; "by record" lists operations without a rule, whose parameters' gradients
-alone are written down record by record. "Error" is that of the clipped sum against a loop over {compared} records,
-relative, in 32 bits. "Of plain" and "of Opacus" are our speed, a clipped step of {batch} records, as a share of plain
-PyTorch's and of the best mode of Opacus (hooks or ghost clipping) that takes the model. "Look" is what making the
-engine costs before the first step, in seconds of one CPU and MB of memory. The last {others} rows were
-tried after the rules had been written.
+Made by `python -m benchmarks.zoo`, with random weights at tiny sizes (`benchmarks/architectures.py`). "Records a
+pass" is the physical batch at `memory_mb: 1024`. "By record" lists operations without a rule; only for the parameters
+that these use is a gradient materialised for each record. "Error" is the relative error of the clipped sum against a
+loop over {compared} records, in 32 bits. "Of plain" and "of Opacus" compare our speed in a clipped step of {batch}
+records with plain PyTorch's, and with that of the best mode of Opacus (hooks or ghost clipping) that accepts the
+model: 0.5 is half as fast. "Look" is the inspection of the model when the engine is made, before the first step, in
+seconds of one CPU and MB of memory. The last {others} rows were added after the rules had been written.
 
 | architecture | parameters | path | records a pass | by record | error | of plain | of Opacus | look, s | look, MB |
 |---|---|---|---|---|---|---|---|---|---|
