@@ -262,9 +262,7 @@ class Engine:
         """The loss of each record, which is taken by itself where its gradient is."""
         if self._examined.layouts is not None:
             return self._passes.losses(parameters, self._filled(inputs), self._filled(labels))[: len(labels)]
-        alone = replace(self._passes, answers=())
-        pairs = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
-        return torch.cat([alone.losses(parameters, *one) for one in pairs])
+        return self._passes.losses_one_by_one(parameters, inputs, labels)
 
     def _add_batch(
         self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping, total: Tensor

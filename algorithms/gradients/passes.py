@@ -194,6 +194,12 @@ class Passes:
         with torch.no_grad(), self._precision(inputs.device), self._answering():
             return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
 
+    def losses_one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each record, [batch], in a pass of its own, where questions about values are its own."""
+        alone = replace(self, answers=())
+        pairs = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
+        return torch.cat([alone.losses(parameters, *one) for one in pairs])
+
     def contributions(
         self, parameters: Tensor, losses: Tensor, gradients: dict[str, PerExample]
     ) -> PerExampleGradients:
