@@ -76,9 +76,8 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
 
     Raises:
         RefusedError: if delta is above 1/n; if the records are private and noise is seeded or diagnostics are
-        requested;
-            if noise is secret although the plan says that the run is not private; or if the algorithm's settings do not
-            fit.
+            requested; if noise is secret although the plan says that the run is not private; or if the algorithm's
+            settings do not fit.
         ModelRefusedError: if the model does not fit.
     """
     privacy = settings.privacy
