@@ -175,7 +175,7 @@ class PublicDescription:
 
     @property
     def known(self) -> Known:
-        """What a label can be."""
+        """The target; the classes if the card declares no other."""
         return self.target or Classes.model_construct(classes=self.classes)
 
     @property
