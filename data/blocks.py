@@ -1,7 +1,8 @@
-"""A population in blocks: which there are, the records of chosen ones, and keyed digests that show an exact repeat.
+"""A population in blocks: their names, the records of selected blocks, and keyed digests that detect an exact
+duplicate.
 
-A record belongs to one block for ever: budgets of blocks hold side by side only because no record moves between them.
-Rows that come late belong in a new block.
+A record belongs to one block for good, since blocks can have separate budgets only if no record moves between them.
+Rows that arrive late belong in a new block.
 """
 
 import hashlib
@@ -27,34 +28,35 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _WHOLE_POPULATION, _TEST_FILE = "all", "the test file"
 _DIGEST_BYTES = 16
 _Rows: TypeAlias = tuple[pa.Table, str]
-"""Some rows and what messages call their source."""
+"""Some rows, and the name of their source in messages."""
 
 
 class Digests:
-    """Keyed digests of the blocks that are read: two blocks share one where they hold exactly the same.
+    """Keyed digests of the blocks that are read: two blocks share a digest if they hold exactly the same.
 
-    A block has one of its rows in any order, by the columns that records are made of, and one of its file's bytes.
-    Nobody without the key can test a guess. An empty block shares none with another, and looks like any other.
+    A block has a digest of its rows in any order, over the columns that records are made of, and one of its file's
+    bytes. Nobody without the key can test a guess. An empty block shares no digest with another block, and looks like
+    any other.
 
-    population: whose blocks they are; those of another have other digests. key: the owner key.
+    population: the blocks' population; each population has its own digests. key: the owner key.
     """
 
     def __init__(self, population: str, *, key: bytes) -> None:
         self._key = keyed(key, ["digests of blocks", population])
         self.by_block: dict[str, list[str]] = {}
-        """Of each block that was read to its end."""
+        """The digests of each block that was read to its end."""
 
     def counted(
         self, name: str, read: Iterable[_Rows], declared: OfRows, file: Path | None
     ) -> Iterator[_Rows]:
-        """The rows of a block as they come; at their end its digests are there.
+        """Pass a block's rows on; after the last one, the block's digests are in `by_block`.
 
-        file: where the rows are from, None for a query. Raises DataRefusedError where a column is missing.
+        file: the file of the rows, None for a query. Raises DataRefusedError if a column is missing.
         """
         total = count = 0
         columns = tuple(sorted({*declared.content, *(label.name for label in declared.label_columns)}))
         for rows, where in read:
-            yield rows, where  # whoever encodes them has checked the columns before this goes on
+            yield rows, where  # the consumer has checked the columns before this continues
             for row in zip(*(_texts(rows[column]) for column in columns), strict=True):
                 text = json.dumps(row).encode()
                 total += int.from_bytes(
@@ -74,10 +76,10 @@ class Digests:
 
 
 def names(card: DataCard, *, root: Path, url: str | None) -> tuple[str, ...]:
-    """The blocks that there are now, sorted by name; those that the card of a query declares, whatever rows there are.
+    """The names of the current blocks, sorted. If the card of a query declares names, these are the blocks.
 
-    root: the project. url: of the database, for a card whose blocks are a query. Raises DataRefusedError for a card
-    without blocks, a source that cannot be read, and a name that no block can have.
+    root: the project. url: of the database, for a card whose blocks come from a query. Raises DataRefusedError for a
+    card without blocks, a source that cannot be read, or an invalid name.
     """
     source = _source(card)
     if isinstance(source, Folder):
@@ -104,12 +106,11 @@ def read(
     key: bytes = PUBLIC_KEY,
     as_texts: bool = False,
 ) -> Iterator[Block]:
-    """The records of the chosen blocks in their order, then those of the card's test file, checked as
-    `data.prepare.reading`.
+    """The records of the chosen blocks in their order, then those of the card's test file, checked against the card.
 
-    digests: gets those of each block. key, as_texts: as `data.prepare.reading.read`. Raises DataRefusedError, while the
-    records are taken and without a record's value in the message, for a block that is not there, for one that is not
-    what the card declares, and for a test file that holds exactly what a block holds.
+    digests: receives the digests of each block. key, as_texts: as in `data.prepare.reading.read`. Raises
+    DataRefusedError, during iteration and without a record's value in the message, for a missing block, a block that is
+    not as the card declares, or a test file that equals a block.
     """
     missing = [name for name in chosen if name not in names(card, root=root, url=url)]
     if missing:
@@ -155,7 +156,9 @@ def _records(
     digests: Digests,
     file: Path | None,
 ) -> Iterator[Block]:
-    """The records of a block as its rows come, or where people are to be counted once all are there."""
+    """The records of a block, passed on as its rows come; if records are selected by person, after all rows are
+    read.
+    """
     counted = digests.counted(name, read, rows.declared, file)
     if rows.person is None:
         for some, where in counted:
@@ -168,7 +171,7 @@ def _records(
 
 
 def _rows(card: DataCard, rows: RowReader, name: str, root: Path, url: str | None) -> Iterator[_Rows]:
-    """Some rows of a block at a time, as they are read, and what messages call their source."""
+    """The rows of a block in portions, each with the name of its source in messages."""
     source = _source(card)
     if isinstance(source, Folder):
         path = _files(card, source, root)[name]
@@ -180,7 +183,7 @@ def _rows(card: DataCard, rows: RowReader, name: str, root: Path, url: str | Non
 
 
 def _file(card: DataCard, name: str, root: Path) -> Path | None:
-    """The file of a block, of whose bytes there is a digest, too; None for a folder and a query."""
+    """The file of a block, whose bytes also get a digest; None for a folder or a query."""
     source = _source(card)
     path = _files(card, source, root)[name] if isinstance(source, Folder) else None
     return path if path is not None and path.is_file() else None
@@ -196,7 +199,7 @@ def _source(card: DataCard) -> Source:
 
 
 def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
-    """The file of each block; others, such as one that is still being written under a name with a dot, are none."""
+    """The file of each block. Other files are ignored, such as one that is being written under a name with a dot."""
     folder = root / source.path
     if not folder.is_dir():
         raise DataRefusedError(f"there is no folder {folder} with the blocks of {card.name!r}; make it.")
@@ -214,7 +217,7 @@ def _files(card: DataCard, source: Folder, root: Path) -> dict[str, Path]:
 
 
 def _endings(reader: Format) -> tuple[str, ...]:
-    """Of the names of a reader's files; none where each is a folder."""
+    """The possible suffixes of a reader's files; empty if each is a folder."""
     if isinstance(reader, Rows):
         plain = {"csv": (".csv", ".csv.gz"), "jsonl": (".jsonl", ".jsonl.gz"), "parquet": (".parquet",)}
         return plain.get(reader.format, ("",))

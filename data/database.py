@@ -1,4 +1,4 @@
-"""Blocks in a database: their names and their rows, by the card's query. No message holds a URL or a value."""
+"""Blocks in a database: their names and rows, by the card's query. No message contains a URL or a value."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ _ROWS = 65536
 
 
 def names(source: Query, url: str) -> list[str]:
-    """The blocks that the query has rows of, as text. Raises DataRefusedError where the database does not answer it."""
+    """The names of the blocks that have rows, as text. Raises DataRefusedError if the query fails."""
     block = _block(source, sa.text(source.query).columns(sa.column(source.column)).subquery("blocks"))
     with _connected(source, url) as connection:
         found = connection.execute(sa.select(block).distinct())
@@ -22,10 +22,10 @@ def names(source: Query, url: str) -> list[str]:
 
 
 def read(source: Query, wanted: Sequence[str], name: str, url: str) -> Iterator[pa.Table]:
-    """The rows of a block as text, some at a time and in an order that depends on them alone.
+    """The rows of a block as text, in portions and in an order that depends only on the rows.
 
-    wanted: names of columns. Raises DataRefusedError where the query lacks one, where the database takes another name
-    for this one, as one that minds no case does, and where it does not answer.
+    wanted: names of columns. Raises DataRefusedError if the query lacks a column or fails, or if the database treats
+    another name as equal to this one, for example if it ignores case.
     """
     query = sa.text(source.query).columns(*(sa.column(column) for column in {*wanted, source.column}))
     rows = query.subquery("blocks")
@@ -59,7 +59,7 @@ def _connected(source: Query, url: str) -> Iterator[sa.Connection]:
     )
     try:
         engine = sa.create_engine(url, poolclass=sa.NullPool)
-    except (sa.exc.SQLAlchemyError, ImportError, ValueError):  # of a port that is none: a piece of a password
+    except (sa.exc.SQLAlchemyError, ImportError, ValueError):  # an invalid port may be part of a password
         raise refusal from None
     try:
         with engine.connect() as connection:

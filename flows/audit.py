@@ -1,4 +1,4 @@
-"""The audit of methods as a Prefect flow: lower bounds on epsilon from what really runs, on made-up records."""
+"""The audit of methods as a Prefect flow: lower bounds on epsilon from the installed code, on synthetic records."""
 
 import os
 from functools import partial
@@ -16,7 +16,7 @@ from tasks.runs.stages import checkout, refusals
 
 @task(name="audit", retries=0, cache_policy=NO_CACHE, persist_result=False)
 def audit_task(asked: Asked, workers: int) -> tuple[bool, str]:
-    """Audit one method; whether its claim is violated, and what was found in a sentence."""
+    """Audit one method; returns whether its claim is violated, and the findings as a sentence."""
     return audit_one(asked, checkout(), workers=workers)
 
 
@@ -31,17 +31,17 @@ def audit(
     seed: int = 0,
     workers: int | None = None,
 ) -> State[Any]:
-    """Look for more leakage than is claimed, in the code as it is installed here; spends nothing.
+    """Attack the installed code to look for more leakage than a method claims; spends nothing.
 
     Args:
-        method: a registered method, or package.module:factory; all that claim privacy where it is empty.
-        epsilon: the claim.
-        delta: the claim.
-        settings: of the method; what is not named is small.
+        method: a registered method, or package.module:factory; if empty, all methods that claim privacy.
+        epsilon: the claimed epsilon.
+        delta: the claimed delta.
+        settings: settings of the method; those left out get small defaults.
         runs: pairs of runs with and without the worst record.
-        canaries: of the run with many of them.
-        seed: of the audit; the same one finds the same.
-        workers: processes side by side; all cores where it is empty.
+        canaries: number of canaries in the single run.
+        seed: seed of the audit; the same seed gives the same findings.
+        workers: number of parallel processes; if empty, the number of cores.
     """
     every = [
         Asked(name, settings or {}, epsilon, delta, runs, canaries, seed)

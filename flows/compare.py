@@ -1,7 +1,8 @@
 """The comparison as a Prefect flow: plan every cell, run those without a result on a task runner, write the results.
 
-One task a group of cells, since a task costs about a tenth of a second; none is tried twice. A cell that fails stops
-no other. `python -m flows.compare comparisons/NAME.yaml` runs it with the options of `epsilonflow compare`.
+A cell is one trial. Each task runs a group of cells, since a task costs about a tenth of a second; none is retried. A
+cell that fails stops no other. `python -m flows.compare comparisons/NAME.yaml` runs the flow with the options of
+`epsilonflow compare`.
 """
 
 import logging
@@ -36,7 +37,7 @@ _QUIET = {
     "PREFECT_LOGGING_LEVEL": "WARNING",
     "OMP_NUM_THREADS": "1",
 }
-"""Of the worker processes of Dask."""
+"""Environment of Dask's worker processes."""
 
 
 @task(name="plan", retries=0, cache_policy=NO_CACHE, persist_result=False)
@@ -52,16 +53,16 @@ def run(context: Context, group: Group) -> list[Problem]:
 
 
 def compare(file: Path, *, runner: Runner = "threads", workers: int = 2, renew: bool = False) -> State[Any]:
-    """Run the comparison that `file` describes on a task runner with so many workers; see `comparison`."""
+    """Run the comparison that `file` describes on a task runner with this number of workers; see `comparison`."""
     try:
-        work_of(file, checkout())  # what is wrong is said before a server starts
+        work_of(file, checkout())  # report errors before a server starts
         chosen = task_runner(runner, workers)
     except refusals() as refusal:
         return Failed(name=REFUSED, message=str(refusal))
-    logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)  # a line a group would hide the progress
+    logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)  # one line per group hides the progress
     logging.getLogger("absl").setLevel(
         logging.ERROR
-    )  # accounting sets it so, which threads can undo for each other
+    )  # accounting sets this level, but threads can reset it for each other
     with one_server(runner):
         state: State[Any] = comparison.with_options(task_runner=chosen)(str(file), renew, return_state=True)
     return state
@@ -69,11 +70,11 @@ def compare(file: Path, *, runner: Runner = "threads", workers: int = 2, renew: 
 
 @flow(name="compare", retries=0, persist_result=False)
 def comparison(file: str, renew: bool = False) -> State[Any]:
-    """Compare algorithms as a YAML file says; a finished cell is not run again.
+    """Compare algorithms as a YAML file describes; finished cells are not run again.
 
     Args:
-        file: of the comparison, such as comparisons/example.yaml.
-        renew: run cells again that another version of the algorithms' code made.
+        file: the comparison, such as comparisons/example.yaml.
+        renew: rerun cells whose results come from another version of the algorithms' code.
     """
     try:
         work = work_of(Path(file), checkout())
@@ -105,7 +106,7 @@ def _compared(work: Work, *, renew: bool) -> State[Any]:
 
 
 def _each(action: Any, work: Work, groups: Sequence[Group]) -> list[Problem]:
-    """What a task reports about each group. An interrupt lets the cells at work end, and starts no other."""
+    """Submit a task for each group and return the problems. On an interrupt, running cells end and no others start."""
     futures = [action.submit(work.context, group) for group in groups]
     try:
         return [problem for future in futures for problem in future.result()]
@@ -121,12 +122,12 @@ def _listed(problems: Sequence[Problem]) -> str:
 
 
 def _in_words(problems: Sequence[Problem]) -> list[str]:
-    """What went wrong, once for all seeds and folds."""
+    """Describe the problems, each once for all seeds and folds."""
     return list(dict.fromkeys(problem.in_words() for problem in problems))
 
 
 def runner_named(name: str) -> Runner:
-    """The runner of a name; raises ParamsRefusedError for another."""
+    """The runner with this name; raises ParamsRefusedError if there is none."""
     for runner in get_args(Runner):
         if runner == name:
             return cast("Runner", runner)
@@ -134,7 +135,7 @@ def runner_named(name: str) -> Runner:
 
 
 def task_runner(runner: Runner, workers: int) -> TaskRunner[Any]:
-    """The task runner; raises ParamsRefusedError where its extra is not installed."""
+    """The task runner; raises ParamsRefusedError if its extra is not installed."""
     if runner == "threads":
         return ThreadPoolTaskRunner(max_workers=workers)
     try:
@@ -155,7 +156,7 @@ def task_runner(runner: Runner, workers: int) -> TaskRunner[Any]:
 
 @contextmanager
 def one_server(runner: Runner) -> Iterator[None]:
-    """One temporary Prefect server for all processes of the runner, each of which would start its own."""
+    """Start one temporary Prefect server for all processes of the runner; otherwise each would start its own."""
     if runner == "threads" or get_current_settings().api.url:
         yield
         return

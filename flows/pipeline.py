@@ -1,8 +1,8 @@
 """The pipeline as a Prefect flow: prepare, calibrate, train, evaluate, report; each step runs its DVC stage.
 
-DVC is the only cache, and no task is tried twice: what DVC has is free to use again, what it has not may spend. Prefect
-shows the privacy card as a page and the metrics as a table. `python -m flows.pipeline` runs it with the options of
-`epsilonflow run`.
+DVC is the only cache, and no task is retried: reusing what DVC has is free, while running a stage again may spend.
+Prefect shows the privacy card as a page and the metrics as a table. `python -m flows.pipeline` runs the flow with the
+options of `epsilonflow run`.
 """
 
 import logging
@@ -47,11 +47,11 @@ def publish(root: Path) -> RunSummary:
 REFUSED = "Refused"
 
 LISTENERS: list[Callable[[str, str | None], object]] = []
-"""Who is told, beside Prefect, that a stage begins (its name and None) and what it writes: the command line."""
+"""Callbacks of the command line: called with a stage's name and None when it begins, and with each line it writes."""
 
 
 def tell(stage: str, text: str | None = None) -> None:
-    """Tell those who listen."""
+    """Call all listeners."""
     for listener in LISTENERS:
         listener(stage, text)
 
@@ -115,7 +115,9 @@ def pipeline(
 
 
 def be_quiet_where_nothing_was_raised() -> None:
-    """Prefect logs a traceback with every failed task; of one that reports its failure, as ours do, it is empty."""
+    """Drop the empty traceback that Prefect logs for tasks that return a failed state instead of raising, as ours
+    do.
+    """
 
     def without_empty_traceback(record: logging.LogRecord) -> bool:
         if record.exc_info and record.exc_info[0] is None:

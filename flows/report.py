@@ -1,4 +1,4 @@
-"""The report of the model that lies in the checkout, as a Prefect flow of its own; it trains nothing."""
+"""The report on the model in the checkout, as a separate Prefect flow; it trains nothing."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _FREE = ("evaluate", "report")
 
 @flow(name="report", retries=0)
 def report() -> RunSummary | State[Any]:
-    """Evaluate the model in this checkout and write its report and privacy card, where they are not up to date."""
+    """Evaluate the model in this checkout and write its report and privacy card, if they are not up to date."""
     be_quiet_where_nothing_was_raised()
     root = checkout()
     with checkout_lock(root, say=get_run_logger().info):

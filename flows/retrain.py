@@ -1,6 +1,6 @@
-"""The scheduled retraining as a Prefect flow; what it decides and does is in `tasks.retraining.delivery`.
+"""The scheduled retraining as a Prefect flow; its logic is in `tasks.retraining.delivery`.
 
-Late, repeated and simultaneous deliveries cost nothing more: a period is retrained once. No task is tried twice.
+Late, repeated and simultaneous deliveries cost nothing extra: a period is retrained once. No task is retried.
 """
 
 from datetime import UTC, datetime
@@ -23,10 +23,10 @@ FEW_LEFT = "FewRetrainingsLeft"
 
 @flow(name="retrain", retries=0, persist_result=False)
 def retrain(file: str = "retrain.yaml") -> State[Any]:
-    """Train again on new blocks of data if a retraining is due, and let the new model serve if it is no worse.
+    """Train again on new blocks of data if a retraining is due, and promote the new model if it is no worse.
 
     Args:
-        file: of the settings, such as examples/retraining/retrain.yaml.
+        file: the settings, such as examples/retraining/retrain.yaml.
     """
     be_quiet_where_nothing_was_raised()
     root, say = checkout(), get_run_logger().info
@@ -46,7 +46,7 @@ def retrain(file: str = "retrain.yaml") -> State[Any]:
 
 
 def _stage(stage: str, root: Path) -> None:
-    """A stage as a task of the flow; raises StageRefusedError or StageFailedError."""
+    """Run a stage as a task of the flow; raises StageRefusedError or StageFailedError."""
     state = run_stage.with_options(name=stage, task_run_name=stage)(stage, root, return_state=True)
     if state.name == REFUSED:
         raise StageRefusedError(str(state.message))

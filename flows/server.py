@@ -1,6 +1,6 @@
 """`python -m flows.server start` and `stop`: a Prefect server and a worker of this checkout in the background.
 
-Each process is known by its id and the moment it began, in a file under `.prefect`; no other is ever ended.
+A file under `.prefect` holds each process's id and start time. Only these processes are ever ended.
 """
 
 import json
@@ -21,7 +21,7 @@ import typer
 from flows.cli.terminal import SETTINGS, say
 
 NAMES = ("worker", "server")
-"""In the order in which they are ended: a worker without its server does not end by itself."""
+"""In the order in which they are ended, since a worker without its server does not end by itself."""
 POOL = "local-pool"
 
 _PREFECT = str(Path(sys.executable).parent / "prefect")
@@ -32,13 +32,13 @@ app = typer.Typer(**SETTINGS, help="A Prefect server and a worker on this machin
 
 @dataclass(frozen=True)
 class Known:
-    """A process by its id and the moment it began, since an id is given again."""
+    """A process, identified by its id and its start time, since the system reuses ids."""
 
     pid: int
     began: float
 
     def process(self) -> psutil.Process | None:
-        """The process, where it still is."""
+        """The process, or None if it has ended."""
         try:
             process = psutil.Process(self.pid)
             is_same = process.create_time() == self.began and process.status() != psutil.STATUS_ZOMBIE
@@ -120,7 +120,7 @@ def _wait_for(url: str, folder: Path) -> None:
 
 
 def _end(process: psutil.Process) -> None:
-    """Ends a process and what it started; the runs of flows have sessions of their own and are let go on."""
+    """End a process and its children. Runs of flows have their own sessions and continue."""
     members = [process, *process.children(recursive=True)]
     own = [member for member in members if _same_session(member, process)]
     for member in own:

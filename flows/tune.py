@@ -1,6 +1,6 @@
-"""The search for settings as a Prefect flow: one reservation, trials on a task runner, and the winner alone.
+"""The search for settings as a Prefect flow: one reservation, trials on a task runner, and only the winner is released.
 
-No trial is tried twice by Prefect; a search that was stopped goes on when it is asked for again, for nothing more.
+Prefect retries no trial. A search that was stopped is resumed by the same command, at no extra cost.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ def run_share(trials: Sequence[Trial]) -> None:
 
 
 def run_side_by_side(trials: Sequence[Trial], *, workers: int) -> None:
-    """All trials on the flow's task runner."""
+    """Run all trials on the flow's task runner."""
     for future in [run_share.submit(share) for share in shares(trials, workers)]:
         future.result()
 
 
 def search(file: Path, *, runner: Runner = "threads", workers: int = 2) -> State[Any]:
-    """The search that `file` describes, on a task runner with so many workers; see `tune`."""
+    """Run the search that `file` describes on a task runner with this number of workers; see `tune`."""
     try:
         chosen = task_runner(runner, workers)
     except refusals() as refusal:
@@ -46,10 +46,10 @@ def search(file: Path, *, runner: Runner = "threads", workers: int = 2) -> State
 
 @flow(name="tune", retries=0, persist_result=False)
 def tune(file: str = "tune.yaml", workers: int = 2) -> State[Any]:
-    """Search for settings privately: only the winner leaves, for one price that its card states.
+    """Search for settings privately: only the winner is released, for one price that its card states.
 
     Args:
-        file: of the search, such as examples/tune.yaml; all else about a trial is in params.yaml.
+        file: settings of the search, such as examples/tune.yaml; everything else about a trial is in params.yaml.
         workers: how many tasks share the trials.
     """
     be_quiet_where_nothing_was_raised()

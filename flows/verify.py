@@ -1,4 +1,4 @@
-"""A nightly look at the ledger, as a Prefect flow: chain, balances and prices; it spends nothing."""
+"""The nightly verification of the ledger, as a Prefect flow: chain, balances and prices; it spends nothing."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ BROKEN = "LedgerBroken"
 
 @flow(name="verify", retries=0, persist_result=False)
 def verify(from_the_first_row: bool = False) -> State[Any]:
-    """Recompute what the ledger says, and sign where it ended.
+    """Recompute what the ledger says, and sign its last row as a checkpoint.
 
     Args:
-        from_the_first_row: not only what came since the last checkpoint of this home.
+        from_the_first_row: verify all rows, not only those since the last checkpoint of this home.
     """
     be_quiet_where_nothing_was_raised()
     try:

@@ -1,1 +1,1 @@
-"""The steps of the pipeline: one plain function a step, one file a step, run as `python -m tasks.STEP`."""
+"""The steps of the pipeline: one plain function and one file per step, run as `python -m tasks.STEP`."""

@@ -1,4 +1,4 @@
-"""Audits of registered methods: made on all cores, kept as JSON and as a page, the newest one of each method."""
+"""Audit registered methods on all cores, and keep the newest audit of each method as JSON and as a page."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +28,11 @@ _WORDS = "What the claim lets any test reach, and what the attack reached"
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be audited.
+    """A request for an audit.
 
-    method: a registered name or "package.module:factory". settings: of the method. runs: pairs of runs with and without
-    the worst record. canaries: of the one run. seed: audits are of made-up records and can be repeated.
+    method: a registered name or "package.module:factory". settings: settings of the method. runs: pairs of runs with
+    and without the worst record. canaries: number of canaries in the single run. seed: makes an audit repeatable, as
+    its records are synthetic.
     """
 
     method: str
@@ -44,16 +45,16 @@ class Asked:
 
 
 def check(asked: Asked) -> None:
-    """Raises ParamsRefusedError or RefusedError for settings that do not fit, and for a method that claims nothing."""
+    """Raise ParamsRefusedError or RefusedError if the settings do not fit or the method claims no privacy."""
     game = Game(asked.method, dict(asked.settings), asked.epsilon, asked.delta, 8)
     params.parse({"algorithm": {"name": asked.method, **game.all_settings()}}, reads=("algorithm",))
     game.plan()
 
 
 def audit_all(every: Sequence[Asked], one: "One", *, say: Callable[[str], object]) -> tuple[bool, str]:
-    """Audits one after the other, each by `one`.
+    """Run audits one after the other, each by `one`.
 
-    Returns whether a claim is violated, and the outcome in a sentence. say: gets what was found of each.
+    say: called with the findings of each audit. Returns whether a claim is violated, and the outcome as a sentence.
     """
     violated, said = [], ""
     for asked in every:
@@ -66,11 +67,11 @@ def audit_all(every: Sequence[Asked], one: "One", *, say: Callable[[str], object
 
 
 One = Callable[[Asked], tuple[bool, str]]
-"""Audits a method: whether its claim is violated, and what was found in a sentence."""
+"""Audits a method; returns whether its claim is violated, and the findings as a sentence."""
 
 
 def audit_one(asked: Asked, root: Path, *, workers: int) -> tuple[bool, str]:
-    """The audit of one method, kept below `root`; see `One`."""
+    """Audit one method and keep the result below `root`; see `One`."""
     found, page = run_audit(asked, root, workers=workers)
     verdict = "the claim is VIOLATED" if found["is_violated"] else "nothing speaks against the claim"
     numbers = f"claimed {found['claimed']:.4g}, found {found['found']:.4g}"
@@ -78,10 +79,9 @@ def audit_one(asked: Asked, root: Path, *, workers: int) -> tuple[bool, str]:
 
 
 def run_audit(asked: Asked, root: Path, *, workers: int = 1) -> tuple[dict[str, Any], Path]:
-    """Audits a method, and the mechanisms alone; returns what audit.json says and where the page is.
+    """Audit a method, and each mechanism alone; returns the content of audit.json and the path of the page.
 
-    Raises RefusedError or ParamsRefusedError for a method that claims nothing, an unknown one, and settings that do
-    not fit.
+    Raises RefusedError or ParamsRefusedError if the method is unknown or claims no privacy, or its settings do not fit.
     """
     check(asked)
     game = Game(asked.method, dict(asked.settings), asked.epsilon, asked.delta, 1)
@@ -101,7 +101,7 @@ def _side_by_side(share: Callable[[Sequence[int]], Array], seeds: Sequence[int],
 def write(
     found: Audit, alone: Sequence[Tested], folder: Path, ran: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Path]:
-    """Writes audit.json and audit.html of an audit; returns what the first says and where the other is."""
+    """Write audit.json and audit.html; returns the content of the first and the path of the second."""
     folder.mkdir(parents=True, exist_ok=True)
     mechanisms = [
         {

@@ -1,4 +1,4 @@
-"""The calibrate stage: from public values alone, how much noise the run needs and what it will cost."""
+"""The calibrate stage: compute from public values alone how much noise the run needs and what it will cost."""
 
 import json
 import math
@@ -31,9 +31,9 @@ _LEAST_EPSILON, _LARGEST_EPSILON = 1e-4, 64.0
 
 
 def model_for(settings: Params, public: PublicDescription) -> Model:
-    """The model that the parameters name, for this data, with the learned features in front of it.
+    """Build the model that the parameters name for this data, preceded by the learned features.
 
-    Raises ModelRefusedError and RefusedError where it does not fit.
+    Raises ModelRefusedError or RefusedError if it does not fit the data.
     """
     features, shape = settings.features, public.input_shape
     if features is None:
@@ -48,7 +48,7 @@ def model_for(settings: Params, public: PublicDescription) -> Model:
 
 
 def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
-    """The model of the group `model` for this data; raises ModelRefusedError where it does not fit."""
+    """Build the model of the group `model` for this data; raises ModelRefusedError if it does not fit."""
     model = models.build(
         chosen.name,
         input_shape=public.input_shape,
@@ -72,11 +72,13 @@ def model_of(chosen: groups.Model, public: PublicDescription) -> Model:
 
 
 def plan_for(settings: Params, public: PublicDescription) -> Plan:
-    """The plan of the run that the parameters describe; nothing is spent and no record is read.
+    """Plan the run that the parameters describe; spends nothing and reads no record.
 
-    Raises RefusedError where delta is above 1/n, where noise is seeded or diagnostics are asked for though the
-    records are private, where it is not seeded though the plan says that the run is not private, and where the
-    algorithm's settings do not fit; ModelRefusedError for the model.
+    Raises:
+        RefusedError: if delta is above 1/n; if the records are private and noise is seeded or diagnostics are
+            requested; if noise is secret although the plan says that the run is not private; or if the algorithm's
+            settings do not fit.
+        ModelRefusedError: if the model does not fit.
     """
     privacy = settings.privacy
     check_delta(privacy.delta, public.records)
@@ -102,7 +104,9 @@ def plan_for(settings: Params, public: PublicDescription) -> Plan:
 
 
 def _withstanding(attack: groups.Attack | None, at: Callable[[float], Plan]) -> Plan:
-    """The plan of the largest epsilon, to half a percent, at which the attack recognises no more than it may."""
+    """Plan with the largest epsilon, to within half a percent, at which the attack recognises no more than is
+    allowed.
+    """
     if attack is None:
         raise RefusedError("the run has no target; set privacy.epsilon or privacy.target.")
 
@@ -134,7 +138,7 @@ def _withstanding(attack: groups.Attack | None, at: Callable[[float], Plan]) -> 
 
 
 def withstands(plan: Plan, attack: groups.Attack) -> bool:
-    """Whether no attacker recognises more than the target allows."""
+    """Whether no attacker can recognise more than the target allows."""
     return bool(
         caught(risk_profile(plan.filter, plan.schedule, plan.adjacency), attack.false_alarms) <= attack.caught
     )
@@ -153,7 +157,9 @@ def _known(model: Model, public: PublicDescription) -> PublicInfo:
 
 
 def _inputs(model: Model, public: PublicDescription) -> Inputs | None:
-    """What a linear model multiplies with its weights, by the bounds of the data card and the bias's 1."""
+    """The inputs of a linear model, bounded by the data card, with the constant 1 of the bias; None for other
+    models.
+    """
     layer = linear_layer(model.module)
     if layer is None or public.feature_norms is None:
         return None
@@ -164,7 +170,7 @@ def _inputs(model: Model, public: PublicDescription) -> Inputs | None:
 
 
 def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
-    """The plan as the document that is written to artifacts/plan.json."""
+    """The plan as the document for artifacts/plan.json."""
     plan = plan_for(settings, public)
     facts = {"parameters": plan.public.parameters, "notes": list(model_for(settings, public).notes)}
     document = _made_for(settings, public)
@@ -172,10 +178,10 @@ def calibrate(settings: Params, public: PublicDescription) -> dict[str, Any]:
 
 
 def check(document: Mapping[str, Any], settings: Params, public: PublicDescription) -> None:
-    """Raises RefusedError where a plan's document was made for other parameters, or states another cost than its
-    events'.
+    """Check a plan's document against the parameters and the data.
 
-    And where the noise is known or none although the records are private, which no plan says.
+    Raises RefusedError if it was made for other parameters, if its cost is not that of its events, or if noise is
+    seeded or diagnostics are requested for private records.
     """
     _check_secret(settings.privacy, public)
     expected = _made_for(settings, public)
@@ -200,7 +206,7 @@ def check(document: Mapping[str, Any], settings: Params, public: PublicDescripti
 
 
 def plan_in(artifacts: Path) -> bytes:
-    """The plan's document as it was written; raises RefusedError where there is none."""
+    """The bytes of the plan's document; raises RefusedError if there is none."""
     path = artifacts / "plan.json"
     if not path.is_file():
         raise RefusedError(f"{path} is not there; run the calibrate stage first.")
@@ -208,9 +214,7 @@ def plan_in(artifacts: Path) -> bytes:
 
 
 def model_files(chosen: groups.Model) -> dict[str, str]:
-    """The SHA-256 of each file that a model is made of, by its key; raises ModelRefusedError for one that is not
-    there.
-    """
+    """The SHA-256 of each file that a model is built from, by its key; raises ModelRefusedError if one is missing."""
     named = {key: value for key, value in chosen.own_settings.items() if key.endswith("_file")}
     named |= {"start": chosen.start}
     found = {key: models.digest(Path(value)) for key, value in named.items() if isinstance(value, str)}
@@ -222,7 +226,7 @@ def model_files(chosen: groups.Model) -> dict[str, str]:
 
 
 def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
-    """What decides a plan, as its document says it."""
+    """The part of a plan's document that decides the plan."""
     own = {key: value for key, value in settings.algorithm_settings.items() if key != "name"}
     privacy = settings.privacy
     attack = None if privacy.target is None else privacy.target.model_dump()
@@ -244,7 +248,9 @@ def _made_for(settings: Params, public: PublicDescription) -> dict[str, Any]:
 
 
 def _code(settings: Params) -> dict[str, str]:
-    """Digests of the source of what params.yaml names: of the method, and of what is not shipped."""
+    """Digests of the source code that params.yaml names: of the method, and of features and model if they are the
+    user's.
+    """
     method = settings.algorithm_settings["name"]
     named = {
         "algorithm": method if is_own(method) else type(settings.algorithm).__module__,

@@ -1,7 +1,7 @@
-"""A data card and its files, looked at by the owner before anything is spent: checksums, and what would be changed.
+"""Check a data card and its files for the owner before anything is spent: checksums, and values that would change.
 
-What is counted here is counted without noise, so it is for the owner's eyes alone: nothing of it is written, logged or
-kept, and of private records it is only counted where that is asked for.
+Counts are made without noise, so they are only for the owner. They are not written, logged or kept, and private records
+are counted only on request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,10 +42,11 @@ from tasks.runs.encoders import reader_of
 
 @dataclass(frozen=True)
 class Look:
-    """What was found. checksums: of files whose own the card does not have, by path, with the key that is meant.
+    """The findings.
 
-    counts: of each column, how many of its values would be changed or refused, and why; None where nobody asked.
-    refused: why the data cannot be used, or None.
+    checksums: by path, the line with key and checksum for each file whose checksum on the card is wrong. counts: for
+    each column, how many values would be changed or refused, and why; None if not requested. refused: why the data
+    cannot be used, or None.
     """
 
     card: DataCard
@@ -55,10 +56,10 @@ class Look:
 
 
 def look(name: str, root: Path, *, counted: bool) -> Look:
-    """Looks at the data set of a card in the checkout at `root`.
+    """Check the data set of a card in the checkout at `root`.
 
-    name: of the data set, or the path of a card. counted: whether to count in private records.
-    Raises DataRefusedError for a card that is not there or not valid.
+    name: name of the data set, or path of its card. counted: whether to count values of private records. Raises
+    DataRefusedError if the card is missing or invalid.
     """
     path = Path(name)
     is_path = path.suffix == ".yaml"
@@ -99,7 +100,7 @@ def look(name: str, root: Path, *, counted: bool) -> Look:
 
 
 def _stand_ins(block: Block, reader: Format) -> Iterator[tuple[str, int]]:
-    """How many records of images and texts are what stands in for one that cannot be read."""
+    """Count the records of images and texts that were replaced by the stand-in because they cannot be read."""
     features = block.records.features
     if isinstance(reader, Pixels):
         is_one = (features == np.float32(reader.stand_in)).reshape(len(features), -1).all(axis=1)
@@ -130,7 +131,7 @@ def _problems(part: str, file: Path, card: DataCard, reader: Table) -> Iterator[
 def _of_column(
     column: Column, values: pa.ChunkedArray, card: DataCard, reader: Table
 ) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """What would become of values otherwise than they stand, each with which ones, as booleans."""
+    """The ways in which values would be changed or refused, each with a boolean array of the affected values."""
     if isinstance(column, Ignored | Date):
         return
     text = pc.utf8_trim_whitespace(pc.cast(values, pa.string()))

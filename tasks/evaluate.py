@@ -1,4 +1,4 @@
-"""The evaluate stage: the released model on the held-out records, which the data card declares public."""
+"""The evaluate stage: test the released model on the held-out records, which the data card declares public."""
 
 import csv
 import hashlib
@@ -30,18 +30,18 @@ from tasks.runs.store import check_described, evaluated
 READS: tuple[str, ...] = ()
 _BATCH, _INTERVALS = 1024, 10
 MOST_OUTPUTS = 2**24
-"""Numbers that a pass may give: of a vocabulary at each token there are many."""
+"""Upper bound on the number of outputs in a pass: a vocabulary at each token gives many."""
 _MOST_DRAWN = 100_000
-"""Words or tokens that pictures are of."""
+"""Upper bound on the words or tokens in a figure."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Of the held-out records: what is predicted [n, ...], the mean loss, and what the model says of each [n, outputs].
+    """Predictions on the held-out records.
 
-    The last are the probabilities of classes (the softmax of the scores, which are no logarithms of odds for an SVM) or
-    of each label by itself, or the number in [-1, 1]; none where there is an answer for each token. The loss is then
-    that of a token.
+    predicted: [n, ...]. loss: the mean loss of a record, or of a token if there is an output for each token. scores:
+    [n, outputs], the probabilities of classes (the softmax of the scores, although those of an SVM are not log-odds) or
+    of each label, or the number in [-1, 1]; [n, 0] if there is an output for each token.
     """
 
     predicted: NDArray[np.int64]
@@ -51,7 +51,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Pairs of what is and what was predicted, as places among the names, for pictures of where a model errs."""
+    """Pairs of true and predicted values, as indices into `names`, for figures of a model's errors."""
 
     predicted: NDArray[np.int64]
     real: NDArray[np.int64]
@@ -59,7 +59,7 @@ class Drawn:
 
 
 def evaluate(model: Model, parameters: Mapping[str, Tensor], data: HeldOut) -> Evaluation:
-    """Predictions and mean loss on the held-out records."""
+    """Compute predictions and mean loss on the held-out records."""
     model, public = models.for_evaluation(model), data.public
     known = public.known
     outputs_a_record = known.outputs(public.tokens) * (prod(public.label_shape) if known.has_tokens else 1)
@@ -90,19 +90,19 @@ def _said(known: Known, scores: Tensor) -> Tensor:
 
 
 def _counted(known: Known, labels: Tensor) -> Tensor:
-    """Which labels count, of those that something is said about: the first token of a text follows nothing."""
+    """Which of the predicted labels count; the first token of a text is not predicted."""
     return (labels[:, 1:] if known.kind == "next token" else labels) != IGNORED
 
 
 def record_scores(known: Known, scores: Tensor, labels: Tensor) -> Tensor:
-    """How good what a model says of each record is, from 0 to 1, by that record alone: shape [batch].
+    """Score the model's output for each record from 0 to 1, from that record alone: shape [batch].
 
-    A class is right or not. Of a number it is 1 less the squared error in [-1, 1], at least 0. Of labels it is the F1
-    of the record's own, and so of its tags but the outside one: 1 where there are none and none was named. Of a text it
-    is the share of next tokens that were named first.
+    A class scores 1 if it is right. A number scores 1 minus the squared error in [-1, 1], at least 0. Labels score the
+    F1 within the record, and tags the F1 within the record without the outside tag; if there are none and none was
+    predicted, the score is 1. A text scores the share of next tokens that were ranked first.
 
     Args:
-        known: what a label can be.
+        known: the target, which says what a label can be.
         scores: [batch, ..., outputs], as `Model.scores` gives them.
         labels: [batch, ...].
 
@@ -134,7 +134,7 @@ def record_scores(known: Known, scores: Tensor, labels: Tensor) -> Tensor:
 def _pairs(
     known: Known, evaluation: Evaluation, labels: NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What was predicted of the tokens that count, and what they are, [count] each."""
+    """Predicted and true labels of the tokens that count, [count] each."""
     said, real = evaluation.predicted, np.asarray(labels)
     if known.kind == "next token":
         said, real = said[:, :-1], real[:, 1:]
@@ -143,7 +143,7 @@ def _pairs(
 
 
 def measured(known: Known, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
-    """The metrics of the target, of which the first of its kind in `tasks.runs.quality` compares models."""
+    """The metrics of the target; models are compared by the first of its kind in `tasks.runs.quality`."""
     if isinstance(known, Number):
         found = _of_numbers(known, evaluation, labels)
     elif isinstance(known, Labels):
@@ -158,7 +158,7 @@ def measured(known: Known, evaluation: Evaluation, labels: NDArray[Any]) -> dict
 
 
 def metrics_of(model: Path, prepared: Path) -> dict[str, Any]:
-    """Of a model's file, on the held-out records of prepared data."""
+    """The metrics of a model file on the held-out records of prepared data."""
     data = load_held_out(prepared)
     return measured(data.public.known, evaluate(*load_model(model), data), data.test_labels)
 
@@ -166,7 +166,8 @@ def metrics_of(model: Path, prepared: Path) -> dict[str, Any]:
 def _of_numbers(known: Number, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
     """Errors of a predicted number in its own units.
 
-    test_r2: 1 - MSE / variance, 0 for always naming the mean of these records. mean_rmse: what that misses by.
+    test_r2: 1 - MSE / variance, 0 for always predicting the mean of these records. mean_rmse: the error of that
+    prediction.
     """
     real, found = (known.in_units(np.asarray(x, np.float64)) for x in (labels, evaluation.scores[:, 0]))
     squared, spread = float(np.square(found - real).mean()), float(np.var(real))
@@ -179,10 +180,11 @@ def _of_numbers(known: Number, evaluation: Evaluation, labels: NDArray[Any]) -> 
 
 
 def _of_labels(known: Labels, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
-    """F1 over all pairs of a record and a label, and averaged over labels; AUC of each label that some records have and
-    others have not, and their mean; records of which all labels are right.
+    """Metrics of several labels.
 
-    constant_: of the best answer that is the same for every record, which names the most frequent labels.
+    F1 over all pairs of a record and a label, and averaged over labels; the AUC of each label that some but not all
+    records have, and the mean of these AUCs; the share of records whose labels are all right. Keys that start with
+    constant_ are for the best constant prediction, which consists of the most frequent labels.
     """
     from sklearn.metrics import accuracy_score, f1_score, roc_auc_score  # takes half a second to import
 
@@ -196,7 +198,7 @@ def _of_labels(known: Labels, evaluation: Evaluation, labels: NDArray[Any]) -> d
     named = len(real) * np.arange(1, len(counts) + 1)
     always = (
         2 * np.cumsum(counts) / (named + counts.sum())
-    )  # F1 is twice the right ones over those named and those there
+    )  # F1 is twice the correct labels over the predicted plus the true ones
     _, sets = np.unique(real, axis=0, return_counts=True)
     return {
         "test_micro_f1": float(f1_score(real, evaluation.predicted, average="micro", zero_division=0)),
@@ -210,7 +212,7 @@ def _of_labels(known: Labels, evaluation: Evaluation, labels: NDArray[Any]) -> d
 
 
 def _of_next_tokens(known: NextToken, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
-    """unigram_perplexity: of always saying how frequent each token is among these very texts."""
+    """unigram_perplexity: the perplexity of predicting each token by its frequency in these texts."""
     found, real = _pairs(known, evaluation, labels)
     shares = np.unique(real, return_counts=True)[1] / max(1, len(real))
     return {
@@ -221,9 +223,9 @@ def _of_next_tokens(known: NextToken, evaluation: Evaluation, labels: NDArray[An
 
 
 def _of_tags(known: Tags, evaluation: Evaluation, labels: NDArray[Any]) -> dict[str, Any]:
-    """F1 over all words and tags but the outside one; majority_accuracy: of always naming the commonest tag.
+    """F1 over all words and all tags except the outside one, and over entities if the tags are B-TYPE and I-TYPE.
 
-    Where the tags are B-TYPE and I-TYPE, F1 over entities too.
+    majority_accuracy: the accuracy of always predicting the most frequent tag.
     """
     from sklearn.metrics import f1_score
 
@@ -242,9 +244,9 @@ def _of_tags(known: Tags, evaluation: Evaluation, labels: NDArray[Any]) -> dict[
 
 
 def entity_types(known: Tags) -> tuple[tuple[str, ...], NDArray[np.bool_]] | None:
-    """The type of each tag, "" outside, and whether it begins an entity; None where the tags are no BIO tags.
+    """The type of each tag, "" for the outside tag, and whether it begins an entity; None if the tags are not BIO tags.
 
-    Those of IOB2 are B-TYPE, I-TYPE for some of these types, and one tag outside.
+    IOB2 has B-TYPE tags, I-TYPE tags for some of these types, and one outside tag.
     """
     outside = known.outside or "O"
     types = tuple("" if tag == outside else tag[2:] for tag in known.tags)
@@ -260,15 +262,15 @@ def entity_f1(
     real: NDArray[np.int64],
     rows: NDArray[np.int64],
 ) -> float:
-    """F1 over entities, as the CoNLL tasks count: first word, last word and type must agree.
+    """F1 over entities, as the CoNLL tasks count them: first word, last word and type must agree.
 
-    An I-TYPE begins an entity where nothing of its type stands before it in the text.
+    An I-TYPE begins an entity if the tag before it in the text is not of its type.
 
     Args:
-        types: as `entity_types` gives them.
-        found: predicted tags of all words in a row, [count].
-        real: their tags.
-        rows: the text that each word is of, ascending.
+        types: as `entity_types` returns them.
+        found: predicted tags of all words, concatenated, [count].
+        real: true tags, [count].
+        rows: index of each word's text, ascending, [count].
 
     Example:
         >>> types = entity_types(Tags(tags=("O", "B-WHO", "I-WHO")))
@@ -295,7 +297,7 @@ def entity_f1(
 
 
 def _of_classes(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, Any]:
-    """majority_accuracy: of always naming the class that is commonest among these very records, test_records many."""
+    """majority_accuracy: the accuracy of always predicting the most frequent class of these `test_records` records."""
     accuracy = float(np.mean(evaluation.predicted == labels))
     majority = float(np.bincount(labels).max() / len(labels))
     return {
@@ -307,8 +309,10 @@ def _of_classes(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, 
 
 
 def drawn(known: Known, evaluation: Evaluation, labels: NDArray[Any], tokens: int | None = None) -> Drawn:
-    """What pictures show: classes; numbers by ten equal intervals of what was declared, next tokens by ten of the
-    vocabulary; each pair of a label that a record has and one that it was given, or none; tags.
+    """True and predicted values for figures.
+
+    These are classes or tags; numbers in ten equal intervals of the declared bounds; next tokens in ten intervals of
+    the vocabulary; for several labels, each pair of a true and a predicted label of a record, or none.
     """
     if isinstance(known, Number):
         edges = np.linspace(*known.bounds, _INTERVALS + 1)
@@ -332,7 +336,7 @@ def drawn(known: Known, evaluation: Evaluation, labels: NDArray[Any], tokens: in
 
 
 def _with_none(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """Labels [n, labels] of ones and zeros with one more for records that have none."""
+    """Append a column to labels [n, labels] that is true for records without any label."""
     has = labels > 0
     return np.column_stack([has, ~has.any(axis=1)])
 
@@ -342,11 +346,11 @@ def _interval(shares: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def further(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, float | None]:
-    """AUC (one class against the rest, averaged), F1 averaged over classes, and the calibration error.
+    """AUC (one class against the rest, averaged), F1 averaged over classes, and the expected calibration error.
 
-    AUC: None where the records are not of all classes, or scores are not finite. Calibration error: how far the
-    probability of the predicted class is from how often it is right, averaged over ten equal ranges of that
-    probability by their records (Guo et al. 2017).
+    AUC is None if a class has no records or scores are not finite. The calibration error is the distance between the
+    probability of the predicted class and its accuracy, averaged over ten equal ranges of that probability, weighted by
+    their records (Guo et al. 2017).
     """
     from sklearn.metrics import f1_score, roc_auc_score  # takes half a second to import
 
@@ -373,7 +377,7 @@ def further(evaluation: Evaluation, labels: NDArray[np.int64]) -> dict[str, floa
 
 
 def write_plots(folder: Path, found: Drawn) -> None:
-    """Writes confusion.csv (actual, predicted) and per_class.csv (class, accuracy, records) into `folder`."""
+    """Write confusion.csv (actual, predicted) and per_class.csv (class, accuracy, records) into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     names = found.names
     pairs = ((names[actual], names[guess]) for actual, guess in zip(found.real, found.predicted, strict=True))
@@ -422,7 +426,7 @@ def main() -> None:
     store.take_up(home(), receipt["run_id"], keeps=not data.public.public)
     known, evaluation = data.public.known, evaluate(*load_model(path), data)
     document = measured(known, evaluation, data.test_labels) | evaluated(receipt)
-    # The metrics last: where they are of a run, so are the plots.
+    # Metrics are written last: if they are those of this run, so are the plots.
     write_plots(artifacts / "plots", drawn(known, evaluation, data.test_labels, data.public.tokens))
     (artifacts / "metrics.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 

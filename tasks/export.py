@@ -1,7 +1,7 @@
-"""A trained model in the forms of others, and a folder for strangers: ONNX, TorchScript, Hugging Face, release.
+"""Write a trained model in other formats (ONNX, TorchScript, Hugging Face), or as a folder to publish.
 
-Each form is loaded again by the library that it is for, and what it says of made-up records is compared with the model.
-What a model card says of privacy comes from the privacy card.
+Each format is loaded again by its own library, and its scores on synthetic records are compared with the model's. The
+privacy section of a model card comes from the privacy card.
 """
 
 import hashlib
@@ -37,27 +37,27 @@ _NEEDS: Mapping[Form, tuple[str, ...]] = {
     "huggingface": ("transformers",),
     "library": (),
 }
-_TRACED: tuple[Form, ...] = ("onnx", "torchscript")  # whose libraries raise what they like at a model
+_TRACED: tuple[Form, ...] = ("onnx", "torchscript")  # their libraries can raise any exception
 _RECORDS, _CLOSE = 5, 1e-4
 RELEASE = ("model.safetensors", "privacy_card.json", "plan.json", "trace.parquet")
-"""What a stranger needs beside words: the model, its signed card, and what the card's checksums are of."""
+"""Files of a release, besides texts: the model, its signed card, and the files that the card has checksums of."""
 
 
 def export(artifacts: Path, form: Form, to: Path) -> float:
-    """Writes the model of a run in another form, and compares what it says there.
+    """Write the model of a run in another format, and compare its scores with the model's.
 
     Args:
         artifacts: folder of the run, or of a release.
-        form: onnx or torchscript, a file; huggingface, a folder with weights, configuration and model card; library,
-            for models of transformers and timm, a folder that these read by themselves, adapters merged.
-        to: the file or folder to write; it must not be there yet.
+        form: onnx or torchscript writes a file. huggingface writes a folder with weights, configuration and model card.
+            library, for models of transformers and timm, writes a folder that these read by themselves, with adapters
+            merged.
+        to: the file or folder to write; it must not exist.
 
     Returns:
-        How far a score of the written form is from the model's at most, on made-up records.
+        The largest difference between a score of the written model and the original's, on synthetic records.
 
     Raises:
-        RefusedError: where a library is missing or cannot trace the model, `to` is there, or what is written says
-            something else.
+        RefusedError: if a library is missing or cannot trace the model, `to` exists, or the scores differ.
     """
     missing = [name for name in _NEEDS[form] if find_spec(name) is None]
     if missing:
@@ -77,7 +77,7 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=f".{to.name}-") as folder:
         fresh = Path(folder) / to.name
-        # More records than it was traced with: the batch must be free.
+        # More records than it was traced with, since the batch size must be free.
         more = torch.cat([inputs, inputs.flip(0)])
         try:
             said = writers[form](model, inputs, fresh)
@@ -99,7 +99,7 @@ def export(artifacts: Path, form: Form, to: Path) -> float:
 
 
 def _quieten_transformers() -> None:
-    """Where it is in use: its bars and warnings tell nobody anything here."""
+    """Hide the progress bars and warnings of transformers, if it is imported."""
     if "transformers" in sys.modules:
         logs: Any = import_module("transformers.utils.logging")
         logs.disable_progress_bar()
@@ -107,15 +107,13 @@ def _quieten_transformers() -> None:
 
 
 def made_up(model: TrainedModel) -> Tensor:
-    """Records of no one: numbers in [0, 1], or tokens of texts of several lengths, [5, *input_shape]."""
+    """Synthetic records: numbers in [0, 1], or tokens of texts of several lengths, [5, *input_shape]."""
     generator = torch.Generator().manual_seed(0)
     shape = (_RECORDS, *model.input_shape)
     tokens = model.facts.get("tokens")
     if tokens is not None:
         texts, length = torch.randint(0, tokens, shape, generator=generator, dtype=torch.int32), shape[-1]
-        for row in range(
-            1, _RECORDS
-        ):  # with padding, since a model may do without its mask where there is none
+        for row in range(1, _RECORDS):  # with padding, since a model may skip its mask if there is none
             texts[row, length - row * length // (_RECORDS + 1) :] = model.facts.get("padding", 0)
         return texts
     return torch.rand(shape, generator=generator)
@@ -149,7 +147,7 @@ def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
     import warnings
 
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # that torch.export is newer
+        warnings.simplefilter("ignore")  # the warning that torch.export is newer
         jit: Any = torch.jit  # without types
         jit.save(jit.trace(model, inputs, check_trace=False), path)
         again: Callable[[Tensor], Tensor] = jit.load(path)
@@ -159,12 +157,14 @@ def _torchscript(model: TrainedModel, inputs: Tensor, path: Path) -> Callable[[T
 def _huggingface(
     model: TrainedModel, inputs: Tensor, folder: Path, artifacts: Path
 ) -> Callable[[Tensor], Tensor]:
-    """A folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads, with epsilonflow installed."""
+    """Write a folder that `AutoModel.from_pretrained(folder, trust_remote_code=True)` loads if epsilonflow is
+    installed.
+    """
     from tasks.hub import EpsilonflowConfig, EpsilonflowModel
 
     _quieten_transformers()
     folder.mkdir()
-    # its own facts, so that the network is made again by name and settings
+    # the model's facts, from which the network is rebuilt by name and settings
     config = EpsilonflowConfig(facts=json.dumps(dict(model.facts)))
     names = model.classes or (("number",) if model.predicts == "number" else ())
     if names:
@@ -191,7 +191,7 @@ def _huggingface(
 
 
 def _untie(network: nn.Module) -> None:
-    """Gives each name a parameter of its own: transformers saves a shared one once, and draws the other anew."""
+    """Untie shared parameters: transformers saves a shared parameter once, and reinitialises the other."""
     seen: set[int] = set()
     for layer in network.modules():
         for name, parameter in list(layer.named_parameters(recurse=False)):
@@ -201,7 +201,7 @@ def _untie(network: nn.Module) -> None:
 
 
 def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Tensor], Tensor]:
-    """A folder that `from_pretrained` of transformers or `create_model` of timm reads, without epsilonflow."""
+    """Write a folder that `from_pretrained` of transformers or `create_model` of timm reads without epsilonflow."""
     if model.facts["model"] not in ("huggingface", "timm") or model.facts.get("front"):
         raise RefusedError(
             f"the model {model.facts['model']!r} is of no library, or learned features come before it; export it to"
@@ -217,7 +217,7 @@ def _library(model: TrainedModel, folder: Path, artifacts: Path) -> Callable[[Te
 
 
 def _write_cards(model: TrainedModel, folder: Path, artifacts: Path) -> None:
-    """The run's privacy card and a model card, where the run has one."""
+    """Write the run's privacy card and a model card, if the run has a privacy card."""
     place = _beside(artifacts)
     if (place / "privacy_card.json").is_file():
         shutil.copyfile(place / "privacy_card.json", folder / "privacy_card.json")
@@ -236,7 +236,9 @@ def _metrics(folder: Path) -> dict[str, Any]:
 
 
 def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) -> str:
-    """A model card in Hugging Face's form: a head in YAML, then sections; what it says of privacy is the card's."""
+    """A model card in Hugging Face's format: a YAML head, then sections; the privacy section is from the privacy
+    card.
+    """
     setting, mechanism = card.setting, card.mechanism
     parameters = sum(value.numel() for value in model.state_dict().values())
     head = {
@@ -280,18 +282,18 @@ def model_card(card: PrivacyCard, model: nn.Module, metrics: Mapping[str, Any]) 
 
 
 def release(artifacts: Path, to: Path, *, key: str | None) -> list[str]:
-    """A folder for strangers: model, signed card, what its checksums are of, model card, and how to verify; no more.
+    """Make a folder to publish: model, signed card, the files that the card has checksums of, model card; nothing else.
 
     Args:
         artifacts: folder of the run.
-        to: the folder to make; it must not be there yet.
-        key: the owner's public key, for the sentence that says it; whoever verifies should have it from the owner.
+        to: the folder to create; it must not exist.
+        key: the owner's public key, which the model card states; verifiers should get it from the owner.
 
     Returns:
         The names of its files.
 
     Raises:
-        RefusedError: where a file is missing, `to` is there, or the card does not hold.
+        RefusedError: if a file is missing, `to` exists, or the card does not verify.
     """
     from algorithms.privacy.card import verify
 
@@ -333,7 +335,7 @@ def _how_to_use(key: str | None) -> str:
 
 
 def _of_a_library(model: TrainedModel, folder: Path) -> str:
-    """Writes what lets Hugging Face read the folder of a model of its own, compares the two, and says how to use it."""
+    """For a model of Hugging Face: write the files that its library needs, compare the scores, and describe the use."""
     settings = model.facts.get("model_settings") or {}
     is_its_own = model.facts["model"] == "huggingface" and settings.get("replace_batch_norm") is not True
     if not is_its_own or model.facts.get("front"):
@@ -362,9 +364,9 @@ def _of_a_library(model: TrainedModel, folder: Path) -> str:
 
 
 def _write_tokenizer(model: TrainedModel, folder: Path) -> str:
-    """Writes the tokenizer that texts were prepared by, where it is on this machine still, and says how it is read.
+    """Write the tokenizer that prepared the texts, if it is still on this machine, and describe how to load it.
 
-    Raises RefusedError where what was written reads a text otherwise.
+    Raises RefusedError if the written tokenizer tokenizes a text differently.
     """
     name = str(((model.preparation or {}).get("encoder") or {}).get("name", ""))
     if not name.startswith("tokenizer/"):

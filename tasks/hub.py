@@ -1,4 +1,4 @@
-"""A trained model as transformers has models: for folders that `export --to huggingface` writes."""
+"""A trained model as a model of transformers, for folders that `export --to huggingface` writes."""
 
 import json
 from typing import Any
@@ -14,7 +14,7 @@ _outputs: Any = imported_library("transformers.modeling_outputs")
 
 
 class EpsilonflowConfig(_transformers.PretrainedConfig):  # type: ignore[misc] # an extra
-    """Holds what the model's file says of it, as JSON; see `algorithms.models.saved`."""
+    """Holds the facts in the model's file, as JSON; see `algorithms.models.saved`."""
 
     model_type = "epsilonflow"
 
@@ -24,7 +24,7 @@ class EpsilonflowConfig(_transformers.PretrainedConfig):  # type: ignore[misc] #
 
 
 class EpsilonflowModel(_transformers.PreTrainedModel):  # type: ignore[misc]
-    """Prepared records [batch, *input_shape] to logits [batch, classes]."""
+    """Maps prepared records [batch, *input_shape] to logits [batch, classes]."""
 
     config_class = EpsilonflowConfig
     main_input_name = "records"
@@ -38,8 +38,8 @@ class EpsilonflowModel(_transformers.PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def _init_weights(self, module: Any) -> None:
-        """Every weight is in the file."""
+        """Do nothing, since every weight is in the file."""
 
     def forward(self, records: Tensor, **_others: Any) -> Any:
-        """The scores as `logits`."""
+        """Return the scores as `logits`."""
         return _outputs.SequenceClassifierOutput(logits=self._scores(self.network(records)))

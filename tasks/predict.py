@@ -1,11 +1,11 @@
-"""What a trained model says of records that it has not seen, prepared by the data card that it carries.
+"""Predict with a trained model on new records, which are prepared as the data card in the model's file says.
 
     >>> from tasks.predict import predict
     >>> for some in predict("artifacts", "new_visits.csv"):     # doctest: +SKIP
     ...     print(some.names, some.predicted, some.scores)
 
-It is post-processing of the released model and costs no privacy of those it was trained on. Nothing here protects the
-records that are predicted on.
+Predictions are post-processing of the released model and cost no privacy of the people it was trained on. Nothing here
+protects the records that are predicted on.
 """
 
 import csv
@@ -31,19 +31,18 @@ from tasks.evaluate import MOST_OUTPUTS
 from tasks.runs.encoders import carried_in, loader_of, reader_of
 
 _MARGINS = ("svm", "huber_svm")
-"""Models whose scores are margins, no logarithms of odds."""
+"""Models whose scores are margins, not log-odds."""
 _BATCH = 1024
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Of some records: their names, what is predicted, and a number for each class, [n, classes].
+    """Predictions for some records.
 
-    What is predicted is a class; a number in its own units, and no others; the labels that the record has, apart by
-    semicolons, with a number for each; the perplexity of a text, nothing where no token follows one; the tags of its
-    words, apart by spaces, of as many words as the model's tokens reach.
-
-    is_probability: whether these numbers are probabilities by the model; else they are its scores.
+    names: names of the records. predicted: a class; a number in its own units; the labels of the record, separated by
+    semicolons; the perplexity of a text, empty if no token follows another; or the tags of the words, separated by
+    spaces, for as many words as the model's tokens reach. scores: [n, classes], a number for each class or label; [n,
+    0] for other targets. is_probability: whether the scores are probabilities.
     """
 
     names: tuple[str, ...]
@@ -53,15 +52,15 @@ class Predictions:
 
 
 def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Predictions]:
-    """Predictions for the records in a file or folder, some at a time.
+    """Predict the records in a file or folder, in batches.
 
     Args:
-        model: as `algorithms.load` gives it, or the path of its file or folder.
+        model: a model from `algorithms.load`, or the path of its file or folder.
         path: see `data.prepare.unseen.records_in`.
 
     Raises:
-        DataRefusedError: for a path that cannot be read, and records that the data card does not allow.
-        ModelRefusedError: for a file that is no trained model.
+        DataRefusedError: if the path cannot be read, or the data card does not allow a record.
+        ModelRefusedError: if the file is not a trained model.
     """
     model = model if isinstance(model, TrainedModel) else load(model)
     is_probability, target = model.facts.get("model") not in _MARGINS, target_in(model.facts)
@@ -103,7 +102,7 @@ def predict(model: TrainedModel | str | Path, path: str | Path) -> Iterator[Pred
 
 
 def _perplexities(model: TrainedModel, tokens: Tensor, scores: Tensor, target: NextToken) -> tuple[str, ...]:
-    """Of each text by itself."""
+    """The perplexity of each text."""
     _, labels = target.labelled(tokens.numpy(), tokens.numpy(), model.facts.get("padding", 0))
     losses = next_token(scores, torch.from_numpy(labels)).double().clamp(max=700.0)
     follows = (labels[:, 1:] != IGNORED).any(axis=1)
@@ -115,10 +114,10 @@ def _none(names: tuple[str, ...]) -> NDArray[np.float64]:
 
 
 def write(predictions: Iterable[Predictions], classes: tuple[str, ...], to: Path | IO[str]) -> Iterator[int]:
-    """Writes predictions to CSV, or to Parquet where `to` ends so; yields how many records there are so far.
+    """Write predictions to CSV, or to Parquet if `to` ends in .parquet; yields the number of records so far.
 
-    A row has the record's name, the predicted class, and for each class its probability or score. Raises
-    DataRefusedError for another ending.
+    A row has the record's name, the prediction, and for each class its probability or score. Raises DataRefusedError
+    for another ending.
     """
     if isinstance(to, Path) and to.suffix == ".parquet":
         yield from _parquet(predictions, classes, to)

@@ -1,4 +1,4 @@
-"""Prepare: from a data card to arrays that training maps into memory. Spends nothing."""
+"""The prepare stage: turn the files of a data card into arrays that training maps into memory. Spends nothing."""
 
 import hashlib
 import logging
@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 _EVERY_SECONDS = 5.0
 PREPARED = Path("datasets/prepared")
 CACHE = Path(".dvc/cache")
-"""Where DVC's cache is, unless it was configured elsewhere, as one that is shared."""
+"""DVC's cache, unless it was configured elsewhere, for example to be shared."""
 
 
 def prepare(
@@ -43,10 +43,10 @@ def prepare(
 ) -> PublicDescription:
     """Fetch, check, encode and write the data set that `params.data.dataset` names; returns its public facts.
 
-    mirror: folder tried before the network. home: where the owner key is. destination: folder to write.
-    root: the project, where the paths of own files and the download cache start. cards: folder of the cards.
-    Raises DataRefusedError, before anything is fetched for a transform that the records cannot have, and then leaves
-    `destination` as it was.
+    mirror: folder that is tried before the network. home: folder of the owner key. destination: folder to write.
+    root: the project, to which paths of own files and the download cache are relative. cards: folder of the cards.
+    Raises DataRefusedError and then leaves `destination` unchanged; a transform that the records cannot have is refused
+    before anything is fetched.
     """
     transform = params.data.transform
     card = registry.card(params.data.dataset, cards)
@@ -60,7 +60,7 @@ def prepare(
     if card.blocks is None:
         records = read(card, files, key=key, own=reader_of(card.reader), as_texts=as_texts)
     else:
-        # No checksum in the card stands for what the blocks hold, so the salt does.
+        # The card has no checksum of the blocks' content, so the salt depends on the content.
         url = database_url(card.blocks)
         found = blocks.read(
             card, public.blocks, files, root=root, url=url, digests=digests, key=key, as_texts=as_texts
@@ -95,7 +95,7 @@ def prepare(
 
 
 def _told(card: DataCard) -> Callable[[int], object]:
-    """Says how far encoding is, where the number of records to encode is public."""
+    """A function that logs the progress of encoding, if the number of records to encode is public."""
     declared, begun = card.records, time.monotonic()
     counts_people = card.person is not None and card.person.pooled is not None
     if declared.train is None or declared.test is None or counts_people:
@@ -115,9 +115,9 @@ def _told(card: DataCard) -> Callable[[int], object]:
 
 
 def chosen_blocks(card: DataCard, named: Sequence[str], *, root: Path) -> tuple[str, ...]:
-    """The blocks to read, sorted: those named, else all that there are; none for a card without blocks.
+    """The blocks to read, sorted: those named, or all blocks if none is named; none for a card without blocks.
 
-    Raises DataRefusedError where blocks are named that cannot be had, and where there are none.
+    Raises DataRefusedError if a named block does not exist, or there are no blocks.
     """
     if card.blocks is None and not named:
         return ()
@@ -132,7 +132,7 @@ def chosen_blocks(card: DataCard, named: Sequence[str], *, root: Path) -> tuple[
 
 
 def _noted(records: Iterable[Block], words: list[str]) -> Iterator[Block]:
-    """The records as they come; at the end a digest of all of them is added to `words`."""
+    """Pass the records on, and at the end append a digest of all of them to `words`."""
     digest = hashlib.sha256()
     for block in records:
         digest.update(block.part.encode())
@@ -142,7 +142,9 @@ def _noted(records: Iterable[Block], words: list[str]) -> Iterator[Block]:
 
 
 def hide(cache: Path) -> None:
-    """Lets the owner alone enter the cache in which DVC keeps copies of the records, which anybody may read there."""
+    """Make DVC's cache accessible to its owner only, since the copies of the records in it are readable by
+    everybody.
+    """
     if cache.parent.is_dir():
         cache.mkdir(exist_ok=True)
         cache.chmod(0o700)

@@ -1,4 +1,6 @@
-"""The report stage: the privacy card, its verification, the pictures and the page, from what the other stages left."""
+"""The report stage: make the privacy card, its verification, the figures and the page from the results of the
+stages.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -69,7 +71,7 @@ Drawing = Callable[[Theme], Figure]
 
 @dataclass(frozen=True)
 class Run:
-    """What the earlier stages left. pairs and classes: confusion.csv and per_class.csv. trace: a row a release."""
+    """Results of the earlier stages. pairs, classes: confusion.csv and per_class.csv. trace: one row per release."""
 
     plan: Mapping[str, Any]
     receipt: Mapping[str, Any]
@@ -82,9 +84,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished report. curve: epsilon after some numbers of steps; empty for a run without noise.
+    """A finished report.
 
-    history: what was before the run; empty for one on a whole population.
+    curve: epsilon after selected steps; empty for a run without noise. history: earlier runs on the same blocks; empty
+    for a run on a whole population.
     """
 
     run: Run
@@ -95,7 +98,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Composed:
-    """A card and its page. pictures: by name, those of the run itself."""
+    """A card and its page. pictures: the figures of the run itself, by name."""
 
     card: PrivacyCard
     curve: Curve
@@ -104,17 +107,17 @@ class Composed:
 
 
 def report(*, artifacts: Path, prepared: Path, root: Path) -> Report:
-    """Writes privacy_card.json, report.html, plots/*.png and plots/epsilon.csv into `artifacts`.
+    """Write privacy_card.json, report.html, plots/*.png and plots/epsilon.csv into `artifacts`.
 
-    Pictures of the history are on the page alone: what exists only sometimes DVC cannot keep. prepared: folder with
-    public.json. root: the checkout. Raises RefusedError where the card would be incomplete or does not hold against
-    the files, where the data were described otherwise in training, where the metrics are of another run, and where
-    the ledger of a run on blocks cannot be read; no card and no page is there then.
+    Figures of the history are only on the page, since DVC cannot track files that exist only sometimes. prepared:
+    folder with public.json. root: the checkout. Raises RefusedError if the card would be incomplete or does not match
+    the files, if the description of the data has changed since training, if the metrics are of another run, or if the
+    ledger of a run on blocks cannot be read; then there is no card and no page.
     """
     for name in (
         CARD,
         PAGE,
-    ):  # those of an earlier run must not be taken for this one's, whatever fails below
+    ):  # files of an earlier run must not be mistaken for this one's, whatever fails below
         (artifacts / name).unlink(missing_ok=True)
     run = _read(artifacts, prepared)
     check_described(run.receipt, run.public)
@@ -144,12 +147,11 @@ def compose(
     key: Ed25519PrivateKey | None,
     audit: Mapping[str, Any] | None = None,
 ) -> Composed:
-    """The card and the page of a run, of which nothing is written yet.
+    """Make the card and the page of a run, without writing them.
 
-    ran: the software. folder: of the run's files, to check the card against; None leaves that out. key: the
-    owner's, or None for a card that nobody gets.
-    audit: the newest one of the method. Raises RefusedError where the card would be incomplete or does not
-    hold.
+    ran: the software. folder: the run's files, against which the card is checked; None skips that. key: the owner's
+    key, or None for a card that is not published. audit: the newest audit of the method.
+    Raises RefusedError if the card would be incomplete or does not verify.
     """
     card = build(RunRecord(run.plan, run.receipt, json.loads(run.public.to_json()), run.trace, ran), key)
     verification = verify(card, folder, key=None if key is None else public_key_of(key), unsigned=key is None)
@@ -175,7 +177,7 @@ def compose(
 
 
 def _noise_figure(run: Run, theme: Theme) -> Figure:
-    """The noise on each release; of correlated steps that in the parameters, which is what they are about."""
+    """Draw the noise on each release; for correlated steps draw the noise in the parameters, which matters for them."""
     correlated = run.trace[run.trace["noise"] == "correlated"]
     course = run.plan["method_params"].get("course")
     if correlated.empty or not course:
@@ -219,10 +221,11 @@ def _check(verification: Verification) -> None:
 
 
 def epsilon_curve(run: Run, *, grid: float) -> Curve:
-    """Epsilon of the releases so far after about 24 numbers of steps, the last included; empty without noise.
+    """Epsilon of the releases so far, after about 24 steps including the last one; empty without noise.
 
-    Accounted as the run's total is where the releases were fixed in advance and few of them differ, else as the run
-    kept count. grid: of the privacy losses before the last step, where a quick account that is a little high will do.
+    If the releases were fixed in advance and few of them differ, they are accounted like the run's total; otherwise the
+    run's own count is used. grid: discretisation of the privacy losses before the last step, where a fast account that
+    is slightly high is enough.
     """
     so_far = _kept_while_training(run.trace)
     if run.receipt["epsilon"][run.receipt["accountant"]] is None or not so_far.steps:
@@ -236,13 +239,13 @@ def epsilon_curve(run: Run, *, grid: float) -> Curve:
 
 
 def _promised(run: Run) -> Profile:
-    """What the run tells at each epsilon."""
+    """The privacy profile of the run."""
     held_by = holding_from_json(run.plan["filter"])
     return risk_profile(held_by, schedule_from_json(run.receipt["events"]), run.plan["adjacency"])
 
 
 def _is_fixed(run: Run) -> bool:
-    """Whether the releases were fixed in advance, and not chosen on the way under a filter."""
+    """Whether the releases were fixed in advance, rather than chosen adaptively under a filter."""
     return holding_from_json(run.plan["filter"]) == FIXED
 
 
@@ -255,16 +258,16 @@ def _cost(run: Run, steps: int, *, grid: float) -> float:
 
 
 def _kept_while_training(trace: pd.DataFrame) -> Curve:
-    """The cost after each step as the trace has it; empty where it is infinite. The trace counts steps from 0."""
+    """The cost after each step according to the trace, which counts steps from 0; empty if it is infinite."""
     costs = trace[np.isfinite(trace["epsilon"])].groupby("step")["epsilon"].last()
     return Curve([int(step) + 1 for step in costs.index], [float(cost) for cost in costs])
 
 
 def _drawings(run: Run, curve: Curve, promised: Profile | None) -> dict[str, tuple[Drawing, str]]:
-    """The figures by name, each with its words for who cannot see it."""
+    """The figures by name, each with its alternative text."""
     bound, target = _kept_while_training(run.trace), run.plan["target"]["epsilon"]
     names, is_fixed = list(run.classes["class"]), _is_fixed(run)
-    counts = run.classes["records"]  # none where no held-out text has a word
+    counts = run.classes["records"]  # all 0 if no held-out text has a word
     overall = float((run.classes["accuracy"].fillna(0.0) * counts).sum() / max(1, counts.sum()))
     spent = (
         f"The privacy spent rises to {curve.epsilon[-1]:.3g}."

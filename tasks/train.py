@@ -1,9 +1,9 @@
 """The train stage: reserve the budget, open the records, train, settle. The only stage that spends.
 
-Order of events, each durable before the next: the run's folder with the secret key of its noise; the reservation;
-the records; checkpoints; settlement; the result. A process killed anywhere finds its folder when it is started
-again and goes on with the same noise, so it publishes the same model and spends nothing more; one that asks for what
-is done is handed the result for nothing.
+The steps are, each durable before the next: the run's folder with the secret key of its noise; the reservation; the
+records; checkpoints; settlement; the result. A process that is killed at any point finds its folder when it is started
+again and resumes with the same noise, so it publishes the same model and spends nothing more. An identical run that is
+already done returns the result at no cost.
 """
 
 import hashlib
@@ -60,10 +60,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """What the stage was asked to do: its parameters, the plan as written, the data's folder and description.
+    """The work of the stage: its parameters, the bytes of the plan, the folder of the data and its description.
 
-    blocks: those of the population that the prepared data are of. retraining: what the run is charged for, which the
-    ledger lets be charged only once; None for a run that a person asked for. group: the processes that train together.
+    blocks: the population's blocks that are in the prepared data. retraining: the scheduled retraining that the run is
+    charged for, which the ledger charges only once; None for a run that a person requested. group: the processes that
+    train together.
     """
 
     settings: Params
@@ -86,23 +87,23 @@ class Job:
         return Plan.from_json(self.document)
 
     def digest(self, home: Path) -> str:
-        """All that decides the result; see `store.digest`."""
+        """A digest of everything that decides the result; see `store.digest`."""
         decides = [self.document, self.settings.model.model_dump(), self.blocks]
         return store.digest(decides, self.public, self.prepared, home=home)
 
 
 def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) -> None:
-    """Trains as planned and writes the model, the noise trace, the diagnostics and the receipt into `artifacts`.
+    """Train as planned and write the model, the noise trace, the diagnostics and the receipt into `artifacts`.
 
-    The table of diagnostics is empty where none were asked for; after a crash it lacks what came before.
+    The table of diagnostics is empty if none were requested; after a crash it lacks the steps before.
 
-    home: where run folders are kept. root: the checkout. Raises BudgetRefusedError where the population cannot pay and
-    RefusedError or ModelRefusedError where the plan, the model or a checkpoint does not fit, or where nobody agrees to
-    spend again or on settings that look wrong; nothing is spent then.
+    home: folder of the run folders. root: the checkout. Raises BudgetRefusedError if the population cannot pay. Raises
+    RefusedError or ModelRefusedError if the plan, the model or a checkpoint does not fit, or if nobody agrees to spend
+    again or to train with settings that look wrong. Nothing is spent then.
     """
     device_of(job.settings.performance.device)
     model = model_for(job.settings, job.public)
-    check_plan(job.document, job.settings, job.public)  # of the very files that the model was read from
+    check_plan(job.document, job.settings, job.public)  # of the same files that the model was read from
 
     def anew(run_id: str, is_whole: bool) -> bool:
         return not is_whole if job.public.public else _spends_again(job, run_id, is_whole, ledger)
@@ -124,9 +125,9 @@ def train(job: Job, *, ledger: Ledger, home: Path, root: Path, artifacts: Path) 
 
 
 def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool:
-    """Whether a person agrees that a run on private records, which is charged already, is done and charged again.
+    """Whether a person agrees to repeat a run on private records that is already charged, and to charge it again.
 
-    Raises RefusedError where nobody does and its result is not there, or is not of the retraining that is asked for.
+    Raises RefusedError if nobody agrees and the result is missing or belongs to another retraining.
     """
     cost = f"epsilon {job.settings.privacy.epsilon:g}"
     question = f"run {run_id} did just this; training again spends {cost} again. Spend it? [y/N] "
@@ -144,11 +145,11 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
 
 
 def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path, home: Path) -> Path:
-    """Reserves, trains, settles; returns the folder with the result."""
+    """Reserve, train, settle; returns the folder with the result."""
     plan = job.plan
     about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
     about |= signer(home) | ({"retraining": job.retraining} if job.retraining else {})
-    # A settled run without a result was killed in between: it is repeated, not charged again.
+    # A settled run without a result was killed in between: it is repeated without another charge.
     if ledger.status(run.run_id) != "settled":
         events, held = reserved_events(plan), digests_of(job.public, job.prepared)
         with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
@@ -168,7 +169,7 @@ def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path,
     with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
         trace = _train_into(written, job, run, model, live, home)
         events = schedule_to_json(run_lengths(trace.events()))
-        # Settled in full even if it ended early: when to end was then chosen on the way.
+        # Settled in full even if it ended early, since when to end was then an adaptive choice.
         sums = _checksums(written, job)
         ledger.settle(run.run_id, plan.cost, events=events, model=sums["model.safetensors"])
         account = account_of(ledger, job.public.population, run.run_id)
@@ -197,7 +198,7 @@ def _checksums(written: Path, job: Job) -> dict[str, str]:
 
 
 def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: OnStep, home: Path) -> Trace:
-    """Trains and writes the released model and the trace into `folder`."""
+    """Train and write the released model and the trace into `folder`."""
     performance = job.settings.performance
     diagnostics = Diagnostics()
     if performance.threads is not None:
@@ -239,7 +240,7 @@ def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: OnSt
 def save_model(
     path: Path, model: Model, released: Tensor, public: PublicDescription, algorithm: str, *, prepared: Path
 ) -> None:
-    """Writes released parameters [d] with what it takes to build the model again, and to prepare records for it."""
+    """Write released parameters [d] with all facts needed to rebuild the model and to prepare records for it."""
     front = front_of(model)
     facts = {
         "model": model.name,
@@ -256,12 +257,14 @@ def save_model(
         "front": None if front is None else front.settings,
         "preparation": preparation_in(prepared),
     }
-    described = {"epsilonflow": json.dumps(facts)}  # one key: the file must not depend on an order of keys
+    described = {
+        "epsilonflow": json.dumps(facts)
+    }  # one key, so that the file does not depend on the order of keys
     save_file(by_name(in_file(model, model.published(released))), path, metadata=described)
 
 
 def _open(job: Job, run_id: str, home: Path) -> Records:
-    """The private records, for the barrier alone; not others than the run's, whose noise is for these only."""
+    """Open the private records for the barrier; raises an error unless they are those that the run's noise is for."""
     records = _records_of(job)
     if run_id.rpartition("-")[0] != job.digest(home):
         raise made_anew(job.prepared)
@@ -275,7 +278,7 @@ def _records_of(job: Job) -> Records:
 
 @dataclass(frozen=True)
 class _Start:
-    """What the first process says to the others: the run, its noise, a digest of what is asked, its checkpoint."""
+    """The message of the first process to the others: the run, its noise, a digest of the job, its checkpoint."""
 
     run_id: str
     generator: Generator
@@ -289,10 +292,10 @@ def _asked(job: Job) -> str:
 
 
 def help_train(job: Job, model: Model) -> None:
-    """Takes the steps of a run whose first process is another, from the checkpoint that it reads on; keeps nothing.
+    """Take the steps of a run as one of its other processes, from the first process's checkpoint; keeps nothing.
 
-    Raises RefusedError where this process was asked for something else, ProcessLostError where another one ends on the
-    way. One that ends before the first step had nothing to train, which it says itself.
+    Raises RefusedError if this process has another job, and ProcessLostError if another process ends during training.
+    If the first process ends before its first step, there is nothing to train, and that process reports why.
     """
     try:
         start: _Start = job.group.told(None)

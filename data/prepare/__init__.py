@@ -1,3 +1,1 @@
-"""From the files of a data card to arrays that training maps into memory: fetched, checked, read, split,
-transformed.
-"""
+"""Turn the files of a data card into arrays that training maps into memory: fetch, check, read, split, transform."""

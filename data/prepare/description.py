@@ -1,6 +1,6 @@
-"""What decides on which side a record is, for training or held out, as one value that a population can be held to.
+"""The public facts of a data set, which are all that an algorithm may know: only what the data card declares.
 
-What an algorithm may know about a data set: nothing but what its card declares.
+Also a digest of the rule by which records are held out, to which a population can be bound.
 """
 
 import hashlib
@@ -34,11 +34,13 @@ from data.schema.targets import Classes, Known, Target
 
 
 def rule_of(card: DataCard) -> str:
-    """SHA-256 in hex of all in a card that can move a record between the training and the held-out side.
+    """SHA-256 in hex of everything in a card that can move a record between the training and the held-out side.
 
-    Where the card splits: salt and test fraction, and what an encoded record depends on, such as bounds, categories and
-    classes. Elsewhere the checksums of the files that hold test records. It is a function of the card alone: raises
-    DataRefusedError where it has `alternatives` with other test files, since which of them is there would decide.
+    If the card has a split, this is the salt and the test fraction, and what an encoded record depends on, such as
+    bounds, categories and classes. Otherwise it is the checksums of the files with test records. The digest depends
+    only on the
+    card: if the card has `alternatives` with other test files, DataRefusedError is raised, since the available files
+    would decide.
     """
     if card.split is None:
         _check_alternatives(card)
@@ -47,11 +49,11 @@ def rule_of(card: DataCard) -> str:
 
 
 def _of_the_split(card: DataCard) -> dict[str, Any]:
-    """A key that a card leaves at its default is left out, here and below, so that later keys change no rule."""
+    """Here and below, keys with their default values are left out, so that keys that are added later change no rule."""
     split = card.split.model_dump(mode="json", exclude_defaults=True) if card.split else None
     if card.person is not None:
         return {"split": split, "person": card.person.column}
-    if isinstance(card.reader, Images | ImageTable | Texts):  # whose files as they are decide
+    if isinstance(card.reader, Images | ImageTable | Texts):  # the bytes of their files decide
         columns = card.reader.content if isinstance(card.reader, Rows) else ()
         return {"split": split, "kind": card.reader.kind, "columns": columns}
     return {
@@ -67,7 +69,7 @@ def _encoding(reader: Format) -> object:
     if not isinstance(reader, Table):
         return reader.model_dump(
             mode="json", exclude_defaults=True, exclude={"words_sha256", "source_sha256"}
-        )  # moves no record
+        )  # these move no record
     read = [column for column in reader.columns if not isinstance(column, Ignored)]
     columns = [column.model_dump(mode="json", exclude_defaults=True) for column in read]
     return {"columns": columns, "missing": sorted(set(reader.missing))}
@@ -80,7 +82,7 @@ def _of_the_files(card: DataCard) -> dict[str, Any]:
 
 
 def _held_out(files: Mapping[str, File]) -> dict[str, str | None]:
-    """The checksums by role; the files of the training records alone are left out, and those that name no record."""
+    """The checksums by role, without files that have only training records, or no records."""
     test = {role: file for role, file in files.items() if role.split("_")[0] not in ("train", "images")}
     return {role: file.sha256 or file.keyed_sha256 or file.md5 for role, file in test.items()}
 
@@ -98,10 +100,10 @@ Transform: TypeAlias = Literal["none", "scattering", "encoder"]
 
 @dataclass(frozen=True)
 class EncoderFacts:
-    """What is public of a frozen encoder: as it was asked for, how many features it makes, of which weights.
+    """The public facts of a frozen encoder: its name and settings, its number of features, its weights.
 
-    settings: as JSON text. pretrained_on: what its author says, or "unknown". tokens, padding: of a tokenizer, how many
-    entries its vocabulary has, and which of them fills up a text.
+    settings: as JSON text. pretrained_on: according to its author, or "unknown". tokens, padding: for a tokenizer, the
+    size of its vocabulary, and the padding token.
     """
 
     name: str
@@ -118,21 +120,22 @@ class EncoderFacts:
 class PublicDescription:
     """The public facts of a prepared data set.
 
-    public: whether the records themselves are public. unit: what one record is, the unit of privacy. population:
-    whose budget is charged. cap_epsilon, cap_delta: the cap of that budget when it is first seen. records,
-    test_records: how many to train and to test on, or None when the number is private. input_shape: of one record's
-    features. holdout: whom the test metrics protect; "public" means that the test records are declared public.
-    composition, composition_order: how the population's runs add up; see DataCard. blocks_per_person: in how many
-    blocks a person may have records. blocks: those that the prepared records are of; none for a population that has
-    none. holdout_rule: a digest of what decides which records are held out, for private records; see
-    `data.prepare.description`. blocks_by: in words, what divides private records into blocks; None where nothing
-    does. feature_norms: the largest L1 and L2 norms that a record's features can have, or None when nothing bounds
-    them. tokens: how many there are where features are tokens, int32 from 0, padding and unknown words among them;
-    None for real features, float32. words_sha256: checksum of the words that the tokens stand for, in their order,
-    where the card declares it; left out where it does not, so that the digest of other descriptions stays. transform:
-    what the features were made of each record by, after it was read. encoder: where that is an encoder. target:
-    what is predicted, where that is no class. per_person: how many training records can be of one person, None where
-    the card names none. pooled: how many rows of a person at most are one training record; see `data.prepare.people`.
+    public: whether the records themselves are public. unit: what one record is, the unit of privacy. population: the
+    population whose budget is charged. cap_epsilon, cap_delta: the cap of that budget when it is first used. records,
+    test_records: the numbers of training and test records, or None if they are private. input_shape: shape of one
+    record's features. holdout: "public" means that the test records are declared public. composition,
+    composition_order: how the population's runs add up; see DataCard. blocks_per_person: in how many blocks a person
+    may have records. blocks: the blocks of the prepared records; empty for a population without blocks. holdout_rule:
+    for private records, a digest of the rule by which records are held out; see `rule_of`. blocks_by: a description of
+    what divides private records into blocks, or None. feature_norms: the largest L1 and L2 norms that a record's
+    features can have, or None if they are unbounded.
+    tokens: if features are tokens, int32 from 0, the size of the vocabulary including padding and unknown words; None
+    for real features, float32. words_sha256: checksum of the words of the tokens, in their order, if the card declares
+    it; otherwise left out, so that the digest of other descriptions does not change. transform: how features are made
+    from each record after it is read. encoder: if the transform is an encoder. target: what is predicted, if it is not
+    a class.
+    per_person: how many training records can belong to one person, None if the card names no person column. pooled: how
+    many rows of a person are at most one training record; see `data.prepare.people`.
     """
 
     dataset: str
@@ -167,41 +170,41 @@ class PublicDescription:
 
     @property
     def padding(self) -> int:
-        """The token that fills up a text."""
+        """The padding token."""
         return 0 if self.encoder is None else self.encoder.padding
 
     @property
     def known(self) -> Known:
-        """What a label can be."""
+        """The target; the classes if the card declares no other."""
         return self.target or Classes.model_construct(classes=self.classes)
 
     @property
     def outputs(self) -> int:
-        """How many a model has, at each token where it is asked at each."""
+        """The number of a model's outputs, per token if there is a label for each token."""
         return self.known.outputs(self.tokens)
 
     @property
     def label_shape(self) -> tuple[int, ...]:
-        """Of one record's labels."""
+        """Shape of one record's labels."""
         return self.known.label_shape(self.input_shape)
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """What comes before these shapes in a training record: its rows where it is a person's, else nothing."""
+        """The leading dimension of a training record if it pools a person's rows; otherwise empty."""
         return () if self.pooled is None else (self.pooled,)
 
     def to_json(self) -> str:
-        """The description as JSON text; a function of the card, the transform and the names of the blocks alone."""
+        """The description as JSON text; depends only on the card, the transform and the names of the blocks."""
         return _ADAPTER.dump_json(self, indent=2).decode() + "\n"
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the description; it covers nothing but what is public."""
+        """SHA-256 of the description; it covers only public facts."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     @staticmethod
     def read(folder: Path) -> "PublicDescription":
-        """What is public about the prepared data in a folder; raises DataRefusedError where there are none."""
+        """The public facts of the prepared data in a folder; raises DataRefusedError if there are no prepared data."""
         try:
             text = (folder / "public.json").read_text(encoding="utf-8")
         except OSError:
@@ -210,7 +213,7 @@ class PublicDescription:
 
     @staticmethod
     def from_json(text: str) -> "PublicDescription":
-        """The description that `to_json` wrote; raises DataRefusedError when it is none."""
+        """Parse what `to_json` wrote; raises DataRefusedError if it is invalid."""
         try:
             return _ADAPTER.validate_json(text)
         except ValidationError:
@@ -227,7 +230,7 @@ def public_description(
     transform: Transform = "none",
     encoder: EncoderFacts | None = None,
 ) -> PublicDescription:
-    """The public facts that `card` declares; raises DataRefusedError for a transform that its records cannot have."""
+    """The public facts that `card` declares; raises DataRefusedError if its records cannot have the transform."""
     is_as_read = transform == "none"
     tokens, is_bounded = encoder.tokens if encoder else card.tokens, not isinstance(card.reader, Own)
     return PublicDescription(
@@ -293,10 +296,10 @@ def _shape(card: DataCard, transform: Transform, encoder: EncoderFacts | None) -
 
 
 def _feature_norms(card: DataCard) -> tuple[float, float]:
-    """Largest L1 and L2 norms of a record's features, all of which lie in [0, 1].
+    """Largest L1 and L2 norms of a record's features, all of which are in [0, 1].
 
-    The features of one column of a table add up to at most 1, so that its norms are largest where each column has
-    one feature at 1; elsewhere every feature may be 1.
+    In a table, the features of one column add up to at most 1, so the norms are largest if each column has one feature
+    at 1. Otherwise every feature may be 1.
     """
     ones = prod(card.input_shape)
     if isinstance(card.reader, Table):

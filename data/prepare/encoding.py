@@ -1,7 +1,7 @@
-"""Encoding: the features that a frozen public network makes of each record, in place of the record.
+"""Encoding: replace each record by its features from a frozen public network.
 
-Each record is looked at by itself, so this costs nothing. What was encoded is kept until all is, and a prepare stage
-that was killed goes on where it was.
+Each record is processed independently, so this costs nothing. Encoded portions are kept until all records are encoded,
+so a killed prepare stage can be resumed.
 """
 
 import hashlib
@@ -34,15 +34,15 @@ def encoded(
     kept: Path,
     say: Callable[[int], object],
 ) -> Iterator[Block]:
-    """The blocks with the features of each record in its place.
+    """Replace the records of the blocks by their features.
 
     Args:
-        blocks: Of images as float32 [n, channels, height, width], or of texts as an array of strings [n].
-        facts: Of the encoder.
-        load: Reads its weights; called once something is to be encoded.
-        known: What a label can be; those of tokens are made of these.
-        kept: A folder for what was encoded until all is, for the owner alone; deleted at the end.
-        say: Told how many records were encoded, now and then.
+        blocks: Blocks of images as float32 [n, channels, height, width], or of texts as an array of strings [n].
+        facts: The facts of the encoder.
+        load: Loads its weights; called only if something has to be encoded.
+        known: The target; if it has a label per token, labels are made from the tokens.
+        kept: Folder for encoded portions, readable by the owner only; deleted at the end.
+        say: Called with the number of encoded records, after each portion.
     """
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     (kept / ".gitignore").write_text("*\n", encoding="utf-8")
@@ -72,7 +72,7 @@ def encoded(
 
 
 class _Lazy:
-    """An encoder whose weights are read when it is first asked, once for all threads."""
+    """An encoder whose weights are loaded at first use, once for all threads."""
 
     def __init__(self, load: Callable[[], Encode]) -> None:
         self._load, self._lock = load, Lock()

@@ -1,4 +1,4 @@
-"""Where the files of a data set come from: a path in the project, a mirror folder, or their public homes."""
+"""Get the files of a data set: from a path in the project, a mirror folder, or their public URLs."""
 
 import hashlib
 import os
@@ -22,11 +22,11 @@ _NAMES: Mapping[Kind, str] = {"sha256": "SHA-256", "md5": "MD5"}
 
 @dataclass(frozen=True)
 class Places:
-    """Where files are looked for.
+    """Where to look for files.
 
-    root: the project, which a card's `path` starts from. mirror: folder tried before the network, which holds
-    a folder for each data set, or for several whose cards name the same. cache: where downloads are kept, laid out
-    as a mirror.
+    root: the project, to which a card's `path` is relative. mirror: folder that is tried before the network; it has a
+    folder for each data set, or for several whose cards name the same folder. cache: folder of downloads, organised
+    like a mirror.
     """
 
     root: Path
@@ -35,11 +35,11 @@ class Places:
 
 
 def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
-    """Every file of the card by its role, each with the declared checksum.
+    """Get every file of the card by its role, and check the declared checksums.
 
-    Of several sets of files the first one that the mirror holds is taken, else the first that can be had.
-    key: the owner key, for files that are declared by a keyed checksum. Raises DataRefusedError, naming the file,
-    when one is missing, cannot be downloaded or is not the declared one, and when two are the same.
+    If there are alternative sets of files, the first one in the mirror is used, or else the first that is available.
+    key: the owner key, for files with a keyed checksum. Raises DataRefusedError, which names the file, if one is
+    missing, cannot be downloaded or is not the declared one, or if two are the same.
     """
     _check_different(card, key)
     folder = card.folder or card.name
@@ -55,9 +55,9 @@ def fetch(card: DataCard, places: Places, *, key: bytes) -> dict[str, Path]:
 
 
 def check_local(card: DataCard, root: Path, *, key: bytes | None) -> None:
-    """Raises DataRefusedError where a file that the card names by its path is not there or not the declared one.
+    """Raise DataRefusedError if a file that the card names by its path is missing or not the declared one.
 
-    root: the project. key: the owner key; None where there is none yet, so that no keyed checksum can be right.
+    root: the project. key: the owner key, or None if there is none yet; then keyed checksums are not compared.
     """
     for file in card.files.values() if not card.alternatives else ():
         if file.path and (key is not None or file.sha256):
@@ -67,7 +67,7 @@ def check_local(card: DataCard, root: Path, *, key: bytes | None) -> None:
 
 
 def checksum_for(path: Path, file: File, *, key: bytes) -> str | None:
-    """What a card should declare of a file, `keyed_sha256: ...` or `sha256: ...`; None where it declares that."""
+    """The line that a card should declare for a file, `keyed_sha256: ...` or `sha256: ...`; None if it is right."""
     plain = _checksum(path, "sha256")
     if file.sha256:
         return None if plain == file.sha256 else f"sha256: {plain}"
@@ -76,7 +76,7 @@ def checksum_for(path: Path, file: File, *, key: bytes) -> str | None:
 
 
 def _check_different(card: DataCard, key: bytes) -> None:
-    """A card itself shows the same file twice, unless one of the checksums is keyed and the other is not."""
+    """Refuse the same file twice if one checksum is keyed and the other is not; the card itself checks other cases."""
     plain = {keyed(key, [file.sha256]).hex() for file in card.files.values() if file.sha256}
     if plain & {file.keyed_sha256 for file in card.files.values()}:
         raise DataRefusedError(
@@ -160,7 +160,9 @@ def _put_into_a_mirror(file: File, folder: Path) -> str:
 
 
 def _checksum(path: Path, kind: Kind) -> str:
-    """Of a file's bytes; of a folder, of the names and checksums of all files in it, in the order of their names."""
+    """The checksum of a file's bytes, or for a folder of the names and checksums of all its files in the order of
+    names.
+    """
     if path.is_dir():
         return _checksum_of_folder(path)
     with path.open("rb") as file:
@@ -168,11 +170,11 @@ def _checksum(path: Path, kind: Kind) -> str:
 
 
 def _checksum_of_folder(folder: Path) -> str:
-    """A file that cannot be read has the checksum of none, as it then becomes a stand-in."""
+    """A file that cannot be read has an empty checksum, since it becomes a stand-in."""
     found = hashlib.sha256()
     for path in files_in(folder):
         try:
-            one = _checksum(path, "sha256") if path.is_file() else ""  # of a pipe there is no end
+            one = _checksum(path, "sha256") if path.is_file() else ""  # reading a pipe would not end
         except OSError:
             one = ""
         name = os.fsencode(path.relative_to(folder).as_posix())

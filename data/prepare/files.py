@@ -1,4 +1,4 @@
-"""Files that several processes share: written whole or not at all, and held by one process at a time."""
+"""Files that several processes share: written whole or not at all, and locked by one process at a time."""
 
 import fcntl
 import os
@@ -14,9 +14,9 @@ def write_whole(
     mode: int = 0o666,
     put: Callable[[Path, Path], object] = os.replace,
 ) -> None:
-    """Writes a file by way of a fresh one beside it, so that a crash leaves the old file, the new one or none.
+    """Write a file through a temporary file next to it, so that a crash leaves the old file, the new one or none.
 
-    content: writes the fresh file. mode: of the file, less what the umask takes. put: moves it into its place.
+    content: writes the temporary file. mode: of the file, before the umask. put: moves the file to its place.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -30,10 +30,11 @@ def write_whole(
 
 
 def taken(path: Path) -> int | None:
-    """A descriptor that holds a lock file until it is closed; None where another process holds it, or took it away.
+    """Lock a file and return a descriptor that holds the lock until it is closed; None if another process has locked or
+    deleted the file.
 
-    For a lock that is deleted with the folder that it is in: `filelock`, which the others are of, would make the folder
-    anew. Raises FileNotFoundError where the folder is gone.
+    This is for a lock file that is deleted with its folder; `filelock`, which is used elsewhere, would create the
+    folder again. Raises FileNotFoundError if the folder does not exist.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Repeated k-fold cross-validation: which records a model is trained on, and which it is tested on."""
+"""Repeated k-fold cross-validation: the records to train on and the records to test on."""
 
 from dataclasses import dataclass
 
@@ -11,17 +11,17 @@ from data.schema.errors import DataRefusedError
 
 @dataclass(frozen=True)
 class Fold:
-    """The records to test on, and all others to train on: their indices, int64, ascending."""
+    """The indices of the test records and of all others, for training: int64, ascending."""
 
     train: NDArray[np.int64]
     test: NDArray[np.int64]
 
 
 def fold(records: int, *, folds: int, repeat: int, index: int, seed: int) -> Fold:
-    """Fold `index` of `folds` in repetition `repeat`, both counted from 0; a function of the numbers alone.
+    """Fold `index` of `folds` in repetition `repeat`, both counted from 0; depends only on these numbers.
 
-    The records are shuffled by (seed, repeat), with a generator of NumPy's whose numbers never change, and cut into
-    folds whose sizes differ by at most one. Raises DataRefusedError when there is no such fold.
+    The records are shuffled by (seed, repeat), with a NumPy generator whose numbers never change, and divided into
+    folds whose sizes differ by at most one. Raises DataRefusedError if there is no such fold.
     """
     if not 2 <= folds <= records:
         raise DataRefusedError(
@@ -41,9 +41,9 @@ def fold(records: int, *, folds: int, repeat: int, index: int, seed: int) -> Fol
 
 
 def check_classes(labels: NDArray[np.int64], chosen: Fold) -> None:
-    """Raises DataRefusedError when the records to train on, or those to test on, are all of one class.
+    """Raise DataRefusedError if all training records, or all test records, have the same class.
 
-    labels: of all records, int64 [n]. For public records only: a refusal says something about them.
+    labels: of all records, int64 [n]. Only for public records, since a refusal reveals something about them.
     """
     for name, part in (("training", chosen.train), ("test", chosen.test)):
         if len(np.unique(labels[part])) < 2:

@@ -1,7 +1,6 @@
-"""The rows of a person as one training record: [k, *shape], filled up with the person's first row, whose labels then
-do not count.
+"""The rows of a person as one training record [k, *shape], padded with the person's first row under ignored labels.
 
-A record that is removed is then a person, and what a person's rows are changes no other record.
+Removing a record then removes a person, and a person's rows change no other record.
 """
 
 from collections.abc import Iterator
@@ -18,27 +17,29 @@ _AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class Places:
-    """Where the rows of some people lie; int64 [people, k], -1 where a person has no more."""
+    """The indices of the rows of some people; int64 [people, k], -1 if a person has fewer rows."""
 
     found: NDArray[np.int64]
 
     @property
     def filled(self) -> NDArray[np.int64]:
-        """The same, with the first row in place of those that are not there."""
+        """The same, with missing rows replaced by the first row."""
         filled: NDArray[np.int64] = np.where(self.found < 0, self.found[:, :1], self.found)
         return filled
 
     def labels(self, of_rows: NDArray[Any]) -> NDArray[Any]:
-        """The labels of the people, [people, k, ...], of those of all rows: IGNORED, or NaN, where there is no row."""
+        """The labels of the people, [people, k, ...], from the labels of all rows: IGNORED, or NaN, for missing
+        rows.
+        """
         labels: NDArray[Any] = of_rows[self.filled]
         labels[self.found < 0] = np.nan if labels.dtype.kind == "f" else IGNORED
         return labels
 
 
 def by_person(owners: bytes | bytearray, most: int) -> Iterator[Places]:
-    """The rows of each person, some people at a time, in an order that follows from who there is alone.
+    """The rows of each person, for some people at a time, in an order that depends only on which people there are.
 
-    owners: 16 bytes a row, at most `most` rows having the same.
+    owners: 16 bytes per row; at most `most` rows have the same owner.
 
     Example:
         >>> [places.found.tolist() for places in by_person(b"b" * 16 + b"a" * 16 + b"b" * 16, 2)]

@@ -1,4 +1,4 @@
-"""The prepared folder: arrays that are mapped into memory, and what is public about them."""
+"""The prepared folder: memory-mapped arrays and their public facts."""
 
 import hashlib
 import json
@@ -34,8 +34,8 @@ _REAL, _TOKENS = np.dtype(np.float32), np.dtype(np.int32)
 class HeldOut:
     """The held-out part of a prepared data set; the arrays are read-only maps of their files.
 
-    Features are float32 [n, *public.input_shape], or int32 where they are tokens; labels int64 [n] count
-    public.classes, or are of the shape and kind of the target, [n, *public.label_shape].
+    Features are float32 [n, *public.input_shape], or int32 if they are tokens. Labels are int64 [n], indices into
+    public.classes, or have the shape and type of the target, [n, *public.label_shape].
     """
 
     public: PublicDescription
@@ -45,7 +45,9 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Prepared(HeldOut):
-    """A prepared data set, with the records to train on in arrays like the others, or with a person's rows in each."""
+    """A prepared data set with training records; their arrays are like the others, or pool a person's rows per
+    record.
+    """
 
     train_features: Features
     train_labels: NDArray[Any]
@@ -62,13 +64,13 @@ def write(
     words: bytes | None = None,
     preparation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Put the records into `folder` as their blocks come, whole or not at all.
+    """Write the records into `folder` as their blocks come, whole or not at all.
 
-    salt: secret bytes that keep a checksum of the folder from being guessed, or what gives them once the records are
-    written. at_most: bound on the number of records when that is private; the file `salt` then grows so that the
-    folder's size depends on it alone. digests: of the population's blocks, all there once the records are written.
-    words: the public words that tokens stand for, one a line in their order, for the file words.txt. preparation: what
-    a model carries of how its records were prepared, for the file preparation.json.
+    salt: secret bytes that make the folder's checksum unguessable, or a function that returns them after the records
+    are written. at_most: bound on the number of records if that is private; the file `salt` is then padded so that the
+    folder's size depends only on this bound. digests: of the population's blocks, complete once the records are
+    written. words: the public words of the tokens, one per line in their order, for the file words.txt. preparation:
+    the part of a model's file that says how its records were prepared, for the file preparation.json.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder)
@@ -99,7 +101,7 @@ def write(
 
 
 def preparation_in(folder: Path) -> dict[str, Any] | None:
-    """What a model carries of how the records in a prepared folder were made; None in one of an older version."""
+    """How the records in a prepared folder were prepared, for a model's file; None in a folder of an older version."""
     path = folder / PREPARATION
     if not path.is_file():
         return None
@@ -108,16 +110,16 @@ def preparation_in(folder: Path) -> dict[str, Any] | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Deletes the records that processes left which were killed while they wrote `folder`."""
+    """Delete records left by processes that were killed while writing `folder`."""
     for lock in folder.parent.glob(f".{folder.name}-*/{_LOCK}"):
-        with suppress(OSError):  # one that has just ended took it away
+        with suppress(OSError):  # a process that has just ended deleted it
             if (held := taken(lock)) is not None:
                 os.close(held)
                 shutil.rmtree(lock.parent)
 
 
 def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> tuple[Mapping[Part, int], str]:
-    """Writes the arrays; returns how many records each part has, and a digest of those to train on."""
+    """Write the arrays; returns the number of records of each part, and a digest of the training records."""
     owners = bytearray()
     with ExitStack() as stack:
         features, labels = (
@@ -139,7 +141,7 @@ def _fill(folder: Path, blocks: Iterable[Block], public: PublicDescription) -> t
 
 
 def _pooled(folder: Path, owners: bytearray, public: PublicDescription) -> tuple["_Rows", "_Rows"]:
-    """Puts rows that came in any order together by whom they are of; owners: 16 bytes a row."""
+    """Pool rows, which came in any order, by person. owners: 16 bytes per row."""
     features, labels = folder / "train_features.npy", folder / "train_labels.npy"
     old = [path.rename(path.with_suffix(".rows")) for path in (features, labels)]
     rows, answers = (np.load(path, mmap_mode="r") for path in old)
@@ -156,16 +158,16 @@ def _pooled(folder: Path, owners: bytearray, public: PublicDescription) -> tuple
 
 
 def _padding(written: Mapping[Part, int], at_most: int, public: PublicDescription) -> int:
-    """The bytes of as many training records as are missing to the bound, were all records training records."""
+    """The number of bytes by which the arrays are smaller than those of `at_most` training records."""
     test = _bytes_a_record(public)
     train = test * prod(public.rows)
     return at_most * train - written["train"] * train - written["test"] * test
 
 
 class _Rows:
-    """An .npy file that grows row by row; what `numpy.save` would have written of all its rows together.
+    """An .npy file that grows row by row, with the same bytes as `numpy.save` of all rows.
 
-    NumPy leaves room in the header for the number of rows, so that it can be set at the end.
+    NumPy reserves room in the header for the number of rows, so that it can be set at the end.
     """
 
     def __init__(self, path: Path, kind: DTypeLike, shape: tuple[int, ...]) -> None:
@@ -179,7 +181,7 @@ class _Rows:
         return self._hash.digest()
 
     def append(self, rows: NDArray[np.generic]) -> None:
-        """Adds rows at the end; real numbers may be rounded to the array's kind, but none become whole."""
+        """Append rows; real numbers may be rounded to the array's type, but not converted to integers."""
         if rows.shape[1:] != self._shape:
             raise ValueError("rows have another shape than the array")
         if not np.can_cast(rows.dtype, self._kind, "same_kind"):
@@ -219,21 +221,19 @@ def _bytes_a_record(public: PublicDescription) -> int:
 
 
 def _write_salt(path: Path, salt: bytes, *, padding: int) -> None:
-    """The padding stands for the records that are still missing to the bound."""
+    """Write the salt; the padding replaces the records that are missing to the bound."""
     with path.open("wb") as file:
         file.write(salt)
         file.truncate(len(salt) + padding)
 
 
 def contents(folder: Path) -> str:
-    """A digest of the records to train on, as secret as they are; raises DataRefusedError where there is none."""
+    """A digest of the training records, which is as secret as they are; raises DataRefusedError if it is missing."""
     return _text(folder, _CONTENTS).strip()
 
 
 def block_digests(folder: Path) -> dict[str, list[str]]:
-    """The keyed digests of each block, by which an exact repeat is known; raises DataRefusedError where there are
-    none.
-    """
+    """The keyed digests of each block, which detect an exact duplicate; raises DataRefusedError if they are missing."""
     found: dict[str, list[str]] = json.loads(_text(folder, _DIGESTS))
     return found
 
@@ -250,22 +250,21 @@ def _not_whole(folder: Path) -> str:
 
 
 def load(folder: Path) -> Prepared:
-    """What `write` put into `folder`; raises DataRefusedError when it is not there or not whole."""
+    """Load what `write` wrote into `folder`; raises DataRefusedError if it is missing or incomplete."""
     public, (train, test) = _read(folder, PARTS)
     return Prepared(public, *test, *train)
 
 
 def load_held_out(folder: Path) -> HeldOut:
-    """The held-out part of it; the records to train on are not opened. Raises DataRefusedError as `load` does."""
+    """Load only the held-out part; the training records are not opened. Raises DataRefusedError as `load` does."""
     public, (test,) = _read(folder, ("test",))
     return HeldOut(public, *test)
 
 
 def load_as(folder: Path, public: PublicDescription) -> Prepared:
-    """What `write` put into `folder` with this description; raises DataRefusedError where it was made anew with
-    another.
+    """Load what `write` wrote with this description; raises DataRefusedError if it was prepared again with another.
 
-    The description is read after the arrays are mapped, since a folder that is made anew is replaced whole.
+    The description is read after the arrays are mapped, since preparing again replaces the whole folder.
     """
     data = load(folder)
     if PublicDescription.read(folder) != public:
@@ -274,7 +273,7 @@ def load_as(folder: Path, public: PublicDescription) -> Prepared:
 
 
 def made_anew(folder: Path) -> DataRefusedError:
-    """What is said where `folder` no longer holds what a run was charged for."""
+    """The error for a `folder` that no longer has the records that a run was charged for."""
     return DataRefusedError(
         f"{folder} was made anew while this run began, so its records are not those that were charged; let one"
         " command at a time work in a checkout, and forfeit this run by `epsilonflow ledger forfeit`."

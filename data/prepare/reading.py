@@ -1,6 +1,6 @@
-"""Which records are set apart for testing, where the source does not say: each record decides for itself.
+"""Read the records from a card's files: by the reader of its format, with the split that it declares, and checked.
 
-From the files of a card to records: the reader of its format, the split it declares, and the checks.
+If the source has no test set, each record's own content decides whether it is held out.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ _BLOCK = 16384
 
 
 def split(blocks: Iterable[Block], rule: Split) -> Iterator[Block]:
-    """Training and test records by `rule`, in the order they came, whatever part they were in.
+    """Divide records into training and test records by `rule`, in their order and regardless of their previous part.
 
-    A record's side is a function of its own features and label, or of its key where it has one, and of the rule's
-    public salt: adding or removing a record moves no other one, and equal records, or equal keys, stay together.
+    A record's side depends only on its own features and label, or on its key if it has one, and on the rule's public
+    salt. So adding or removing a record moves no other record, and equal records, or equal keys, stay together.
     """
     for block in blocks:
         test = is_test(block.records, rule)
@@ -39,7 +39,7 @@ def split(blocks: Iterable[Block], rule: Split) -> Iterator[Block]:
 
 
 def is_test(records: Records, rule: Split) -> NDArray[np.bool_]:
-    """For each record, whether a keyed BLAKE2b hash of its bytes falls into the test fraction; bool [n]."""
+    """Whether a keyed BLAKE2b hash of each record's bytes is in the test fraction; bool [n]."""
     salted = hashlib.blake2b(key=hashlib.sha256(rule.salt.encode()).digest(), digest_size=8)
     keys = records.keys
     if keys is None and records.features.dtype == object:
@@ -59,8 +59,9 @@ def _is_test(hashes: NDArray[np.uint64], rule: Split) -> NDArray[np.bool_]:
 
 
 def _canonical(records: Records, start: int, stop: int) -> NDArray[np.uint8]:
-    """One row of bytes a record: features as little-endian float32 without negative zeros, label as int64 or,
-    where it is a number, as float32."""
+    """One row of bytes per record: features as little-endian float32 without negative zeros, label as int64 or
+    float32.
+    """
     features = (records.features[start:stop].reshape(stop - start, -1) + 0.0).astype("<f4")
     is_number = records.labels.dtype.kind == "f"
     labels = (records.labels[start:stop].reshape(stop - start, -1) + 0).astype("<f4" if is_number else "<i8")
@@ -77,7 +78,7 @@ def _hashes(salted: "hashlib.blake2b", rows: Iterable[Any]) -> NDArray[np.uint64
 
 
 Own = Callable[[Mapping[str, Path]], Iterable[Block]]
-"""A reader of the user's own, as its factory made it."""
+"""A reader of the user's own, as its factory returns it."""
 
 
 def read(
@@ -88,20 +89,20 @@ def read(
     own: Own | None = None,
     as_texts: bool = False,
 ) -> Iterator[Block]:
-    """The training and test records of `card` in blocks, checked against what it declares.
+    """Read the training and test records of `card` in blocks, checked against what it declares.
 
-    Tables, texts and coloured images are read block by block; what other formats hold is small, and comes whole.
+    Tables, texts and coloured images are read block by block; other formats are small and come as one block.
 
     Args:
-        card: Of the data set.
-        files: By role, as `data.prepare.fetch` gives them.
-        key: The owner key, which decides which of a person's records are taken.
-        own: The reader, where the card names one of the user's own.
-        as_texts: For a text encoder: the features are then arrays of strings [n].
+        card: The card of the data set.
+        files: Files by role, as `data.prepare.fetch` returns them.
+        key: The owner key, which decides which of a person's records are used.
+        own: The reader, if the card names one of the user's own.
+        as_texts: Return texts for a text encoder: the features are then arrays of strings [n].
 
     Raises:
-        DataRefusedError: While the blocks are taken and without a record's value in the message; and for texts that the
-            card gives no words for.
+        DataRefusedError: During iteration, without a record's value in the message; and for texts that only an encoder
+            can take, if there is none.
     """
     if as_texts != card.has_texts and (as_texts or card.tokens is None):
         raise DataRefusedError(
@@ -114,9 +115,9 @@ def read(
 
 
 def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
-    """The public words that the tokens of `card` stand for, one a line in the order of their tokens; else None.
+    """The public words of the tokens of `card`, one per line in the order of their tokens; None without tokens.
 
-    Raises DataRefusedError as `read` does, and where they are not those that the card declares by words_sha256.
+    Raises DataRefusedError as `read` does, and if the words do not match words_sha256 of the card.
     """
     if isinstance(card.reader, Reviews):
         return reviews.word_list(files, card.reader)
@@ -128,7 +129,7 @@ def word_list(card: DataCard, files: Mapping[str, Path]) -> bytes | None:
 def row_reader(
     card: DataCard, files: Mapping[str, Path], *, key: bytes, as_texts: bool = False
 ) -> "RowReader | None":
-    """The reader of the card's rows; None for a card of none."""
+    """The reader of the card's rows; None if its format has no rows."""
     if not isinstance(card.reader, OF_ROWS):
         return None
     from data.readers.of_rows import RowReader  # pyarrow takes half a second to import, and only rows need it

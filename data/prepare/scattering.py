@@ -1,7 +1,7 @@
-"""Scattering: wavelet features of an image, in place of its pixels, made of each image by itself.
+"""Scattering: replace the pixels of each image by its wavelet features.
 
-The transform of Bruna and Mallat 2013 with two scales and eight angles, which Tramèr and Boneh 2021
-(arXiv:2011.11660) train linear models and small networks on. It has nothing that is learned, so it costs nothing.
+This is the transform of Bruna and Mallat 2013 with two scales and eight angles, on which Tramèr and Boneh 2021
+(arXiv:2011.11660) train linear models and small networks. Nothing in it is learned, so it costs nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +23,7 @@ _STRIDE = 2**_SCALES
 _SMALLEST_SIDE = 8
 _AT_ONCE = 256
 _MEANS, _DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the red, green and blue pixels of ImageNet: public, and of no data set that is prepared here."""
+"""Means and standard deviations of ImageNet's red, green and blue pixels, which are public."""
 
 _Images: TypeAlias = NDArray[np.float32]
 
@@ -31,7 +31,7 @@ _Images: TypeAlias = NDArray[np.float32]
 def scattered_shape(card: DataCard) -> tuple[int, int, int]:
     """Shape of one image's features: (81 channels, height // 4, width // 4).
 
-    Raises DataRefusedError when the records are no images, or images of fewer than 8 x 8 pixels.
+    Raises DataRefusedError if the records are not images of at least 8 x 8 pixels.
     """
     shape = card.input_shape
     if len(shape) != 3 or min(shape[1:]) < _SMALLEST_SIDE:
@@ -44,10 +44,10 @@ def scattered_shape(card: DataCard) -> tuple[int, int, int]:
 
 
 def scattered(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
-    """The blocks with the features of each image in place of its pixels, some hundred images at a time.
+    """Replace the pixels of each image by its features, some hundred images at a time.
 
-    An image's features are the same, bit for bit, whatever images are with it in a block. Raises DataRefusedError as
-    `scattered_shape` does.
+    An image's features are the same, bit for bit, with any block contents. Raises DataRefusedError as `scattered_shape`
+    does.
     """
     shape, features_of = scattered_shape(card), _scattering(card)
     with workers() as (pool, count):
@@ -64,10 +64,10 @@ def _portions(images: _Images) -> list[_Images]:
 
 @contextmanager
 def workers() -> Iterator[tuple[Executor, int]]:
-    """As many workers as torch has threads, each with one.
+    """As many workers as torch has threads, each with one thread.
 
-    A transform is hundreds of short operations: threads that shared each of them would wait for one another, and
-    on a machine that has other work to do that took more than twice as long.
+    A transform is hundreds of short operations. Threads that share each operation wait for each other, which took more
+    than twice as long on a busy machine.
     """
     import torch
 
@@ -97,7 +97,7 @@ def _scattering(card: DataCard) -> Callable[[_Images], _Images]:
 
 
 def _normalised(images: _Images) -> _Images:
-    """Coloured images in [0, 1] less ImageNet's means, by its standard deviations."""
+    """Coloured images in [0, 1], normalised by ImageNet's means and standard deviations."""
     means, deviations = (np.array(values, np.float32)[:, None, None] for values in (_MEANS, _DEVIATIONS))
     normalised: _Images = (images - means) / deviations
     return normalised

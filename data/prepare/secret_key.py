@@ -1,4 +1,4 @@
-"""The owner key: one secret a machine, so that what is published about private files cannot be guessed at."""
+"""The owner key: one secret per machine, so that nothing about private files can be guessed from what is published."""
 
 import hashlib
 import hmac
@@ -11,15 +11,15 @@ from data.schema.errors import DataRefusedError
 
 KEY_BYTES = 32
 OWNER_KEY = "owner.key"
-"""Its file in the home."""
+"""The key's file in the home."""
 PUBLIC_KEY = bytes(KEY_BYTES)
-"""In place of the secret where the records are public: prepared data then have the same checksum on every machine."""
+"""Used instead of the secret for public records, so that prepared data have the same checksum on every machine."""
 
 
 def owner_key(home: Path) -> bytes:
-    """The 32 secret bytes in `home`/owner.key, made at first use and readable by the owner only.
+    """The 32 secret bytes in `home`/owner.key, created at first use and readable by the owner only.
 
-    Raises DataRefusedError when the file is not a key.
+    Raises DataRefusedError if the file is not a key.
     """
     path = home / OWNER_KEY
     if not path.exists():
@@ -38,7 +38,7 @@ def keyed(key: bytes, words: Iterable[str]) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Write whole and link into place, so that of two processes one wins and none reads half a key."""
+    """Write a key and link it into place, so that one of two processes wins and none reads half a key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f"owner.key.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

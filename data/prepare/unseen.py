@@ -1,7 +1,7 @@
-"""Records to predict on, prepared as those that a model was trained on: by the data card, which the model carries.
+"""Prepare records to predict on like a model's training records, by the part of the data card in the model's file.
 
-A file of such records has no labels, or labels that are not looked at. What each record becomes depends on the record
-and the card alone.
+The records need no labels; if there are labels, they are ignored. The result for each record depends only on the record
+and the card.
 """
 
 import json
@@ -41,12 +41,12 @@ _IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _FORMATS = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 _AT_ONCE = 1024
 _INK = 16.0
-"""Of the digits that come with scikit-learn, whose pixels are 0..16."""
+"""The largest pixel value of scikit-learn's digits, whose pixels are 0..16."""
 
 
 @dataclass(frozen=True)
 class Unseen:
-    """Some records: a name for each (a row's number from 1, a file's name), and their features [n, *shape]."""
+    """Some records: a name for each (a row's number from 1, or a file's name), and their features [n, *shape]."""
 
     names: tuple[str, ...]
     features: Features
@@ -55,10 +55,10 @@ class Unseen:
 def preparation_of(
     card: DataCard, transform: Transform, words: bytes | None, *, encoder: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What a model carries of the card that its records were prepared by: nothing but what this module needs.
+    """The part of a data card that a model's file needs to prepare records; only what this module uses.
 
-    It has no file, checksum or cap. words: the list that tokens stand for, one a line. encoder: as in params.yaml,
-    with the checksum of its weights.
+    It has no file, checksum or cap. words: the words of the tokens, one per line. encoder: as in params.yaml, with the
+    checksum of its weights.
     """
     listed = None if words is None else words.decode().splitlines()
     return {
@@ -75,7 +75,7 @@ def preparation_of(
 
 
 def _reader_of(card: DataCard) -> dict[str, Any]:
-    """The reader without the person's column, which is of no use to a model and nobody else's business."""
+    """The reader without the person's column, which a model does not need and which should not be published."""
     reader: dict[str, Any] = json.loads(card.reader.model_dump_json())
     if card.person is not None and isinstance(card.reader, Table):
         reader["columns"] = [one for one in reader["columns"] if one["name"] != card.person.column]
@@ -90,13 +90,13 @@ def records_in(
     encode: Callable[[Any], Features] | None = None,
     own: OwnFunction | None = None,
 ) -> Iterator[Unseen]:
-    """The records of a file or folder, some at a time, as features of `shape`.
+    """Read the records of a file or folder in portions, as features of `shape`.
 
-    path: CSV or Parquet for a table; an image, or a folder of images; a text file with a text a line, or a folder of
-    text files; or, whatever the data, an .npy array of prepared features [n, *shape].
-    encode: the function of the encoder that the preparation names, where it names one. own: the reader of the user's
-    own that it names. A row that cannot be read is the stand-in, as in training. Raises DataRefusedError for a path
-    that is not there, one of another kind, and records that the card does not allow.
+    path: CSV or Parquet for a table; an image, or a folder of images; a text file with one text per line, or a folder
+    of text files; or, for any data, an .npy array of prepared features [n, *shape]. encode: the function of the
+    encoder, if the preparation names one. own: the user's own reader, if the preparation names one. A row that cannot
+    be read becomes the stand-in, as in training. Raises DataRefusedError if the path is missing or of another kind, or
+    the card does not allow a record.
     """
     if not path.exists():
         raise DataRefusedError(f"there is no {path}; give a file or folder of records to predict on.")
@@ -135,7 +135,7 @@ def records_in(
 
 
 def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
-    """The reader that a model's records were prepared by; None where the model does not say."""
+    """The reader that prepared a model's records; None if the model's file does not say."""
     if preparation is None:
         return None
     try:
@@ -147,13 +147,13 @@ def reader_in(preparation: Mapping[str, Any] | None) -> Format | None:
 
 
 def target_in(preparation: Mapping[str, Any] | None) -> Target | None:
-    """What a model predicts, where that is no class."""
+    """The target of a model, if it is not a class."""
     declared = (preparation or {}).get("target")
     return None if declared is None else _TARGET.validate_json(json.dumps(declared))
 
 
 def _card(preparation: Mapping[str, Any]) -> DataCard:
-    """As much of the card as the model carries."""
+    """The part of the card that is in the model's file."""
     shape = preparation["shape"]
     return DataCard.model_construct(
         name=preparation["name"],
@@ -214,7 +214,7 @@ def _of_own(own: OwnFunction, path: Path) -> Iterator[Unseen]:
 
 
 def _is_rows(path: Path) -> bool:
-    """Whether a path is of rows with columns, and not of texts or images themselves."""
+    """Whether a path has rows with columns, and not texts or images themselves."""
     return (path / "state.json").is_file() if path.is_dir() else bool(_FORMATS.get(_ending(path)))
 
 
@@ -226,7 +226,7 @@ def _tables(path: Path, reader: Rows, target: Target | None) -> Iterator[Any]:
     from data.readers import rows
 
     form = "datasets" if path.is_dir() else _FORMATS[_ending(path)]
-    # The stand-in of a line that is no row has a label, which is not looked at.
+    # The stand-in for an invalid line has a label, which is ignored.
     known = target or Classes(classes=("-",))
     return rows.tables(path, reader.model_copy(update={"format": form}), known)
 
@@ -247,7 +247,7 @@ def _row_texts(path: Path, reader: Texts, target: Target | None) -> Iterator[tup
 
 
 def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Unseen]:
-    """Paths are from the folder of the table, where its column has no bytes."""
+    """Images in rows; if the column has paths instead of bytes, they are relative to the folder of the table."""
     from data.readers import images
 
     start = 0
@@ -261,7 +261,7 @@ def _row_images(path: Path, card: DataCard, reader: ImageTable) -> Iterator[Unse
 
 
 def _texts(each: Iterator[tuple[str, str]], reader: Format, listed: list[str] | None) -> Iterator[Unseen]:
-    """As tokens of the listed words; as they are without such."""
+    """Texts as tokens of the listed words, or unchanged without a list."""
     words = {word: place + 2 for place, word in enumerate(listed or ())}
     tokens_of = reader.tokens if isinstance(reader, Texts) else reader
     for names, texts in _batches(each):
@@ -302,7 +302,9 @@ def _images(path: Path, card: DataCard) -> Iterator[Unseen]:
 
 
 def _pixels(file: Path, shape: tuple[int, ...], reader: Format) -> Features:
-    """The pixels of an image file, float32 [channels, height, width]; raises DataRefusedError for another size."""
+    """The pixels of an image file, float32 [channels, height, width]; raises DataRefusedError if it has another
+    size.
+    """
     from PIL import Image, UnidentifiedImageError
 
     if isinstance(reader, Pixels):
@@ -323,7 +325,7 @@ def _pixels(file: Path, shape: tuple[int, ...], reader: Format) -> Features:
 
 
 def _resized(file: Path, shape: tuple[int, ...], reader: Pixels) -> Features:
-    """As in training, in 0..255; but nobody needs to be told a prediction on a stand-in."""
+    """The pixels as in training, in 0..255; but an image that cannot be read is refused instead of a stand-in."""
     from data.readers.images import pixels
 
     found, _ = pixels([file], reader, shape, strict=True)

@@ -1,1 +1,1 @@
-"""One reader a format; `data.prepare.reading` chooses among them."""
+"""One reader per format; `data.prepare.reading` chooses among them."""

@@ -1,6 +1,7 @@
-"""The handwritten digits that come with scikit-learn: nothing to fetch.
+"""Data sets without files: the handwritten digits of scikit-learn, and synthetic records for problems with a known
+answer.
 
-Made-up records for problems whose answer is known: nothing to fetch, the same on every machine.
+Synthetic records are the same on every machine.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from data.schema.formats import Digits, Synthetic
 def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[Block]:
     """The 1797 images as one block: float32 in [0, 1] (ink 0..16, divided by 16) of `shape`, labels as int64.
 
-    Raises DataRefusedError when the installed scikit-learn carries other digits than the declared ones.
+    Raises DataRefusedError if the installed scikit-learn has other digits than the declared ones.
     """
     from sklearn.datasets import load_digits  # takes a second to import, and only this reader needs it
 
@@ -34,11 +35,11 @@ def read_digits(declared: Digits, *, shape: tuple[int, ...]) -> Iterator[Block]:
 
 
 def read_synthetic(declared: Synthetic, numbers: Numbers, *, features: int) -> Iterator[Block]:
-    """A block a part: features uniform in [0, 1] as float32 [n, features], label 1 where X w is positive, else 0.
+    """One block per part: features uniform in [0, 1] as float32 [n, features], label 1 if X w is positive, else 0.
 
-    The generators are NumPy's RandomState, whose numbers never change: the features are drawn column by column,
-    those of the test records after the others, and w is standard normal. Labels are found in 64 bits.
-    Raises DataRefusedError when this machine makes other records than the declared ones.
+    The generators are NumPy's RandomState, whose numbers never change. Features are drawn column by column, first for
+    training and then for test records, and w is standard normal. Labels are computed in 64 bits. Raises
+    DataRefusedError if this machine makes other records than the declared ones.
     """
     uniform = RandomState(declared.features_seed)
     normal: NDArray[np.float64] = RandomState(declared.hyperplane_seed).standard_normal(features)

@@ -1,9 +1,7 @@
-"""Python pickles of plain values and arrays of bytes, read without running anything that they name.
+"""CIFAR-10 and CIFAR-100 in every form that their author publishes: batches as bytes or as Python pickles.
 
-CIFAR-10 and CIFAR-100 in every form that their author publishes: batches of bytes or of Python pickles.
-
-The batches lie in an archive, or each in a file of its own, which may be packed with xz (Krizhevsky 2009,
-https://www.cs.toronto.edu/~kriz/cifar.html).
+The batches are in one archive, or in separate files, which may be compressed with xz (Krizhevsky 2009,
+https://www.cs.toronto.edu/~kriz/cifar.html). Pickles are read without running any code that they name.
 """
 
 import lzma
@@ -26,7 +24,7 @@ from data.schema.formats import Cifar
 
 @dataclass
 class Bytes:
-    """What stands in for a NumPy array while its pickle is read: its parts, of which nothing is made yet."""
+    """A placeholder for a NumPy array while its pickle is read: its parts, from which nothing is built yet."""
 
     parts: tuple[Any, ...] = ()
 
@@ -34,7 +32,7 @@ class Bytes:
         self.parts = state
 
     def array(self) -> NDArray[np.uint8]:
-        """The array; raises ValueError when it is none of unsigned bytes, row by row."""
+        """Build the array; raises ValueError unless it is a row-major array of unsigned bytes."""
         if len(self.parts) != 5 or not isinstance(self.parts[4], bytes):
             raise ValueError("no array of bytes")
         _, shape, kind, is_by_columns, content = self.parts
@@ -48,7 +46,7 @@ class _Kind:
     code: object
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and alignment, which bytes do not have."""
+        """Ignore byte order and alignment, which bytes do not have."""
 
 
 def _array(*_arguments: object) -> Bytes:
@@ -64,21 +62,21 @@ _STAND_INS: Mapping[tuple[str, str], Callable[..., object]] = {
     ("numpy", "ndarray"): _array,
     ("numpy", "dtype"): _kind,
 }
-"""All that a pickled array of bytes names: each is replaced by what cannot do anything."""
+"""The names in a pickled array of bytes, each with a harmless replacement."""
 
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Callable[..., object]:
-        """What stands in for a name; the pickle gets nothing else to call."""
+        """The replacement for a name; the pickle can call nothing else."""
         if (module, name) not in _STAND_INS:
             raise pickle.UnpicklingError("the pickle names something that no array of bytes needs")
         return _STAND_INS[module, name]
 
 
 def load(file: IO[bytes]) -> object:
-    """The plain value in a pickle that Python 2 wrote, its text as bytes and its arrays as `Bytes`.
+    """The plain value in a pickle from Python 2, with text as bytes and arrays as `Bytes`.
 
-    Raises pickle.UnpicklingError when the pickle names anything else, and what a broken one makes Python raise.
+    Raises pickle.UnpicklingError if the pickle names anything else, and whatever Python raises for a broken pickle.
     """
     return _Plain(file, encoding="bytes").load()
 
@@ -94,10 +92,10 @@ _Rows: TypeAlias = tuple[NDArray[np.uint8], NDArray[np.integer]]
 
 
 def read(files: Mapping[str, Path], declared: Cifar, *, shape: tuple[int, ...]) -> Iterator[Block]:
-    """Some thousand images a block: float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
+    """Read blocks of some thousand images: float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
 
-    files: `archive`, or a file for each batch by its name. Raises DataRefusedError, naming the file, when one is cut
-    short, lacks a batch, or holds anything but such images.
+    files: `archive`, or a file for each batch by its name. Raises DataRefusedError, which names the file, if one is
+    truncated, lacks a batch, or has anything but such images.
     """
     for part in PARTS:
         for name in declared.train if part == "train" else (declared.test,):
@@ -136,7 +134,7 @@ def _opened(path: Path, name: str) -> Iterator[tuple[IO[bytes], bool]]:
 
 
 def _in_bytes(file: IO[bytes], *, fine: bool, size: int) -> Iterator[_Rows]:
-    """Records one after the other: one label, or a coarse and a fine one, and the pixels; a byte each."""
+    """Read consecutive records: one label, or a coarse and a fine one, and then the pixels, one byte each."""
     labels = 2 if fine else 1
     while content := file.read(_ROWS * (labels + size)):
         rows = np.frombuffer(content, np.uint8).reshape(-1, labels + size)

@@ -1,7 +1,7 @@
-"""One column of a table to features, or to classes: each value by itself, by what the card declares of the column.
+"""Encode one column of a table as features or labels: each value independently, as the card declares the column.
 
-Every function takes the values as they were read and `where`, which names file and column in a refusal; none of
-them puts a value into a message.
+Functions take the values as they were read, and `where`, which names file and column in a refusal. No message contains
+a value.
 """
 
 import json
@@ -25,8 +25,8 @@ def fill(
 ) -> None:
     """Write the features of `column`, each in [0, 1], into `place`, which is zero and [n, column.width].
 
-    missing: spellings of a missing number. Raises DataRefusedError when a number is missing without leave, is no number
-    or is not finite, or when a date is none.
+    missing: spellings of a missing number. Raises DataRefusedError if a number is missing but not allowed to be, is not
+    a number or not finite, or if a date is invalid.
     """
     where = f"{path}, column {column.name!r}"
     if isinstance(column, Numeric):
@@ -42,12 +42,12 @@ def fill(
 def labels(
     table: pa.Table, columns: tuple[Label, ...], known: Known, missing: tuple[str, ...], path: str
 ) -> NDArray[Any]:
-    """The labels [n, ...] of some rows, as the target has them.
+    """The labels [n, ...] of some rows, in the form of the target.
 
-    int64 places among the classes; float32 in [-1, 1] for a number; float32 [n, labels] of ones and zeros; places among
-    the tags, int64 [n, words]; for the next token, which is in the text itself, zeros [n].
+    These are int64 indices of classes; float32 in [-1, 1] for a number; float32 [n, labels] of ones and zeros; int64
+    [n, words], indices of tags; and zeros [n] for the next token, which is in the text itself.
 
-    Raises DataRefusedError as `classes` does, and where a number is missing or none.
+    Raises DataRefusedError as `classes` does, and if a number is missing or invalid.
     """
     if isinstance(known, NextToken):
         return np.zeros(table.num_rows, np.int64)
@@ -67,7 +67,7 @@ def labels(
 
 
 def _tags(values: pa.ChunkedArray, known: Tags) -> NDArray[np.int64]:
-    """For each word the place of its tag; where there is no word, what does not count."""
+    """The index of each word's tag; IGNORED if there is no word."""
     places = {str(place): place for place in range(len(known.tags))}
     places |= {name: place for place, name in enumerate(known.tags)}
     other = IGNORED if known.outside is None else places[known.outside]
@@ -79,7 +79,7 @@ def _tags(values: pa.ChunkedArray, known: Tags) -> NDArray[np.int64]:
 
 
 def words_of(content: bytes | None) -> list[str]:
-    """The words of a value: those of a JSON list, else what stands between spaces; none of what is not UTF-8."""
+    """The words of a value: the items of a JSON list, or otherwise separated by spaces; none if it is not UTF-8."""
     content = content or b""
     with suppress(ValueError, RecursionError):
         if content.startswith(b"[") and isinstance(found := json.loads(content), list):
@@ -91,9 +91,9 @@ def words_of(content: bytes | None) -> list[str]:
 
 
 def contents(column: pa.ChunkedArray, *, lists: bool = False) -> list[bytes | None]:
-    """Each value as bytes, as it stands in the file; a struct of Hugging Face gives the bytes of its image.
+    """Each value as the bytes in the file; for a struct of Hugging Face, the bytes of its image.
 
-    lists: whether values may be lists, which are then JSON.
+    lists: whether values may be lists, which are returned as JSON.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_struct(kind):
@@ -115,9 +115,7 @@ def contents(column: pa.ChunkedArray, *, lists: bool = False) -> list[bytes | No
 
 
 def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where: str) -> NDArray[np.int64]:
-    """For each value the place of its class among `known`; int64 [n]. Raises DataRefusedError where it is none of
-    them.
-    """
+    """The index of each value's class in `known`; int64 [n]. Raises DataRefusedError for any other value."""
     written = [
         (text, index) for index, name in enumerate(known) for text in label.spellings.get(name, (name,))
     ]
@@ -130,14 +128,14 @@ def classes(values: pa.ChunkedArray, label: Label, known: tuple[str, ...], where
 
 
 def positions(values: pa.ChunkedArray, known: tuple[str, ...], where: str) -> NDArray[np.int64]:
-    """For each value its place among `known`, or len(known) when it is unknown or missing; int64 [n]."""
+    """The index of each value in `known`, or len(known) if it is unknown or missing; int64 [n]."""
     found = pc.index_in(_trimmed(values, where), value_set=pa.array(known, pa.string()))
     places: NDArray[np.int64] = found.cast(pa.int64()).fill_null(len(known)).to_numpy()
     return places
 
 
 def _mark(place: NDArray[np.float32], found: NDArray[np.int64]) -> None:
-    """One-hot; a position beyond the features leaves zeros."""
+    """Write a one-hot encoding; an index beyond the features leaves zeros."""
     rows = np.flatnonzero(found < place.shape[1])
     place[rows, found[rows]] = 1.0
 
@@ -160,7 +158,7 @@ def _scaled(
 
 
 def _bins(values: pa.ChunkedArray, column: Binned, missing: tuple[str, ...], where: str) -> NDArray[np.int64]:
-    """For each value the number of its interval, or the width when it is missing; int64 [n]."""
+    """The index of each value's interval, or the width if it is missing; int64 [n]."""
     numbers, absent = _numbers(values, missing, where)
     if column.missing == "refuse":
         _refuse_missing(absent, where)
@@ -184,7 +182,7 @@ def _days(table: pa.Table, column: Date, missing: tuple[str, ...], path: str) ->
 def _numbers(
     values: pa.ChunkedArray, missing: tuple[str, ...], where: str
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """The values as finite numbers, zero where missing, float64 [n]; and which ones are missing, bool [n]."""
+    """The values as finite numbers, 0 if missing, float64 [n]; and which ones are missing, bool [n]."""
     if _is_text(values.type):
         values = _trimmed(values, where)
         known = pc.is_in(values, value_set=pa.array(missing, pa.string()))
@@ -207,7 +205,7 @@ def _trimmed(values: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     text = _cast(values, pa.string(), where)
     try:
         return pc.utf8_trim_whitespace(text)
-    except pa.ArrowException:  # bytes are cast as they are, also where they are no UTF-8
+    except pa.ArrowException:  # the cast accepts bytes that are not UTF-8
         raise _is_not("text", where) from None
 
 

@@ -1,4 +1,4 @@
-"""IDX, the format of MNIST: gzip of a big-endian header and then unsigned bytes."""
+"""IDX, the format of MNIST: a gzipped big-endian header followed by unsigned bytes."""
 
 import gzip
 import struct
@@ -16,9 +16,9 @@ _UNSIGNED_BYTE = 0x08
 
 
 def read(files: Mapping[str, Path], *, shape: tuple[int, ...]) -> Iterator[Block]:
-    """A block a part: images as float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
+    """Read one block per part: images as float32 in [0, 1] (pixel / 255) of `shape`, labels as int64.
 
-    Raises DataRefusedError, naming the file, when one is not IDX, is cut short, or does not hold such images.
+    Raises DataRefusedError, which names the file, if one is not IDX, is truncated, or does not have such images.
     """
     for part in PARTS:
         yield Block(part, _records(files[f"{part}_images"], files[f"{part}_labels"], shape))
@@ -42,7 +42,7 @@ def _records(images: Path, labels: Path, shape: tuple[int, ...]) -> Records:
 
 
 def parse(path: Path) -> NDArray[np.uint8]:
-    """The array in a gzipped IDX file of unsigned bytes; raises DataRefusedError when it is not exactly one."""
+    """The array in a gzipped IDX file of unsigned bytes; raises DataRefusedError for any other file."""
     try:
         content = gzip.decompress(path.read_bytes())
         zero, kind, dimensions = struct.unpack_from(">HBB", content)

@@ -1,7 +1,7 @@
-"""PNG and JPEG images to pixels of the declared size, from a folder with a folder a class or from rows.
+"""Read PNG and JPEG images as pixels of the declared size, from a folder with one subfolder per class or from rows.
 
-An image that cannot be read becomes the stand-in, without a word: neither an error nor a warning says of a record that
-it is broken, as that would be told of the record.
+An image that cannot be read becomes the stand-in, without an error or a warning, since either would reveal something
+about the record.
 """
 
 import os
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 ENDINGS = (".png", ".jpg", ".jpeg")
 _AT_ONCE = 256
 _BYTES_A_PIXEL, _BYTES_BESIDE = 8, 2**20
-"""A file of more is no image of so many pixels."""
+"""A file with more bytes than this is not accepted as an image of that number of pixels."""
 _Source: TypeAlias = Path | bytes | None
 
 
 def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[int, ...]) -> Iterator[Records]:
-    """Some hundred images at a time, in the order of class and name: float32 in [0, 1] (pixel / 255) of `shape`.
+    """Read some hundred images at a time, in the order of class and name: float32 in [0, 1] (pixel / 255) of `shape`.
 
-    Raises DataRefusedError for a folder of none of the classes, as for a label of a table.
+    Raises DataRefusedError if a folder is named after no class, as for a label in a table.
     """
     if not folder.is_dir():
         raise not_a_folder(folder)
@@ -50,7 +50,7 @@ def read(folder: Path, declared: Images, classes: Sequence[str], shape: tuple[in
 
 
 def not_a_folder(path: Path) -> DataRefusedError:
-    """What is said of a file that is named in place of a folder of images."""
+    """The error for a path that is not a folder of images."""
     return DataRefusedError(f"{path} is no folder of images; correct its path in the data card.")
 
 
@@ -61,7 +61,7 @@ def _files(folder: Path) -> list[Path]:
 def of_rows(
     table: "pa.Table", declared: ImageTable, shape: tuple[int, ...], folder: Path | None
 ) -> tuple[NDArray[np.float32], list[bytes]]:
-    """The images of some rows, and what each was made of. folder: of the paths, None where the rows have the bytes."""
+    """The images of some rows, and a digest of each source. folder: of the paths, None if the rows have the bytes."""
     from data.readers import encoding
 
     found = encoding.contents(table[declared.image])
@@ -69,7 +69,7 @@ def of_rows(
 
 
 def has_bytes(table: "pa.Table", declared: ImageTable) -> bool:
-    """Whether the column has images, and not the paths of such."""
+    """Whether the column has images, and not paths of images."""
     import pyarrow as pa
 
     kind = table[declared.image].type
@@ -77,7 +77,7 @@ def has_bytes(table: "pa.Table", declared: ImageTable) -> bool:
 
 
 def _below(folder: Path, content: bytes | None) -> Path | None:
-    """The file that a path leads to, None where it leads out of the folder."""
+    """The file of a relative path; None if it is outside the folder."""
     try:
         path = (folder / (content or b"").decode("utf-8").strip()).resolve()
     except (ValueError, OSError, RuntimeError):
@@ -88,9 +88,9 @@ def _below(folder: Path, content: bytes | None) -> Path | None:
 def pixels(
     sources: Sequence[_Source], declared: Pixels, shape: tuple[int, ...], *, strict: bool = False
 ) -> tuple[NDArray[np.float32], list[bytes]]:
-    """The images [n, *shape], and a digest of the file of each; every core reads some.
+    """The images [n, *shape], and a digest of each file; read in parallel on all cores.
 
-    strict: raises DataRefusedError in place of a stand-in, for images that nobody has to protect.
+    strict: raise DataRefusedError instead of using a stand-in, for images that need no protection.
     """
 
     def read_one(source: _Source) -> tuple[NDArray[np.float32], bytes]:
@@ -104,13 +104,13 @@ def pixels(
     if not sources:
         return np.zeros((0, *shape), np.float32), []
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        warnings.simplefilter("ignore")  # Pillow warns of single images
+        warnings.simplefilter("ignore")  # Pillow warns about single images
         images, keys = zip(*pool.map(read_one, sources), strict=True)
     return np.stack(images), list(keys)
 
 
 def _content(path: Path | None, most_pixels: int) -> bytes:
-    """The bytes of a file, none where it is none or too long."""
+    """The bytes of a file; empty if there is no file or it is too long."""
     try:
         if path is None or not path.is_file():
             return b""
@@ -122,7 +122,7 @@ def _content(path: Path | None, most_pixels: int) -> bytes:
 
 
 def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-    """One image, float32 of `shape`; None where it is none, or too large."""
+    """One image, float32 of `shape`; None if it is not an image or too large."""
     from PIL import Image
 
     try:
@@ -131,14 +131,14 @@ def _decoded(content: bytes, declared: Pixels, shape: tuple[int, ...]) -> NDArra
                 return None
             image = _of_8_bits(opened).convert(declared.mode)
             image = _fitted(image, declared, shape[2], shape[1])
-    except Exception:  # of a hostile file, whatever Pillow raises
+    except Exception:  # Pillow may raise anything for a hostile file
         return None
     found = np.asarray(image, np.float32) / np.float32(255)
     return found[None] if shape[0] == 1 else np.ascontiguousarray(found.transpose(2, 0, 1))
 
 
 def _of_8_bits(image: "_Image") -> "_Image":
-    """Of an image with 16 bits a pixel the upper eight, of which Pillow would clip all but the darkest."""
+    """The upper 8 bits of a 16-bit image, since Pillow would clip all but the darkest pixels."""
     from PIL import Image
 
     if not image.mode.startswith("I"):

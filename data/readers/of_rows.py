@@ -1,4 +1,4 @@
-"""Records of rows: of tables, texts and images with columns; and which of a person's rows become records."""
+"""Records from rows of tables, texts and images with columns; and the selection of each person's rows."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from data.schema.targets import Known, Tags
 
 _Tables: TypeAlias = Iterator[pa.Table]
 _NOBODY = frozenset((b"", b"nan", b"NaN"))
-"""Names that name nobody: none, or what is written for a number that is missing."""
+"""Names that name nobody: empty, or the spelling of a missing number."""
 
 
 @dataclass(frozen=True)
 class RowReader:
     """Reads the rows of a card.
 
-    declared: the card's reader. known: what a label can be. shape: of an image. files: by role, of which those beside
-    the rows are read here. person, key: of the card, and a secret that decides which of a person's rows are taken.
-    as_texts: whether texts stay as they are though they could be tokens.
+    declared: the card's reader. known: the target. shape: shape of an image. files: files by role, including those
+    besides the rows. person: of the card. key: a secret that decides which of a person's rows are used. as_texts:
+    return texts unchanged, even if they could be tokens.
     """
 
     declared: OfRows
@@ -41,15 +41,15 @@ class RowReader:
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """Names of the columns that are read, the person's among them."""
+        """Names of the columns that are read, including the person's."""
         own = () if self.person is None else (self.person.column,)
         return tuple(dict.fromkeys((*self.declared.in_the_file, *own)))
 
     def read(self) -> Iterator[Block]:
-        """The records of the train file and, where there is one, of the test file.
+        """The records of the train file and, if there is one, of the test file.
 
         A block is a few megabytes of its file, so that memory does not grow with the file. Raises DataRefusedError,
-        naming the file and the column but no value.
+        which names the file and the column but no value.
         """
         if "images" in self.files and not self.files["images"].is_dir():
             raise images.not_a_folder(self.files["images"])
@@ -60,14 +60,14 @@ class RowReader:
                     yield Block(part, self.records(some, str(self.files[part])))
 
     def tables(self, part: Part, path: Path) -> _Tables:
-        """The rows of a file as they are, some at a time; raises DataRefusedError where it is not as declared."""
+        """The rows of a file, in portions; raises DataRefusedError if the file is not as declared."""
         if isinstance(self.declared, Table):
             return table.tables(part, path, self.declared)
         more = () if self.person is None else (self.person.column,)
         return rows.tables(path, self.declared, self.known, more=more)
 
     def records(self, some: pa.Table, where: str) -> Records:
-        """The records of some rows; where: what messages call their source. Raises DataRefusedError as `read` does."""
+        """The records of some rows. where: name of their source in messages. Raises DataRefusedError as `read` does."""
         declared = self.declared
         if isinstance(declared, Table):
             made = table.records(some, declared, self.known, where)
@@ -79,21 +79,21 @@ class RowReader:
         return Records(made.features, made.labels, [sha256(who).digest() for who in self._who(some)])
 
     def _content(self, some: pa.Table, declared: Texts | ImageTable) -> tuple[Features, list[bytes]]:
-        """The features of some rows, and what each was made of."""
+        """The features of some rows, and the key of each row's content."""
         if isinstance(declared, ImageTable):
             return images.of_rows(some, declared, self.shape, self.files.get("images"))
         found, made_of = texts.joined(some, declared, self.known if isinstance(self.known, Tags) else None)
         return texts.as_features(found, declared, self._words), made_of
 
     def people(self, part: Part) -> frozenset[bytes]:
-        """Whoever the rows of a file name."""
+        """All people that the rows of a file name."""
         return frozenset(who for some in self.tables(part, self.files[part]) for who in self._who(some))
 
     def drawn(self, make: Callable[[], _Tables], elsewhere: frozenset[bytes], part: Part) -> _Tables:
-        """The rows, of each person as many as the card allows; all of test records, which are public.
+        """Select as many rows of each person as the card allows; of test records, which are public, all rows.
 
-        make: gives the rows anew. elsewhere: people of whom none is taken. Of a person those rows are taken whose keyed
-        hash is smallest, so that it is decided by the person's own rows alone, and in no order of theirs.
+        make: returns the rows, each time from the start. elsewhere: people of whom no row is used. The rows with the
+        smallest keyed hashes are used, so the selection depends only on the person's own rows, and not on their order.
         """
         if self.person is None or part == "test":
             return make()
@@ -118,7 +118,7 @@ class RowReader:
             start += some.num_rows
 
     def _who(self, some: pa.Table) -> list[bytes]:
-        """Whom each row names, nobody as the empty name."""
+        """The person that each row names; an empty name for nobody."""
         column = rows.column(some, "" if self.person is None else self.person.column)
         names = [(who or b"").strip() for who in encoding.contents(column)]
         return [b"" if who in self._nobody else who for who in names]
@@ -135,7 +135,7 @@ class RowReader:
 
 
 def _first_of_each(owners: bytearray, ranks: bytearray, count: int) -> NDArray[np.bool_]:
-    """Whether a row is among the first `count` of its owner by rank; bool [n]."""
+    """Whether each row is among the first `count` of its owner by rank; bool [n]."""
     who = np.frombuffer(owners, "<u8").reshape(-1, 2)
     order = np.lexsort((np.frombuffer(ranks, "<u8"), who[:, 1], who[:, 0]))
     sorted_, places = who[order], np.arange(len(order))

@@ -1,4 +1,4 @@
-"""Records in memory, and what is checked about them before anything is made of them."""
+"""Records in memory, and the checks before they are used."""
 
 import hashlib
 import os
@@ -18,17 +18,17 @@ from data.schema.errors import DataRefusedError
 Part: TypeAlias = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
 Features: TypeAlias = NDArray[Any]
-"""Real numbers as float32, or tokens as int32; before they are encoded, texts as strings."""
+"""Real numbers as float32, or tokens as int32; texts as strings before they are encoded."""
 _WORDS = {"train": "training", "test": "test"}
 
 
 @dataclass(frozen=True)
 class Records:
-    """Records side by side: features float32 [n, *shape], labels int64 [n] counting the declared classes.
+    """A batch of records: features float32 [n, *shape], labels int64 [n], indices into the declared classes.
 
-    Where a card declares a target, labels are as `data.readers.encoding.labels` makes them, before an encoder; where it
-    declares tokens, features are int32.
-    keys: for each record, what decides its side of the split, such as its person; None where the record as it is does.
+    If a card declares a target, labels are as `data.readers.encoding.labels` returns them, before an encoder. If it
+    declares tokens, features are int32. keys: for each record, what decides its side of the split, such as its person;
+    None if the record itself decides.
     """
 
     features: Features
@@ -39,7 +39,7 @@ class Records:
         return len(self.labels)
 
     def add_to(self, digest: "hashlib._Hash") -> None:
-        """Updates a digest by what the records are, in their order."""
+        """Update a digest with the contents of the records, in their order."""
         if self.features.dtype == object:
             for text in self.features:
                 digest.update(b"%d " % len(text.encode()) + text.encode())
@@ -56,9 +56,9 @@ class Records:
 
 @dataclass(frozen=True)
 class Block:
-    """Some records of a part, read together; the blocks of a part follow each other in the order of its source.
+    """Some records of a part that were read together; the blocks of a part are in the order of its source.
 
-    source: the block of the population that they are of, where it has blocks.
+    source: the records' block of the population, if it has blocks.
     """
 
     part: Part
@@ -67,27 +67,29 @@ class Block:
 
     @property
     def owners(self) -> list[bytes]:
-        """For each record, a digest of whom it is of: in another block of the population, a person is another one."""
+        """For each record, a digest of its person; a person in another block of the population has another digest."""
         block = self.source.encode()
         before = b"%d " % len(block) + block
         return [blake2b(before + key, digest_size=16).digest() for key in self.records.keys or ()]
 
     def portions(self, most: int) -> Iterator["Block"]:
-        """The same records, so many at a time."""
+        """The same records in portions of at most `most`."""
         for start in range(0, len(self.records), most):
             yield replace(self, records=self.records[start : start + most])
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The records to train on, and the public ones to test on."""
+    """The training records and the public test records."""
 
     train: Records
     test: Records
 
 
 def files_in(folder: Path) -> list[Path]:
-    """All files at any depth in a folder, in the order of their names; none that is hidden by a dot."""
+    """All files at any depth in a folder, in the order of their names, except hidden ones, whose names begin with a
+    dot.
+    """
     found = []
     for place, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -96,7 +98,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def whole(blocks: Iterable[Block]) -> Parts:
-    """All blocks of each part put together in memory; a part without blocks has no records and no shape."""
+    """Concatenate all blocks of each part in memory; a part without blocks has no records and no shape."""
     read: dict[Part, list[Records]] = {part: [] for part in PARTS}
     for block in blocks:
         read[block.part].append(block.records)
@@ -110,10 +112,11 @@ def _joined(records: list[Records]) -> Records:
 
 
 def checked(card: DataCard, blocks: Iterable[Block]) -> Iterator[Block]:
-    """The blocks as they come, each with records; and at the end, that their number is right.
+    """Pass on the blocks that have records, and check them; at the end, check the number of records.
 
-    Where the training records of a person are one, people are counted. Raises DataRefusedError when the records are not
-    what the card declares: shape, values, classes, number.
+    If a person's training records are pooled, people are counted. Raises DataRefusedError if the records are not as the
+    card
+    declares: shape, values, classes, number.
     """
     found, people = dict.fromkeys(PARTS, 0), set[bytes]()
     are_pooled = card.person is not None and card.person.pooled is not None
@@ -152,7 +155,7 @@ def _check_values(card: DataCard, part: str, records: Records) -> None:
 
 def _check_labels(card: DataCard, part: str, records: Records) -> None:
     if card.target is not None:
-        return  # the reader has made them, within what is declared
+        return  # the reader has made valid labels
     if records.labels.min() < 0 or records.labels.max() >= len(card.classes):
         raise DataRefusedError(
             f"the {part} labels of {card.name!r} go beyond its {len(card.classes)} declared classes; "

@@ -1,6 +1,6 @@
-"""Texts in a tar archive, laid out as the Large Movie Review Dataset of Maas et al. 2011, to tokens.
+"""Tokenize texts in a tar archive with the layout of the Large Movie Review Dataset (Maas et al. 2011).
 
-The words that have a token come from a public list, never from the texts, and every text is taken by itself.
+The words that have a token come from a public list, never from the texts, and every text is processed independently.
 """
 
 import hashlib
@@ -22,16 +22,16 @@ PADDING, UNKNOWN = 0, 1
 _FIRST_WORD = 2
 _LINE_BREAK = re.compile(r"<br\s*/?>")
 _PUNCTUATION = str.maketrans(dict.fromkeys('!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~', " "))
-"""What Keras' text tokenizer drops by default; the apostrophe stays, as in "don't"."""
+"""Punctuation that Keras' text tokenizer removes by default; the apostrophe stays, as in "don't"."""
 _BROKEN = (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error)
 
 
 def read(files: Mapping[str, Path], declared: Reviews, *, classes: tuple[str, ...]) -> Iterator[Block]:
-    """A block a part: the tokens of each text, int32 [n, length], and the places of its folder among `classes`.
+    """Read one block per part: the tokens of each text, int32 [n, length], and the index of its folder in `classes`.
 
-    Records are in the order of class and number, since archives of the same texts differ in theirs; what is kept
-    until all are read is their tokens. Raises DataRefusedError, naming the file and no text, when the archive is cut
-    short, lacks the list of words or has a text twice, and when the list is too short or not UTF-8.
+    Records are in the order of class and number, since archives of the same texts have different orders; only tokens
+    are kept until all texts are read. Raises DataRefusedError, which names the file and no text, if the archive is
+    truncated, lacks the list of words or has a text twice, or if the list is too short or not UTF-8.
     """
     archive, words = files["archive"], words_of(files, declared)
     found: dict[Part, dict[tuple[int, int], NDArray[np.int32]]] = {part: {} for part in PARTS}
@@ -44,9 +44,9 @@ def read(files: Mapping[str, Path], declared: Reviews, *, classes: tuple[str, ..
 
 
 def read_texts(files: Mapping[str, Path], *, classes: tuple[str, ...]) -> Iterator[Block]:
-    """A block a part: the texts as they are, an array of strings [n], without line breaks of HTML.
+    """Read one block per part: the texts as an array of strings [n], without HTML line breaks.
 
-    In the order of `read`. Raises DataRefusedError as that does.
+    The order is that of `read`. Raises DataRefusedError as `read` does.
     """
     found: dict[Part, dict[tuple[int, int], str]] = {part: {} for part in PARTS}
     for part, label, number, text in _texts(files["archive"], classes):
@@ -62,10 +62,10 @@ def read_texts(files: Mapping[str, Path], *, classes: tuple[str, ...]) -> Iterat
 
 
 def word_list(files: Mapping[str, Path], declared: Reviews) -> bytes:
-    """The words that have a token, one a line in the order of their tokens, of which the first is 2.
+    """The words that have a token, one per line in the order of their tokens, which start at 2.
 
-    Lines of the public list that splitting a text never yields are left out, so numbering the list's own lines gives
-    other tokens. Raises DataRefusedError as `read` does, and where `declared` has another checksum of them.
+    Lines of the public list that splitting a text never gives are left out, so the line numbers of the list are other
+    tokens. Raises DataRefusedError as `read` does, and if the words do not match the checksum in `declared`.
     """
     listed = "".join(f"{word}\n" for word in words_of(files, declared)).encode()
     found, path = hashlib.sha256(listed).hexdigest(), files["archive" if declared.words else "words"]
@@ -78,7 +78,7 @@ def word_list(files: Mapping[str, Path], declared: Reviews) -> bytes:
 
 
 def tokens(text: str, words: Mapping[str, int], *, length: int) -> NDArray[np.int32]:
-    """The last `length` tokens of a text, after as many of padding as it is shorter: Keras' defaults.
+    """The last `length` tokens of a text, padded at the start, as by Keras' defaults.
 
     words: the token of each word that has one.
     """
@@ -89,7 +89,7 @@ def tokens(text: str, words: Mapping[str, int], *, length: int) -> NDArray[np.in
 
 
 def split(text: str) -> list[str]:
-    """The words of a text in lower case, without line breaks of HTML and without punctuation."""
+    """The words of a text in lower case, without HTML line breaks and punctuation."""
     return _LINE_BREAK.sub(" ", text.lower()).translate(_PUNCTUATION).split()
 
 
@@ -101,7 +101,7 @@ def words_of(files: Mapping[str, Path], declared: Reviews) -> dict[str, int]:
 
 
 def _vocabulary(listed: bytes, size: int, path: Path) -> dict[str, int]:
-    """Tokens of the first words of a list; one that splitting never yields gets none."""
+    """Tokens of the first words of a list, except lines that splitting a text never gives."""
     words: dict[str, int] = {}
     for line in _decoded(listed, path).splitlines():
         if len(words) < size - _FIRST_WORD and split(line) == [line.strip()]:
@@ -131,20 +131,20 @@ def _member(path: Path, name: str) -> bytes:
 
 
 def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the files of an archive whose whole name is wanted."""
+    """Name and content of the files of an archive whose full name matches `wanted`."""
     try:
         with tarfile.open(path, "r|*") as archive:
             for member in archive:
                 file = archive.extractfile(member) if wanted.fullmatch(member.name) else None
                 if file is not None:
                     yield member.name, file.read()
-                archive.members = []  # type: ignore[attr-defined] # or it would remember all that it has passed
+                archive.members = []  # type: ignore[attr-defined] # otherwise it keeps all members that it has read
     except _BROKEN:
         raise DataRefusedError(f"{path} is not a whole tar archive; fetch it again.") from None
 
 
 def _decoded_text(content: bytes) -> str:
-    """A record's text; the empty one stands in where it is not UTF-8, since a refusal would tell of that record."""
+    """A record's text; empty if it is not UTF-8, since a refusal would reveal something about that record."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:

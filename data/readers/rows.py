@@ -1,8 +1,7 @@
 """Rows with named columns for texts and images, from CSV, JSON lines, Parquet and the Arrow files of Hugging Face.
 
-What is in a row stays in it: CSV and JSON are cut into lines before anything in a line is looked at, and a line that
-is no row becomes a row without a content, of the first class, the lowest number or no label. So no record decides what
-becomes of the next one, and none stops the rest.
+Rows are independent: CSV and JSON are split into lines before a line is parsed. An invalid line becomes a row without
+content and with the first class, the lowest number or no label. So no record affects the next one or stops the rest.
 """
 
 import csv
@@ -25,16 +24,16 @@ from data.schema.targets import Classes, Known, Number, Tags
 
 _ROWS = 1024
 _LONGEST_LINE = 2**26
-csv.field_size_limit(_LONGEST_LINE)  # of Python's own, 2**17, a long text is more
+csv.field_size_limit(_LONGEST_LINE)  # a long text exceeds Python's default, 2**17
 _Row: TypeAlias = Mapping[str, Any]
 _BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, ValueError, KeyError, TypeError)
 
 
 def tables(path: Path, declared: Rows, known: Known, *, more: Sequence[str] = ()) -> Iterator[pa.Table]:
-    """The declared columns of a file, some rows at a time; those of the label are left out where the file has none.
+    """The declared columns of a file, in portions; label columns are left out if the file does not have them.
 
-    more: names of further columns, such as the person's. Raises DataRefusedError where the file is not whole or lacks a
-    column. JSON lines have no columns in common: what an object lacks is missing in its record.
+    more: names of further columns, such as the person's. Raises DataRefusedError if the file is incomplete or lacks a
+    column. JSON lines have no common columns: a key that an object lacks is a missing value.
     """
     own = [label.name for label in declared.label_columns]
     wanted = (*declared.content, *own, *more)
@@ -53,7 +52,7 @@ def tables(path: Path, declared: Rows, known: Known, *, more: Sequence[str] = ()
 
 
 def missing(column: str, where: object = "the table") -> DataRefusedError:
-    """What is said of a file that has no such column, or two."""
+    """The error for a file that has no such column, or two."""
     return DataRefusedError(f"{where} must have one column {column!r}; correct the file or its card.")
 
 
@@ -66,14 +65,14 @@ _WORDS = {
 
 
 def column(table: pa.Table, name: str) -> pa.ChunkedArray:
-    """A column of the table; raises DataRefusedError where there is none of that name, or two."""
+    """A column of the table; raises DataRefusedError if there is no column of that name, or two."""
     if table.column_names.count(name) != 1:
         raise missing(name)
     return table[name]
 
 
 def labels(table: pa.Table, declared: Rows, known: Known, where: str) -> NDArray[Any]:
-    """What `encoding.labels` gives of the rows; raises DataRefusedError for a label that is none of the known ones."""
+    """The result of `encoding.labels` for the rows; raises DataRefusedError for an unknown label."""
     for label in declared.label_columns:
         if label.name not in table.column_names:
             raise missing(label.name, where)
@@ -81,7 +80,7 @@ def labels(table: pa.Table, declared: Rows, known: Known, where: str) -> NDArray
 
 
 def _csv(path: Path, wanted: Sequence[str], declared: Rows, known: Known) -> Iterator[pa.Table]:
-    """A field that is no UTF-8 stays bytes: the line is read as Latin-1, in which every byte is a letter."""
+    """Read CSV. Fields stay bytes, even if not UTF-8: lines are read as Latin-1, in which every byte is a character."""
     with ExitStack() as stack:
         lines = _lines(stack.enter_context(_opened(path)))
         first = next(lines, None) or b""
@@ -128,12 +127,12 @@ def _as_bytes(value: object, *, lists: bool) -> bytes | None:
     if lists and isinstance(value, list):
         return json.dumps(value).encode()
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")  # half a pair is then no UTF-8
+        return value.encode("utf-8", "surrogatepass")  # half a surrogate pair is then not UTF-8
     return str(value).encode() if isinstance(value, int | float) else None
 
 
 def _stand_in(declared: Rows, known: Known) -> _Row:
-    """Of the first class, as the file would write it, of the lowest number, or without a label."""
+    """A row of the first class, as the file would write it, of the lowest number, or without a label."""
     if isinstance(known, Number):
         return {label.name: repr(known.bounds[0]).encode() for label in declared.label_columns}
     if isinstance(known, Classes):
@@ -144,13 +143,13 @@ def _stand_in(declared: Rows, known: Known) -> _Row:
 
 def _opened(path: Path) -> IO[bytes]:
     if path.suffix == ".gz":
-        packed: Any = gzip.open(path)  # noqa: SIM115 # whoever asks closes it
+        packed: Any = gzip.open(path)  # noqa: SIM115 # the caller closes it
         return cast(IO[bytes], packed)
     return path.open("rb")
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
-    """The lines without their ends; None for one that is too long to be held."""
+    """The lines without line ends; None for a line that is too long for memory."""
     while line := file.readline(_LONGEST_LINE):
         if line.endswith(b"\n") or len(line) < _LONGEST_LINE:
             yield line.rstrip(b"\r\n")
@@ -161,7 +160,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes | None]:
 
 
 def _tables(rows: Iterator[_Row], names: Sequence[str]) -> Iterator[pa.Table]:
-    """At least one, so that columns are missed in a file without rows."""
+    """Tables of the rows; at least one, so that missing columns are noticed in a file without rows."""
     kinds = pa.schema([(name, pa.large_binary()) for name in names])
     yield kinds.empty_table()
     some: list[_Row] = []
@@ -187,7 +186,7 @@ def _datasets(path: Path, wanted: Sequence[str], _: Rows, __: Known) -> Iterator
 
 
 def arrow(path: Path) -> Iterator[pa.RecordBatch]:
-    """The rows of one split that `save_to_disk` wrote; raises DataRefusedError where it is none, or not whole."""
+    """The rows of one split that `save_to_disk` wrote; raises DataRefusedError if it is not one, or incomplete."""
     if (path / "dataset_dict.json").is_file():
         raise DataRefusedError(
             f"{path} holds several splits; give one of its folders, such as {path.name}/train."

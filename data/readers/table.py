@@ -1,8 +1,6 @@
-"""CSV and its kin: text with one record a line.
+"""Tables from CSV (text with one record per line) and Parquet (typed columns).
 
-Parquet: columns with types of their own.
-
-Tables: each record encoded by itself, by the bounds, categories and classes that the card declares.
+Each record is encoded independently, by the bounds, categories and classes that the card declares.
 """
 
 import zipfile
@@ -29,9 +27,9 @@ _BLOCK_BYTES = 4 * 2**20
 
 
 def read_text(path: Path, declared: Csv, *, skip_lines: int) -> Iterator[pa.Table]:
-    """The file's columns as text, some megabytes at a time; gzip is recognised by the file's ending.
+    """The file's columns as text, some megabytes at a time; gzip is recognised by the file's suffix.
 
-    Raises DataRefusedError when a line has too many or too few fields, or is not UTF-8; an empty file has no rows.
+    Raises DataRefusedError if a line has too many or too few fields, or is not UTF-8. An empty file has no rows.
     """
     try:
         for batch in _batches(path, declared, skip_lines):
@@ -107,15 +105,15 @@ _ROWS = 65536
 
 
 def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
-    """The declared columns that the file has, some rows at a time.
+    """The declared columns that the file has, in portions.
 
-    Raises DataRefusedError when it is not a whole Parquet file.
+    Raises DataRefusedError if it is not a complete Parquet file.
     """
     try:
         file = parquet.ParquetFile(path)
         yield pa.Table.from_batches(
             [], file.schema_arrow
-        )  # so that columns are missed in a file without rows
+        )  # so that missing columns are noticed in a file without rows
         for batch in file.iter_batches(_ROWS, columns=list(declared.in_the_file)):
             yield pa.Table.from_batches([batch])
     except (pa.ArrowException, OSError, UnicodeDecodeError):
@@ -123,9 +121,7 @@ def read_parquet(path: Path, declared: Parquet) -> Iterator[pa.Table]:
 
 
 def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
-    """The rows of a file as they are, some at a time; raises DataRefusedError where it is not of the declared
-    format.
-    """
+    """The rows of a file, in portions; raises DataRefusedError if the file does not have the declared format."""
     if isinstance(declared, Parquet):
         return read_parquet(path, declared)
     if isinstance(declared, Datasets):
@@ -137,9 +133,10 @@ def tables(part: Part, path: Path, declared: Table) -> Iterator[pa.Table]:
 
 
 def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
-    """The rows of a file of unlabelled records: Parquet by its ending, else text as declared, else with a header line.
+    """The rows of a file of unlabelled records: Parquet by its suffix, otherwise text as declared, or with a header
+    line.
 
-    The label's column may be left out. Raises DataRefusedError as the readers do.
+    The label's column may be missing. Raises DataRefusedError as the readers do.
     """
     if path.is_dir():
         yield from (pa.Table.from_batches([some]) for some in arrow(path))
@@ -165,7 +162,7 @@ def tables_in(path: Path, declared: Table) -> Iterator[pa.Table]:
 
 
 def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]:
-    """The features of some rows, [n, width]; the label is not looked at. Raises DataRefusedError as `records` does."""
+    """The features of some rows, [n, width]; the label is not read. Raises DataRefusedError as `records` does."""
     _check_columns(table, declared.content, path)
     made = np.zeros((table.num_rows, declared.width), np.float32)
     start = 0
@@ -176,7 +173,9 @@ def features(table: pa.Table, declared: Table, path: str) -> NDArray[np.float32]
 
 
 def records(table: pa.Table, declared: Table, known: Known, path: str) -> Records:
-    """The records of some rows; path: what messages call their source. Raises DataRefusedError as `read` does."""
+    """The records of some rows. path: name of their source in messages. Raises DataRefusedError for an invalid
+    value.
+    """
     _check_columns(table, declared.in_the_file, path)
     made = features(table, declared, path)
     return Records(made, encoding.labels(table, declared.label_columns, known, declared.missing, path))

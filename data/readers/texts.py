@@ -1,4 +1,4 @@
-"""Texts in the columns of rows, as they are for a text encoder or as tokens of a public list of words."""
+"""Texts in the columns of rows, unchanged for a text encoder, or as tokens of a public list of words."""
 
 from collections.abc import Mapping
 
@@ -12,14 +12,14 @@ from data.schema.targets import Tags
 
 _Words = Mapping[str, int]
 BETWEEN = "\x1f"
-"""Between the words of a text that are tagged one by one: the unit separator."""
+"""The separator of words that are tagged: the unit separator."""
 
 
 def joined(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tuple[list[str], list[bytes]]:
-    """The texts of some rows, cut to their longest length, and what each was made of.
+    """The texts of some rows, cut to the longest allowed length, and a key of each row's content.
 
-    The latter decides on a record's side, so that another `longest` or `join` moves none. tags: where the words are
-    tagged one by one, which are then apart by BETWEEN, and as many as the target takes.
+    The key decides on which side of the split a record is, so another `longest` or `join` moves no record. tags: the
+    target, if words are tagged; the words are then separated by BETWEEN, and at most as many as the target uses.
     """
     columns = [encoding.contents(table[name], lists=tags is not None) for name in declared.columns]
     whole = list(zip(*columns, strict=True))
@@ -34,7 +34,7 @@ def joined(table: pa.Table, declared: Texts, tags: Tags | None = None) -> tuple[
 def as_features(
     texts: list[str], declared: Texts, words: _Words | None
 ) -> NDArray[np.object_] | NDArray[np.int32]:
-    """The texts as they are, or as tokens where there are words."""
+    """The texts unchanged, or as tokens if `words` is given."""
     if words is None:
         made: NDArray[np.object_] = np.empty(len(texts), dtype=object)
         made[:] = texts
@@ -52,10 +52,10 @@ def _decoded(content: bytes | None) -> str:
 
 
 def apart(words: list[str], tags: Tags) -> str:
-    """The words that are tagged, as one text; a word that a tokenizer could not take is a blank one."""
+    """The words that are tagged, joined by BETWEEN; a separator within a word becomes a space."""
     return BETWEEN.join(word.replace(BETWEEN, " ") for word in words[: tags.words])
 
 
 def cut(text: str, declared: Texts) -> str:
-    """What is kept of a text."""
+    """The part of a text that is kept."""
     return text[: declared.longest] if declared.keep == "start" else text[-declared.longest :]

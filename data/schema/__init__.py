@@ -1,1 +1,1 @@
-"""What a data card may say, as strict models; the cards themselves are YAML files in `data/cards`."""
+"""The schema of a data card as strict models; the cards are YAML files in `data/cards`."""

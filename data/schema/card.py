@@ -1,4 +1,4 @@
-"""The data card: all that is public about a data set, declared by its owner and never read off its rows."""
+"""The data card: everything that is public about a data set, declared by its owner and never computed from its rows."""
 
 from collections.abc import Mapping
 from posixpath import normpath
@@ -53,13 +53,13 @@ class File(Strict):
     saved_as: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")] | None = None
     sha256: Sha256 | None = None
     keyed_sha256: Sha256 | None = None
-    # left out of a document where it is not given, so that the digest of a card that does not use it stays
+    # left out of a document if it is not given, so that the digests of cards without it do not change
     md5: Md5 | None = Field(default=None, exclude_if=lambda given: given is None)
 
     @field_validator("sha256", "keyed_sha256", mode="before")
     @classmethod
     def _of_zeros(cls, given: object) -> object:
-        """64 zeros, which stand for a checksum not known yet, and which YAML takes for a number."""
+        """Accept 64 zeros, the placeholder for an unknown checksum, which YAML reads as a number."""
         return "0" * 64 if given == 0 else given
 
     @property
@@ -157,12 +157,12 @@ class Person(Strict):
 
     @property
     def pooled(self) -> int | None:
-        """How many records of a person at most are one in training; None where each is by itself."""
+        """How many records of a person are at most one training record; None if each is a separate record."""
         return None if self.per_person == 1 or self.group_privacy else self.per_person
 
     @property
     def group(self) -> int:
-        """How many records in training can be of one person."""
+        """How many training records can belong to one person."""
         return self.per_person if self.group_privacy else 1
 
 
@@ -229,17 +229,17 @@ class DataCard(Strict):
 
     @property
     def known(self) -> Known:
-        """What a label can be."""
+        """The target; the classes if the card declares no other."""
         return self.target or Classes.model_construct(classes=self.classes)
 
     @property
     def tokens(self) -> int | None:
-        """How many tokens there are where a record's features are tokens, else None."""
+        """The size of the vocabulary if features are tokens, else None."""
         return None if (tokens := self._tokens) is None else tokens.vocabulary
 
     @property
     def words_sha256(self) -> str | None:
-        """Checksum of the words that the tokens stand for, where it is declared."""
+        """Checksum of the words of the tokens, if it is declared."""
         return None if (tokens := self._tokens) is None else tokens.words_sha256
 
     @model_validator(mode="after")
@@ -326,7 +326,7 @@ def _check_roles(reader: Format, roles: set[str]) -> None:
 
 
 def _beside(reader: Format) -> tuple[set[str], str]:
-    """Roles of files that hold no rows, and how a refusal says so."""
+    """Roles of files without rows, and their part of a refusal."""
     if isinstance(reader, Texts):
         return {"words"}, ", and words with reader.tokens"
     if isinstance(reader, ImageTable):
@@ -358,7 +358,7 @@ def _check_person(person: Person, reader: Format) -> None:
 
 
 def _check_different(files: Mapping[str, File]) -> None:
-    """Checksums of zeros alone stand for one that is still to be filled in."""
+    """Refuse equal files. Checksums of zeros are placeholders and may be equal."""
     paths = [normpath(file.path) for file in files.values() if file.path]
     for kind in ("sha256", "keyed_sha256", "md5"):
         sums = [given for file in files.values() if (given := getattr(file, kind)) and given.strip("0")]
@@ -390,7 +390,7 @@ def _check_synthetic(shape: tuple[int, ...] | None, classes: tuple[str, ...], re
 
 
 def _check_labels(known: Known, reader: OfRows) -> None:
-    """Whether the rows have the columns of what is predicted."""
+    """Check that the rows have the label columns that the target needs."""
     names = [label.name for label in reader.label_columns]
     if isinstance(known, Labels):
         if sorted(names) != sorted(known.labels):

@@ -1,4 +1,4 @@
-"""What the data package refuses: one sentence each, and never the value of a record."""
+"""The refusals of the data package: one sentence each, without any value of a record."""
 
 
 class DataRefusedError(ValueError):

@@ -1,11 +1,7 @@
-"""The columns of a table, as its data card declares them: everything here is public.
+"""The parts of a data card about columns, file formats and blocks; everything here is public.
 
-A column becomes features between 0 and 1 that add up to at most 1, which is what bounds a record
-(data.prepare.description).
-
-What a data card may say about the form of its files: one small model for each reader.
-
-What a data card may say about a population that grows block by block: where its blocks are.
+A column becomes features between 0 and 1 that add up to at most 1, which bounds a record (data.prepare.description).
+Each reader has a small model for the format of its files. Blocks say where the data of a growing population are.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -27,7 +23,7 @@ MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", 
 
 
 class Numeric(Strict):
-    """A number, clamped to `bounds` and scaled to [0, 1]; a missing one is refused or gets a set value.
+    """A number, clamped to `bounds` and scaled to [0, 1]; a missing number is refused or replaced by the given value.
 
     scale: linear, or log for a quantity over many orders of magnitude: log(1 + x - low) / log(1 + high - low).
     """
@@ -54,9 +50,9 @@ class Numeric(Strict):
 
 
 class Binned(Strict):
-    """A number by the interval it lies in, one-hot: an edge is the least number of the interval above it.
+    """A number, one-hot by its interval: an edge is the smallest number of the interval above it.
 
-    missing: a missing number is refused, or has zeros in every feature.
+    missing: a missing number is refused, or all its features are zero.
     """
 
     name: Word
@@ -79,7 +75,7 @@ class Binned(Strict):
 class Categorical(Strict):
     """One of `categories`, one-hot.
 
-    unknown: unknown and missing values share one more feature, 'other', or have zeros in every feature.
+    unknown: unknown and missing values share one more feature, 'other', or all their features are zero.
     """
 
     name: Word
@@ -100,7 +96,7 @@ class Categorical(Strict):
 
 
 class Date(Strict):
-    """The day of the year, made of two other columns as 31 month + day and scaled from 32..403 to [0, 1].
+    """The day of the year, computed from two other columns as 31 month + day and scaled from 32..403 to [0, 1].
 
     month, day: names of columns of the file. months: how the file writes the twelve months.
     """
@@ -124,7 +120,7 @@ class Date(Strict):
 
 
 class Label(Strict):
-    """The class of a record; `spellings` lists how the file writes a class, which by default is as it is."""
+    """The class of a record; `spellings` lists how the file writes a class, by default its name."""
 
     name: Word
     kind: Literal["label"]
@@ -137,7 +133,7 @@ class Label(Strict):
 
 
 class Ignored(Strict):
-    """A column of the file that nothing is made of by itself."""
+    """A column of the file from which no feature is made directly."""
 
     name: Word
     kind: Literal["ignored"]
@@ -164,17 +160,17 @@ class Idx(Strict):
 
 
 class Digits(Strict):
-    """The digits that come with scikit-learn; `sha256` is that of the pixels and then the labels as bytes."""
+    """The digits that come with scikit-learn; `sha256` is the checksum of the pixels and then the labels as bytes."""
 
     kind: Literal["digits"]
     sha256: Sha256
 
 
 class Synthetic(Strict):
-    """Synthetic records: features uniform in [0, 1], classes the two sides of a hyperplane through 0.
+    """Synthetic records: features are uniform in [0, 1], classes are the two sides of a hyperplane through 0.
 
-    features_seed, hyperplane_seed: of the generators. sha256: of what they must give, the features and the labels
-    of the training records and then of the test records as bytes.
+    features_seed, hyperplane_seed: seeds of the generators. sha256: checksum of the expected features and labels, first
+    of the training records and then of the test records, as bytes.
     """
 
     kind: Literal["synthetic"]
@@ -191,7 +187,7 @@ class SkipLines(Strict):
 
 
 class Table(Strict):
-    """What CSV and Parquet share: the columns, and the spellings of a missing value."""
+    """The common part of CSV and Parquet: the columns, and the spellings of a missing value."""
 
     columns: tuple[Column, ...]
     missing: tuple[str, ...] = ("",)
@@ -213,7 +209,7 @@ class Table(Strict):
 
     @property
     def content(self) -> tuple[str, ...]:
-        """Names of the columns of the file that a record's features are made of."""
+        """Names of the columns of the file from which a record's features are made."""
         made = [c.name for c in self.columns if not isinstance(c, Date | Ignored | Label)]
         parts = [part for c in self.columns if isinstance(c, Date) for part in (c.month, c.day)]
         return tuple(sorted({*made, *parts}))
@@ -239,12 +235,12 @@ class Table(Strict):
 
 
 class Csv(Table):
-    """Text in UTF-8, one record a line; without a header line the columns are in the card's order.
+    """Text in UTF-8, one record per line; without a header line the columns are in the card's order.
 
-    quotes: whether fields may stand in double quotes (RFC 4180). A quote that one record opens could take the
-    records after it along, up to the next one, so a field that holds a line break is refused; false reads quotes as
-    any other character.
-    member: where the files are zip archives, the name of the text inside.
+    quotes: whether fields may be in double quotes (RFC 4180). A quote that one record opens could extend over the
+    following records up to the next quote, so a field with a line break is refused. With false, quotes are ordinary
+    characters.
+    member: if the files are zip archives, the name of the text inside.
     """
 
     kind: Literal["csv"]
@@ -262,10 +258,10 @@ class Parquet(Table):
 
 
 class Cifar(Strict):
-    """Batches of coloured images in one `archive`, or in files of their own whose roles are their names.
+    """Batches of coloured images in one `archive`, or in separate files whose roles are their names.
 
-    train, test: names of the batches, without an ending. labels: which of a record's labels is the class; "fine" is
-    the second of two, and "only" says that there are no two.
+    train, test: names of the batches, without a suffix. labels: which of a record's labels is the class; "fine" is the
+    second of two, and "only" means that there is a single label.
     """
 
     kind: Literal["cifar"]
@@ -280,12 +276,12 @@ class Cifar(Strict):
 
 
 class Reviews(Strict):
-    """Texts in a tar `archive`, one a file: .../train or test/CLASS/NUMBER_RATING.txt, in UTF-8.
+    """Texts in a tar `archive`, one per file: .../train or test/CLASS/NUMBER_RATING.txt, in UTF-8.
 
-    words: the member of the archive with the public list of words, one a line, the most frequent one first; without
-    it the list is the file `words`. words_sha256: checksum of the words that have a token, a line each in the order of
-    their tokens, as preparing writes them to words.txt; word vectors from a file need it. vocabulary: how many tokens
-    there are, with those for padding and for unknown words. length: tokens of a record.
+    words: the member of the archive with the public list of words, one per line, most frequent first; without it, the
+    list is the file `words`. words_sha256: checksum of the words that have a token, one per line in the order of their
+    tokens, as the prepare stage writes them to words.txt; word vectors from a file need it. vocabulary: the number of
+    tokens, including those for padding and for unknown words. length: the number of tokens of a record.
     """
 
     kind: Literal["reviews"]
@@ -302,10 +298,10 @@ class Datasets(Table):
 
 
 class Pixels(Strict):
-    """What PNG and JPEG images become: the card's `shape` [channels, height, width] in `mode`, which has its channels.
+    """How PNG and JPEG images are converted to the card's `shape` [channels, height, width] in `mode`, RGB or L.
 
-    fit: stretch gives each that size, crop keeps its proportions and its middle. An image that cannot be read whole, or
-    of more than most_pixels, becomes the stand-in, an image of one brightness in [0, 1].
+    fit: stretch resizes an image to that size, crop keeps its proportions and cuts out its middle. An image that cannot
+    be read completely, or has more than most_pixels, becomes the stand-in, an image of one brightness in [0, 1].
     """
 
     mode: Literal["RGB", "L"]
@@ -315,29 +311,30 @@ class Pixels(Strict):
 
     @property
     def channels(self) -> int:
-        """Of an image in this mode."""
+        """The number of channels in this mode."""
         return len(self.mode)
 
 
 class Images(Pixels):
     """Images in a folder with one subfolder per class, at any depth below it; other files are ignored.
 
-    mode, fit, most_pixels, stand_in: PNG and JPEG images become the card's `shape` [channels, height, width] in `mode`,
-    which has its channels. fit: stretch gives each that size, crop keeps its proportions and its middle. An image that
-    cannot be read whole, or of more than most_pixels, becomes the stand-in, an image of one brightness in [0, 1].
+    mode, fit, most_pixels, stand_in: PNG and JPEG images are converted to the card's `shape` [channels, height, width]
+    in `mode`, RGB or L. fit: stretch resizes an image to that size, crop keeps its proportions and cuts out its middle.
+    An image that cannot be read completely, or has more than most_pixels, becomes the stand-in, an image of one
+    brightness in [0, 1].
     """
 
     kind: Literal["images"]
 
 
 class Rows(Strict):
-    """Rows with named columns, one of which is the class, in a file or in the folder of `save_to_disk`.
+    """Rows with named columns, including the label's, in a file or in the folder of `save_to_disk`.
 
-    label: the column, or those of several labels; nothing where the next token is predicted.
+    label: the column of the class, or the columns of several labels; none if the next token is predicted.
 
-    format: csv has a header, and a record a line, so that no record can take the next one along: texts with line breaks
-    belong in the others. jsonl has an object a line. spellings: how the rows write a class, which by default is as it
-    is. A line that is no row becomes the stand-in, of the first class.
+    format: csv has a header and one record per line, so that no record can affect the next one; use the other formats
+    for texts with line breaks. jsonl has one object per line. spellings: how the rows write a class, by default its
+    name. An invalid line becomes the stand-in, with the first class.
     """
 
     format: Literal["csv", "jsonl", "parquet", "datasets"]
@@ -347,12 +344,12 @@ class Rows(Strict):
 
     @property
     def content(self) -> tuple[str, ...]:
-        """Names of the columns that a record's features are made of."""
+        """Names of the columns from which a record's features are made."""
         raise NotImplementedError
 
     @property
     def label_columns(self) -> tuple[Label, ...]:
-        """The columns of the label, as a table has them."""
+        """The label's columns, in the form of a table's."""
         names = (self.label,) if isinstance(self.label, str) else self.label
         return tuple(Label(name=name, kind="label", spellings=self.spellings) for name in names)
 
@@ -363,10 +360,10 @@ class Rows(Strict):
 
 
 class ImageTable(Pixels, Rows):
-    """Images that the rows of a table name: `image` is the column of their bytes, or of their paths.
+    """Images in the rows of a table: `image` is the column of their bytes, or of their paths.
 
-    They are paths where the card's files have a folder `images`, below which they lead; one that leads elsewhere is an
-    image that is missing, and becomes the stand-in. The rest is as for `images`.
+    If the card's files have a folder `images`, the column has paths below that folder; a path outside of it is a
+    missing image and becomes the stand-in. The rest is as for `images`.
     """
 
     kind: Literal["image_table"]
@@ -378,7 +375,7 @@ class ImageTable(Pixels, Rows):
 
 
 class Tokens(Strict):
-    """Words as tokens, of a public list in the file `words`, one a line, the most frequent one first.
+    """Words as tokens, from a public list in the file `words`, one per line, most frequent first.
 
     vocabulary, length, words_sha256: as for `reviews`.
     """
@@ -389,15 +386,16 @@ class Tokens(Strict):
 
     @property
     def as_reviews(self) -> Reviews:
-        """The same of reviews, whose functions read the list."""
+        """The same settings for reviews, whose functions read the list."""
         return Reviews(kind="reviews", **self.model_dump())
 
 
 class Texts(Rows):
     """Texts in one or more columns, joined by `join`.
 
-    longest: characters that are kept of a text, and keep: those at its start or its end. tokens: for models that read
-    words; without them the texts are for a text encoder. A text that is missing or not UTF-8 is the empty one.
+    longest: how many characters of a text are kept. keep: whether they are kept from its start or its end. tokens: for
+    models that read words; without it, the texts are for a text encoder. A text that is missing or not UTF-8 becomes
+    the empty text.
     """
 
     kind: Literal["texts"]
@@ -413,11 +411,11 @@ class Texts(Rows):
 
 
 class Own(Strict):
-    """Your own reader: `factory` is `package.module:factory`, which gets `settings` and returns a function.
+    """Your own reader: `factory` is `package.module:factory`, which receives `settings` and returns a function.
 
     The function takes the files by role, or {"new": PATH} to predict on, and yields `data.readers.records.Block`s; it
-    must take each record by itself. source_sha256: of all source of its package; write zeros first, and
-    `epsilonflow data check` says it. texts: whether the features are texts, for a text encoder.
+    must process each record independently. source_sha256: checksum of all source files of its package; write zeros
+    first, and `epsilonflow data check` prints it. texts: whether the features are texts, for a text encoder.
     """
 
     kind: Literal["own"]
@@ -432,7 +430,7 @@ Format: TypeAlias = Annotated[
     Field(discriminator="kind"),
 ]
 OfRows: TypeAlias = Table | Texts | ImageTable
-"""What is read row by row."""
+"""Formats that are read row by row."""
 OF_ROWS = (Table, Texts, ImageTable)
 
 
@@ -440,7 +438,7 @@ Variable: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]
 
 
 class Folder(Strict):
-    """One file a block in a folder below the project root; the file's name up to its ending is the block's."""
+    """One file per block in a folder below the project root; the file's name without its suffix is the block's name."""
 
     kind: Literal["folder"]
     path: Word
@@ -459,11 +457,12 @@ class Folder(Strict):
 
 
 class Query(Strict):
-    """The rows of a query, of which one column says the block.
+    """The rows of a query, one column of which names the block.
 
-    url_from: the environment variable with the SQLAlchemy URL, which never stands in a file. query: a SELECT.
-    column: the query's column with the block's name; rows without one are in no block. names: the blocks that there
-    are, also those without rows, where the names in the database are not to be published; rows of others are in none.
+    url_from: the environment variable with the SQLAlchemy URL, which is never in a file. query: a SELECT. column: the
+    query's column with the block's name; rows without a name are in no block. names: the declared blocks, if the names
+    in the database should not be published; a declared block may have no rows, and rows with other names are in no
+    block.
     """
 
     kind: Literal["sql"]

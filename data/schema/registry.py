@@ -1,4 +1,4 @@
-"""The data sets there are: one card a set, a YAML file of the set's name in `cards`."""
+"""The available data sets: one card per set, a YAML file with the set's name in `cards`."""
 
 import json
 from difflib import get_close_matches
@@ -21,9 +21,10 @@ def names(folder: Path = CARDS) -> tuple[str, ...]:
 
 
 def card(name: str, folder: Path = CARDS) -> DataCard:
-    """The card of the data set `name`.
+    """Load the card of the data set `name`.
 
-    Raises DataRefusedError when there is none, or when it is not valid: then with the path of the key at fault.
+    Raises DataRefusedError if there is no such card, or if it is invalid; the message then has the path of the faulty
+    key.
     """
     if name not in names(folder):
         known = ", ".join(names(folder))
@@ -78,7 +79,7 @@ def _sentence(path: Path, document: object, error: ValidationError) -> str:
 
 
 def _key(document: Any, location: tuple[int | str, ...]) -> str:
-    """The path of a key as the document spells it: pydantic's own tags of unions are left out."""
+    """The path of a key as in the document, without pydantic's tags of unions."""
     parts: list[str] = []
     for position, part in enumerate(location):
         keys = range(len(document)) if isinstance(document, list) else document

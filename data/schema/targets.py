@@ -1,7 +1,6 @@
-"""What is predicted of a record: its class, a number, several labels, the next token of a text, or a tag for each word.
+"""The target of a data set: a class, a number, several labels, the next token of a text, or a tag for each word.
 
-One value that readers, preparation, models, evaluation and predictions ask for the names, the form and the kind of
-labels.
+Readers, preparation, models, evaluation and predictions get the names, shape and type of labels from this one value.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -22,24 +21,24 @@ from pydantic import (
 Word: TypeAlias = Annotated[str, StringConstraints(min_length=1, pattern=r"^\S(.*\S)?$")]
 Kind: TypeAlias = Literal["class", "number", "labels", "next token", "tags"]
 IGNORED = -100
-"""The label of a place that does not count, as PyTorch's losses have it."""
+"""The label of a position that does not count, as in PyTorch's losses."""
 
 
 class Strict(BaseModel):
-    """A part of a card: no unknown keys, no silent conversions, no changes once it is read."""
+    """A part of a card: no unknown keys, no silent conversions, immutable."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class _Target(Strict):
-    """kind: what is predicted. label_dtype: of the labels that training takes."""
+    """kind: what is predicted. label_dtype: type of the labels for training."""
 
     kind: ClassVar[Kind]
     label_dtype: ClassVar[DTypeLike] = np.int64
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the model's outputs, in their order; none where these have no names."""
+        """Names of the model's outputs, in their order; empty if they have no names."""
         return ()
 
     @property
@@ -48,22 +47,26 @@ class _Target(Strict):
         return self.kind in ("next token", "tags")
 
     def outputs(self, tokens: int | None) -> int:
-        """How many outputs a model needs, at each token where it is asked at each; tokens: of the vocabulary."""
+        """The number of a model's outputs, per token if there is a label for each token. tokens: size of the
+        vocabulary.
+        """
         return len(self.names)
 
     def label_shape(self, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Of one record's labels, for its features' shape."""
+        """Shape of one record's labels, for the shape of its features."""
         return input_shape if self.has_tokens else ()
 
     def labelled(
         self, features: NDArray[Any], labels: NDArray[Any], padding: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """What an encoder made of some records, and their labels: where these are of tokens, one for each."""
+        """The features and labels of some records after an encoder; if labels are per token, they are made from the
+        tokens.
+        """
         return features, labels
 
 
 class Classes(_Target):
-    """One of several classes, by name; the label is its place."""
+    """One of several classes, by name; the label is its index."""
 
     kind: ClassVar[Kind] = "class"
     classes: tuple[Word, ...]
@@ -74,7 +77,7 @@ class Classes(_Target):
 
 
 class Number(_Target):
-    """A number, of the label's column: clamped to `bounds`, and scaled to [-1, 1] for training."""
+    """A number in the label's column, clamped to `bounds`, and scaled to [-1, 1] for training."""
 
     kind: ClassVar[Kind] = "number"
     label_dtype: ClassVar[DTypeLike] = np.float32
@@ -90,12 +93,12 @@ class Number(_Target):
         return self
 
     def scaled(self, numbers: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Numbers in [-1, 1]."""
+        """Clamp numbers to the bounds and scale them to [-1, 1]."""
         low, high = self.bounds
         return (2.0 * (np.clip(numbers, low, high) - low) / (high - low) - 1.0).astype(np.float32)
 
     def in_units(self, scaled: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What a model predicts in [-1, 1], clipped to that, as the number that it stands for.
+        """Clip a model's predictions to [-1, 1] and convert them to the original units.
 
         Example:
             >>> Number(bounds=(10.0, 30.0)).in_units(np.array([-2.0, 0.0])).tolist()
@@ -107,9 +110,9 @@ class Number(_Target):
 
 
 class Labels(_Target):
-    """Any of several labels, each in a column of its name: the record has it where the column holds one of `yes`.
+    """Any of several labels, each in a column of its name: a record has the label if the column holds one of `yes`.
 
-    Whatever else a column holds, nothing included, stands for a record that has not that label.
+    Any other value, including none, means that the record does not have the label.
     """
 
     kind: ClassVar[Kind] = "labels"
@@ -132,7 +135,7 @@ class Labels(_Target):
 
 
 class NextToken(_Target):
-    """The token that follows, at each token of a text: language modelling. Padding does not count."""
+    """The next token at each token of a text: language modelling. Padding does not count."""
 
     kind: ClassVar[Kind] = "next token"
     next: Literal["token"]
@@ -143,15 +146,15 @@ class NextToken(_Target):
     def labelled(
         self, features: NDArray[Any], labels: NDArray[Any], padding: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The label of a place is its own token, as in the libraries; padding does not count."""
+        """The label of a position is its own token, as in other libraries; padding does not count."""
         return features, np.where(features == padding, IGNORED, features).astype(np.int64)
 
 
 class Tags(_Target):
-    """A tag for each word of a record, in lists of the same length, of which the first `words` words are taken.
+    """A tag for each word of a record, in lists of the same length; the first `words` words are used.
 
-    A tag stands by its name or its place from 0. Any other is `outside`, the tag of words that are nothing, where that
-    is given; else it does not count.
+    A tag is given by its name or its index from 0. Any other value counts as `outside`, the tag of ordinary words, if
+    it is declared; otherwise the word does not count.
     """
 
     kind: ClassVar[Kind] = "tags"
@@ -166,9 +169,10 @@ class Tags(_Target):
     def labelled(
         self, features: NDArray[Any], labels: NDArray[Any], padding: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Tokens and words [n, 2, length] as the tokens alone; the first token of a word has the word's tag [n, words].
+        """Separate tokens and word indices, [n, 2, length]; the first token of a word gets the word's tag from labels
+        [n, words].
 
-        Words are by their place, and -1 where a token is not the first of one.
+        A word index is -1 if a token is not the first of its word.
         """
         tokens, words = features[:, 0], features[:, 1]
         own = np.take_along_axis(labels, np.clip(words, 0, labels.shape[1] - 1).astype(np.int64), axis=1)
@@ -195,6 +199,6 @@ Target: TypeAlias = Annotated[
     | Annotated[Tags, Tag("tags")],
     Discriminator(_form),
 ]
-"""What a card declares as its target, in place of classes."""
+"""The targets that a card may declare instead of classes."""
 Known: TypeAlias = Classes | Number | Labels | NextToken | Tags
-"""What a label can be."""
+"""All targets."""

@@ -1,1 +1,1 @@
-"""The command `epsilonflow`. It imports the flows and is imported by none of them."""
+"""The command `epsilonflow`. It imports the flows; no flow imports it."""

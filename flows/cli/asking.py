@@ -1,4 +1,4 @@
-"""The columns of a table, asked of its owner at a terminal; no row is looked at."""
+"""Ask the owner of a table for its columns at a terminal; no row is read."""
 
 import math
 import sys
@@ -12,7 +12,7 @@ KINDS = ("numeric", "categorical", "ignored")
 
 
 def columns_asked() -> tuple[list[dict[str, Any]], list[str]]:
-    """Columns and classes; raises ParamsRefusedError where there is no terminal to ask at."""
+    """Ask for columns and classes; raises ParamsRefusedError if there is no terminal."""
     if not sys.stdin.isatty():
         raise ParamsRefusedError(
             "there is no terminal to ask for the columns; give them by --from schema.json."
@@ -51,7 +51,7 @@ def _bounds() -> tuple[float, float]:
 
 
 def number_asked() -> int:
-    """The bound on the number of records; raises ParamsRefusedError where there is no terminal to ask at."""
+    """Ask for the upper bound on the number of records; raises ParamsRefusedError if there is no terminal."""
     if not sys.stdin.isatty():
         raise ParamsRefusedError("an upper bound on the number of records is needed; give --at-most N.")
     most: int = typer.prompt("upper bound on the number of records", type=int)
@@ -63,12 +63,12 @@ def _listed(question: str) -> list[str]:
 
 
 def listed(text: str) -> list[str]:
-    """The parts of a text that commas separate."""
+    """Split a text at commas; empty parts are left out."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def two_numbers(text: str) -> list[float]:
-    """The numbers of "LOW,HIGH", none of an empty text; raises ParamsRefusedError for another."""
+    """Parse "LOW,HIGH"; an empty text gives no numbers, anything else raises ParamsRefusedError."""
     try:
         found = [float(part) for part in listed(text)]
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a run would cost and whether its population can pay, as a table."""
+"""Tables of what a run would cost and whether its population can pay."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def cost_table(outlook: Outlook, settings: Params) -> Table:
-    """The plan of a run, and what the ledger says to it."""
+    """A table of a run's plan and its population's balance."""
     table = Table(show_header=False)
     questioned = [("these settings look wrong", doubt) for doubt in outlook.doubts]
     rows = [*_plan_rows(settings, outlook.plan), *_person_rows(outlook), *questioned, *_ledger_rows(outlook)]
@@ -34,7 +34,7 @@ def cost_table(outlook: Outlook, settings: Params) -> Table:
 
 
 def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) -> tuple[Table, Table]:
-    """Settings by public numbers alone, each with its reason, and what such a run would cost; nothing is spent."""
+    """Tables of settings from public numbers, each with its reason, and of the cost of such a run; spends nothing."""
     card = registry.card(dataset, root / "data" / "cards")
     advised = recipe(card, "dp_sgd", epsilon, by_numbers=True)
     why, settings = reasons(card, advised), advised.settings
@@ -57,8 +57,8 @@ def advice_table(root: Path, dataset: str, epsilon: float, delta: float | None) 
 
 
 def search_table(root: Path, file: Path) -> Table:
-    """What a search costs in both ways, as the winner alone and with all trials shown; nothing is spent."""
-    from tasks.tuning import pricing  # here, since it imports what a plan of one run has no need of
+    """A table of what a search costs if only the winner is released, and if all trials are; spends nothing."""
+    from tasks.tuning import pricing  # here, since the plan of a single run does not need its imports
 
     asked = pricing.load(file)
     base = YAML(typ="safe", pure=True).load(root / "params.yaml")
@@ -103,7 +103,7 @@ def _plan_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
 
 
 def _person_rows(outlook: Outlook) -> list[tuple[str, str]]:
-    """Of how many records the numbers above are, where the data card names the person."""
+    """How many records of a person are used, if the data card names the person's column."""
     most = outlook.public.per_person
     if most is None:
         return []
@@ -118,7 +118,7 @@ def _person_rows(outlook: Outlook) -> list[tuple[str, str]]:
 
 
 def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:
-    """What correlated noise is expected to gain."""
+    """How much correlated noise is expected to gain."""
     if "noise_against_independent" not in plan.method_params:
         return []
     kept = plan.params(CorrelatedPlan)
@@ -128,7 +128,7 @@ def _correlation_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _attack_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
-    """What the attack that is the target achieves against the planned run, beside what it may achieve."""
+    """If the target is an attack: what it achieves against the planned run, and what it may achieve."""
     attack = settings.privacy.target
     if attack is None:
         return []
@@ -138,7 +138,7 @@ def _attack_rows(settings: Params, plan: Plan) -> list[tuple[str, str]]:
 
 
 def _noise(plan: Plan) -> str:
-    """In words where it is chosen on the way, since a number would say that it is known."""
+    """The noise; in words if it is chosen adaptively, since a number would suggest that it is known."""
     if plan.fixed_noise is not None:
         return f"{plan.fixed_noise:.4g}"
     most = plan.method_params.get("most_noise")

@@ -1,4 +1,4 @@
-"""The command `epsilonflow doctor`: checks this machine and checkout, with a sentence on each thing it checked."""
+"""The command `epsilonflow doctor`: check this machine and checkout, and print a sentence for each check."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ _FREE_GB = 5.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was checked. is_well: None for something optional that is not there."""
+    """The result of one check. is_well: None if something optional is missing."""
 
     name: str
     is_well: bool | None
@@ -22,7 +22,7 @@ class Finding:
 
 
 def findings(root: Path) -> Iterator[Finding]:
-    """Checks everything, in the checkout at `root` if it is one; changes and spends nothing."""
+    """Check everything, including the checkout at `root` if there is one; changes and spends nothing."""
     looks: tuple[tuple[str, Callable[[Path], tuple[bool | None, str]]], ...] = (
         ("Python", _python),
         ("torch", _torch),

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _SMALLEST_SHARE = 0.01
 _PLANNED = 52
-"""Retrainings that budgets last for where nothing says how they are spread: a year of weeks."""
+"""How many retrainings a budget should last for by default: a year of weeks."""
 _SHOWN = 6
-"""Rows at either end of a long forecast."""
+"""Rows shown at each end of a long forecast."""
 
 
 def forecast(
@@ -94,7 +94,7 @@ def _pricing(
     spreading: tuple[Any, int | None, float | None],
     each: tuple[float | None, float | None],
 ) -> "Spread | Price":
-    """How budgets are spread, or the price of an (epsilon, delta), as it counts for a person."""
+    """How budgets are spread, or the price of each (epsilon, delta), multiplied by the blocks of a person."""
     from algorithms.privacy.accounting.budget import Budget
     from algorithms.privacy.ledger import Spread
 
@@ -108,7 +108,7 @@ def _pricing(
 
 
 def _limit(ledger: "Ledger", population: str) -> "Price":
-    """What a new block begins with."""
+    """The budget of a new block, as a price."""
     balance = ledger.balance(population, "all")
     return tuple(map(float, balance.composition.amount_of(balance.cap)))
 
@@ -159,7 +159,7 @@ def _show(document: dict[str, Any]) -> None:
 
 
 def _few(names: list[str]) -> str:
-    """Names in one cell: all of few, else the first, the last and how many there are."""
+    """Names in one cell: up to three are listed, more are shown as the first, the last and their number."""
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} ... {names[-1]} ({len(names)})"
 
 
@@ -172,7 +172,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
 
 
 def ask(what: str, *, yes: bool) -> None:
-    """Raises ParamsRefusedError unless a person says yes to what cannot be undone, here or beforehand."""
+    """Ask for consent to what cannot be undone; raises ParamsRefusedError unless it is given, here or by --yes."""
     from tasks.config.params import ParamsRefusedError
 
     if not yes and not (sys.stdin.isatty() and typer.confirm(f"{what} Do it?", err=True)):
@@ -439,7 +439,7 @@ def restore(
 
 
 def _ledger() -> "Ledger":
-    """That of the checkout; outside of every one, as after a notebook, that of the home."""
+    """The ledger of the checkout; outside of any checkout, as after a notebook, the ledger of the home."""
     from tasks.runs.ledger import open_ledger
     from tasks.runs.stages import checkout
 
@@ -478,7 +478,7 @@ def _place(population: str, block: str) -> str:
 
 
 def _units(balances: "list[Balance]") -> str:
-    """Whom the numbers protect and how they were added up, where that is not one record and plain sums."""
+    """A note on whom the numbers protect and how they were added up, unless it is one record and basic composition."""
     notes = {}
     for balance in balances:
         count, composition = balance.blocks_per_person, balance.composition

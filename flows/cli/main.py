@@ -1,6 +1,6 @@
 """The command `epsilonflow`; it works in the checkout it is called from.
 
-What a command needs is imported when it runs, so that `--help` is quick.
+Each command imports what it needs when it runs, so that `--help` is quick.
 """
 
 import gc
@@ -15,7 +15,7 @@ from flows.cli.runs import advise, plan, retrain, run
 from flows.cli.searches import audit, compare, tune
 from flows.cli.terminal import SETTINGS, say
 
-# What imports make stays, so looking for garbage after every 700 objects is an eighth of what a short command takes.
+# Objects made by imports stay alive, and collecting garbage after every 700 of them takes an eighth of a short command.
 gc.set_threshold(50_000, 20, 50)
 
 app = typer.Typer(

@@ -1,4 +1,4 @@
-"""Commands for what a run leaves: `predict`, `export`, `release`, and `card verify` and `card show`."""
+"""Commands for a trained model and its card: `predict`, `export`, `release`, `card verify` and `card show`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands for a project of one's own: `init`, `doctor` and `data check`."""
+"""Commands for setting up a project: `init`, `doctor` and `data check`."""
 
 import re
 from pathlib import Path
@@ -183,7 +183,7 @@ def init(
 
 
 def _say_next(folder: Path, declared: "Declared", given: list[str]) -> None:
-    """What was assumed, but for what was given, and what to type."""
+    """Print the assumed defaults, except those in `given`, and the next commands."""
     name = declared.name
     say(
         f"Created {folder} with these defaults; to change them, edit its data/cards/{name}.yaml before the first run:"

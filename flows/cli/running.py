@@ -1,4 +1,4 @@
-"""How a command does its work: stages here or in Prefect's flow, until they end or a signal ends them."""
+"""Run stages for a command, in this process or in a Prefect flow, until they end or a signal ends them."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Show all output of DVC
 
 
 def deliver(request: "Request", root: Path, *, verbose: bool) -> "RunSummary":
-    """The run, by the Prefect flow where there is a server for it."""
+    """Run the pipeline; as a Prefect flow if there is a server."""
     steps = Steps(verbose)
     if has_prefect_api():
         with listening(steps):
@@ -39,7 +39,7 @@ def deliver(request: "Request", root: Path, *, verbose: bool) -> "RunSummary":
 
 
 def alone(work: Callable[[], T], root: Path) -> T:
-    """What work returns that runs stages here; a stage that failed ends the command with its last line."""
+    """Call `work`, which runs stages here, and return its result; a failed stage ends the command."""
     from tasks.runs.stages import StageFailedError
 
     try:
@@ -51,7 +51,7 @@ def alone(work: Callable[[], T], root: Path) -> T:
 
 @contextmanager
 def listening(steps: Steps) -> Iterator[None]:
-    """Until the end of the block, what the stages of a flow write is shown here; Prefect's own lines are not."""
+    """Within the block, show what the stages of a flow write, without Prefect's own lines."""
     if not steps.verbose:
         quieten_prefect()
     from flows.pipeline import LISTENERS
@@ -79,14 +79,14 @@ def _flow(request: "Request", root: Path) -> "RunSummary":
 
 
 def completed(state: "State[Any]") -> "State[Any]":
-    """The state, where the flow completed; else why it did not is said, and the command ends."""
+    """Return the state if the flow completed; otherwise print why not, and end the command."""
     if not state.is_completed():
         _say_why(state)
     return state
 
 
 def _say_why(state: "State[Any]") -> NoReturn:
-    """Of a flow that did not complete."""
+    """Print why a flow did not complete, and end the command."""
     from flows.pipeline import REFUSED
 
     say(f"{'refused: ' if state.name == REFUSED else ''}{state.message}", error=True)
@@ -98,11 +98,13 @@ class _Stopped(BaseException):
 
 
 def stoppable(work: Callable[[], T], root: Path, stays: Callable[[], str] | None = None) -> T:
-    """What `work`, which runs stages in the checkout at `root`, returns; on Ctrl-C or SIGTERM this process ends.
+    """Call `work`, which runs stages in the checkout at `root`, and return its result.
 
-    stays: what is left then, in words, where that is no run of the checkout.
-    The work is done in another thread, where Prefect leaves signals alone. The interrupt is blocked there and so in
-    what is started there, else Ctrl-C would end Prefect's temporary server, too, with a page of its own about it.
+    Ctrl-C or SIGTERM ends this process. `work` runs in another thread, where Prefect leaves signals alone. SIGINT is
+    blocked in that thread and therefore in the processes that it starts. Otherwise Ctrl-C would also end Prefect's
+    temporary server, which would print a page of errors.
+
+    stays: describes what remains after a stop, if that is not a run of the checkout.
     """
     began, signals = time.time(), (signal.SIGINT, signal.SIGTERM)
 
@@ -127,7 +129,7 @@ def stoppable(work: Callable[[], T], root: Path, stays: Callable[[], str] | None
 
 
 def _end(number: int, stays: Callable[[], str]) -> NoReturn:
-    """End all processes that this one started, say what stays of the run, and end without a word of Prefect's."""
+    """End all child processes, say what remains of the run, and exit without any output of Prefect."""
     import psutil
 
     terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -136,20 +138,18 @@ def _end(number: int, stays: Callable[[], str]) -> NoReturn:
     started = psutil.Process().children(recursive=True)
     for process in started:
         with suppress(psutil.NoSuchProcess, ProcessLookupError):
-            is_dvc = (
-                os.getpgid(process.pid) == process.pid
-            )  # which gives its locks back when the stage has ended
+            is_dvc = os.getpgid(process.pid) == process.pid  # DVC releases its locks when the stage has ended
             process.send_signal(signal.SIGINT if is_dvc else signal.SIGKILL)
     for process in psutil.wait_procs(started, timeout=_SECONDS_TO_END)[1]:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    shown = "\x1b[?25h" if os.isatty(terminal) else ""  # the cursor, which a progress bar hides
+    shown = "\x1b[?25h" if os.isatty(terminal) else ""  # show the cursor again, which a progress bar hides
     os.write(terminal, f"{shown}stopped: {stays()}\n".encode())
     os._exit(128 + number)
 
 
 def _what_stays(root: Path, began: float) -> str:
-    """What a command, which began at a moment, leaves of its run, in words."""
+    """Describe what remains of the run of a command that began at time `began`."""
     from tasks.config.environment import home
     from tasks.runs.ledger import open_ledger
     from tasks.runs.store import begun_since

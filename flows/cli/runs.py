@@ -1,4 +1,4 @@
-"""Commands that train: `run`, `retrain`; and `plan` and `advise`, which say before what that would cost."""
+"""Commands that train, `run` and `retrain`, and `plan` and `advise`, which say beforehand what that would cost."""
 
 import sys
 from pathlib import Path
@@ -68,7 +68,7 @@ def run(
 
 
 def _what(settings: "Params") -> str:
-    """What is trained, in a line."""
+    """Describe what is trained in one line."""
     privacy = settings.privacy
     target = f"epsilon {privacy.epsilon:g}" if privacy.epsilon is not None else "the attack in privacy.target"
     return (
@@ -78,7 +78,7 @@ def _what(settings: "Params") -> str:
 
 
 def _look_ahead(root: Path, settings: "Params") -> None:
-    """Raises what refuses the run, and asks about settings that look wrong, before anything starts."""
+    """Refuse the run if it cannot succeed, and ask about settings that look wrong, before anything starts."""
     from tasks.runs.preflight import ask_first, outlook
 
     found = outlook(root, settings)
@@ -102,7 +102,7 @@ def _request(
 
 
 def _already_there(root: Path, request: "Request") -> "RunSummary | None":
-    """The results of just this run where they are here, so that not even Prefect needs to start."""
+    """The results of an identical run if they are in the checkout, so that not even Prefect has to start."""
     from tasks.config.overrides import revise
     from tasks.runs.stages import checkout_lock, up_to_date
     from tasks.runs.summary import run_summary
@@ -180,7 +180,7 @@ def retrain(
 
 
 def _retrain_here(root: Path, file: Path, steps: Steps) -> str:
-    """What `flows.retrain` does, without Prefect; returns what became of it."""
+    """Do what `flows.retrain` does, without Prefect; returns the outcome as a sentence."""
     from datetime import UTC, datetime
 
     from tasks.retraining import delivery, settings

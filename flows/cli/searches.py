@@ -1,4 +1,4 @@
-"""Commands of many runs: `compare`, `tune` and `audit`."""
+"""Commands that make many runs: `compare`, `tune` and `audit`."""
 
 import os
 from collections.abc import Callable

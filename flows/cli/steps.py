@@ -1,7 +1,7 @@
-"""A run step by step on the screen: one line a step, a bar for the training where there is a terminal.
+"""Show a run on the screen: one line per stage, and a progress bar for training if there is a terminal.
 
-Without a Prefect API the stages run here, one after the other, as the flow has them: Prefect would start a server for
-the one run. DVC decides either way what has to run.
+Without a Prefect API the stages run here, in the flow's order, since Prefect would start a server for this one run.
+Either way, DVC decides what has to run.
 """
 
 import os
@@ -35,14 +35,14 @@ _NOISE = re.compile(
     r"(Running stage |> python -m |Stage '|(Updating|Generating) lock file|To (track|enable) |\s*(git add|dvc config) "
     r"|Use `dvc |Verifying data sources|Data and pipelines are up|(ERROR: )?failed to (reproduce|run) )"
 )
-"""What DVC says beside a stage."""
+"""Lines of DVC's own, which are not shown."""
 
 
 @dataclass
 class Steps:
-    """What the stages of a run write, as lines for a person.
+    """Prints what the stages of a run write, in a readable form.
 
-    verbose: whether everything is shown as it comes.
+    verbose: show everything unchanged.
     """
 
     verbose: bool = False
@@ -56,7 +56,7 @@ class Steps:
         self.console.print(f"{WORDS[stage]} ...", markup=False)
 
     def line(self, text: str) -> None:
-        """A line that a stage or DVC wrote."""
+        """Show a line that a stage or DVC wrote."""
         found = _STEP.fullmatch(text)
         if self.verbose or (found is None and not _NOISE.match(text) and not text.startswith("refused: ")):
             self._close()
@@ -68,7 +68,7 @@ class Steps:
             self.console.print(f"  {text}", markup=False)
 
     def end(self) -> None:
-        """No stage is at work any more."""
+        """The last stage has ended."""
         self._close()
 
     def _advance(self, words: str, step: int, steps: int, rest: str) -> None:
@@ -92,7 +92,7 @@ class Steps:
 
 
 def has_prefect_api() -> bool:
-    """Whether this user has a Prefect server: PREFECT_API_URL, in the environment or in a profile of Prefect's."""
+    """Whether a Prefect server is configured: PREFECT_API_URL, in the environment or in Prefect's profile."""
     if os.environ.get("PREFECT_API_URL"):
         return True
     folder = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
@@ -105,15 +105,15 @@ def has_prefect_api() -> bool:
 
 
 def quieten_prefect() -> None:
-    """Prefect's own lines go to its server alone; for before it is imported."""
+    """Send Prefect's own log lines only to its server; call this before Prefect is imported."""
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "CRITICAL")
 
 
 def stage_here(steps: Steps) -> Callable[[str, Path], None]:
-    """What runs a stage in the checkout at a path, without Prefect.
+    """A function that runs a stage in the checkout at a path, without Prefect.
 
-    It raises StageRefusedError or StageFailedError.
+    The function raises StageRefusedError or StageFailedError.
     """
     from tasks.runs.stages import reproduce
 
@@ -125,9 +125,9 @@ def stage_here(steps: Steps) -> Callable[[str, Path], None]:
 
 
 def run_here(request: "Request", root: Path, steps: Steps) -> "RunSummary":
-    """The pipeline of `flows.pipeline` without Prefect; raises StageRefusedError and StageFailedError.
+    """Run the pipeline of `flows.pipeline` without Prefect; raises StageRefusedError and StageFailedError.
 
-    What a stage refuses leaves params.yaml as it was.
+    If a stage refuses the run, params.yaml is restored.
     """
     from tasks.config.overrides import revise
     from tasks.runs.stages import STAGES, StageRefusedError, checkout_lock

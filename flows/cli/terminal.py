@@ -1,4 +1,4 @@
-"""How the commands speak: sentences, tables and JSON; a refusal is one sentence and exit status 2."""
+"""Output of the commands: sentences, tables and JSON; a refusal is one sentence and exit status 2."""
 
 import json
 from collections.abc import Iterator
@@ -16,23 +16,23 @@ SETTINGS: dict[str, Any] = {
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """A line to stdout or to stderr."""
+    """Print a line to stdout or stderr."""
     typer.echo(text, err=error)
 
 
 def show(content: RenderableType) -> None:
-    """A table to stdout."""
+    """Print a table to stdout."""
     Console().print(content)
 
 
 def show_json(document: object) -> None:
-    """A document to stdout, as JSON."""
+    """Print a document to stdout as JSON."""
     typer.echo(json.dumps(document, indent=2))
 
 
 @contextmanager
 def sentences() -> Iterator[None]:
-    """What the block refuses, or the file system forbids, becomes one sentence on stderr and exit status 2."""
+    """Turn a refusal in the block, or a denied permission, into one sentence on stderr and exit status 2."""
     try:
         yield
     except PermissionError as error:

@@ -1,7 +1,4 @@
-"""What a comparison compares, as strict models of its YAML file.
-
-The YAML file of a comparison, refused in one sentence that names the key at fault.
-"""
+"""The YAML file of a comparison as strict models; a faulty file is refused in one sentence that names the key."""
 
 import json
 import math
@@ -24,7 +21,7 @@ Delta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Folds(Group):
-    """Repeated k-fold cross-validation over the union of training and test records; seed: of the permutations."""
+    """Repeated k-fold cross-validation over the union of training and test records; seed: seed of the permutations."""
 
     k: int = Field(ge=2)
     repeats: int = Field(default=1, ge=1)
@@ -32,11 +29,10 @@ class Folds(Group):
 
 
 class Problem(Group):
-    """A data set by the name of its card, what its records are made into, and a model of the catalogue.
+    """A data set by the name of its card, a transform of its records, and a model of the catalogue.
 
-    encoder: as in params.yaml, of the transform of that name. model_settings: further keys of the group `model` of
-    params.yaml, such as settings, start and freeze; paths are
-    relative to the checkout.
+    encoder: as in params.yaml, if transform is encoder. model_settings: further keys of the group `model` of
+    params.yaml, such as settings, start and freeze; paths are relative to the checkout.
     """
 
     dataset: Word
@@ -63,12 +59,12 @@ class Problem(Group):
 
 
 class Method(Group):
-    """An algorithm with its settings, and how it is accounted.
+    """An algorithm with its settings, and its accountant.
 
-    features: the group of params.yaml, for what is learned about the records before training.
-    private: False for a reference without noise, which runs once instead of by epsilon. vary: settings by dotted key
-    with the values each takes; every combination is a method of its own. by_epsilon: settings by dotted key that are
-    other ones at an epsilon, where each is tuned by itself. epsilons, delta: instead of the file's.
+    features: the group of params.yaml, for features that are learned before training. private: False for a reference
+    without noise, which runs once instead of once per epsilon. vary: settings by dotted key with their values; every
+    combination is a separate method. by_epsilon: settings by dotted key that differ at an epsilon, if each epsilon is
+    tuned separately. epsilons, delta: replace the file's.
     """
 
     algorithm: dict[str, Any]
@@ -96,10 +92,10 @@ class Objective(Group):
 
 
 class Record(Group):
-    """What is computed of each run beside its accuracy.
+    """What is recorded of each run besides its accuracy.
 
     curves: the objective by step, at most about 200 points. diagnostics: what clipping and noise did to each gradient,
-    of the first seed or fold alone.
+    only for the first seed or fold.
     """
 
     objective: Objective | None = None
@@ -110,8 +106,8 @@ class Record(Group):
 class Comparison(Group):
     """Algorithms x data sets x models x epsilons x (seeds or folds) x settings.
 
-    skip_refused: list what cannot run as refused instead of refusing the whole. published: a CSV file of published
-    numbers, by its path in the checkout. performance: of each run; as many run at once as there are workers.
+    skip_refused: list cells that cannot run as refused, instead of refusing the whole comparison. published: path in
+    the checkout of a CSV file of published numbers. performance: limits of each run; one run per worker runs at a time.
     """
 
     name: Name
@@ -131,7 +127,7 @@ class Comparison(Group):
 class Variant(Group):
     """A method with one combination of its varied settings.
 
-    setting: that combination in words, or empty. by_epsilon: settings by dotted key that are other ones at an epsilon.
+    setting: that combination in words, or empty. by_epsilon: settings by dotted key that differ at an epsilon.
     """
 
     method: str
@@ -179,7 +175,7 @@ def delta_of(method: Method, comparison: Comparison) -> float:
 
 
 def _changed(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with values put at dotted keys, whose outer keys are made where they are missing."""
+    """The settings with values set at dotted keys; missing outer keys are created."""
     result: dict[str, Any] = json.loads(json.dumps(settings))
     for dotted, value in changes.items():
         *outer, last = dotted.split(".")
@@ -195,10 +191,9 @@ def _text(value: object) -> str:
 
 
 def load(path: Path) -> Comparison:
-    """The comparison that the YAML file at `path` describes.
+    """Load the comparison that the YAML file at `path` describes; data sets are not looked up yet.
 
-    Raises ParamsRefusedError for a file that is no YAML, unknown keys, wrong types and impossible values, and
-    RefusedError for an unknown algorithm; nothing about data sets is looked up yet.
+    Raises ParamsRefusedError for a file that is not YAML, unknown keys, wrong types and impossible values.
     """
     document = _document(path)
     try:
@@ -211,7 +206,7 @@ def load(path: Path) -> Comparison:
         )
     _check_once("epsilons", comparison.epsilons, path)
     _check_once("problems", comparison.problems, path)
-    # results are told apart by these two
+    # results are identified by these two
     _check_once("problems", [(problem.dataset, problem.model) for problem in comparison.problems], path)
     _check_once("variants of methods", [(v.method, v.setting) for v in variants(comparison)], path)
     for key, method in comparison.methods.items():

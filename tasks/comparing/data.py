@@ -1,4 +1,4 @@
-"""The records of a comparison: prepared once a data set, read and folded once a process."""
+"""The records of a comparison: prepared once per data set, read and folded once per process."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,7 +22,7 @@ _LARGE_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class Sides:
-    """What a cell trains on and what it is tested on. public: the facts of just these records."""
+    """The training and test records of a cell. public: the public facts of exactly these records."""
 
     public: PublicDescription
     train: Records
@@ -30,14 +30,14 @@ class Sides:
 
 
 def prepared_folder(store: Path, cell: Trial) -> Path:
-    """Where a cell's data set is prepared, below `store`; another card or transform has another folder."""
+    """The folder below `store` of a cell's prepared data set; another card or transform has another folder."""
     transform = "" if cell.transform == "none" else f"-{cell.transform}"
     transform += f"-{digest_of(cell.encoder)}" if cell.encoder else ""
     return store / f"{cell.dataset}-{cell.card}{transform}"
 
 
 def make_ready(store: Path, cell: Trial, *, root: Path) -> None:
-    """Prepares a cell's data set below `store` unless it is there; raises DataRefusedError where that is impossible."""
+    """Prepare a cell's data set below `store` unless it exists; raises DataRefusedError if that is impossible."""
     folder = prepared_folder(store, cell)
     if not folder.exists():
         encoder = {key: value for key, value in cell.encoder.items() if key != "sha256"} or None
@@ -48,7 +48,7 @@ def make_ready(store: Path, cell: Trial, *, root: Path) -> None:
 
 
 def sides(store: Path, cell: Trial) -> Sides:
-    """The records of a cell; raises DataRefusedError for a fold that cannot be trained on."""
+    """The records of a cell; raises DataRefusedError if a fold cannot be trained on."""
     folder = prepared_folder(store, cell)
     if cell.fold is None:
         return _own_split(folder)
@@ -56,7 +56,7 @@ def sides(store: Path, cell: Trial) -> Sides:
 
 
 def public_of(store: Path, cell: Trial) -> PublicDescription:
-    """What is public about the records that a cell trains on."""
+    """The public facts of the records that a cell trains on."""
     folder = prepared_folder(store, cell)
     if cell.fold is None:
         return _own_split(folder).public
@@ -71,7 +71,7 @@ def _loaded(folder: Path) -> Prepared:
 
 @lru_cache(maxsize=_KEPT_FOLDS)
 def _own_split(folder: Path) -> Sides:
-    """The data's own split; arrays that fit are read into memory, large ones stay mapped files."""
+    """The data's own split; small arrays are read into memory, large ones stay memory-mapped."""
     data = _loaded(folder)
     train, test = (
         Records(data.train_features, data.train_labels),
@@ -97,9 +97,9 @@ _kept = lru_cache(maxsize=_KEPT_FOLDS)(_folded)
 
 @lru_cache(maxsize=256)
 def _indices(folder: Path, chosen: Fold) -> folds.Fold:
-    """The records of a fold by their places in the union, training records first.
+    """The indices of a fold's records in the union, training records first.
 
-    Raises DataRefusedError where those of classes are all of one.
+    Raises DataRefusedError if all training records of a fold have the same class.
     """
     data = _loaded(folder)
     if data.public.pooled is not None:

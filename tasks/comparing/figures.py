@@ -1,4 +1,4 @@
-"""The figures of a comparison, drawn as papers draw them: one panel a problem, one line a method."""
+"""The figures of a comparison, as in papers: one panel per problem, one line per method."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,15 +17,14 @@ _COLOURS = (
 )  # fmt: skip
 _LINES = ("-", "--", ":")
 _ONE_STEP = 2
-"""Points of the curve of a method that asks once: before it and after it."""
+"""Points of the curve of a method with a single release: before it and after it."""
 PROBLEM = ["dataset", "model"]
 
 
 def by_epsilon(totals: pd.DataFrame, metric: str, *, words: str, theme: Theme) -> Figure:
-    """A metric against epsilon on a logarithmic axis, error bars of one standard error; methods without noise are
-    dashed lines.
+    """Draw a metric against a logarithmic epsilon, with bars of one standard error; methods without noise are dashed.
 
-    totals: as `comparison_results.summary` makes them. words: what the metric is called.
+    totals: from `results.summary`. words: the name of the metric.
     """
     problems = list(totals.groupby(PROBLEM, sort=False))
     labels = list(dict.fromkeys(totals["label"]))
@@ -44,32 +43,33 @@ def by_epsilon(totals: pd.DataFrame, metric: str, *, words: str, theme: Theme) -
 
 
 def convergence(curves: pd.DataFrame, *, theme: Theme) -> Figure:
-    """How far the objective is above the least one known, over the steps; a row a problem, a column an epsilon.
+    """Draw how far the objective is above the smallest one known, by step; a row per problem, a column per epsilon.
 
-    curves: columns dataset, model, label, epsilon, step and gap; the mean over cells is drawn. A method that asks once
-    is a dashed line.
+    curves: columns dataset, model, label, epsilon, step and gap; the mean over cells is drawn. A method with a single
+    release is a dashed line.
     """
     return over_steps(curves, x="step", y="gap", words="objective - least known", theme=theme)
 
 
 def noise(traces: pd.DataFrame, *, theme: Theme) -> Figure:
-    """Standard deviation of the noise on each release of a first run; a row a problem, a column an epsilon.
+    """Draw the standard deviation of the noise on each release of the first runs; a row per problem, a column per
+    epsilon.
 
-    traces: columns dataset, model, label, epsilon, release and noise_std; label names the kind of release too.
+    traces: columns dataset, model, label, epsilon, release and noise_std; label also names the kind of release.
     """
     return over_steps(traces, x="release", y="noise_std", words="noise (std)", theme=theme)
 
 
 def gaps(curves: pd.DataFrame) -> pd.DataFrame:
-    """The curves with `gap`: the objective above the least that any method reached on the same training records."""
+    """Add the column `gap`: the objective minus the smallest that any method reached on the same training records."""
     least = curves.groupby([*PROBLEM, "repeat", "fold"])["objective"].transform("min")
     return curves.assign(gap=curves["objective"] - least)
 
 
 def over_steps(table: pd.DataFrame, *, x: str, y: str, words: str, theme: Theme) -> Figure:
-    """The mean of column y over column x; a row a problem, a column an epsilon, a line a label.
+    """Draw the mean of column y over column x; a row per problem, a column per epsilon, a line per label.
 
-    table: columns dataset, model, label, epsilon, x and y. words: what y is called.
+    table: columns dataset, model, label, epsilon, x and y. words: the name of y.
     """
     labels = list(dict.fromkeys(table["label"]))
     private = table.dropna(subset=["epsilon"])
@@ -126,7 +126,7 @@ def _look(labels: Sequence[str], label: str) -> tuple[str, str, str]:
 
 
 def _panels(rows: int, columns: int, labels: Sequence[str], theme: Theme) -> tuple[Figure, list[list[Axes]]]:
-    """Empty panels with room for a legend of so many labels below them."""
+    """Empty panels with room below them for a legend of these labels."""
     size = (max(5.0, _WIDTH * columns), _HEIGHT * rows + 0.35 + 0.11 * len(labels))
     figure = Figure(figsize=size, dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)

@@ -1,4 +1,4 @@
-"""Where a comparison keeps its files, and how they are written: whole or not at all."""
+"""The files of a comparison, which are written whole or not at all."""
 
 import json
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ class Place:
 
     @property
     def folder(self) -> Path:
-        """Where everything about this comparison is."""
+        """The folder of all files of this comparison."""
         return self.root / "artifacts" / "compare" / self.name
 
     @property
     def cells(self) -> Path:
-        """The results, a JSON file a finished cell."""
+        """The results, one JSON file per finished cell."""
         return self.folder / "cells"
 
     @property
@@ -52,11 +52,13 @@ class Place:
         return self.folder / "stop"
 
     def ledger_url(self, *, dataset: str, model: str, method: str) -> str:
-        """The ledger of a method on a problem; one each, since a use of a ledger takes as long as it has rows."""
+        """The ledger of a method on a problem; separate ledgers, since using a ledger takes longer the more rows it
+        has.
+        """
         return f"sqlite:///{self.folder / 'ledger' / f'{dataset}-{model}-{method}.sqlite'}"
 
     def ledger_urls(self) -> list[str]:
-        """The ledgers there are."""
+        """The existing ledgers."""
         return [f"sqlite:///{path}" for path in sorted((self.folder / "ledger").glob("*.sqlite"))]
 
     def finished(self) -> set[str]:
@@ -71,7 +73,7 @@ class Place:
 
 @contextmanager
 def held(place: Place) -> Iterator[None]:
-    """Hold the comparison until the end of the block; raises ParamsRefusedError where another process holds it."""
+    """Lock the comparison within the block; raises ParamsRefusedError if another process has locked it."""
     for folder in (place.cells, place.plans, place.failures):
         folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -83,16 +85,16 @@ def held(place: Place) -> Iterator[None]:
     with lock:
         place.stop.unlink(missing_ok=True)
         for half in (path for folder in (place.cells, place.plans) for path in folder.glob(".*")):
-            half.unlink()  # of a process that was killed while it wrote
+            half.unlink()  # left by a process that was killed while writing
         yield
 
 
 def write_json(path: Path, document: object) -> None:
-    """Writes a JSON document."""
+    """Write a JSON document."""
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     write_whole(path, lambda fresh: fresh.write_text(text, encoding="utf-8"))
 
 
 def write_parquet(path: Path, frame: pd.DataFrame) -> None:
-    """Writes a table."""
+    """Write a table."""
     write_whole(path, lambda fresh: frame.to_parquet(fresh, index=False))

@@ -1,4 +1,4 @@
-"""How far a comparison has come, read off its folder: the same whoever runs the cells, in whatever process."""
+"""The progress of a comparison, read from its folder, so that it does not matter which process runs the cells."""
 
 import logging
 import threading
@@ -19,7 +19,7 @@ Tell = Callable[[int, Trial | None], None]
 
 @contextmanager
 def progress(place: Place, groups: Sequence[Group], *, console: Console | None = None) -> Iterator[None]:
-    """Shows, until the end of the block, how many of the groups' cells are done, and which method is at work."""
+    """Within the block, show how many of the groups' cells are done, and which one finished last."""
     wanted = {cell.digest: cell for group in groups for cell in group}
     console = console or Console(stderr=True)
     if not wanted:

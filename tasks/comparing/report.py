@@ -1,6 +1,6 @@
-"""The page of a comparison, as HTML that needs nothing else and as Markdown: what was compared, results, figures.
+"""Write the results of a comparison: tables, figures, a self-contained HTML page, the same page as Markdown.
 
-What a comparison leaves: tables, figures, the page, and cards that say how many runs there were.
+Also update the number of runs on the cards of the cells.
 """
 
 import math
@@ -25,7 +25,7 @@ from tasks.runs.quality import MEASURES
 
 _HERE = Path(__file__).parent
 _DIGITS = {"objective": 5, "gap": 5, "test_loss": 5}
-"""After the point; of measures of the test records there are 4."""
+"""Decimal places; metrics of the test records have 4."""
 _WORDS = {
     "accuracy": "Accuracy",
     "r2": "Variance explained (R2)",
@@ -35,11 +35,13 @@ _WORDS = {
     "token_accuracy": "Right next tokens",
     "perplexity": "Perplexity",
 }
-"""What is shown of the test records; the tables have further measures."""
+"""The metrics of the test records that are shown; the tables have more."""
 
 
 def shown(totals: pd.DataFrame) -> list[str]:
-    """The metrics that a page shows of a problem: what models for its target are compared by, and a few more."""
+    """The metrics that a page shows for a problem: the one by which models for its target are compared, and a few
+    more.
+    """
     there = [name for name in (*MEASURES, "objective") if _is_there(totals, name)]
     return [name for place, name in enumerate(there) if place == 0 or name in ("perplexity", "objective")]
 
@@ -63,7 +65,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Content:
-    """What the page says. pictures: by file name, without its ending. refused: cells that could not run, and why."""
+    """The content of the page. pictures: by file name without suffix. refused: cells that could not run, and why."""
 
     title: str
     name: str
@@ -82,12 +84,12 @@ def html(content: Content) -> str:
 
 
 def markdown(content: Content) -> str:
-    """The page as Markdown; its figures are files beside it."""
+    """The page as Markdown; its figures are separate files next to it."""
     return environment(below=_HERE, autoescape=False).get_template("comparison.md.j2").render(content=content)
 
 
 def result_tables(totals: pd.DataFrame) -> list[Table]:
-    """A table a problem and metric: methods down, epsilons across, mean and standard error in each cell."""
+    """A table per problem and metric: methods as rows, epsilons as columns, mean and standard error in each cell."""
     tables = []
     for names, rows in totals.groupby(["dataset", "model"], sort=False):
         for metric in shown(rows):
@@ -96,7 +98,7 @@ def result_tables(totals: pd.DataFrame) -> list[Table]:
 
 
 def published_table(rows: pd.DataFrame) -> Table:
-    """Published numbers beside ours. rows: as `comparison_published.beside` makes them."""
+    """Published numbers beside ours. rows: from `results.beside`."""
     header = ("figure", "data", "method", "epsilon", "metric", "published", "ours", "difference")
     return Table("Published numbers beside ours", header, [_beside(row) for row in rows.to_dict("records")])
 
@@ -138,7 +140,7 @@ def _table(title: str, rows: pd.DataFrame, metric: str) -> Table:
 
 
 def _measured(mean: float, stderr: float, metric: str) -> str:
-    """A mean and its standard error; one that is not known is left out."""
+    """A mean with its standard error, if that is known."""
     digits = _DIGITS.get(metric, 4)
     if math.isnan(mean):
         return "not run"
@@ -151,7 +153,7 @@ def _epsilon(value: float) -> str:
 
 PAGE, MARKDOWN = "report.html", "page.md"
 FILES = ("results.parquet", "results.csv", "summary.csv", PAGE, MARKDOWN)
-"""What a finished comparison consists of, beside its figures."""
+"""The files of a finished comparison, besides its figures."""
 
 
 @dataclass(frozen=True)
@@ -165,9 +167,9 @@ class Report:
 
 
 def report(work: Work, *, refused: Sequence[str]) -> Report:
-    """Writes results.parquet, results.csv, summary.csv, the figures, report.html and page.md of all finished cells.
+    """Write results.parquet, results.csv, summary.csv, the figures, report.html and page.md from all finished cells.
 
-    refused: why cells could not run, in words.
+    refused: sentences that say why cells could not run.
     """
     place = work.place
     table = results(place, work.cells)
@@ -185,13 +187,13 @@ def report(work: Work, *, refused: Sequence[str]) -> Report:
 
 
 def count_runs(place: Place) -> int:
-    """How many runs the comparison's ledger has, those of cells that the file no longer has included."""
+    """The number of runs in the comparison's ledgers, including cells that are no longer in its file."""
     ledgers = [Ledger.open(url) for url in place.ledger_urls()]
     return sum(row.kind == "reserve" for ledger in ledgers for row in ledger.history())
 
 
 def _stamp(place: Place, table: pd.DataFrame, runs: int) -> None:
-    """Brings the number of runs on the cells' cards up to date."""
+    """Update the number of runs on the cells' cards."""
     for digest in table["digest"].unique():
         result = place.result(digest)
         if result["card"]["runs"] != runs:
@@ -276,7 +278,7 @@ def _against_epsilon(totals: pd.DataFrame, metric: str) -> Callable[[Theme], Fig
 
 
 def _gathered(place: Place, table: pd.DataFrame, cells: Sequence[Trial], kind: str) -> pd.DataFrame:
-    """The curves or traces of the finished cells in one table, with the columns that name a cell."""
+    """The curves or traces of the finished cells in one table, with the columns that identify a cell."""
     names = ["dataset", "model", "label", "epsilon", "repeat", "fold"]
     frames = []
     for row in table.to_dict("records"):
@@ -291,7 +293,7 @@ def _gathered(place: Place, table: pd.DataFrame, cells: Sequence[Trial], kind: s
 
 
 def _noise(traces: pd.DataFrame) -> pd.DataFrame:
-    """The noised releases; where a method makes several kinds of release, its label names the kind."""
+    """The releases with noise; if a method makes several kinds of release, the label names the kind."""
     if not len(traces):
         return traces
     traces = traces[traces["noise_std"] > 0]

@@ -1,6 +1,7 @@
-"""Numbers that a paper published, beside ours: a CSV file given by the comparison, joined by name.
+"""The results of a comparison as tables: one row per cell, one row per method and epsilon, and next to published
+numbers.
 
-The results of a comparison as tables: a row a cell, a row a method and epsilon, and beside published numbers.
+Published numbers are in a CSV file that the comparison names, and are joined by name.
 """
 
 from functools import partial
@@ -21,11 +22,13 @@ METRICS = (*MEASURES, "objective", "gap", "test_loss")
 
 
 def read_published(path: Path) -> pd.DataFrame:
-    """Published numbers, a row each. dataset, model, method: as the comparison's file names them. setting: of a
-    varied method, or empty. epsilon: empty for a method without noise. metric: what the target is measured by, such as
-    accuracy, r2 or micro_f1; objective, gap (of the objective above the least that is known) or test_loss.
+    """Read a CSV file of published numbers, one per row.
 
-    Raises ParamsRefusedError for a file that is not there, other columns, an unknown metric and what is no number.
+    dataset, model, method: names as in the comparison's file. setting: of a varied method, or empty. epsilon: empty for
+    a method without noise. metric: a metric of the target, such as accuracy, r2 or micro_f1; or objective, gap (the
+    objective minus the smallest known) or test_loss.
+
+    Raises ParamsRefusedError if the file is missing, has other columns, or has an unknown metric or an invalid number.
     """
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False, comment="#")
@@ -42,9 +45,9 @@ def read_published(path: Path) -> pd.DataFrame:
 
 
 def beside(published: pd.DataFrame, totals: pd.DataFrame) -> pd.DataFrame:
-    """The published rows with `ours`, `stderr` and `difference`; NaN where the comparison has no such cell.
+    """Add the columns `ours`, `stderr` and `difference` to published rows; NaN if the comparison has no such cell.
 
-    totals: as `comparison_results.summary` makes them.
+    totals: from `summary`.
     """
     key = ["dataset", "model", "method", "setting", "epsilon", "metric"]
     ours = pd.concat(
@@ -76,11 +79,10 @@ PUBLISHED = ("figure", "dataset", "model", "method", "setting", "epsilon", "metr
 
 
 def results(place: Place, cells: tuple[Trial, ...]) -> pd.DataFrame:
-    """One row a finished cell, in the order of the cells; a number that is infinite or was not asked for is NaN.
+    """One row per finished cell, in the order of the cells, with the metrics of the targets that occur.
 
-    It has the measures of the targets that there are.
-
-    gap: how far the objective is above the least that any cell reached on the same training records.
+    A number that is infinite or was not recorded is NaN. gap: the objective minus the smallest that any cell reached on
+    the same training records.
     """
     done = place.finished()
     rows = [_row(cell, place.result(cell.digest)) for cell in cells if cell.digest in done]
@@ -122,8 +124,8 @@ def _row(cell: Trial, result: dict[str, Any]) -> dict[str, Any]:
 def summary(table: pd.DataFrame) -> pd.DataFrame:
     """Mean, standard deviation, standard error and number of cells by data set, model, method and epsilon.
 
-    The standard error is of the mean over cells as if they were independent, which folds of the same records are not
-    quite; it is NaN for a single cell.
+    The standard error assumes that cells are independent, which is not quite true for folds of the same records. It is
+    NaN for a single cell.
     """
     grouped = table.groupby(KEY, sort=False, dropna=False)
     parts = {"n": grouped.size()}
@@ -134,7 +136,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_tables(place: Place, table: pd.DataFrame, totals: pd.DataFrame) -> None:
-    """Writes results.parquet, results.csv and summary.csv into the comparison's folder."""
+    """Write results.parquet, results.csv and summary.csv into the comparison's folder."""
     write_parquet(place.folder / "results.parquet", table)
     for name, frame in (("results", table), ("summary", totals)):
         write_whole(place.folder / f"{name}.csv", partial(frame.to_csv, index=False))

@@ -1,4 +1,4 @@
-"""What is logged of a comparison: a run a method with its tables, and a summary with the figures and the results."""
+"""Log a comparison to Weights & Biases: one run per method with its tables, and a summary with figures and results."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ TABLES = ("results", "summary")
 
 
 def log_comparison(work: Work, report: Report) -> bool:
-    """Logs the comparison as a group of its name, as params.yaml has it for every run; returns whether it did."""
+    """Log the comparison as a group of its name, with the tracking settings of params.yaml; returns whether it did."""
     root = work.place.root
     settings = params.load(root / "params.yaml", reads=("tracking",)).tracking
     return log_group(work.comparison.name, list(members(work, report)), settings, root=root)

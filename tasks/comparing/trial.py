@@ -1,15 +1,10 @@
-"""The plan of each cell, made before the first one trains and kept on disk: cells with equal inputs share one.
+"""One cell of a comparison: plan, reserve, train, evaluate, settle, and write the result as one JSON file.
 
-The card of one run of a comparison: what it promises, which is nothing, and what was made of its records.
-
-Like the card of any run it holds facts and is signed with the owner's key of the home.
-
-The objective over the steps of a run: released parameters kept while it trains, their losses computed after it.
-
-One cell of a comparison: plan, reserve, train, evaluate, settle, and its result as one JSON file.
-
-The noise is seeded by the cell, so the result can be had again, and is not private. A process killed on the way
-leaves no result: the cell runs again from its start, under the reservation that it made.
+Plans are made before the first cell trains and are kept on disk; cells with equal inputs share one. The noise is seeded
+by the cell, so the result is reproducible and not private. A killed process leaves no result: the cell runs again from
+its start, under the same reservation. The card of a cell promises nothing; like the card of any run it holds facts and
+is signed with the owner's key. For the curve of the objective, released parameters are kept during training, and their
+losses are computed afterwards.
 """
 
 import json
@@ -74,22 +69,22 @@ from tasks.runs.quality import measures
 from tasks.runs.signing import signing_key
 
 _WITHOUT_NOISE = {"epsilon": 1.0, "delta": 1e-9, "accountant": "pld"}
-"""The target of a method that adds no noise; nothing depends on it."""
+"""A placeholder target for methods without noise; nothing depends on it."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A cell's plan and the parameters it follows from."""
+    """A cell's plan and the parameters from which it was made."""
 
     plan: Plan
     settings: Params
 
 
 def planned(place: Place, cell: Trial, public: PublicDescription, *, code: str) -> Planned:
-    """The plan of a cell, from disk where one with equal inputs is there.
+    """Plan a cell, or read the plan from disk if there is one with equal inputs.
 
-    public: the facts of the records that the cell trains on. code: a digest of the algorithms' source.
-    Raises RefusedError, ParamsRefusedError or ModelRefusedError where the cell cannot run.
+    public: the facts of the records that the cell trains on. code: a digest of the algorithms' source. Raises
+    RefusedError, ParamsRefusedError or ModelRefusedError if the cell cannot run.
     """
     settings = _params(cell)
     inputs = [cell.settings, cell.model, cell.accountant, cell.epsilon, cell.delta]
@@ -123,9 +118,10 @@ def _check_is_as_declared(cell: Trial, plan: Plan) -> None:
 
 
 class CellCard(Signed):
-    """What a run of a comparison promises, and what it does not. cost: what its events would cost with secret noise.
+    """What a run of a comparison promises, and what it does not.
 
-    comparison, runs: its name, and how many runs it has, which as a whole are charged to nobody.
+    cost: what its events would cost with secret noise. comparison, runs: the name of the comparison and its number of
+    runs, which as a whole are charged to nobody.
     """
 
     guarantee: Literal["seeded", "none"]
@@ -151,7 +147,7 @@ class CellCard(Signed):
 def card_of(
     cell: Trial, plan: Plan, public: PublicDescription, model: Mapping[str, Any], *, name: str, runs: int
 ) -> dict[str, Any]:
-    """The signed card. model: as a plan's document describes it. name, runs: of the comparison."""
+    """The signed card. model: as in a plan's document. name, runs: name and number of runs of the comparison."""
     epsilon = plan.cost.epsilon if math.isfinite(plan.cost.epsilon) else None
     document = {
         "schema_version": SCHEMA_VERSION,
@@ -184,7 +180,7 @@ def counted(card: Mapping[str, Any], runs: int) -> dict[str, Any]:
 
 
 def sweep(name: str, runs: int) -> str:
-    """What is to be said about the comparison that a run belongs to."""
+    """The sentences about the comparison that a run belongs to."""
     return (
         f"This is one of {runs:,} runs of the comparison {name!r} on public records. The comparison as a whole is not"
         " charged to anybody: its ledger records each run by itself, and choosing a method or a setting by these"
@@ -201,7 +197,7 @@ _BATCH, _AT_ONCE = 4096, 32
 
 
 class Curve:
-    """Keeps the released parameters after some of the steps: each where there are few, about 200 where many.
+    """Keeps the released parameters after selected steps: after each of up to 200 steps, otherwise after about 200.
 
     start: the algorithm's state before the first step.
     """
@@ -223,7 +219,9 @@ class Curve:
         self.seconds += time.perf_counter() - began
 
     def frame(self, model: Model, trace: Trace, data: Sides, *, regularisation: float) -> pd.DataFrame:
-        """Columns step, objective, and epsilon spent by then, an upper bound. model: as it was trained."""
+        """A table with the columns step, objective, and epsilon spent by then, an upper bound. model: the trained
+        model.
+        """
         if self._last and self._last[0] != self._kept[-1][0]:
             self._keep(*self._last)  # a run that ended before its last planned step
         parameters = torch.stack([kept for _, kept in self._kept])
@@ -241,7 +239,7 @@ class Curve:
 
 
 def points(steps: int) -> set[int]:
-    """Which steps of `steps` a curve keeps: all of up to 200, else about 200 that lie denser at the start."""
+    """The steps that a curve keeps: all of up to 200, otherwise about 200 that are denser at the start."""
     if steps <= _POINTS:
         return set(range(1, steps + 1))
     dense = np.geomspace(1, steps, _POINTS // 2).round().astype(int)
@@ -273,14 +271,15 @@ def mean_losses(model: Model, parameters: Tensor, part: Records) -> NDArray[np.f
 
 
 _CAP = Budget(1e9, 1.0)
-"""Of a comparison's own ledger: its runs are recorded there, and none is refused."""
+"""The cap in a comparison's own ledger, which records runs and refuses none."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What cells share. code: a digest of the algorithms' source. runs: how many the whole comparison has.
+    """What all cells share.
 
-    performance: what a cell may take, which does not decide its result.
+    code: a digest of the algorithms' source. runs: the number of runs of the whole comparison. performance: the
+    resources that a cell may use, which do not change its result.
     """
 
     place: Place
@@ -290,17 +289,17 @@ class Context:
 
 
 def open_ledger(place: Place, cell: Trial) -> Ledger:
-    """The ledger that a cell is recorded in."""
+    """Open the ledger in which a cell is recorded."""
     return Ledger.open(place.ledger_url(dataset=cell.dataset, model=cell.model, method=cell.method))
 
 
 def plan_cell(context: Context, cell: Trial) -> Planned:
-    """The plan of a cell; raises a refusal where it cannot run, a fold of one class included."""
+    """Plan a cell; raises a refusal if it cannot run, for example because a fold has a single class."""
     return planned(context.place, cell, public_of(context.place.store, cell), code=context.code)
 
 
 def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
-    """Runs a cell and writes its result; threads of torch: 1. Raises what planning and training raise."""
+    """Run a cell with one thread of torch and write its result. Raises what planning and training raise."""
     torch.set_num_threads(1)
     place, data = context.place, sides(context.place.store, cell)
     prepared = plan_cell(context, cell)
@@ -337,19 +336,19 @@ def run_cell(context: Context, cell: Trial, ledger: Ledger) -> None:
 
 
 def build_models(context: Context, cells: Iterable[Trial]) -> None:
-    """Draws the starts of all models; a start is drawn from torch's one generator, so not while cells run."""
+    """Initialise all models before cells run, since initialisation uses torch's global generator."""
     for cell in cells:
         public = public_of(context.place.store, cell)
         _model(_groups(cell), public)
 
 
 def _own_model(cell: Trial, public: PublicDescription) -> Model:
-    """A model of the cell's own: a module is changed while it computes, so threads must not share one."""
+    """A copy of the model for this cell: a module is changed while it computes, so threads must not share it."""
     return deepcopy(_model(_groups(cell), public))
 
 
 def _groups(cell: Trial) -> str:
-    """The groups of params.yaml that a model follows from, as JSON."""
+    """The groups of params.yaml that decide a model, as JSON."""
     return json.dumps({"model": cell.model_group, "features": cell.features})
 
 
@@ -370,7 +369,7 @@ class _Trained:
 
 
 def _reserve(ledger: Ledger, cell: Trial, prepared: Planned, data: Sides) -> None:
-    """Reserves the plan's cost; not for a run that settled and was killed before its result was written."""
+    """Reserve the plan's cost, unless the run is settled already and was killed before its result was written."""
     population, plan = data.public.population, prepared.plan
     ledger.declare(population, _CAP, public=True)
     if ledger.status(cell.digest) != "settled":
@@ -379,7 +378,7 @@ def _reserve(ledger: Ledger, cell: Trial, prepared: Planned, data: Sides) -> Non
 
 
 def _trained(cell: Trial, prepared: Planned, data: Sides, performance: Performance) -> _Trained:
-    """Trains from the start, with no checkpoint: a cell is short, and one that was cut off runs again."""
+    """Train from the start and without checkpoints: cells are short, and an interrupted one runs again."""
     model = _own_model(cell, data.public)
     algorithm, plan = prepared.settings.algorithm, prepared.plan
     start = algorithm.init(model.initial_parameters(), plan)
@@ -441,7 +440,7 @@ def _regularisation(cell: Trial) -> float:
 
 
 def _releases(trace: Trace) -> list[dict[str, Any]]:
-    """What was asked of the records, a row a kind of release."""
+    """A summary of the releases, one row per kind."""
     if not trace.rows:
         return []
     rows = pd.DataFrame([asdict(row) for row in trace.rows])

@@ -1,4 +1,4 @@
-"""The cells of a comparison: one run each, known by a digest of all that decides its result."""
+"""The cells of a comparison: one run each, identified by a digest of everything that decides its result."""
 
 import hashlib
 import json
@@ -24,9 +24,9 @@ from tasks.config.params import Data, Model, ParamsRefusedError
 from tasks.runs.encoders import facts_of, public_of
 
 FORMAT = 1
-"""Of a cell's result. A change of what is computed raises it, and every cell runs again."""
+"""Version of a cell's result. Raise it if the computation changes; every cell then runs again."""
 FILE_FORMAT = 3
-"""Of the file with it. A change of what is written beside the result raises it; 3: the card is of facts, and signed."""
+"""Version of the result's file. Raise it if the content besides the result changes. 3: the card is signed facts."""
 _MOST_IN_A_GROUP = 20
 _DIGITS = 24
 
@@ -45,11 +45,10 @@ class Fold:
 class Trial:
     """One run of a comparison.
 
-    card: digest of the data card. settings: of the algorithm, complete, `name` included. epsilon: None for a method
-    without noise. seed: of the noise and of the model's start. fold: None for the data's own split. transform: of the
-    records; encoder: of the transform of that name. model_settings: further keys of the group `model` of
-    params.yaml, and the SHA-256 of their files. features:
-    that group of params.yaml, complete.
+    card: digest of the data card. settings: all settings of the algorithm, including `name`. epsilon: None for a method
+    without noise. seed: seed of the noise and of the model's initialisation. fold: None for the data's own split.
+    transform: transform of the records. encoder: the encoder, if transform is encoder. model_settings: further keys of
+    the group `model` of params.yaml, and the SHA-256 of their files. features: the complete group of params.yaml.
     """
 
     dataset: str
@@ -72,11 +71,11 @@ class Trial:
 
     @property
     def digest(self) -> str:
-        """A name for all that decides the result; labels do not."""
+        """A digest of everything that decides the result; labels are not included."""
         inputs = asdict(self) | {"format": FORMAT}
         for name in ("method", "label", "setting"):
             del inputs[name]
-        # Without these it is as it was before there were any, so that finished cells stay valid.
+        # Empty values are left out, so that cells from before these keys existed stay valid.
         if self.transform == "none":
             del inputs["transform"]
         for name in ("model_settings", "features", "encoder"):
@@ -97,17 +96,17 @@ class Trial:
 
     @property
     def is_diagnosed(self) -> bool:
-        """Whether diagnostics are recorded of it."""
+        """Whether diagnostics are recorded."""
         return self.is_first and bool(self.record.get("diagnostics"))
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the first of its seeds and folds, whose noise trace is kept."""
+        """Whether this is the first seed and fold, whose noise trace is kept."""
         return self.seed == 0 and (self.fold is None or (self.fold.repeat, self.fold.fold) == (0, 0))
 
 
 Group = tuple[Trial, ...]
-"""Cells of one data set, model, method and epsilon, a handful."""
+"""A few cells with the same data set, model, method and epsilon."""
 
 
 def digest_of(document: object) -> str:
@@ -116,11 +115,12 @@ def digest_of(document: object) -> str:
 
 
 def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> list[Trial]:
-    """Every cell, in the order of the file. cards: of each data set. file: its name, for messages.
+    """All cells, in the order of the file. cards: the card of each data set. file: name of the file, for messages.
 
-    Raises ParamsRefusedError where a data set's records are private, and for an unknown model, algorithm or setting;
-    ModelRefusedError for a model's file that is not there; DataRefusedError for a transform that the records cannot
-    have.
+    Raises:
+        ParamsRefusedError: if a data set is private, or a model, algorithm or setting is unknown.
+        ModelRefusedError: if a model's file is missing.
+        DataRefusedError: if the records cannot have a transform.
     """
     for problem in comparison.problems:
         _check_problem(problem, cards[problem.dataset], file)
@@ -161,7 +161,7 @@ def cells(comparison: Comparison, cards: dict[str, DataCard], *, file: str) -> l
 
 
 def groups(wanted: Sequence[Trial]) -> Iterator[Group]:
-    """The cells in groups that share data set, transform, model, method and epsilon, at most 20 in each."""
+    """Group the cells by data set, transform, model, method and epsilon, at most 20 in each group."""
     together: dict[tuple[Any, ...], list[Trial]] = {}
     for cell in wanted:
         encoder = digest_of(cell.encoder)
@@ -173,7 +173,7 @@ def groups(wanted: Sequence[Trial]) -> Iterator[Group]:
 
 
 def code_digest() -> str:
-    """A digest of the algorithms' source code, to tell results of different versions apart."""
+    """A digest of the algorithms' source code, which distinguishes results of different versions."""
     import algorithms
 
     folder = Path(next(iter(algorithms.__path__)))
@@ -184,7 +184,7 @@ def code_digest() -> str:
 def _recorded(record: Record) -> dict[str, Any]:
     document: dict[str, Any] = record.model_dump()
     if not record.diagnostics:
-        del document["diagnostics"]  # as it was before there were any, so that finished cells stay valid
+        del document["diagnostics"]  # left out, so that cells from before this key existed stay valid
     return document
 
 
@@ -202,12 +202,12 @@ def _files(problem: Problem) -> dict[str, str]:
 
 
 def _sources(*names: str) -> dict[str, str]:
-    """The SHA-256 of the source of what is not shipped, `package.module:factory`."""
+    """The SHA-256 of the source of the user's own code, `package.module:factory`."""
     return {name: source_digest(name) for name in names if is_own(name)}
 
 
 def _model_settings(problem: Problem, files: dict[str, str]) -> dict[str, Any]:
-    """The settings with the digests of what decides the result beside them, so that another file is another cell."""
+    """The settings with the digests of the files that decide the result, so that another file is another cell."""
     return {**problem.model_settings, "files": files} if files else dict(problem.model_settings)
 
 
@@ -232,8 +232,9 @@ def _check_problem(problem: Problem, card: DataCard, file: str) -> None:
 
 
 def _resolved(variant: Variant, epsilon: float | None, file: str) -> dict[str, Any]:
-    """The settings with every default filled in, so that a changed default is a changed cell; a method of one's own
-    takes what its factory takes.
+    """The settings with every default filled in, so that a changed default changes the cell.
+
+    The settings of a user's own method are passed to its factory as they are.
     """
     key, given = f"methods.{variant.method}.algorithm", variant.at(epsilon)
     try:
@@ -250,7 +251,7 @@ def _resolved(variant: Variant, epsilon: float | None, file: str) -> dict[str, A
 
 
 def _features(variant: Variant, file: str) -> dict[str, Any]:
-    """The settings of the features with every default filled in."""
+    """The settings of the learned features with every default filled in."""
     key = f"methods.{variant.method}.features"
     if variant.features in ({}, {"name": "none"}):
         return {}

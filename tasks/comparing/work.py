@@ -1,4 +1,4 @@
-"""A comparison at work: which cells it has, which are still to run, and groups of them planned and run."""
+"""Run a comparison: its cells, those without a result, and planning and running them in groups."""
 
 import traceback
 from collections.abc import Iterable, Iterator
@@ -26,11 +26,13 @@ class Work:
 
     @property
     def place(self) -> Place:
-        """Where its files are."""
+        """The folder of its files."""
         return self.context.place
 
     def unfinished(self, *, renew: bool) -> list[Trial]:
-        """The cells that are to run, each result once. renew: also those that other code of the algorithms made."""
+        """The cells without a result, each once. renew: also cells whose result is from other code of the
+        algorithms.
+        """
         done = self.place.finished()
         if renew:
             done = {one for one in done if self.place.result(one)["code"] == self.context.code}
@@ -39,13 +41,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Problem:
-    """A cell that did not run, and why in one sentence."""
+    """A cell that did not run, and a sentence that says why."""
 
     cell: Trial
     sentence: str
 
     def in_words(self) -> str:
-        """The sentence with the names that the file has for the cell."""
+        """The sentence, preceded by the cell's names in the file."""
         epsilon = "" if self.cell.epsilon is None else f", epsilon {self.cell.epsilon:g}"
         setting = f", {self.cell.setting}" if self.cell.setting else ""
         return (
@@ -54,9 +56,9 @@ class Problem:
 
 
 def work_of(file: Path, root: Path) -> Work:
-    """What the comparison's file asks for, checked; its data sets are not prepared yet.
+    """Read and check a comparison's file; its data sets are not prepared yet.
 
-    Raises ParamsRefusedError, RefusedError or DataRefusedError in one sentence that names the key at fault.
+    Raises ParamsRefusedError, RefusedError or DataRefusedError with one sentence that names the faulty key.
     """
     comparison = load(file)
     root = root.absolute()
@@ -72,18 +74,18 @@ def work_of(file: Path, root: Path) -> Work:
 
 
 def be_ready(work: Work, wanted: Iterable[Trial]) -> None:
-    """What must be done in this process before cells run in its threads."""
+    """Do what must happen in this process before cells run in its threads."""
     build_models(work.context, wanted)
 
 
 def prepare_data(work: Work) -> None:
-    """Prepares each data set that is not there yet; raises DataRefusedError."""
+    """Prepare each data set that does not exist yet; raises DataRefusedError."""
     for cell in {prepared_folder(work.place.store, cell): cell for cell in work.cells}.values():
         make_ready(work.place.store, cell, root=work.place.root)
 
 
 def plan_group(context: Context, group: Group) -> list[Problem]:
-    """Makes the plans of a group, which are kept on disk; returns the cells that cannot run."""
+    """Make the plans of a group, which are kept on disk; returns the cells that cannot run."""
     problems = []
     for cell in group:
         try:
@@ -94,7 +96,7 @@ def plan_group(context: Context, group: Group) -> list[Problem]:
 
 
 def run_group(context: Context, group: Group) -> list[Problem]:
-    """Runs the cells of a group one after the other until it is asked to stop; returns those that failed."""
+    """Run the cells of a group one after the other until a stop is requested; returns those that failed."""
     problems = []
     ledger = open_ledger(context.place, group[0])
     for cell in group:
@@ -110,5 +112,5 @@ def run_group(context: Context, group: Group) -> list[Problem]:
 
 
 def split(wanted: list[Trial]) -> Iterator[Group]:
-    """The cells in groups of a handful, one Prefect task each."""
+    """The cells in small groups, one Prefect task each."""
     return groups(wanted)

@@ -1,1 +1,1 @@
-"""What a run is asked to be: params.yaml as strict models, overrides and recipes, and the environment."""
+"""The configuration of a run: params.yaml as strict models, overrides and recipes, and the environment."""

@@ -1,6 +1,4 @@
-"""The environment variables of epsilonflow; `algorithms.privacy.ledger.place` reads those of the home and the
-ledger.
-"""
+"""The environment variables of epsilonflow, except those of home and ledger (`algorithms.privacy.ledger.place`)."""
 
 import os
 from collections.abc import Iterator
@@ -28,9 +26,9 @@ TRAIN_ANYWAY = "EPSILONFLOW_TRAIN_ANYWAY"
 
 
 def first_checkout(root: Path) -> Path:
-    """The checkout that DVC was called in, as an absolute path: DVC_ROOT, else `root`.
+    """The checkout in which DVC was called, as an absolute path: DVC_ROOT, or else `root`.
 
-    They differ where `root` is the copy in which DVC runs a queued experiment, and which it then deletes.
+    They differ if `root` is the temporary copy in which DVC runs a queued experiment.
     """
     return Path(os.environ.get("DVC_ROOT") or root).absolute()
 
@@ -42,12 +40,12 @@ def data_mirror() -> Path | None:
 
 
 def database_url(source: Source | None) -> str | None:
-    """The URL of the database that a card's blocks are in, from the variable that the card names; None for files."""
+    """The URL of the database with a card's blocks, from the variable that the card names; None for files."""
     return os.environ.get(source.url_from) if isinstance(source, Query) else None
 
 
 def may_spend_again() -> bool:
-    """Whether a person agreed beforehand that finished runs on private records are done again."""
+    """Whether a person agreed beforehand to repeat finished runs on private records."""
     return _says_yes(SPEND_AGAIN)
 
 
@@ -57,7 +55,7 @@ def may_train_anyway() -> bool:
 
 
 def train_anyway() -> None:
-    """Note that a person agreed, for this process and those that it starts."""
+    """Record the consent, for this process and its child processes."""
     os.environ[TRAIN_ANYWAY] = "yes"
 
 
@@ -66,13 +64,13 @@ def _says_yes(variable: str) -> bool:
 
 
 def retraining() -> str | None:
-    """The scheduled retraining that this process trains for, its name and its period: EPSILONFLOW_RETRAINING."""
+    """The scheduled retraining for which this process trains, name and period: EPSILONFLOW_RETRAINING."""
     return os.environ.get(RETRAINING) or None
 
 
 @contextmanager
 def retraining_for(name: str) -> Iterator[None]:
-    """What is trained until the end of the block, here and in processes started here, is for this retraining."""
+    """Within the block, this process and its child processes train for this retraining."""
     os.environ[RETRAINING] = name
     try:
         yield

@@ -1,6 +1,6 @@
-"""A project of one's own: a folder under git and DVC with parameters, stages, deployments and a data card, for `init`.
+"""Create a project for `init`: a folder under git and DVC with parameters, stages, deployments and a data card.
 
-The card is made of what its owner declares; no row of the data is read.
+The card contains what the owner of the data declares; no row of the data is read.
 """
 
 import json
@@ -45,11 +45,12 @@ _IGNORED = (
 
 @dataclass(frozen=True)
 class Declared:
-    """What the owner of a table, of texts or of images declares.
+    """The declarations of the owner of a table, of texts or of images.
 
-    reader: as in a data card. predicts: its `classes` or its `target`. at_most: bound on the number of records.
-    unit: what one record is. cap: epsilon that all runs together may spend. file: is copied, a folder of images whole.
-    shape: of an image. encoder: of texts and images.
+    reader: as in a data card. predicts: `classes` or `target` of the card. at_most: upper bound on the number of
+    records.
+    unit: what one record is. cap: epsilon that all runs together may spend. file: the file or folder to copy. shape:
+    shape of an image. encoder: encoder of texts or images.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Declared:
     encoder: str | None = None
 
     def assumed(self, *said: str) -> list[str]:
-        """The defaults that the project has where nobody chose, in words; said: of `cap`, `unit` and `size`."""
+        """Sentences about the project's defaults, except those in `said`: `cap`, `unit` and `size`."""
         columns = self.reader.get("columns", []) if self.reader["kind"] in ("csv", "parquet") else []
         middles = [f"{one['name']} {one['missing']:g}" for one in columns if "missing" in one]
         cap = "" if "cap" in said else f"epsilon {self.cap:g} and "
@@ -82,12 +83,12 @@ class Declared:
 
     @property
     def delta(self) -> float:
-        """Of its runs: a power of ten, 1e-5 or less and below one over ten times the bound."""
+        """The delta of a run: a power of ten, at most 1e-5 and at most 1 / (10 at_most)."""
         return 10.0**-self._digits
 
     @property
     def delta_cap(self) -> float:
-        """Of its population: a hundred times the delta of a run."""
+        """The cap of the population's delta: a hundred times the delta of a run."""
         return 10.0 ** (2 - self._digits)
 
     @property
@@ -96,11 +97,11 @@ class Declared:
 
 
 def of_schema(path: Path, label: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Columns and what is predicted, of a Frictionless Table Schema: its `fields`, with two bounds or with `enum`.
+    """Read columns and target from a Frictionless Table Schema: its `fields`, with two bounds or with `enum`.
 
-    label: the field that holds the class or, between its bounds, a number; several are labels that a record has or has
-    not. Without one it is the schema's own `label`, else the last field with an enum.
-    Raises ParamsRefusedError for a file that is no such schema, and for a field that nothing bounds.
+    label: the field of the class or, if it has bounds, of the number to predict; several fields are labels that a
+    record has or does not have. Without it the schema's own `label` is used, or else the last field with an enum.
+    Raises ParamsRefusedError if the file is not such a schema, or a field has no bounds.
     """
     if not path.is_file():
         raise ParamsRefusedError(f"there is no file {path}; name a table schema.")
@@ -149,9 +150,10 @@ def predicted(
     tags: Sequence[str] = (),
     next_token: bool = False,
 ) -> dict[str, Any]:
-    """What a card says of one of these: classes, several labels, a number between bounds, tags or the next token.
+    """The keys of a card for one kind of target: classes, several labels, a number between bounds, tags or the next
+    token.
 
-    Raises ParamsRefusedError where none or several are given.
+    Raises ParamsRefusedError unless exactly one is given.
     """
     if not any((classes, labels, bounds, tags, next_token)):
         raise ParamsRefusedError(
@@ -190,7 +192,7 @@ def _column(one: Mapping[str, Any], path: Path, label: Sequence[str]) -> dict[st
 
 
 def check(folder: Path, given: Sequence[Path]) -> None:
-    """Raises ParamsRefusedError where no project can be made in `folder`, or not of one path that is there."""
+    """Raise ParamsRefusedError if no project can be made in `folder`, or unless at most one existing path is given."""
     if folder.exists() and not folder.is_dir():
         raise ParamsRefusedError(f"{folder} is a file; name a new folder.")
     if given[1:]:
@@ -206,9 +208,9 @@ def check(folder: Path, given: Sequence[Path]) -> None:
 
 
 def make(folder: Path, declared: Declared) -> None:
-    """Makes the project, or nothing of it.
+    """Create the project; if anything fails, remove all of it.
 
-    Raises ParamsRefusedError where `folder` holds something, DataRefusedError for the card.
+    Raises ParamsRefusedError if `folder` is not empty, and DataRefusedError if the card is invalid.
     """
     check(folder, [] if declared.file is None else [declared.file])
     was_there = folder.exists()
@@ -225,7 +227,7 @@ def _fill(folder: Path, declared: Declared) -> None:
     shutil.copyfile(TEMPLATES / "params.yaml", folder / "params.yaml")
     shutil.copyfile(
         TEMPLATES / "stages.yaml", folder / "dvc.yaml"
-    )  # by that name DVC would find it in this project
+    )  # under the name dvc.yaml, DVC would find the template
     deployments = (TEMPLATES / "prefect.yaml").read_text(encoding="utf-8").replace("NAME", declared.name, 1)
     (folder / "prefect.yaml").write_text(deployments, encoding="utf-8")
     (folder / "requirements.txt").write_text(f"epsilonflow=={version('epsilonflow')}\n", encoding="utf-8")
@@ -241,7 +243,7 @@ def _fill(folder: Path, declared: Declared) -> None:
     cards = folder / "data" / "cards"
     _write(cards / f"{declared.name}.yaml", _card(declared, path, checksum))
     shutil.copyfile(registry.CARDS / "digits.yaml", cards / "digits.yaml")
-    registry.card(declared.name, cards)  # raises where it does not hold together
+    registry.card(declared.name, cards)  # raises an error if the card is inconsistent
     asked = Request(declared.name, "dp_sgd", 1.0, declared.delta, encoder=declared.encoder)
     revise(folder, asked).write()
     for command in (["git", "init", "--quiet"], [sys.executable, "-m", "dvc", "init", "--quiet"]):
@@ -270,7 +272,7 @@ def _card(declared: Declared, path: str, checksum: str) -> dict[str, Any]:
 
 
 def absolute(encoder: str) -> str:
-    """The name of an encoder; a folder in it is named so that it is found from within the project."""
+    """The name of an encoder, with an absolute path if it names a folder, so that it is found from the project."""
     kind, _, place = encoder.partition("/")
     return f"{kind}/{Path(place).resolve()}" if place and Path(place).is_dir() else encoder
 
@@ -285,7 +287,7 @@ def of_images(
     encoder: str | None = None,
     **others: Any,
 ) -> Declared:
-    """A folder with a folder a class; raises ParamsRefusedError where it is none."""
+    """Declare a folder with one subfolder per class; raises ParamsRefusedError if it is not a folder."""
     if not folder.is_dir():
         raise ParamsRefusedError(f"{folder} is no folder; give one with one folder of images per class.")
     reader, shape = {"kind": "images", "mode": "RGB", "fit": "crop"}, (3, size, size)
@@ -312,10 +314,10 @@ def of_texts(
     encoder: str | None = None,
     **others: Any,
 ) -> Declared:
-    """Rows with texts, and columns of what is predicted, none for the next token.
+    """Declare rows with texts, and the columns of the target, none for the next token.
 
-    encoder: by default word vectors, or for tags a small public model. Raises ParamsRefusedError for a file of another
-    ending, and where the next token is predicted and no model is named.
+    encoder: by default word vectors, or for tags a small public model. Raises ParamsRefusedError for a file with
+    another suffix, or if the next token is predicted and no model is named.
     """
     known = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
     if file.suffix not in known or not file.is_file():

@@ -1,8 +1,7 @@
-"""Recipes: the model and the settings that suit a data set and an algorithm, from recipes.yaml.
+"""Changes to params.yaml that a person or a deployment requests, and recipes from recipes.yaml.
 
-Changes to params.yaml that a person or a deployment asks for: made in the file, so that DVC sees them.
-
-The file keeps its comments. What it would become is checked whole before a byte of it is written.
+A recipe is the model and the settings that suit a data set and an algorithm. Changes are made in the file, so that DVC
+sees them. The file keeps its comments, and the whole result is checked before anything is written.
 """
 
 import io
@@ -31,17 +30,21 @@ from tasks.config.params import Model, Params, ParamsRefusedError
 RECIPES = Path(__file__).with_name("recipes.yaml")
 _SMALLEST_SIDE = 20
 _LARGEST_BATCH = 8192
-"""Of a data set without a recipe: where there are so many records, larger batches cost time and gain little."""
+"""For a data set without a recipe: with so many records, larger batches cost time and gain little."""
 _NOISE_OF_A_STEP = 65.0
-"""In the mean of a batch, in clip norms, times records and epsilon over sqrt(parameters): with 300 steps, at 1e-5."""
+"""Norm of the noise in a batch's mean, in clip norms, times records epsilon / sqrt(parameters): 300 steps, delta
+1e-5.
+"""
 _NOISE_TAKEN = {"tables": 0.1, "images": 0.2, "texts": 0.3}
-"""How far the noise of a step may move the parameters; what comes of that stands in docs/results/defaults.md."""
+"""How far the noise of a step may move the parameters; docs/results/defaults.md has the results."""
 _LARGEST_RATE = 8.0
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """model: its name. settings: of the algorithm, without its name. of_model: further keys of the group `model`."""
+    """A recipe. model: its name. settings: of the algorithm, without `name`. of_model: further keys of the group
+    `model`.
+    """
 
     model: str
     settings: dict[str, Any]
@@ -49,10 +52,10 @@ class Recipe:
 
 
 def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool = False) -> Recipe:
-    """The recipe of a data set for an algorithm; one by the kind and the public numbers of the data, and by epsilon,
-    where the file has none, or where `by_numbers` hides the one that it has.
+    """The recipe of a data set for an algorithm.
 
-    An algorithm that the file does not know gets no settings: whether it exists is for its catalogue to say.
+    If the file has no recipe, or `by_numbers` ignores it, the recipe follows from the kind of data, public numbers and
+    epsilon. An algorithm that the file does not contain gets no settings; its catalogue decides whether it exists.
     """
     if not card.input_shape:
         raise DataRefusedError(
@@ -69,7 +72,7 @@ def recipe(card: DataCard, algorithm: str, epsilon: float, *, by_numbers: bool =
 
 @dataclass(frozen=True)
 class EncoderRecipe:
-    """encoder, features: these groups of params.yaml. recipe: of the model and the algorithm on top."""
+    """encoder, features: the groups of params.yaml. recipe: the model and the algorithm on the encoder's output."""
 
     encoder: dict[str, Any]
     features: dict[str, Any]
@@ -77,10 +80,10 @@ class EncoderRecipe:
 
 
 def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float) -> EncoderRecipe:
-    """A linear head on the features of a frozen encoder, centred by a private mean; on the tokens of a tokenizer, the
-    public model that it belongs to, through adapters.
+    """The recipe for an encoder: a linear head on its features, which are centred by a private mean.
 
-    A learning rate that the file leaves open grows with epsilon: the less noise in a step, the longer it is.
+    For a tokenizer it is the public model that the tokenizer belongs to, with adapters. If the file gives several
+    learning rates, the rate is interpolated by epsilon: the less noise a step has, the larger the rate.
     """
     written = _written()["encoders"]
     kind, _, public = encoder.partition("/")
@@ -103,7 +106,7 @@ def encoder_recipe(card: DataCard, encoder: str, algorithm: str, epsilon: float)
 
 
 def reasons(card: DataCard, advised: Recipe) -> dict[str, str]:
-    """Why a recipe by public numbers has the settings that it has, in a sentence each."""
+    """The reasons for the settings of a recipe from public numbers, one sentence each."""
     records, kind = card.records.train or card.records.at_most, _kind(card)
     batch = advised.settings.get("expected_batch_size")
     size = (
@@ -147,7 +150,7 @@ def _kind(card: DataCard) -> str:
 
 
 def _with_batches(settings: dict[str, Any], records: Records) -> dict[str, Any]:
-    """The settings with a batch size for a share of the records; an algorithm without privacy has no sampling rate."""
+    """Replace a share of the records by a batch size; an algorithm without privacy has no sampling rate."""
     of = {"sampling_rate": records.train, "batch_share": records.train or records.at_most}
     share = next((name for name in of if name in settings and of[name] is not None), None)
     if share is None:
@@ -160,9 +163,10 @@ def _with_batches(settings: dict[str, Any], records: Records) -> dict[str, Any]:
 def _with_learning_rate(
     settings: dict[str, Any], card: DataCard, model: str, epsilon: float
 ) -> dict[str, Any]:
-    """The settings with a learning rate where the file leaves it open: the less noise in a step, the longer it is.
+    """Set a learning rate if the file leaves it open: the less noise a step has, the larger the rate.
 
-    Where noise lets a network for images take the largest one, the rate does not fall: that only shortens the way.
+    If a network for images may use the largest rate, the rate stays constant, since a falling rate only shortens the
+    distance that the steps can cover.
     """
     update = settings.get("update", {})
     if update.get("learning_rate", 0.0) is not None:
@@ -187,16 +191,16 @@ def _with_learning_rate(
 
 
 _RIVALS = (("expected_batch_size", "sampling_rate"), ("norm_noise", "norm_noise_multiplier"))
-"""Settings of algorithms for one thing, of which one alone may be given."""
+"""Pairs of settings of which only one may be given."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to change; None leaves a value as it is.
+    """Requested changes; None leaves a value unchanged.
 
-    dataset: also sets the model and the algorithm's settings by its recipe. algorithm: also, for the data set that
-    stands. settings: values by dotted key, such as {"algorithm.steps": 100}, made last; of two for one thing,
-    such as a batch size and a sampling rate, the one that is named here replaces the other.
+    dataset: also sets the model and the algorithm's settings by its recipe. algorithm: sets them, too, by the recipe of
+    the current data set. settings: values by dotted key, such as {"algorithm.steps": 100}, which are set last; of two
+    exclusive settings, such as a batch size and a sampling rate, the one that is named here replaces the other.
     """
 
     dataset: str | None = None
@@ -210,7 +214,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Revision:
-    """params.yaml as it was and as it is to be, and what it then says."""
+    """params.yaml before and after a change, and its new content."""
 
     path: Path
     before: str
@@ -223,18 +227,18 @@ class Revision:
         return self.after != self.before
 
     def write(self) -> None:
-        """Put the new text in place, whole or not at all."""
+        """Write the new text, whole or not at all."""
         _replace(self.path, self.after)
 
     def undo(self) -> None:
-        """Put the old text back."""
+        """Restore the old text."""
         _replace(self.path, self.before)
 
 
 def settings_of(assignments: Iterable[str]) -> dict[str, Any]:
-    """Dotted keys with their values, from texts such as "privacy.delta=1e-6"; a value is read as YAML.
+    """Parse texts such as "privacy.delta=1e-6" into dotted keys and values, which are read as YAML.
 
-    Raises ParamsRefusedError for a text of another form.
+    Raises ParamsRefusedError for any other text.
     """
     settings = {}
     for assignment in assignments:
@@ -257,7 +261,7 @@ def _value(key: str, text: str) -> Any:
 
 
 def revise(root: Path, request: Request) -> Revision:
-    """What params.yaml in `root` becomes by `request`; nothing is written.
+    """Apply `request` to params.yaml in `root` without writing it.
 
     Raises ParamsRefusedError, DataRefusedError for an unknown data set, and RefusedError for an unknown algorithm.
     """
@@ -269,7 +273,7 @@ def revise(root: Path, request: Request) -> Revision:
     _change(document, request, cards=root / "data" / "cards")
     text = _text(document)
     after = before
-    if text != unchanged:  # a value of several lines may have blank lines of its own, which stay
+    if text != unchanged:  # blank lines within a multi-line value stay
         after = spaced if _plain(spaced := _spaced(text)) == _plain(text) else text
     parsed = params.parse(_plain(after))
     registry.card(parsed.data.dataset, root / "data" / "cards")
@@ -277,12 +281,12 @@ def revise(root: Path, request: Request) -> Revision:
 
 
 def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
-    document.setdefault("features", {"name": "none"})  # a group that DVC tracks has to be there
+    document.setdefault("features", {"name": "none"})  # a group that DVC tracks must exist
     named = {"data.dataset": request.dataset, "privacy.epsilon": request.epsilon}
     named |= {"privacy.delta": request.delta, "model.seed": request.seed}
     wanted = {key: value for key, value in named.items() if value is not None}
     if request.dataset not in (None, _get(document, "data.dataset")) and _get(document, "data.blocks"):
-        _set(document, "data.blocks", [])  # their names are of the data set that stood there
+        _set(document, "data.blocks", [])  # the names are those of the previous data set
     for key, value in wanted.items():
         _set(document, key, value)
     if request.dataset is not None or request.algorithm is not None or request.encoder is not None:
@@ -294,7 +298,7 @@ def _change(document: dict[str, Any], request: Request, *, cards: Path) -> None:
 
 
 def _drop_rivals(document: dict[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Of two settings for one thing, the one that is asked for replaces the one that stands."""
+    """Remove the current one of two exclusive settings if the other one is requested."""
     for pair in _RIVALS:
         for name, other in (pair, pair[::-1]):
             if wanted.get(f"algorithm.{name}") is not None and f"algorithm.{other}" not in wanted:
@@ -302,7 +306,7 @@ def _drop_rivals(document: dict[str, Any], wanted: Mapping[str, Any]) -> None:
 
 
 def _follow_recipe(document: dict[str, Any], request: Request, epsilon: Any, *, cards: Path) -> None:
-    """epsilon: that of the run; one that is no positive number is refused when the whole is checked."""
+    """Apply the recipe. epsilon: of the run; the final check refuses it if it is not a positive number."""
     stands = params.parse(document, reads=("data", "model"))
     name = request.algorithm or _get(document, "algorithm.name")
     usable = isinstance(epsilon, int | float) and 0 < epsilon < math.inf
@@ -312,7 +316,7 @@ def _follow_recipe(document: dict[str, Any], request: Request, epsilon: Any, *, 
     kept = {key: getattr(stands.model, key) for key in ("seed", "precision")}
     _become(document["model"], Model(name=chosen.model, **kept, **chosen.of_model).model_dump())
     _become(document["algorithm"], {"name": name, **chosen.settings})
-    # A recipe is for the records as they are, or as the encoder makes them.
+    # A recipe is for untransformed records, or for the output of the encoder.
     if encoded or "transform" in document["data"]:
         _set(document, "data.transform", "encoder" if encoded else "none")
     if encoded or "encoder" in document["data"]:
@@ -321,7 +325,7 @@ def _follow_recipe(document: dict[str, Any], request: Request, epsilon: Any, *, 
 
 
 def _become(target: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Give a mapping these values in place, so that the comments of the keys that stay stay too."""
+    """Give a mapping these values in place, so that the remaining keys keep their comments."""
     for key in [key for key in target if key not in values]:
         del target[key]
     for key, value in values.items():
@@ -339,7 +343,7 @@ def _get(document: Mapping[str, Any], key: str) -> Any:
 
 
 def _set(document: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key; keys that lead nowhere are made, for the check of the whole to refuse."""
+    """Set a dotted key; unknown keys are created, so that the final check refuses them."""
     *parents, last = key.split(".")
     place = document
     for parent in parents:
@@ -354,7 +358,7 @@ def _set(document: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _in_line(value: Any) -> Any:
-    """A list as it is written on the line of its key, before the comment that stands there."""
+    """Write a list on the line of its key, before the comment there."""
     if not isinstance(value, list):
         return value
     line = CommentedSeq(value)
@@ -395,7 +399,9 @@ def _plain(text: str) -> Any:
 
 
 def _spaced(text: str) -> str:
-    """The text with blank lines between its groups, if it has any: each hangs on what was a group's last key."""
+    """Restore the blank lines between groups, if there are any, since ruamel.yaml attaches each to a group's last
+    key.
+    """
     moved = re.sub(r"\n\n((?: .*\n)+)(?=\w)", r"\n\1\n", text)
     return re.sub(r"(\n .*\n)(?=\w)", r"\1\n", moved) if re.search(r"\n\n\w", moved) else moved
 

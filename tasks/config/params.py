@@ -1,9 +1,7 @@
-"""The groups of params.yaml as strict models.
+"""params.yaml as strict models: unknown keys, wrong types and impossible values are refused with the key's path.
 
-params.yaml as strict models: unknown keys, wrong types and impossible values are refused with the key's path.
-
-A stage names the groups that it reads; touching another group is an error, so that what a stage reads and what
-dvc.yaml lists for it can be compared.
+A stage names the groups that it reads, and accessing another group is an error. So the groups that a stage reads can be
+compared with those that dvc.yaml lists for it.
 """
 
 import re
@@ -154,7 +152,7 @@ class Model(Group):
 
     @property
     def own_settings(self) -> dict[str, JsonValue]:
-        """What the model is made with."""
+        """All settings of the model."""
         return self.settings | self._of_libraries
 
 
@@ -219,7 +217,7 @@ MODELS: Mapping[str, type[Group]] = {
 GROUPS = ("data", "privacy", "features", "algorithm", "model", "performance", "tracking", "ledger")
 OPTIONAL = ("features", "performance", "tracking", "ledger")
 WITHOUT_EFFECT = ("performance", "tracking", "ledger")
-"""What never changes a result, so that no stage of dvc.yaml depends on it."""
+"""Groups that never change a result, so that no stage of dvc.yaml depends on them."""
 
 
 if TYPE_CHECKING:
@@ -258,25 +256,25 @@ class Params:
 
     @property
     def algorithm_settings(self) -> Mapping[str, Any]:
-        """The algorithm's group as params.yaml has it, `name` included."""
+        """The algorithm's group as in params.yaml, including `name`."""
         settings: Mapping[str, Any] = self._read("algorithm")[0]
         return settings
 
     @property
     def features(self) -> "Features | None":
-        """What is learned about the features before training; None for nothing."""
+        """The features to learn before training; None if there are none."""
         features: Features | None = self._read("features")[1]
         return features
 
     @property
     def features_settings(self) -> Mapping[str, Any]:
-        """The group of the features as params.yaml has it."""
+        """The group of the features as in params.yaml."""
         settings: Mapping[str, Any] = self._read("features")[0]
         return settings
 
     @property
     def model(self) -> Model:
-        """Which model, and the seed of its start."""
+        """Which model, and the seed of its initialisation."""
         return self._group("model", Model)
 
     @property
@@ -286,7 +284,7 @@ class Params:
 
     @property
     def tracking(self) -> Tracking:
-        """Where Weights & Biases keeps the runs."""
+        """Where Weights & Biases stores the runs."""
         return self._group("tracking", Tracking)
 
     @property
@@ -309,9 +307,9 @@ class Params:
 
 
 def load(path: Path, *, reads: tuple[str, ...]) -> Params:
-    """The named groups of the params.yaml at `path`; only these are validated.
+    """Load the named groups of the params.yaml at `path`; only these are validated.
 
-    Raises ParamsRefusedError for a file that is no YAML, unknown keys, wrong types and impossible values, and
+    Raises ParamsRefusedError for a file that is not YAML, unknown keys, wrong types and impossible values, and
     algorithms.errors.RefusedError for an unknown algorithm.
     """
     try:
@@ -326,7 +324,7 @@ def load(path: Path, *, reads: tuple[str, ...]) -> Params:
 
 
 def parse(document: object, *, reads: tuple[str, ...] = GROUPS, name: str = "params.yaml") -> Params:
-    """The named groups of a document that is read already; see `load`."""
+    """Validate the named groups of a parsed document; see `load`."""
     if not isinstance(document, Mapping):
         raise ParamsRefusedError(
             f"{name} must hold the groups {', '.join(GROUPS)}, each with its keys; correct it."
@@ -353,7 +351,7 @@ def _parsed(document: Mapping[Any, Any], group: str, name: str) -> object:
 
 
 def _kind(group: str, values: Mapping[Any, Any]) -> "type[Any] | None":
-    """The class whose fields are the keys of a group; None for one that is not shipped."""
+    """The class whose fields are the keys of a group; None for the user's own code."""
     if group in MODELS:
         return MODELS[group]
     from algorithms.features.learned import FEATURES
@@ -395,7 +393,7 @@ def _problem(group: str, problem: dict[str, Any], values: Mapping[Any, Any]) -> 
 
 
 def _known(group: str, place: Sequence[str | int], values: Mapping[Any, Any]) -> str:
-    """What a key could have been: the closest of those that its place has, and all of them."""
+    """Suggest a key: the closest valid key of the group, and all valid keys."""
     kind = _kind(group, values)
     if kind is None:
         return ""
@@ -403,7 +401,7 @@ def _known(group: str, place: Sequence[str | int], values: Mapping[Any, Any]) ->
     found = [*_groups(schema, schema)]
     for part in place[:-1]:
         inner = [one for each in found for one in _groups(each["properties"].get(part, {}), schema)]
-        found = inner or found  # a part may name the kind of a value
+        found = inner or found  # a part may be the kind of a value
     keys = ["name"] if group not in MODELS and len(place) == 1 else []
     keys += dict.fromkeys(key for each in found for key in each["properties"])
     close = get_close_matches(str(place[-1]), keys, 1, cutoff=0.5)
@@ -412,7 +410,7 @@ def _known(group: str, place: Sequence[str | int], values: Mapping[Any, Any]) ->
 
 
 def _groups(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The groups of keys that a value of this JSON schema may be."""
+    """The objects with properties that a value of this JSON schema may be."""
     if "$ref" in schema:
         yield from _groups(whole["$defs"][schema["$ref"].rpartition("/")[2]], whole)
     for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):

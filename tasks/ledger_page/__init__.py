@@ -1,1 +1,3 @@
-"""The budget's owner's view: one HTML page of all populations and blocks over time, for `epsilonflow ledger report`."""
+"""The owner's view of the budget: an HTML page of all populations and blocks over time (`epsilonflow ledger
+report`).
+"""

@@ -1,6 +1,6 @@
-"""What the page says, from the ledger alone: caps, what was spent and when, what is left, and which runs did it.
+"""The page of the ledger: caps, what was spent when and by which runs, and what is left.
 
-Everything in it is in the ledger already, so nothing of it is about a record. The page needs nothing else.
+All of it comes from the ledger, so nothing on the page is about a record. The page is self-contained.
 """
 
 import json
@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT, _MARGIN = 640.0, 180.0, 8.0
 
 @dataclass(frozen=True)
 class Past:
-    """A run: when it was reserved and by what, what became of it, and what it cost."""
+    """A run: when it was reserved, what it was, its status and its cost."""
 
     when: str
     run_id: str
@@ -32,9 +32,10 @@ class Past:
 
 @dataclass(frozen=True)
 class Line:
-    """What was spent over time as the points of an SVG line, with the heights of the cap and of what is spent now.
+    """Spending over time, as the points of an SVG line.
 
-    cap: None where the cap is so far above that no line could show it.
+    cap: height of the cap, or None if it is too far above the line. top: label of the top of the axis. first, last:
+    dates of the first and the last point.
     """
 
     points: str
@@ -46,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Account:
-    """A population on the page. forecast: how many runs like its last one fit, in words."""
+    """A population on the page. forecast: a sentence on how many runs like the last one fit."""
 
     name: str
     whole: Balance
@@ -58,7 +59,7 @@ class Account:
 
 
 def page(ledger: Ledger) -> str:
-    """The page; raises LedgerBrokenError where the ledger's chain does not hold."""
+    """Make the page; raises LedgerBrokenError if the ledger's chain does not hold."""
     ledger.verify()
     history = ledger.history()
     accounts = [
@@ -162,7 +163,7 @@ def _number(value: float) -> str:
 
 
 def _share(balance: Balance) -> float:
-    """Which part of the cap is gone, from 0 to 100."""
+    """The spent and reserved share of the cap, from 0 to 100."""
     cap = balance.cap.epsilon
     gone = balance.spent.epsilon + balance.reserved.epsilon
     return min(100.0, 100 * gone / cap) if cap and math.isfinite(gone) else 100.0

@@ -1,1 +1,1 @@
-"""The report of a run as one HTML page: its words, figures and templates."""
+"""The report of a run as one HTML page: its texts, figures and templates."""

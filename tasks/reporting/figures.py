@@ -1,4 +1,4 @@
-"""The report's pictures, on a light and on a dark ground; drawn from released values and held-out metrics alone."""
+"""The report's figures in a light and a dark theme, drawn only from released values and held-out metrics."""
 
 import io
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from algorithms.privacy.accounting.risk import Profile, caught
 
 _WIDTH, _DOTS_PER_INCH = 5.0, 190
 _FAR_APART = 8.0
-"""A logarithmic scale where the largest noise is this many times the smallest."""
+"""The scale is logarithmic if the largest noise is more than this many times the smallest."""
 _MOST_LABELLED = 12
-"""Above this many classes the cells of the confusion matrix carry no numbers."""
+"""With more classes than this, the cells of the confusion matrix have no numbers."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ DARK = Theme(ground="#171c24", ink="#e6eaf0", muted="#8d98a8", accent="#6ea8fe",
 
 @dataclass(frozen=True)
 class Curve:
-    """A cost after each of some numbers of steps, ascending."""
+    """The cost after selected steps, which are ascending."""
 
     steps: Sequence[int]
     epsilon: Sequence[float]
@@ -46,9 +46,10 @@ class Curve:
 def epsilon_figure(
     tight: Curve, bound: Curve, *, target: float | None, theme: Theme, is_fixed: bool = True
 ) -> Figure:
-    """Epsilon over steps. bound: the running upper bound. target: what the run was allowed. Empty curves say so.
+    """Draw epsilon over steps; for empty curves draw a note instead.
 
-    is_fixed: whether the releases were fixed in advance; else what they add up to so far bounds no run that ends there.
+    bound: the running upper bound. target: the epsilon that the run was allowed. is_fixed: whether the releases were
+    fixed in advance; otherwise the sum so far is not a bound for a run that ends there.
     """
     figure, axes = empty(theme)
     axes.set(xlabel="training steps", ylabel="privacy spent (epsilon)")
@@ -72,7 +73,7 @@ def epsilon_figure(
 
 
 def risk_figure(found: Profile | None, *, theme: Theme) -> Figure:
-    """What the best attacker recognises at each rate of false alarms; None for a run that promises nothing."""
+    """Draw what the best attacker recognises at each false alarm rate; found: None for a run that promises nothing."""
     figure, axes = empty(theme)
     axes.set(xlabel="false alarms", ylabel="recognised at most", xscale="log", yscale="log")
     rates = np.geomspace(1e-4, 1.0, 200)
@@ -88,7 +89,7 @@ def risk_figure(found: Profile | None, *, theme: Theme) -> Figure:
 
 
 def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> Figure:
-    """Standard deviation of the noise over steps, a line for each kind of release."""
+    """Draw the standard deviation of the noise over steps, one line for each kind of release."""
     figure, axes = empty(theme)
     axes.set(xlabel="training steps", ylabel="noise on the sum (std)")
     for (kind, rows), colour in zip(
@@ -109,7 +110,9 @@ def noise_figure(trace: pd.DataFrame, *, theme: Theme) -> Figure:
 
 
 def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Theme) -> Figure:
-    """Standard deviation of the noise in a parameter after some numbers of steps, with either kind of noise."""
+    """Draw the standard deviation of the noise in a parameter after selected steps, for correlated and independent
+    noise.
+    """
     figure, axes = empty(theme)
     after, correlated, independent = zip(*course, strict=True)
     axes.set(xlabel="training steps", ylabel="noise in a parameter (std)")
@@ -122,7 +125,9 @@ def correlated_figure(course: Sequence[tuple[int, float, float]], *, theme: Them
 
 
 def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Theme) -> Figure:
-    """How held-out records of each class were classified; columns `actual` and `predicted`, a row a record."""
+    """Draw how held-out records of each class were classified. pairs: columns `actual` and `predicted`, a row per
+    record.
+    """
     counts = pd.crosstab(pairs["actual"], pairs["predicted"])
     table = counts.reindex(index=list(classes), columns=list(classes), fill_value=0).to_numpy()
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
@@ -145,7 +150,9 @@ def confusion_figure(pairs: pd.DataFrame, classes: Sequence[str], *, theme: Them
 
 
 def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> Figure:
-    """Held-out accuracy of each class, and overall as a line; columns `class`, `accuracy` and `records`."""
+    """Draw the held-out accuracy of each class, and overall as a line. classes: columns `class`, `accuracy`,
+    `records`.
+    """
     figure, axes = empty(theme, height=1.3 + 0.24 * len(classes))
     labels = [
         f"{name}  ({records:,})" for name, records in zip(classes["class"], classes["records"], strict=True)
@@ -164,14 +171,14 @@ def class_figure(classes: pd.DataFrame, *, overall: float, theme: Theme) -> Figu
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG; the same bytes for the same figure."""
+    """The figure as PNG; equal figures give equal bytes."""
     content = io.BytesIO()
     figure.savefig(content, format="png", metadata={"Software": None})
     return content.getvalue()
 
 
 def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> tuple[Figure, Axes]:
-    """A figure and the uppermost of its panels; height: in inches."""
+    """Make a figure and its top panel. height: in inches."""
     figure = Figure(
         figsize=(_WIDTH, height), dpi=_DOTS_PER_INCH, facecolor=theme.ground, layout="constrained"
     )
@@ -181,7 +188,7 @@ def empty(theme: Theme, *, height: float = 3.2, rows: int = 1) -> tuple[Figure, 
 
 
 def styled(axes: Axes, theme: Theme) -> Axes:
-    """A panel in the colours of its theme."""
+    """Apply a theme's colours to a panel."""
     axes.set_facecolor(theme.ground)
     axes.tick_params(which="both", colors=theme.muted, labelcolor=theme.ink, labelsize=9)
     axes.xaxis.label.set(color=theme.ink, size=10)
@@ -193,6 +200,6 @@ def styled(axes: Axes, theme: Theme) -> Axes:
 
 
 def legend(axes: Axes, theme: Theme, *, outside: bool = False, columns: int = 1) -> None:
-    """The legend where it hides least; outside: above the panel, at its right."""
+    """Place the legend where it hides least. outside: place it above the panel, at the right."""
     place = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0)} if outside else {"loc": "best"}
     axes.legend(frameon=False, labelcolor=theme.ink, fontsize=9, ncols=columns, **place)

@@ -1,8 +1,7 @@
-"""What was before a run, on its page: its population's blocks by the ledger, and earlier periods of its retraining.
+"""The history on a run's page: the population's blocks according to the ledger, and earlier periods of the retraining.
 
-Everything is as it was when the run had settled, so that a report made later says the same. Nothing here is about
-private records but numbers that were released and paid for; held-out records are public. The words around it are in
-history.html.j2.
+Everything is shown as of the run's settlement, so that a later report says the same. Nothing here is about private
+records, except numbers that were released and paid for; held-out records are public. The texts are in history.html.j2.
 """
 
 import itertools
@@ -27,15 +26,15 @@ from tasks.runs.quality import ACCURACY, amount, measure, quality
 
 _MOST_NAMES, _LONGEST_NAME, _FEWEST_PLACES, _MOST_BARS = 10, 12, 6, 60
 _OUT_OF_SIGHT = 20.0
-"""A cap that is this many times the largest spend is named and not drawn: no bar could be seen beside it."""
+"""A cap of more than this many times the largest spending is named and not drawn, since no bar would be visible."""
 
 
 def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> Figure:
-    """Epsilon spent on each block against its cap, in the order of declaration; columns as in `History.blocks`."""
+    """Draw epsilon spent on each block against its cap, in the order of declaration; columns as in `History.blocks`."""
     figure, axes = empty(theme)
     places, retired = np.arange(len(blocks)), blocks["retired"].to_numpy(dtype=bool)
     spent, cap = blocks["spent_epsilon"].to_numpy(), blocks["cap_epsilon"].to_numpy()
-    # Gaps between very many bars would be drawn unevenly.
+    # Gaps between very many bars would be uneven.
     shape: dict[str, Any] = (
         {"width": 0.8} if len(blocks) <= _MOST_BARS else {"width": 1.0, "antialiased": False}
     )
@@ -55,7 +54,7 @@ def blocks_figure(blocks: pd.DataFrame, *, theme: Theme) -> Figure:
 
 
 def _caps(axes: Axes, places: NDArray[Any], cap: NDArray[Any], spent: float, theme: Theme) -> float:
-    """Draws the cap of each block, or names it where it is out of sight; returns where the axis ends."""
+    """Draw the cap of each block, or name it in the legend if it is far above; returns the end of the axis."""
     highest = float(cap.max())
     look: dict[str, Any] = {"color": theme.second, "linestyle": "--"}
     if 0 < spent * _OUT_OF_SIGHT < highest:
@@ -67,7 +66,7 @@ def _caps(axes: Axes, places: NDArray[Any], cap: NDArray[Any], spent: float, the
 
 
 def retrainings_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> Figure:
-    """Held-out quality and epsilon over the periods, one above the other; columns as in `History.retrainings`."""
+    """Draw held-out quality above epsilon, over the periods; columns as in `History.retrainings`."""
     figure, above = empty(theme, height=4.6, rows=2)
     below = styled(figure.add_subplot(2, 1, 2, sharex=above), theme)
     _qualities(above, retrainings, measure, theme)
@@ -97,7 +96,7 @@ def _qualities(axes: Axes, retrainings: pd.DataFrame, measure: str, theme: Theme
 
 
 def _label(axes: Axes, measure: str) -> None:
-    """Names the vertical axis; accuracies are in percent."""
+    """Label the vertical axis; accuracies are in percent."""
     if measure.endswith(ACCURACY):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set(ylabel=f"held-out {measure}")
@@ -118,7 +117,7 @@ def _costs(axes: Axes, retrainings: pd.DataFrame, theme: Theme) -> None:
 
 
 def quality_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme: Theme) -> Figure:
-    """Held-out quality of the models against their epsilon; columns as in `History.retrainings`."""
+    """Draw the held-out quality of the models against their epsilon; columns as in `History.retrainings`."""
     figure, axes = empty(theme, height=2.8)
     for chosen, colour, words in (
         (retrainings["outcome"] != THIS_RUN, theme.accent, "earlier models"),
@@ -135,7 +134,7 @@ def quality_figure(retrainings: pd.DataFrame, *, measure: str = ACCURACY, theme:
 
 
 def _name(axes: Axes, names: Sequence[str]) -> None:
-    """Names at some of the places 0, 1, ... of the horizontal axis, evenly apart, the last included."""
+    """Label evenly spaced positions 0, 1, ... of the horizontal axis with names, including the last."""
     step = -(-len(names) // _MOST_NAMES)
     shown = range((len(names) - 1) % step, len(names), step)
     axes.set_xticks(list(shown), labels=[_short(names[place]) for place in shown])
@@ -156,16 +155,18 @@ def _number(number: float) -> str:
 BLOCKS = ("block", "spent_epsilon", "spent_delta", "cap_epsilon", "cap_delta", "retired")
 RETRAININGS = ("period", "outcome", "run_id", "epsilon", "quality", "blocks")
 THIS_RUN = "this run"
-"""The outcome of the run itself: it is compared with the model that serves after its report is made."""
+"""The outcome of the run itself, which is compared with the model in use only after its report is made."""
 
 
 @dataclass(frozen=True)
 class History:
-    """blocks: columns block, spent_epsilon, spent_delta, cap_epsilon, cap_delta, retired; a population's, in order.
+    """The history of a run.
 
-    retrainings: columns period, outcome, run_id, epsilon, quality, blocks (a text); the oldest first, this run last.
-    epsilon is what a run counts for, quality held-out and NaN where there is no model. Either may be empty. measure:
-    the name of what quality is.
+    blocks: the population's blocks in order, with the columns block, spent_epsilon, spent_delta, cap_epsilon,
+    cap_delta, retired. retrainings: columns period, outcome, run_id, epsilon, quality, blocks (a text), from the oldest
+    to this run. epsilon is what a run is charged; quality is on held-out records, NaN if there is no model. Both tables
+    may be empty.
+    measure: the name of the quality metric.
     """
 
     blocks: pd.DataFrame
@@ -179,7 +180,7 @@ def nothing() -> History:
 
 
 def is_on_blocks(receipt: Mapping[str, Any]) -> bool:
-    """Whether a run was charged to blocks; all others have no history, and need no ledger to say so."""
+    """Whether a run was charged to blocks; other runs have no history and do not need the ledger."""
     return bool(receipt.get("blocks", [WHOLE_POPULATION]) != [WHOLE_POPULATION])
 
 
@@ -188,8 +189,8 @@ def history(
 ) -> History:
     """The history of a finished run on blocks.
 
-    receipt, metrics: the run's. home: where states of retrainings are kept. root: the checkout, with its models. A
-    ledger that does not know the run leaves the blocks that the receipt names, and no retrainings.
+    receipt, metrics: of the run. home: folder of the states of retrainings. root: the checkout, with its models. If the
+    ledger does not know the run, the history has only the blocks that the receipt names.
     """
     if ledger.status(receipt["run_id"]) != "settled":
         return History(_blocks_of_receipt(receipt), nothing().retrainings)
@@ -215,7 +216,7 @@ def _retrainings(
         return nothing().retrainings
     name, _, period = past.run.retraining.rpartition(" ")
     registry = Registry(root / "models" / name)
-    # In the order in which they began: names of periods of several lengths do not sort by time.
+    # In the order in which they began, since names of periods of several lengths do not sort by time.
     earlier = itertools.takewhile(
         lambda state: state.period != period, States(home / "retrainings" / name).all()
     )
@@ -225,7 +226,7 @@ def _retrainings(
 
 
 def _row(state: State, past: Settlement, registry: Registry) -> tuple[Any, ...]:
-    """An earlier period. A run without a model counts for what the ledger charged; without a run nothing was."""
+    """An earlier period. Without a model, epsilon is what the ledger charged for the run; without a run, it is 0."""
     found = registry.metrics(state.run_id) if state.run_id else {}
     run = past.books.runs.get(state.run_id or "")
     epsilon = found.get("epsilon", run.charged.epsilon if run else 0.0)
@@ -234,12 +235,12 @@ def _row(state: State, past: Settlement, registry: Registry) -> tuple[Any, ...]:
 
 
 def _words(blocks: Sequence[str]) -> str:
-    """Blocks as a table shows them: all of a few, else the first, the last and how many."""
+    """Blocks in a table cell: up to three are listed, more are shown as the first, the last and their number."""
     return ", ".join(blocks) if len(blocks) < 4 else f"{blocks[0]} to {blocks[-1]} ({len(blocks)})"
 
 
 def _frame(rows: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> pd.DataFrame:
-    """A table; a number that there is not, or that is infinite, is NaN."""
+    """Make a table; a missing or infinite number becomes NaN."""
     table = pd.DataFrame(rows, columns=list(columns))
     numbers = [name for name in columns if name.endswith(("epsilon", "delta", "quality"))]
     return table.assign(**{name: pd.to_numeric(table[name]).replace(math.inf, math.nan) for name in numbers})
@@ -247,7 +248,7 @@ def _frame(rows: Sequence[tuple[Any, ...]], columns: Sequence[str]) -> pd.DataFr
 
 _MOST_ROWS = 12
 _DIFFERS = 1.02
-"""Quality is drawn against epsilon where the largest epsilon is more than this many times the smallest."""
+"""Quality is drawn against epsilon if the largest epsilon is more than this many times the smallest."""
 _BECAME = {
     "promoted": "its model served",
     "kept": "its model did not serve",
@@ -259,7 +260,7 @@ _BECAME = {
 
 
 def drawings(history: History) -> dict[str, tuple[Callable[[Theme], Figure], str]]:
-    """The figures that there is something to draw for, by name, each with its words for who cannot see it."""
+    """The figures that have data, by name, each with its alternative text."""
     blocks, retrainings, of = history.blocks, history.retrainings, history.measure
     found: dict[str, tuple[Callable[[Theme], Figure], str]] = {}
     if not blocks.empty:
@@ -290,7 +291,7 @@ def _blocks_in_words(blocks: pd.DataFrame) -> str:
 
 
 def shown(history: History, *, read: int) -> dict[str, object]:
-    """What the template takes. read: how many blocks this run read."""
+    """The variables of the template. read: the number of blocks that this run read."""
     blocks, retrainings = history.blocks, history.retrainings
     served = retrainings.loc[retrainings["outcome"] == "promoted", "period"]
     serving = None if served.empty else str(served.iloc[-1])

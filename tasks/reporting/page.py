@@ -1,6 +1,6 @@
-"""The report as one HTML page that needs nothing else: plain words first, details for experts folded away.
+"""The report as one self-contained HTML page: plain text first, details for experts collapsed.
 
-Also what it shares with other pages from templates, as that of a comparison: pictures, style, environment.
+Also contains what it shares with other pages, such as that of a comparison: pictures, style, environment.
 """
 
 import base64
@@ -26,7 +26,7 @@ _SHARED = Path(__file__).parent
 
 
 def environment(*, below: Path = _SHARED, autoescape: bool = True) -> Environment:
-    """Templates of the folder `below`, and of this one; the filter `source` has a PNG picture as an image's source."""
+    """An environment with the templates of `below` and of this folder. Its filter `source` embeds a PNG as an image."""
     made = Environment(
         loader=FileSystemLoader([below, _SHARED]),
         autoescape=autoescape,
@@ -52,12 +52,14 @@ AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
 
 
 def audit_folder(method: str) -> Path:
-    """Where the newest audit of a method is kept, below the checkout."""
+    """The folder of a method's newest audit, relative to the checkout."""
     return Path("audits", re.sub(r"\W+", "_", method))
 
 
 def newest_audit(method: str, root: Path) -> dict[str, Any] | None:
-    """The newest audit of a method in a checkout, and where its page is as seen from `artifacts`; None without one."""
+    """The newest audit of a method in a checkout, with the path of its page relative to `artifacts`; None without
+    one.
+    """
     folder = audit_folder(method)
     try:
         document: dict[str, Any] = json.loads((root / folder / AUDIT).read_text(encoding="utf-8"))
@@ -68,7 +70,7 @@ def newest_audit(method: str, root: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Attack:
-    """What telling whether a record was used can achieve at best. Rates are from 0 to 1."""
+    """What the best attacker achieves who tells whether a record was used. Rates are from 0 to 1."""
 
     false_alarms: float
     caught: float
@@ -76,7 +78,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure for a light and for a dark page, as PNG, and what it shows in words."""
+    """A figure for a light and a dark page, as PNG, with its alternative text."""
 
     light: bytes
     dark: bytes
@@ -85,10 +87,10 @@ class Picture:
 
 @dataclass(frozen=True)
 class Risk:
-    """What the best attacker can achieve. attacks: at some rates of false alarms. advantage: in [0, 1].
+    """What the best attacker can achieve.
 
-    guess: how often the attacker is right where half of the records in question were used. mu: of the Gaussian
-    mechanism that tells at least as much.
+    attacks: at selected false alarm rates. advantage: in [0, 1]. guess: how often the attacker is right if half of the
+    records in question were used. mu: of the smallest Gaussian mechanism that reveals at least as much.
     """
 
     attacks: tuple[Attack, ...]
@@ -98,7 +100,7 @@ class Risk:
 
 
 def risk_of(found: Profile) -> Risk:
-    """From a run's privacy profile; see `algorithms.privacy.accounting.risk`."""
+    """The risk that follows from a run's privacy profile; see `algorithms.privacy.accounting.risk`."""
     share = advantage(found)
     attacks = tuple(Attack(rate, float(caught(found, rate))) for rate in FALSE_ALARMS)
     return Risk(attacks, share, 0.5 + share / 2, gaussian_mu(found))
@@ -109,7 +111,7 @@ def _growth(epsilon: float) -> float:
 
 
 def score(metrics: Mapping[str, Any], classes: pd.DataFrame) -> Said:
-    """What the page says of the model. classes: columns `class`, `accuracy`, `records`."""
+    """The page's sentences about the model. classes: columns `class`, `accuracy`, `records`."""
     records = int(classes["records"].sum())
     return said(metrics, records, float(classes["records"].max()) / max(1, records))
 
@@ -133,11 +135,11 @@ def page(
     attack: Mapping[str, float] | None = None,
     audit: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page.
+    """Make the page.
 
-    pictures: epsilon, risk, noise, confusion and per_class, and those of the history. past: what the page says of that.
-    command: what verifies the card. risk: None for a run that promises nothing. attack: the one that the noise was
-    calibrated to, where it was. audit: the newest one of the method, where there is one.
+    pictures: epsilon, risk, noise, confusion and per_class, and those of the history. past: template variables of the
+    history. command: the command that verifies the card. risk: None for a run that promises nothing. attack: the attack
+    to which the noise was calibrated, if any. audit: the newest audit of the method, if any.
     """
     epsilon, delta = card.setting.epsilon, card.setting.delta
     return (
@@ -183,7 +185,7 @@ def _environment() -> Environment:
 
 
 def _share(card: PrivacyCard) -> float:
-    """Which part of the population's cap is gone, from 0 to 100."""
+    """The spent share of the population's cap, from 0 to 100."""
     cap, spent = card.accounting.population.cap.epsilon, card.accounting.population.spent.epsilon
     return 100.0 if not cap or spent is None else min(100.0, 100 * spent / cap)
 
@@ -193,12 +195,12 @@ def _up(number: float | None, digits: int = 4) -> str:
 
 
 def _at_most(share: float) -> str:
-    """A share in percent, to a tenth, never below it; 100 % only where it is that."""
+    """A share in percent, rounded up to a tenth."""
     return f"{math.ceil(1000 * share - 1e-9) / 10:.1f} %"
 
 
 def _down(number: float | None) -> str:
-    """What is left, never above it."""
+    """The remaining budget, rounded down."""
     if number is None:
         return "infinite"
     return f"{Decimal(repr(number)).quantize(Decimal('0.0001'), ROUND_FLOOR).normalize():,f}"
@@ -215,7 +217,7 @@ def _number(number: float | None) -> str:
 
 
 def _named(kind: str) -> str:
-    """A kind of noise or of samples, of which those named after people have a capital."""
+    """A kind of noise or sampling, capitalised if it is named after a person."""
     return kind.capitalize() if kind in ("gaussian", "gumbel", "laplace", "poisson") else kind
 
 

@@ -1,4 +1,4 @@
-"""Whether a run can be reported, found out before it is charged for: its card and page with made-up results."""
+"""Check before a run is charged that it can be reported, by making its card and page with made-up results."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,17 +41,17 @@ def rehearse(
     trial: Schedule | None = None,
     report: Callable[[Run], object] = _composed,
 ) -> None:
-    """Makes the card and the page of a run that is not charged yet.
+    """Make the card and the page of a run that is not charged yet.
 
-    plan: its document. receipt: what is known of it. trial: of a search, the releases of the winner, which its trace
-    has. report: what makes card and page. Everything else is made up: the releases of a plan that chooses them on the
-    way, the population's account, the metrics; pictures are not drawn. Raises RefusedError where the card or the page
-    cannot be made, or would not hold.
+    plan: its document. receipt: the known part of its receipt. trial: for a search, the releases of the winner, which
+    are in its trace. report: makes card and page. Everything else is made up: the releases of an adaptive plan, the
+    population's account, the metrics. Figures are not drawn. Raises RefusedError if the card or the page cannot be
+    made, or the card would not verify.
     """
     run = _made_up(plan, public, receipt, trial)
     try:
         report(run)
-    except Exception as error:  # of whatever kind: it would come again when the run is charged
+    except Exception as error:  # of any kind, since it would occur again after the charge
         raise RefusedError(
             f"this run could not be reported, so it is not charged ({type(error).__name__}: {error}); choose other"
             " settings, and report this as a defect of epsilonflow."

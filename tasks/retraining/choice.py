@@ -1,6 +1,6 @@
-"""What a retraining may cost as an epsilon for its plan: a block's share is in the units of its composition.
+"""Decide the next retraining: which blocks exist, which it uses, and the epsilon that all of them can pay.
 
-What the next retraining is: which blocks there are, which it uses, and the epsilon that they can all pay.
+A block's payment is in the units of its composition, and is converted to an epsilon for the plan.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,8 +45,8 @@ def epsilon_for(
 ) -> tuple[float, float]:
     """The epsilon and delta of the run that costs each of its blocks at most a price; under zCDP and Rényi within 1 %.
 
-    price: in the units of the population's composition, as its policies give it. blocks: how many the run reads.
-    delta: the one wanted. plan: makes the plan of an epsilon. Raises RefusedError where no run is that cheap.
+    price: in the units of the population's composition. blocks: how many blocks the run reads. delta: the requested
+    delta. plan: makes the plan for an epsilon. Raises RefusedError if no run is that cheap.
     """
     together = min(balance.blocks_per_person, blocks)
     if balance.composition.kind == "basic":
@@ -75,9 +75,9 @@ def _basic(price: Price, balance: Balance, together: int, delta: float) -> tuple
 
 
 def _largest(share: Callable[[float], float], highest: float) -> float:
-    """The largest epsilon whose share is at most 1, or down to 1 % less; the share grows with epsilon.
+    """An epsilon whose share is at most 1 and, if possible, at least 0.99; the share increases with epsilon.
 
-    By interpolation between the logarithms of one that fits and one that does not.
+    Found by interpolation between the logarithms of an epsilon that fits and one that does not.
     """
     fits, exceeds = (0.0, 0.0), (0.0, 0.0)
     epsilon = _floor(highest)
@@ -96,7 +96,7 @@ def _largest(share: Callable[[float], float], highest: float) -> float:
 
 
 def _between(fits: tuple[float, float], exceeds: tuple[float, float]) -> float:
-    """Where to look next; each is an epsilon and its share, or zeros while none is known."""
+    """The next epsilon to try. fits, exceeds: an epsilon and its share, or zeros if none is known yet."""
     if not fits[0]:
         return exceeds[0] * max(0.1, min(0.95, 1 / exceeds[1]))
     if not exceeds[0]:
@@ -106,7 +106,7 @@ def _between(fits: tuple[float, float], exceeds: tuple[float, float]) -> float:
 
 
 def _floor(number: float) -> float:
-    """The number to 6 digits, never above it."""
+    """The number rounded down to 6 significant digits."""
     return float(Context(prec=6, rounding=ROUND_FLOOR).create_decimal(repr(number)))
 
 
@@ -116,7 +116,7 @@ class TooFewBlocksError(RefusedError):
 
 @dataclass(frozen=True)
 class Next:
-    """The next retraining: its blocks, its epsilon, and what params.yaml becomes."""
+    """The next retraining: its blocks, its epsilon, and the change to params.yaml."""
 
     blocks: tuple[str, ...]
     epsilon: float
@@ -124,9 +124,9 @@ class Next:
 
 
 def declared_blocks(settings: Retraining, ledger: Ledger, root: Path) -> tuple[DataCard, list[Block]]:
-    """The data card, and where the blocks stand that can be read now; new ones are entered into the ledger.
+    """The data card, and the ledger's state of the blocks that can be read now; new blocks are declared in the ledger.
 
-    Raises DataRefusedError where the source cannot be read, RefusedError where the population is of another kind.
+    Raises DataRefusedError if the source cannot be read, RefusedError if the population is of another kind.
     """
     card = catalogue.card(settings.dataset, root / "data" / "cards")
     there_are = blocks.names(card, root=root, url=database_url(card.blocks))
@@ -135,9 +135,9 @@ def declared_blocks(settings: Retraining, ledger: Ledger, root: Path) -> tuple[D
 
 
 def retire(settings: Retraining, ledger: Ledger, card: DataCard, standing: list[Block]) -> tuple[str, ...]:
-    """Retires the blocks whose next payment would be of no use; returns their names.
+    """Retire the blocks whose next payment would be too small to be useful; returns their names.
 
-    On a database that leaves this to the owner nothing is retired: such a block pays for no retraining all the same.
+    If the database allows only the owner to retire, nothing is retired; such a block pays for no retraining anyway.
     """
     names = exhausted(standing, _smallest(settings, standing), settings.spreading) if standing else ()
     try:
@@ -149,7 +149,7 @@ def retire(settings: Retraining, ledger: Ledger, card: DataCard, standing: list[
 
 
 def how_many_left(settings: Retraining, standing: list[Block]) -> int:
-    """How many more retrainings the caps of these blocks allow, without new ones; at most `warn_below`."""
+    """How many more retrainings the caps of these blocks allow without new blocks; at most `warn_below`."""
     if not standing or not settings.warn_below:
         return 0
     play = forecast(
@@ -170,10 +170,10 @@ def next_of(
     registry: Registry,
     last: tuple[str, ...] | None,
 ) -> Next:
-    """What to do in a period that is due; nothing is charged.
+    """Decide the retraining of a period that is due; nothing is charged.
 
-    last: the blocks of the last retraining. Raises TooFewBlocksError where nothing is due, and what `revise`,
-    `declare` and `plan_for` raise.
+    last: the blocks of the last retraining. Raises TooFewBlocksError if nothing is due, and what `revise`, `declare`
+    and `plan_for` raise.
     """
     card, standing = declared_blocks(settings, ledger, root)
     retire(settings, ledger, card, standing)
@@ -204,7 +204,7 @@ def _smallest(settings: Retraining, standing: list[Block]) -> Price:
 
 
 def _own(settings: Retraining, used: tuple[str, ...], registry: Registry, root: Path) -> Mapping[str, Any]:
-    """What of params.yaml a retraining sets, beside epsilon and delta."""
+    """The values in params.yaml that a retraining sets, besides epsilon and delta."""
     own: dict[str, Any] = {"data.blocks": list(used)}
     serving = registry.serving
     if settings.warm_start and serving is not None:
@@ -213,7 +213,7 @@ def _own(settings: Retraining, used: tuple[str, ...], registry: Registry, root: 
 
 
 def _asked(settings: Retraining, root: Path, own: Mapping[str, Any]) -> Params:
-    """What params.yaml becomes, but for epsilon; raises ParamsRefusedError where it is about another data set."""
+    """The changed params.yaml, before epsilon is set; raises ParamsRefusedError if it is for another data set."""
     asked = revise(root, Request(delta=settings.delta, settings=own)).params
     if asked.data.dataset != settings.dataset:
         raise ParamsRefusedError(

@@ -1,9 +1,9 @@
-"""A scheduled retraining: decide, train by the five stages, compare with the model that serves, promote or keep.
+"""A scheduled retraining: decide, run the five stages, compare with the model in use, promote or keep.
 
-It is one a period, however often it is delivered: by this user's home, and by the ledger, which charges a period once.
-One that was interrupted, or that a fault ended, is taken up first, as it was, with the same noise and for nothing more,
-however long the fault lasts. Its reservation is forfeited only where a person gives it up, since what was charged is
-spent either way. Forfeited are runs of this home alone: one of another home may be at work.
+There is one retraining per period, however often it is delivered: this home records it, and the ledger charges a period
+once. A retraining that was interrupted or ended by a fault is resumed first, unchanged, with the same noise and at no
+extra cost, however long the fault lasts. Its reservation is forfeited only if a person gives it up, since the charge is
+spent either way. Only runs of this home are forfeited, since a run of another home may still be running.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,9 @@ RunStage = Callable[[str, Path], object]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a delivery of a retraining ended, in a word and in a sentence.
+    """How a delivery of a retraining ended, as a word and as a sentence.
 
-    left: how many more retrainings the caps allow now, up to where nobody is to be told; None where nothing was spent.
+    left: how many more retrainings the caps allow now, counted up to `warn_below`; None if nothing was spent.
     """
 
     kind: Kind
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Work:
-    """A retraining in a checkout. run_stage: runs a stage there, and raises StageRefusedError or StageFailedError."""
+    """A retraining in a checkout. run_stage: runs a stage there; raises StageRefusedError or StageFailedError."""
 
     settings: Retraining
     root: Path
@@ -56,12 +56,12 @@ class Work:
 
     @property
     def registry(self) -> Registry:
-        """The models of its name."""
+        """The registry of its models."""
         return Registry(self.root / "models" / self.settings.name)
 
     @property
     def states(self) -> States:
-        """What became of its periods."""
+        """The states of its periods."""
         return States(home() / "retrainings" / self.settings.name)
 
     @property
@@ -71,12 +71,12 @@ class Work:
 
     @property
     def population(self) -> str:
-        """Whose budget it charges."""
+        """The population that it charges."""
         return catalogue.card(self.settings.dataset, self.root / "data" / "cards").population
 
 
 def retrain(work: Work, *, now: datetime) -> Outcome:
-    """Takes up the retraining that was interrupted, then does the one that is due at a moment; see the module."""
+    """Resume an interrupted retraining, then run the one that is due at time `now`; see the module."""
     try:
         with work.states.held() as free:
             if not free:
@@ -137,7 +137,7 @@ def _begin(work: Work, period: str) -> Outcome:
 
 
 def _run(work: Work, state: State) -> Outcome:
-    """Runs the stages of an open retraining and ends it, unless a fault lets it wait for the next delivery."""
+    """Run the stages of an open retraining and end it; after a fault it stays open for the next delivery."""
     here = str(work.root.resolve())
     if state.root != here:
         if Path(state.root).is_dir():
@@ -160,12 +160,14 @@ def _run(work: Work, state: State) -> Outcome:
 
 
 def _key(work: Work, period: str) -> str:
-    """What the ledger charges once."""
+    """The name and period under which the ledger charges once."""
     return f"{work.settings.name} {period}"
 
 
 def _stopped(work: Work, state: State, kind: Literal["refused", "failed"], reason: str) -> Outcome:
-    """What cost nothing lets the period begin anew; what is charged is kept, since the fault may pass."""
+    """End a delivery after a fault. Without a charge the period can start again; a charged run is kept for the next
+    one.
+    """
     run_id = charged_run(work.ledger, work.population, _key(work, state.period))
     if run_id is None:
         _put_back(work, state)
@@ -182,26 +184,27 @@ def _stopped(work: Work, state: State, kind: Literal["refused", "failed"], reaso
 
 
 def _put_back(work: Work, state: State) -> None:
-    """Makes params.yaml what it was before the retraining, unless somebody has changed it since."""
+    """Restore params.yaml from before the retraining, unless somebody has changed it since."""
     path = work.root / "params.yaml"
     if path.read_text(encoding="utf-8") == state.params:
         _write_params(work, state.before)
 
 
 def _write_params(work: Work, text: str) -> None:
-    """Writes params.yaml whole or not at all: a person's settings do not end in a full disk."""
+    """Write params.yaml whole or not at all, so that a full disk does not destroy a person's settings."""
     write_whole(work.root / "params.yaml", lambda fresh: fresh.write_text(text, encoding="utf-8"))
 
 
 def give_up(work: Work, state: State) -> str:
-    """Ends an open retraining without a model; returns the sentence.
+    """End an open retraining without a model; returns the sentence.
 
-    Its reservation is forfeited and counts as spent. One that another home took may be at work, and stays.
+    Its reservation is forfeited and counts as spent. A reservation of another home stays, since its run may be running.
     """
     ledger = work.ledger
     run_id = charged_run(ledger, work.population, _key(work, state.period))
     status = None if run_id is None else ledger.status(run_id)
-    # Forfeited already where a person did it, or the process was killed right after; a settled run has lost its model.
+    # # It may be forfeited already, by a person or if the process was killed right after; a settled run has lost its
+    # model.
     is_lost = status == "forfeited" or (status == "open" and store.is_here(home(), str(run_id)))
     if run_id is not None and is_lost:
         ledger.forfeit(run_id)
@@ -217,7 +220,7 @@ def give_up(work: Work, state: State) -> str:
 
 
 def charged_run(ledger: Ledger, population: str, retraining: str) -> str | None:
-    """The run that a retraining, by its name and its period, was charged for; None where it was not."""
+    """The run that was charged for a retraining, given as name and period; None if there is none."""
     return ledger.run_of(population, retraining)
 
 
@@ -239,7 +242,7 @@ def _finished(work: Work, state: State) -> Outcome:
 
 
 def _compared(work: Work, entry: Path, serving: Path | None) -> tuple[bool, str]:
-    """Whether the new model is to serve, and why, by the held-out records of its own blocks."""
+    """Whether to promote the new model, and why, judged on the held-out records of its own blocks."""
     prepared = work.root / "datasets" / "prepared"
     fresh = metrics_of(entry / "model.safetensors", prepared)
     if serving is None or serving == entry:

@@ -1,9 +1,8 @@
-"""The models of a name in the folder `models`: one folder a run, with its privacy card, and which one serves.
+"""The registry of a retraining's models, in the folder `models`, and the states of its periods.
 
-An entry is a model with all that `epsilonflow card verify` needs beside its card. The one that serves is behind the
-link `serving`, which is replaced in one step: a reader finds a whole model at every moment.
-
-What became of each period's retraining, kept beside the ledger: no checkout, branch or server can bring it back.
+Each run has a folder with its model, its privacy card and everything that `epsilonflow card verify` needs. The link
+`serving` points to the model in use and is replaced atomically, so a reader always finds a complete model. The states
+of the periods are in the home, like the ledger, so no checkout, branch or server can restore an old state.
 """
 
 import json
@@ -34,26 +33,28 @@ _SERVING = "serving"
 
 @dataclass(frozen=True)
 class Registry:
-    """The models of one name; folder: theirs, made with the first."""
+    """The models of one name. folder: their folder, created with the first model."""
 
     folder: Path
 
     @property
     def serving(self) -> Path | None:
-        """The folder of the model that serves; None before the first."""
+        """The folder of the model in use; None before the first."""
         link = self.folder / _SERVING
         return self.folder / os.readlink(link) if link.is_symlink() else None
 
     def metrics(self, run_id: str) -> dict[str, Any]:
-        """The metrics of the model of a run, held-out accuracy and epsilon among them; none where it is not kept."""
+        """The metrics of a run's model, including held-out accuracy and epsilon; empty if the model is not in the
+        registry.
+        """
         path = self.folder / run_id / "metrics.json"
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return found
 
     def add(self, artifacts: Path) -> Path:
-        """Keeps the model in `artifacts` under its run's id, whole or not at all; returns its folder.
+        """Add the model in `artifacts` under its run's id, whole or not at all; returns its folder.
 
-        A model that is there already stays as it is.
+        An existing model is left unchanged.
         """
         receipt: dict[str, Any] = json.loads((artifacts / "receipt.json").read_text(encoding="utf-8"))
         entry = self.folder / str(receipt["run_id"])
@@ -71,7 +72,7 @@ class Registry:
         return entry
 
     def promote(self, entry: Path) -> None:
-        """Lets the model in the folder `entry` serve from now on."""
+        """Make the model in the folder `entry` the one in use."""
         fresh = self.folder / f".{_SERVING}-{os.getpid()}"
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(entry.name)
@@ -85,9 +86,9 @@ Kind = Literal["open", "promoted", "kept", "forfeited", "given up"]
 class State:
     """A retraining that was begun.
 
-    kind: "open" until it has ended. params: the text of params.yaml that it runs with, so that it is taken up as it
-    was; before: the one that it replaced. root: its checkout. number: its place among all; names of periods of several
-    lengths, and those after a clock was set, do not sort by time.
+    kind: "open" until it has ended. params: the text of params.yaml that it runs with, so that it is resumed unchanged.
+    before: the text that it replaced. root: its checkout. number: its index among all; names of periods do not sort by
+    time if they have several lengths or the clock was changed.
     """
 
     period: str
@@ -104,13 +105,13 @@ class State:
 
 @dataclass(frozen=True)
 class States:
-    """The states of one retraining's periods; folder: theirs alone, one file a period."""
+    """The states of one retraining's periods. folder: their folder, with one file per period."""
 
     folder: Path
 
     @contextmanager
     def held(self) -> Iterator[bool]:
-        """Whether no other process is at this retraining; none begins until the end of the block."""
+        """Lock this retraining within the block; yields False if another process has locked it."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             held = FileLock(self.folder / "lock").acquire(blocking=False)
@@ -121,12 +122,12 @@ class States:
             yield True
 
     def of(self, period: str) -> State | None:
-        """The state of a period; None where it did not begin."""
+        """The state of a period; None if it has not begun."""
         path = self._file(period)
         return _read(path) if path.is_file() else None
 
     def open(self) -> State | None:
-        """The retraining that was interrupted, if there is one; there is never a second."""
+        """The interrupted retraining, if there is one; there is never more than one."""
         return next((state for state in self.all() if state.kind == "open"), None)
 
     def all(self) -> list[State]:
@@ -135,12 +136,12 @@ class States:
         return sorted(found, key=lambda state: (state.number, state.period))
 
     def write(self, state: State) -> None:
-        """Keeps a state, on the disk before this returns."""
+        """Write a state durably."""
         text = json.dumps(asdict(state), indent=2)
         write_whole(self._file(state.period), lambda fresh: fresh.write_text(text, encoding="utf-8"))
 
     def forget(self, state: State) -> None:
-        """Lets a period begin anew, where nothing was charged for it."""
+        """Delete the state of a period for which nothing was charged, so that it can start again."""
         self._file(state.period).unlink()
 
     def _file(self, period: str) -> Path:

@@ -1,4 +1,4 @@
-"""retrain.yaml: how often a model is trained again, on which blocks, for how much, and when the new one serves."""
+"""retrain.yaml: how often a model is retrained, on which blocks, at what price, and when the new one is promoted."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,16 +33,15 @@ class BudgetSpread(Group):
 
 
 class Retraining(Group):
-    """The settings of a scheduled retraining; all else about a run is in params.yaml.
+    """The settings of a scheduled retraining; everything else about a run is in params.yaml.
 
-    name: of the models, and of the retraining in the ledger. dataset: a card with `blocks`, that of params.yaml.
-    every: there is at most one retraining in each hour, day, week or month of UTC. blocks: which a retraining uses.
-    spread: of a block's budget over those that use it. delta: of each run; None leaves the one in params.yaml.
-    smallest: share of its cap below which a block's next payment is of no use, so that it retires.
-    warm_start: from the model that serves, which costs nothing. minimal_gain: of held-out accuracy, or
-    of what else models for the target are compared by, to be promoted.
-    warn_below: with fewer retrainings left that the caps allow, a delivery ends as "FewRetrainingsLeft", of which
-    people can be told.
+    name: name of the models, and of the retraining in the ledger. dataset: the data set of params.yaml, whose card has
+    `blocks`. every: there is at most one retraining per hour, day, week or month, in UTC. blocks: the blocks that a
+    retraining uses. spread: how a block's budget is spread over retrainings. delta: of each run; None keeps the one in
+    params.yaml. smallest: a block retires if its next payment would be below this share of its cap. warm_start: start
+    from the model in use, which costs nothing. minimal_gain: how much better than the model in use a model must be to
+    be promoted, in held-out accuracy or the metric of the target. warn_below: if the caps allow fewer retrainings than
+    this, a delivery ends in the state "FewRetrainingsLeft", on which people can be alerted.
     """
 
     name: Annotated[str, Field(pattern=_NAME)]
@@ -58,16 +57,18 @@ class Retraining(Group):
 
     @property
     def choice(self) -> Choice:
-        """Which blocks; raises RefusedError where its numbers do not fit each other."""
+        """Which blocks to use; raises RefusedError if the numbers are inconsistent."""
         return Choice(self.blocks.policy, self.blocks.window, self.blocks.at_least)
 
     @property
     def spreading(self) -> Spread:
-        """How budgets are spread; raises RefusedError where its numbers do not fit each other."""
+        """How budgets are spread; raises RefusedError if the numbers are inconsistent."""
         return Spread(self.spread.policy, self.spread.planned, self.spread.fraction)
 
     def period(self, now: datetime) -> str:
-        """The period of a moment. It is that of the run and not of its schedule: late runs all fall into one."""
+        """The period of a time. It is the time of the run and not of its schedule, so late runs all fall into one
+        period.
+        """
         return now.astimezone(UTC).strftime(_PERIODS[self.every])
 
 
@@ -78,8 +79,8 @@ EXAMPLE = (
 
 
 def load(path: Path) -> Retraining:
-    """The settings in a file; raises ParamsRefusedError, naming the key, and RefusedError where two of them do not
-    fit.
+    """Load the settings; raises ParamsRefusedError, which names the key, and RefusedError if settings are
+    inconsistent.
     """
     try:
         document = YAML(typ="safe", pure=True).load(path)

@@ -1,1 +1,1 @@
-"""What a run is: its identity, folder, provenance and result, the population that it is charged to, and its stages."""
+"""Runs: their identity, folder, provenance and result, the population that they are charged to, and their stages."""

@@ -1,4 +1,4 @@
-"""What is named package.module:factory of the data: the frozen encoder in params.yaml, the reader in a data card."""
+"""Load what is named by package.module:factory: the frozen encoder in params.yaml, and the reader in a data card."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 
 def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
-    """What is public about the records of a card as they will be prepared.
+    """The public description of a card's records as they will be prepared.
 
-    Raises DataRefusedError for a transform that the records cannot have, EncoderRefusedError for an encoder that is not
-    here.
+    Raises DataRefusedError for a transform that the records cannot have, EncoderRefusedError for a missing encoder.
     """
     found = None if chosen.encoder is None else facts_of(chosen.encoder)
     reader_of(card.reader)
@@ -34,9 +33,9 @@ def public_of(card: DataCard, chosen: params.Data) -> PublicDescription:
 
 
 def reader_of(reader: Format | None) -> OwnReader | None:
-    """The function of a reader of the user's own; None for one that is shipped.
+    """The function of the user's own reader; None for a built-in reader.
 
-    Raises NotUsableError for one that is not there, DataRefusedError for one of another source than is declared.
+    Raises NotUsableError if the reader is missing, DataRefusedError if its source is not the declared one.
     """
     if not isinstance(reader, Own):
         return None
@@ -50,7 +49,7 @@ def reader_of(reader: Format | None) -> OwnReader | None:
 
 
 def encoder_of(chosen: params.Encoder) -> "Encoder":
-    """The encoder that is named, without its weights; raises EncoderRefusedError where it cannot be had."""
+    """The named encoder, without its weights; raises EncoderRefusedError if it is not available."""
     from algorithms.encoders import Frozen, encoder  # here, since torch takes seconds to import
 
     try:
@@ -63,9 +62,9 @@ def encoder_of(chosen: params.Encoder) -> "Encoder":
 
 
 def loader_of(chosen: params.Encoder, target: Target | None) -> Callable[[], "Encode"]:
-    """What reads the weights of the encoder that is named; for words that are tagged, of a tokenizer alone.
+    """The function that loads the named encoder's weights. If words are tagged, it must be a tokenizer.
 
-    Raises EncoderRefusedError for another.
+    Raises EncoderRefusedError for another encoder.
     """
     found = encoder_of(chosen)
     load = found.aligned if isinstance(target, Tags) else found.load
@@ -77,9 +76,9 @@ def loader_of(chosen: params.Encoder, target: Target | None) -> Callable[[], "En
 
 
 def carried_in(preparation: Mapping[str, Any] | None) -> params.Encoder | None:
-    """The encoder that a model was trained behind; None for none.
+    """The encoder whose output a model was trained on, if any.
 
-    Raises EncoderRefusedError where it cannot be had, and where the one that is here has other weights.
+    Raises EncoderRefusedError if it is not available, or has other weights.
     """
     carried = dict((preparation or {}).get("encoder") or {})
     if not carried:
@@ -95,7 +94,7 @@ def carried_in(preparation: Mapping[str, Any] | None) -> params.Encoder | None:
 
 
 def facts_of(chosen: params.Encoder) -> EncoderFacts:
-    """What is public of the encoder that is named."""
+    """The public facts of the named encoder."""
     found = encoder_of(chosen)
     settings = json.dumps(chosen.settings, sort_keys=True)
     return EncoderFacts(

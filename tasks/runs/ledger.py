@@ -1,10 +1,11 @@
-"""The ledger as this user's home knows it: its newest heads, where it was verified to, which population it charges.
+"""What this home records about the ledger: its newest heads, how far it was verified, which populations it charges.
 
-Heads of the ledger that are kept outside of it show an older copy that was put back, whose own chain holds. Known are
-the head in the receipt of the checkout's last run, and those that this home saw last at the same URL and of the same
-ledger, wherever it was: an old copy at another URL is an older copy, too. A receipt of another ledger, as in a checkout
-that was made on another machine, says nothing about this one; the hash of the first row tells them apart. Which ledger
-a private population is charged in is kept in the home as well, once a run is reserved there.
+An older copy of the ledger that was restored has a valid chain of its own. It is detected by heads that are kept
+outside of the ledger: the head in the receipt of the checkout's last run, and the heads that this home saw last at the
+same URL and of the same ledger at any URL, since an old copy at another URL is an older copy, too. The receipt of
+another ledger, as in a checkout from another machine, says nothing about this one; ledgers are distinguished by the
+hash of their first row. Once a run on a private population is reserved, the home also records in which ledger the
+population is charged.
 """
 
 import hashlib
@@ -24,9 +25,9 @@ from tasks.config.environment import LEDGER, home, ledger_url, sqlite_url
 
 
 def open_ledger(root: Path) -> Ledger:
-    """The ledger that the checkout at `root` charges; raises LedgerBrokenError where an older copy was put back.
+    """Open the ledger that the checkout at `root` charges; raises LedgerBrokenError if it is an older copy.
 
-    Of a folder without params.yaml it is the one that a notebook charges.
+    For a folder without params.yaml, it is the ledger that a notebook charges.
     """
     file = root / "params.yaml"
     url = ledger_url(params.load(file, reads=("ledger",)).ledger.url if file.exists() else None)
@@ -36,10 +37,10 @@ def open_ledger(root: Path) -> Ledger:
 
 
 def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
-    """The ledger at a URL, compared with the heads that are known of it.
+    """Open the ledger at a URL and compare it with the known heads.
 
-    home: where heads are kept. root: the checkout. Raises LedgerBrokenError where the ledger lacks a row that it once
-    had, and RefusedError where it cannot be opened.
+    home: folder of the heads. root: the checkout. Raises LedgerBrokenError if the ledger lacks a row that it once had,
+    and RefusedError if it cannot be opened.
     """
     at_url = _at_url(url, home)
     ledger = Ledger.open(url, verified=_kept(at_url))
@@ -57,9 +58,9 @@ def open_newest(url: str, *, home: Path, root: Path) -> Ledger:
 
 
 def remember(ledger: Ledger, url: str, *, home: Path) -> None:
-    """Keeps the ledger's head in `home`; a head of a moment ago does no harm, so processes need not take turns.
+    """Record the ledger's head in `home`; a slightly older head does no harm, so processes need no lock.
 
-    Whoever opens the ledger next in this home verifies the rows after it.
+    The next process that opens the ledger in this home verifies the rows after this head.
     """
     head = ledger.verified()
     for file in _files(ledger, url, home):
@@ -67,7 +68,7 @@ def remember(ledger: Ledger, url: str, *, home: Path) -> None:
 
 
 def head_of(path: Path, ledger: Ledger) -> str | None:
-    """The head in a receipt where it is of this ledger; None for another one's, for an old receipt and for none."""
+    """The head in a receipt of this ledger; None if it is of another ledger, too old or missing."""
     if not path.is_file():
         return None
     kept = json.loads(path.read_text(encoding="utf-8")).get("ledger", {})
@@ -76,11 +77,10 @@ def head_of(path: Path, ledger: Ledger) -> str | None:
 
 
 def check_usual(ledger: Ledger, population: str, *, home: Path) -> None:
-    """Raises RefusedError where this user's home has seen the population charged in another ledger, or has one where
-    it is.
+    """Raise RefusedError if this home has seen the population charged in another ledger, or contains such a ledger.
 
-    Else a branch that names another one would have a second budget for the same people. A ledger that was restored
-    elsewhere from a copy is the same one.
+    Otherwise a branch that names another ledger would have a second budget for the same people. A ledger that was
+    restored elsewhere from a copy is the same ledger.
     """
     kept, own = _usual(population, home), home / LEDGER
     way_out = f"remove {kept}" if kept.exists() else f"keep {own} elsewhere"
@@ -97,20 +97,22 @@ def check_usual(ledger: Ledger, population: str, *, home: Path) -> None:
 
 
 def check_place(ledger: Ledger, population: str, *, public: bool, home: Path) -> None:
-    """`check_usual` of private people, and of public ones where they were charged as private before."""
+    """Do `check_usual` for a private population, and for a public one that was charged as private before."""
     if not public or has_usual(population, home=home):
         check_usual(ledger, population, home=home)
 
 
 def has_usual(population: str, *, home: Path) -> bool:
-    """Whether people were charged as private ones before: another ledger, which says public of them, is refused too."""
+    """Whether a population was charged as private before; then another ledger that declares it public is refused,
+    too.
+    """
     return _usual(population, home).exists()
 
 
 def keep_usual(ledger: Ledger, population: str, *, home: Path) -> None:
-    """Keeps in `home` which ledger, by the first hash of its chain, a population is charged in, for ever.
+    """Record in `home`, for good, the ledger in which a population is charged, by the first hash of its chain.
 
-    It is for a run that is reserved there; raises RefusedError where another one was charged elsewhere meanwhile.
+    Call this for a run that is reserved there. Raises RefusedError if a run was charged in another ledger meanwhile.
     """
     kept = _usual(population, home)
     if not kept.exists():
@@ -119,7 +121,7 @@ def keep_usual(ledger: Ledger, population: str, *, home: Path) -> None:
 
 
 def _charges(own: Ledger, population: str, *, other_than: Ledger) -> bool:
-    """Whether a ledger that is another one has ever reserved a run of the population."""
+    """Whether `own` is a different ledger and has ever reserved a run of the population."""
     return identity(own) != identity(other_than) and own.is_charged(population)
 
 
@@ -128,7 +130,7 @@ def _usual(population: str, home: Path) -> Path:
 
 
 def _files(ledger: Ledger, url: str, home: Path) -> list[Path]:
-    """Where the head of what is at the URL is kept, and that of the ledger itself once it has a row."""
+    """The files of the head at the URL and, once the ledger has a row, of the head of the ledger itself."""
     first = identity(ledger)
     return [_at_url(url, home), *([home / "ledger_heads" / first[:16]] if first else [])]
 
@@ -139,7 +141,9 @@ def _at_url(url: str, home: Path) -> Path:
 
 
 def _kept(file: Path) -> Head:
-    """The head in a file, as of version 0.2 without its place, from which nothing can be gone on; none without one."""
+    """The head in a file, or NOTHING. Files of version 0.2 lack the row number, so verifying cannot continue from
+    them.
+    """
     try:
         words = file.read_text(encoding="utf-8").split()
         return Head(int(words[0]) if words[1:] else 0, words[-1])
@@ -153,25 +157,25 @@ def _write(file: Path, line: str, *, put: Callable[[Path, Path], object] = os.re
 
 
 def _link(fresh: Path, file: Path) -> None:
-    """Puts a file in its place where there is none."""
+    """Move a file to its place unless another exists there."""
     with suppress(FileExistsError):
         os.link(fresh, file)
 
 
 def keep_checkpoint(checkpoint: Checkpoint) -> None:
-    """Signs a checkpoint and keeps it in the home, in place of the one before it."""
+    """Sign a checkpoint and store it in the home, replacing the previous one."""
     if checkpoint.first is None:
         return
     file = _checkpoint_file(checkpoint.first)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    from tasks.runs.signing import signing_key  # what cards are made of takes longer than the rest
+    from tasks.runs.signing import signing_key  # importing what cards need takes longer than the rest
 
     text = checkpoint.signed(signing_key(home()))
     write_whole(file, lambda fresh: fresh.write_text(text, encoding="utf-8"), mode=0o600)
 
 
 def kept_checkpoint(ledger: Ledger) -> Checkpoint | None:
-    """The checkpoint of a ledger; None where this home has none. Raises RefusedError for one that it did not sign."""
+    """The stored checkpoint of a ledger, or None. Raises RefusedError if this home did not sign it."""
     file = _checkpoint_file(identity(ledger) or "")
     if not file.is_file():
         return None

@@ -1,4 +1,4 @@
-"""How a data card's population is entered into the ledger, and what of it can never change."""
+"""Register a data card's population in the ledger, and check what can never change."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,19 +19,20 @@ _HOLDOUT, _BLOCKS = "holdout", "blocks"
 
 
 def register(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
-    """`declare`, in the ledger where these people are charged always; raises RefusedError for another one.
+    """Do `declare` in the ledger in which these people are always charged; raises RefusedError for another ledger.
 
-    prepared: the folder of the records. Raises BudgetRefusedError where another block was charged for exactly these.
+    prepared: the folder of the records. Raises BudgetRefusedError if another block was charged for exactly these
+    records.
     """
     check_place(ledger, public.population, public=public.public, home=home)
     declare(ledger, public, held=digests_of(public, prepared))
 
 
 def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str:
-    """Enters the population of a data card as its first run would, by its owner beforehand; returns its name.
+    """Register the population of a data card before its first run, as that run would do; returns the population's name.
 
-    dataset: the name of the card; that of params.yaml when None. Raises RefusedError, DataRefusedError or
-    ParamsRefusedError where the card, the blocks or the ledger cannot be read, and for a population of another kind.
+    dataset: the name of the card; None for that of params.yaml. Raises RefusedError, DataRefusedError or
+    ParamsRefusedError if the card, the blocks or the ledger cannot be read, and for a population of another kind.
     """
     settings = params.load(root / "params.yaml", reads=("data",))
     name = dataset or settings.data.dataset
@@ -43,15 +44,15 @@ def register_card(ledger: Ledger, root: Path, dataset: str | None = None) -> str
 
 
 def digests_of(public: PublicDescription, prepared: Path) -> dict[str, list[str]]:
-    """The keyed digests of the prepared blocks; none of public records, which may be in any number of blocks."""
+    """The keyed digests of the prepared blocks; empty for public records, which may be in any number of blocks."""
     return block_digests(prepared) if public.blocks and not public.public else {}
 
 
 def bind(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Path) -> None:
-    """For a run that is reserved: what it is held to is for good now, and is what it was entered with.
+    """Check, for a run that is reserved, that the population's fixed terms are those that the run was registered with.
 
-    Raises RefusedError or DataRefusedError where another run with another card or ledger came between, or the records
-    were prepared anew, before anything is trained.
+    Raises RefusedError or DataRefusedError before anything is trained, if another run with another card or ledger came
+    first, or the records were prepared again.
     """
     if not public.public:
         keep_usual(ledger, public.population, home=home)
@@ -64,13 +65,13 @@ def bind(ledger: Ledger, public: PublicDescription, *, home: Path, prepared: Pat
 def declare(
     ledger: Ledger, public: PublicDescription, *, held: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Enters the population and its blocks at first sight; raises RefusedError where one of that name is of another
-    kind.
+    """Declare the population and its blocks if they are new; raises RefusedError if the name has another kind.
 
-    held: the digests of what its blocks hold, once they are prepared; see `Ledger.reserve`.
+    held: the digests of the blocks' contents, once they are prepared; see `Ledger.reserve`.
 
-    Of another kind is also one with another unit, and a private one of which other records were held out, since those
-    trained on would be published, or whose blocks are made otherwise, since a person would have a cap in each way.
+    The kind also differs if the unit differs. For a private population it also differs if other records are held out,
+    since records trained on would be published, or if the blocks are defined in another way, since a person would have
+    a cap for each definition.
     """
     cap = Budget(public.cap_epsilon, public.cap_delta)
     ledger.declare(

@@ -1,12 +1,12 @@
-"""What a run will be refused or questioned for, found before anything starts: settings, plan, files and ledger.
+"""Check settings, plan, files and ledger before anything starts, for reasons to refuse or question a run.
 
-The stages find all of it again, each for itself; `outlook` is for the person who waits.
+The stages check everything again; `outlook` saves the person the wait.
 
-Settings that look wrong are questioned before anything is reserved: a budget that buys noise is gone all the same. All
-of it is judged by public values: the plan, the settings, and the number of records or its bound by the data card. A
-person at a terminal is asked, and elsewhere the run is refused, unless TRAIN_ANYWAY says that it is meant. Public
-records have nothing to lose, so that a line of the log is enough. The limits are far beyond what may be of use; the
-numbers behind them are in docs/results/defaults.md.
+Settings that look wrong are questioned before anything is reserved, since a budget that buys only noise is spent, too.
+They are judged only by public values: the plan, the settings, and the number of records or its bound on the data card.
+A person at a terminal is asked; without a terminal the run is refused, unless TRAIN_ANYWAY is set. For public records a
+line of the log is enough. The limits are far beyond useful settings; the numbers behind them are in
+docs/results/defaults.md.
 """
 
 import logging
@@ -33,9 +33,9 @@ from tasks.runs.encoders import public_of
 from tasks.runs.ledger import check_place, open_ledger
 
 LEAST_SIGNAL = 1.0
-"""How large the sum of all records' clipped gradients, if all were alike, has to be over the noise on it, all told."""
+"""The required ratio of the sum of all clipped gradients, if all are equal, to the total noise on it."""
 LONGEST_STEP = 1000.0
-"""How far one step may move the parameters, momentum counted. The usual settings take 3 by noise, 80 by gradients."""
+"""How far one step may move the parameters, including momentum. The usual settings: 3 by noise, 80 by gradients."""
 SHORTEST_WAY = 0.01
 """How far all steps together must be able to move the parameters. The usual settings can go 10 to 10,000."""
 
@@ -43,9 +43,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def doubts(settings: Params, plan: Plan, records: int | None) -> list[str]:
-    """Why the run promises no useful model, each a clause with what to change; none where nothing speaks against it.
+    """Reasons why the run will hardly give a useful model, each as a clause that says what to change.
 
-    records: how many there are, or a bound on it; None where nothing is known of it.
+    records: the number of records, or a bound on it; None if nothing is known.
     """
     update = getattr(settings.algorithm, "update", None)
     found = [_doubt_of_epsilon(plan, records, descends=update is not None)]
@@ -55,8 +55,10 @@ def doubts(settings: Params, plan: Plan, records: int | None) -> list[str]:
 
 
 def _doubt_of_epsilon(plan: Plan, records: int | None, *, descends: bool) -> str | None:
-    """A Gaussian release of noise multiplier sqrt(2 log(1.25 / delta)) / epsilon costs about (epsilon, delta), however
-    it is divided into steps. The noise has a part in the direction of each parameter where these are what is released.
+    """Doubt a run whose noise exceeds its signal.
+
+    A Gaussian release with noise multiplier sqrt(2 log(1.25 / delta)) / epsilon costs about (epsilon, delta), however
+    it is divided into steps. If parameters are released, the noise has a component for each parameter.
     """
     budget, parameters = plan.target.budget, plan.public.parameters if descends else 1
     if records is None or math.isinf(plan.cost.epsilon):
@@ -74,9 +76,7 @@ def _doubt_of_epsilon(plan: Plan, records: int | None, *, descends: bool) -> str
 def _doubts_of_rate(update: OptimizerConfig, plan: Plan, clip_norm: float, records: int | None) -> list[str]:
     parameters = plan.public.parameters
     batch = plan.divisor or plan.sampling_rate * (records or math.inf)
-    if (
-        update.optimizer == "adam"
-    ):  # a step of about the learning rate in each coordinate, whatever the gradient
+    if update.optimizer == "adam":  # a step of about the learning rate in each coordinate, for any gradient
         gradient = longest = update.learning_rate * math.sqrt(parameters)
     else:
         rate = update.learning_rate / (1 - update.momentum)
@@ -99,16 +99,16 @@ def _doubts_of_rate(update: OptimizerConfig, plan: Plan, clip_norm: float, recor
 
 
 def records_of(public: PublicDescription, cards: Path) -> int | None:
-    """How many training records there are, or the bound that the card in `cards` declares; None without either."""
+    """The number of training records, or the bound that the card in `cards` declares; None without either."""
     if public.records is not None or public.dataset not in registry.names(cards):
         return public.records
     return registry.card(public.dataset, cards).records.at_most
 
 
 def question(found: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:
-    """Ask a person whether a run that looks wrong is meant; raises RefusedError where nobody says so.
+    """Ask a person whether to run in spite of the doubts; raises RefusedError unless somebody agrees.
 
-    Of public records the doubts are logged, and nobody is asked.
+    For public records the doubts are only logged.
     """
     if public.public:
         for doubt in found:
@@ -123,7 +123,7 @@ def question(found: Sequence[str], public: PublicDescription, *, epsilon: float)
 
 
 def agrees(question: str) -> bool:
-    """Whether a person at this terminal says yes; False where there is none."""
+    """Whether a person at this terminal says yes; False without a terminal."""
     if not sys.stdin.isatty():
         return False
     sys.stderr.write(question)
@@ -135,9 +135,9 @@ def agrees(question: str) -> bool:
 
 
 def ask_first(found: Sequence[str], public: PublicDescription, *, epsilon: float) -> None:
-    """The question of a run on private records before its stages start, which cannot ask.
+    """Ask the question for a run on private records before its stages start, since stages cannot ask.
 
-    Who agrees is not asked again by this process and those it starts. Raises RefusedError where nobody does.
+    This process and its child processes do not ask again. Raises RefusedError unless somebody agrees.
     """
     if found and not public.public and not may_train_anyway():
         question(found, public, epsilon=epsilon)
@@ -146,11 +146,11 @@ def ask_first(found: Sequence[str], public: PublicDescription, *, epsilon: float
 
 @dataclass(frozen=True)
 class Outlook:
-    """What there is to know of a run before it starts.
+    """What is known about a run before it starts.
 
-    doubts: why it promises no useful model. cap: of the population. balance: None where it was never charged. fits: how
-    many runs like this the caps allow; None for as many as you like. is_begun: whether a run of just this cost was
-    reserved before, which this one may be: it then goes on, or is handed out, for nothing.
+    doubts: reasons why it will hardly give a useful model. cap: of the population. balance: None if the population was
+    never charged. fits: how many runs like this the caps allow; None for any number. is_begun: whether a run of exactly
+    this cost was reserved before. This may be the same run, which is then resumed or returned at no cost.
     """
 
     public: PublicDescription
@@ -162,7 +162,7 @@ class Outlook:
     is_begun: bool
 
     def check(self) -> None:
-        """Raises BudgetRefusedError where the population cannot pay for the run."""
+        """Raise BudgetRefusedError if the population cannot pay for the run."""
         if self.fits != 0 or self.is_begun:
             return
         cost, left = self.plan.cost, self.cap if self.balance is None else self.balance.remaining
@@ -174,10 +174,10 @@ class Outlook:
 
 
 def outlook(root: Path, settings: Params) -> Outlook:
-    """The outlook of the run that `settings` describe in the checkout at `root`; nothing is spent, no record is used.
+    """The outlook of the run that `settings` describe in the checkout at `root`; spends nothing and uses no record.
 
-    Raises what `plan_for` raises, DataRefusedError for an unknown data set and for a file that is not there or not the
-    declared one, and RefusedError where the population is charged in another ledger.
+    Raises what `plan_for` raises; DataRefusedError for an unknown data set, or a file that is missing or not the
+    declared one; and RefusedError if the population is charged in another ledger.
     """
     cards = root / "data" / "cards"
     card = registry.card(settings.data.dataset, cards)

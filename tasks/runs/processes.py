@@ -1,7 +1,7 @@
-"""The processes of a run: those that torchrun started, or others on this machine that the first one starts.
+"""The processes of a run: started by torchrun, or by the first process on this machine.
 
-They talk by PyTorch's own collectives, over gloo, and over NCCL where the sums are on GPUs. Where one ends, the others
-do at their next question, so that nothing goes on alone.
+They communicate by PyTorch's collectives, over gloo, or NCCL if the sums are on GPUs. If one process ends, the others
+end at their next query, so that none continues alone.
 """
 
 import os
@@ -18,17 +18,17 @@ from torch.distributed.rendezvous import TCPStore  # type: ignore[attr-defined]
 from algorithms.privacy.barrier.performance import ALONE, Group
 
 _PLACE = "EPSILONFLOW_PROCESS"
-"""Rank, number of processes and port, for a process that the first one started."""
+"""Rank, number of processes and port, for processes that the first one started."""
 
 _HERE = "127.0.0.1"
 
 
 @contextmanager
 def joined(wanted: int) -> Iterator[Group]:
-    """The processes of this run, connected until the end of the block.
+    """Connect the processes of this run within the block.
 
-    wanted: how many there are to be on this machine where torchrun started none. Where the first one leaves, it ends
-    those that it started.
+    wanted: the number of processes on this machine, unless torchrun started them. At the end of the block, the first
+    process ends those that it started.
     """
     given = os.environ.get(_PLACE)
     if given is not None:
@@ -54,7 +54,7 @@ def joined(wanted: int) -> Iterator[Group]:
 
 
 def _store(port: int, count: int) -> TCPStore:
-    """What the processes find each other by; port 0: a new one, for others to come to."""
+    """The store by which the processes find each other. port: 0 creates a new store."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     return TCPStore(_HERE, port, count, is_master=port == 0, wait_for_workers=False)
 
@@ -68,7 +68,7 @@ def _started(rank: int, count: int, port: int) -> "subprocess.Popen[bytes]":
 
 @contextmanager
 def _connected(group: Group, store: Store | None) -> Iterator[Group]:
-    """A group of processes that can talk; without a store as torchrun's variables say."""
+    """Connect a group of processes; without a store, by torchrun's environment variables."""
     kind = "gloo"
     if torch.cuda.is_available():
         kind = "cpu:gloo,cuda:nccl"

@@ -1,4 +1,4 @@
-"""Progress of a long training: a bar on a terminal, a line every few seconds elsewhere."""
+"""Progress of a long training: a bar on a terminal, otherwise a line every few seconds."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def progress(steps: int, *, console: Console | None = None) -> Iterator[OnStep]:
-    """What tells how far a training of `steps` steps has come: steps, rate, time left, epsilon so far."""
+    """A callback that shows the progress of a training of `steps` steps: steps, rate, time left, epsilon so far."""
     console = console or Console(stderr=True)
     if not console.is_terminal:
         yield _lines(steps)
@@ -40,7 +40,7 @@ def progress(steps: int, *, console: Console | None = None) -> Iterator[OnStep]:
 
 
 def both(first: OnStep, second: OnStep) -> OnStep:
-    """What tells two."""
+    """A callback that calls both."""
 
     def on_step(step: int, epsilon: float, noise_std: float) -> None:
         first(step, epsilon, noise_std)
@@ -61,7 +61,7 @@ def _lines(steps: int) -> OnStep:
             return
         last = now
         rate = (step - first) / max(now - began, 1e-9)
-        # The first step of a process also looks at the model: it says nothing of those to come.
+        # The first step also inspects the model, so its time does not predict the others.
         left = f", {(steps - step) / rate:.0f} s left" if step - first > 1 else ""
         _log.info("step %d of %d, %.1f steps/s%s, epsilon so far %.3g", step, steps, rate, left, epsilon)
 

@@ -1,4 +1,4 @@
-"""What held-out metrics say of a model, for each kind of target: the number it is compared by, and words for people."""
+"""The held-out metrics of each kind of target: the one by which models are compared, and their texts."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ ACCURACY = "accuracy"
 
 @dataclass(frozen=True)
 class Said:
-    """What a page says of a model on held-out records.
+    """The texts of a page about a model on held-out records.
 
-    tile, about: the number that is seen first, and what it is. sentences: on the whole. warning: where it is no better
-    than knowing nothing, else None. captions: of the pictures per_class and confusion.
+    tile, about: the headline number, and what it is. sentences: about all metrics. warning: if the model is no better
+    than the baseline, else None. captions: of the figures per_class and confusion.
     """
 
     tile: str
@@ -28,7 +28,7 @@ class Said:
 
 
 def interval(accuracy: float, records: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of an accuracy on so many held-out records."""
+    """Wilson's 95 % interval of an accuracy on this number of held-out records."""
     z = 1.96
     middle = (accuracy + z**2 / (2 * records)) / (1 + z**2 / records)
     spread = (
@@ -38,7 +38,7 @@ def interval(accuracy: float, records: int) -> tuple[float, float]:
 
 
 def verdict(accuracy: float, majority: float, records: int) -> str:
-    """How an accuracy compares with always naming the class that is commonest among the same held-out records."""
+    """How an accuracy compares with always predicting the most frequent class of the same held-out records."""
     if accuracy <= majority:
         how = "no better than"
     else:
@@ -47,55 +47,55 @@ def verdict(accuracy: float, majority: float, records: int) -> str:
 
 
 def quality(metrics: Metrics) -> float:
-    """What a model is compared by, more of it being better: the headline of its kind."""
+    """The metric by which models are compared, larger is better: the headline of its kind."""
     return float(metrics[_kind_in(metrics).headline])
 
 
 def measure(metrics: Metrics) -> str:
-    """The name of that number, such as "accuracy" or "micro f1"."""
+    """The name of this metric, such as "accuracy" or "micro f1"."""
     return tracked(metrics).partition("/")[2].replace("_", " ")
 
 
 def amount(value: float, of: str, digits: int = 2) -> str:
-    """A value of the measure `of`: an accuracy in percent, with so many digits, others as they are."""
+    """A value of the metric `of` as text: an accuracy in percent with `digits` decimals, others with three decimals."""
     return f"{value:.{digits}%}" if of.endswith(ACCURACY) else f"{value:.3f}"
 
 
 def worded(metrics: Metrics) -> str:
-    """That number with its name, such as "accuracy 91.20%" or "micro f1 0.731"."""
+    """The metric with its name, such as "accuracy 91.20%" or "micro f1 0.731"."""
     return f"{measure(metrics)} {amount(quality(metrics), measure(metrics))}"
 
 
 def tracked(metrics: Metrics) -> str:
-    """The name of that for a tracker, such as test/accuracy."""
+    """The name of the metric for a tracker, such as test/accuracy."""
     return _kind_in(metrics).headline.replace("_", "/", 1)
 
 
 def rows(metrics: Metrics) -> Rows:
-    """What a terminal shows of the metrics, as pairs of a name and a text."""
+    """The metrics for a terminal, as pairs of a name and a text."""
     return _kind_in(metrics).rows(metrics)
 
 
 def said(metrics: Metrics, records: int, commonest: float) -> Said:
-    """What a page says of them. records: how many were held out. commonest: the largest class's share of them."""
+    """The page's texts. records: the number of held-out records. commonest: the largest class's share of them."""
     return _kind_in(metrics).said(metrics, records, commonest)
 
 
 def measures(metrics: Metrics) -> dict[str, float | None]:
-    """What is measured of the held-out records, by name without `test_`: the headline of the kind first, no loss."""
+    """The metrics of the held-out records, by name without `test_`, the headline first and without the loss."""
     names = [name for name in _kind_in(metrics).metrics if name.startswith("test_") and name != "test_loss"]
     return {name.removeprefix("test_"): metrics[name] for name in names}
 
 
 def made_up(kind: Kind) -> dict[str, float]:
-    """Metrics of no model, to rehearse a report with."""
+    """Made-up metrics, to rehearse a report."""
     return dict.fromkeys(_KINDS[kind].metrics, 1.0)
 
 
 def _rows_of_classes(metrics: Metrics) -> Rows:
     further = (metrics.get(name) for name in ("test_auc", "test_f1", "calibration_error"))
     accuracy, majority = metrics["test_accuracy"], metrics["majority_accuracy"]
-    records = metrics.get("test_records")  # which runs of earlier versions do not say
+    records = metrics.get("test_records")  # missing in runs of earlier versions
     how = f": the model is {verdict(accuracy, majority, records)}" if records else ""
     return [
         ("test accuracy", f"{accuracy:.2%}"),
@@ -254,7 +254,7 @@ def _said_of_tags(metrics: Metrics, records: int, _: float) -> Said:
 
 @dataclass(frozen=True)
 class _Kind:
-    """metrics: their names, of which the first, the headline, is what models are compared by."""
+    """metrics: their names; models are compared by the first, the headline."""
 
     metrics: tuple[str, ...]
     rows: Callable[[Metrics], Rows]
@@ -299,7 +299,7 @@ MEASURES = tuple(
         if name.startswith("test_") and name != "test_loss"
     )
 )
-"""Every name that `measures` may give."""
+"""All names that `measures` may return."""
 
 
 def _kind_in(metrics: Metrics) -> _Kind:
@@ -307,7 +307,7 @@ def _kind_in(metrics: Metrics) -> _Kind:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share as text."""
+    """A share in percent, as text."""
     return f"{100 * share:.{digits}f} %"
 
 

@@ -1,7 +1,7 @@
-"""Who signs privacy cards: the owner of the data, with a key that follows from the owner key of the home.
+"""The key with which the owner of the data signs privacy cards; it is derived from the owner key of the home.
 
-Its public half stands beside that key, in `owner.pub`, and with each run that the ledger reserves; whoever has it from
-one of these can check the run's card.
+The public half is in `owner.pub` next to the owner key, and with each run that the ledger reserves. Anyone who has it
+can check a run's card.
 """
 
 from pathlib import Path
@@ -17,8 +17,8 @@ _WORDS = ["key that signs privacy cards"]
 
 
 def signing_key(home: Path) -> Ed25519PrivateKey:
-    """The key of a home, which is made at first use, its public half written; raises DataRefusedError for a damaged
-    one.
+    """The signing key of a home, created at first use together with owner.pub; raises DataRefusedError if it is
+    damaged.
     """
     key = Ed25519PrivateKey.from_private_bytes(keyed(owner_key(home), _WORDS))
     if public_key(home) != public_key_of(key):
@@ -29,11 +29,11 @@ def signing_key(home: Path) -> Ed25519PrivateKey:
 
 
 def public_key(home: Path) -> str | None:
-    """The public half in a home; None where no card was ever signed there."""
+    """The public key of a home; None if no card was ever signed there."""
     path = home / PUBLIC
     return path.read_text(encoding="utf-8").strip() if path.is_file() else None
 
 
 def signer(home: Path) -> dict[str, str]:
-    """What the ledger notes of who will sign the card of a run that it reserves."""
+    """The ledger's entry about the signer of a reserved run's card."""
     return {SIGNER: public_key_of(signing_key(home))}

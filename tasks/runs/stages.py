@@ -1,8 +1,8 @@
-"""A stage as a process in a checkout: what it refuses, and how DVC runs it, one flow at a time.
+"""Run a stage as a process in a checkout, by DVC, one flow at a time.
 
-What a stage refuses is one sentence on stderr and exit status 2. DVC decides whether a stage has to run. It works in a
-process of its own, `python -m tasks.runs.stages STAGE`, which leads a process group with the stage and ends when the
-process that asked for the stage does: nobody is left to spend.
+A refusal of a stage is one sentence on stderr and exit status 2. DVC decides whether a stage has to run. It works in a
+separate process, `python -m tasks.runs.stages STAGE`. That process leads a process group with the stage, and ends when
+the process that requested the stage ends, so that no process is left that could spend.
 """
 
 import errno
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from dvc.repo import Repo
 
 REFUSED = "refused: "
-"""How the sentence of a refusal begins, for whoever reads what a stage wrote."""
+"""The prefix of a refusal in a stage's output."""
 
 
 def main_of(function: Callable[[], object]) -> None:
-    """Run a stage's main function; what it refuses, or a full disk, becomes a sentence on stderr and exit status 2."""
+    """Run a stage's main function; a refusal or a full disk becomes one sentence on stderr and exit status 2."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
         function()
@@ -43,7 +43,7 @@ def main_of(function: Callable[[], object]) -> None:
 
 
 def disk_full(error: Exception) -> str | None:
-    """What to tell a person where an error is that of a full disk, whichever library met it; else None."""
+    """The message for an error caused by a full disk, raised by any library; None for other errors."""
     is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
     if not is_full and os.strerror(errno.ENOSPC) not in str(error):
         return None
@@ -54,7 +54,7 @@ def disk_full(error: Exception) -> str | None:
 
 
 def refusals() -> tuple[type[ValueError], ...]:
-    """What a person may be shown without a traceback."""
+    """The exceptions that are shown without a traceback."""
     from algorithms.errors import EncoderRefusedError, ModelRefusedError, RefusedError
     from algorithms.extension import NotUsableError
     from data.schema.errors import DataRefusedError
@@ -70,7 +70,7 @@ def refusals() -> tuple[type[ValueError], ...]:
 
 
 def checkout() -> Path:
-    """The checkout this process works in; raises ParamsRefusedError when the current folder is none."""
+    """The checkout in which this process works; raises ParamsRefusedError if the current folder is not a checkout."""
     root = Path.cwd()
     missing = [name for name in ("params.yaml", "dvc.yaml", ".dvc") if not (root / name).exists()]
     if missing:
@@ -84,10 +84,10 @@ def checkout() -> Path:
 STAGES = ("prepare", "calibrate", "train", "evaluate", "report")
 
 _NOTHING = 3
-"""The exit status of the process where DVC has nothing to do."""
+"""The exit status of the process if DVC has nothing to do."""
 _POLL_SECONDS = 0.5
 _ENDINGS = ((signal.SIGINT, 5.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 1.0))
-"""How a process is ended: an interrupt, on which DVC gives its locks back, then harder; with seconds to wait."""
+"""Signals that end a process, with seconds to wait: first an interrupt, on which DVC releases its locks."""
 
 Say = Callable[[str], object]
 
@@ -97,12 +97,12 @@ class StageRefusedError(ValueError):
 
 
 class StageFailedError(RuntimeError):
-    """A stage did not succeed; what it wrote says why."""
+    """A stage failed; the message is the last line that it wrote."""
 
 
 @contextmanager
 def checkout_lock(root: Path, *, say: Say) -> Iterator[None]:
-    """Hold the checkout at `root` until the end of the block; wait, and say so, while another flow holds it."""
+    """Lock the checkout at `root` within the block; if another flow has locked it, say so and wait."""
     lock = FileLock(root / ".dvc" / "tmp" / "epsilonflow.lock")
     try:
         held = lock.acquire(blocking=False)
@@ -114,11 +114,11 @@ def checkout_lock(root: Path, *, say: Say) -> Iterator[None]:
 
 
 def reproduce(stage: str, *, root: Path, say: Say) -> bool:
-    """Let DVC run one stage of the checkout at `root` if what it depends on has changed; returns whether it had.
+    """Let DVC run one stage of the checkout at `root` if its dependencies have changed; returns whether they had.
 
-    say: receives what DVC and the stage write, line by line. Another dvc command in the checkout is waited for, but
-    nothing is tried a second time once the stage was started, since a stage may spend.
-    Raises StageRefusedError when the stage refused its input, StageFailedError when it or DVC failed.
+    say: called with each line that DVC and the stage write. If another dvc command is running in the checkout, this
+    waits for it. Once the stage has started, nothing is retried, since a stage may spend.
+    Raises StageRefusedError if the stage refused its input, StageFailedError if it or DVC failed.
     """
     status, lines = _dvc(stage, root=root, say=say)
     if status not in (0, _NOTHING):
@@ -130,13 +130,14 @@ def reproduce(stage: str, *, root: Path, say: Say) -> bool:
 
 
 def up_to_date(root: Path, *, say: Say) -> bool:
-    """Whether DVC has nothing to do in the checkout at `root`. say: receives that another dvc command is waited for."""
+    """Whether DVC has nothing to do in the checkout at `root`. say: called if this waits for another dvc command."""
     status, _ = _dvc(root=root, say=say)
     return status == _NOTHING
 
 
 def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
-    """Run `main` in a process, and say what it writes; an exception here, such as a cancellation, ends both.
+    """Run `main` in a process and pass its output to `say`; an exception here, such as a cancellation, ends the
+    process.
 
     Returns the exit status and the lines that are not empty.
     """
@@ -144,7 +145,7 @@ def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
         [sys.executable, "-m", "tasks.runs.stages", *stage],
         cwd=root,
         env=_environment(),
-        stdin=subprocess.PIPE,  # nothing is written there: it is closed when this process ends, however that is
+        stdin=subprocess.PIPE,  # nothing is written; it is closed whenever and however this process ends
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -163,14 +164,14 @@ def _dvc(*stage: str, root: Path, say: Say) -> tuple[int, list[str]]:
 
 
 def _environment() -> Mapping[str, str]:
-    """The environment of a stage: its `python` is this one, and its lines are not held back."""
+    """The environment of a stage: its `python` is this one, and its output is unbuffered."""
     here = str(Path(sys.executable).parent)
     path = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
     return os.environ | {"PATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a command that was cut short and all that it started: nothing may go on in the checkout, or spend."""
+    """End an interrupted command and all its child processes, so that nothing continues in the checkout or spends."""
     if process.poll() is not None:
         return
     for ending, seconds in _ENDINGS:
@@ -184,7 +185,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _lives(process: subprocess.Popen[str]) -> bool:
-    """Whether the command, or anything in the process group that it leads, is still there."""
+    """Whether the command, or any process in its process group, is still running."""
     process.poll()
     try:
         os.killpg(process.pid, 0)
@@ -194,13 +195,13 @@ def _lives(process: subprocess.Popen[str]) -> bool:
 
 
 def main() -> None:
-    """Let DVC run the stage that the command line names; without one, ask it whether anything is to be done.
+    """Let DVC run the stage that the command line names; without a name, ask it whether there is anything to do.
 
-    The exit status is _NOTHING where there was nothing. Ends, and the stage with it, when its input does.
+    The exit status is _NOTHING if there was nothing to do. When stdin is closed, this process and the stage end.
     """
     threading.Thread(target=_end_with_input, daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # whatever the one who asked does about it
-    from dvc.exceptions import DvcException  # here, since only this process has a use for DVC
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # even if the parent process blocks it
+    from dvc.exceptions import DvcException  # here, since only this process uses DVC
     from dvc.lock import LockError
 
     stages = sys.argv[1:]
@@ -226,13 +227,13 @@ def _end_with_input() -> None:
 def _locked(*stages: str) -> "Iterator[Repo]":
     """DVC's view of the checkout, with the locks that DVC takes for these stages; waits for other dvc commands.
 
-    DVC takes them again, which it may, being the same process. So what it fails at later is the stage.
+    DVC takes the locks again, which works within the same process. So a later failure of DVC is due to the stage.
     """
     from dvc.lock import LockError
     from dvc.repo import Repo, lock_repo
     from dvc.rwlock import rwlock
 
-    logging.getLogger("dvc").setLevel(logging.WARNING)  # else it explains how to use git
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # otherwise it explains how to use git
     logging.getLogger("dvc.stage").setLevel(logging.INFO)
     repo, told = Repo(), False
     while True:

@@ -1,22 +1,23 @@
-"""What a run is: its id, and the one folder with what it needs while it trains and with its result afterwards.
+"""The identity of a run, and its folder: first with what it needs during training, then with its result.
 
-The id is a keyed digest of all that decides the result, with the number of the attempt: `5f0c3a9be1d27746-1`. So a run
-that is asked for again is found by its id alone, in `runs/ID` of the home, and the ledger's rows of that id say what
-was spent. The key of its noise is there before its budget is reserved, so that a killed run goes on with the same noise
-and no second charge; at the end key and checkpoints are deleted, and what it releases stays in `runs/ID/result`.
+The id is a keyed digest of everything that decides the result, and the number of the attempt: `5f0c3a9be1d27746-1`. So
+an identical run is found by its id alone, in `runs/ID` of the home, and the ledger's rows with that id say what was
+spent. The key of its noise is written before its budget is reserved, so that a killed run is resumed with the same
+noise and without a second charge. At the end, key and checkpoints are deleted, and what the run releases stays in
+`runs/ID/result`.
 
-    the ledger says    the folder has    asked for once more
-    nothing            anything          it begins, or goes on
-    open, settled      the key           it goes on
-    settled            a whole result    that is handed out for nothing, unless a person agrees to spend again
-    open, settled      neither           it was lost, or a search drew no trial: only who agrees to spend again has
-                                         another attempt
-    forfeited          what is deleted   another attempt begins
+    the ledger says    the folder has       an identical run
+    nothing            anything             begins or is resumed
+    open, settled      the key              is resumed
+    settled            a complete result    gets that result for free, unless a person agrees to spend again
+    open, settled      neither              is lost, or was a search without trials; a person who agrees to spend again
+                                            gets another attempt
+    forfeited          (is deleted)         is another attempt
 
-Of public records, which cost nothing, a result is deleted once a later stage has it in hand, and nobody is asked.
+For public records, which cost nothing, a result is deleted once a later stage has used it, and nobody is asked.
 
-A receipt says under which description of the data the model was trained, and metrics of which run they are, so that
-nothing is said of a model under another description or with another one's metrics.
+A receipt records the description of the data with which the model was trained, and metrics record their run, so that no
+model is reported with another description or with the metrics of another model.
 """
 
 import hashlib
@@ -48,21 +49,22 @@ _DIGITS, _POLL_SECONDS = 16, 0.2
 _LOG = logging.getLogger(__name__)
 
 Status = Callable[[str], str | None]
-"""What the ledger says of a run: open, settled, forfeited, or None for one that it does not know."""
+"""The ledger's status of a run: open, settled, forfeited, or None if it does not know the run."""
 Anew = Callable[[str, bool], bool]
-"""Whether a run that is charged already is to be done anew, given its id and whether its result is there."""
+"""Whether to repeat a run that is charged already, given its id and whether its result exists."""
 
 
 def digest(decides: Sequence[object], public: PublicDescription, prepared: Path, *, home: Path) -> str:
-    """All that decides a run's result, as the first part of its id.
+    """A keyed digest of everything that decides a run's result, the first part of its id.
 
-    decides: plan, which has digests of the code, and settings. prepared: the folder with the records, of which it
-    covers those to train on. home: where the owner key is. Only a holder of that key can make it, so whoever sees an id
-    can test no guess about the records; it tells whether two runs were the same but for their noise.
+    decides: the plan, which has digests of the code, and the settings. prepared: the folder with the records; the
+    training records are covered. home: folder of the owner key. Only a holder of that key can compute the digest, so
+    nobody else can use an id to test a guess about the records. The id reveals whether two runs were the same except
+    for their noise.
 
-    What a data card says in words, its unit and the cap decide no result (a population is bound to its unit, see
-    `tasks.runs.population`). Nor does the checkout: two that ask for one run have one result, paid for once, and its
-    folder's lock lets them take turns. DVC knows of each what it has, and needs no id.
+    The texts on a data card, its unit and the cap decide no result (a population is bound to its unit, see
+    `tasks.runs.population`). Nor does the checkout: two checkouts that request the same run share one result, which is
+    paid for once, and take turns by the lock of its folder. DVC tracks what each checkout has and needs no id.
     """
     described = {
         key: value for key, value in json.loads(public.to_json()).items() if key not in _DECIDES_NOTHING
@@ -73,9 +75,9 @@ def digest(decides: Sequence[object], public: PublicDescription, prepared: Path,
 
 @dataclass(frozen=True)
 class Run:
-    """An attempt at a run: its identity in the ledger, its folder, and the one within that has its result.
+    """An attempt at a run: its id in the ledger, its folder, and the folder of its result.
 
-    private_noise: whether its noise is secret. result: None where it is still to be had.
+    private_noise: whether its noise is secret. result: None if there is no result yet.
     """
 
     run_id: str
@@ -84,11 +86,11 @@ class Run:
     result: Path | None
 
     def generator(self) -> Generator:
-        """The generator that the run began with."""
+        """The generator with which the run began."""
         return Generator((self.folder / _KEY).read_bytes(), private=self.private_noise)
 
     def emptied(self, name: str) -> Path:
-        """A folder of this name in the run's own, with nothing in it."""
+        """Make an empty folder of this name in the run's folder."""
         path = self.folder / name
         if path.exists():
             shutil.rmtree(path)
@@ -96,7 +98,7 @@ class Run:
         return path
 
     def finish(self, written: Path) -> Path:
-        """Makes the folder `written` the result, on the disk before the secrets go; returns where it is."""
+        """Make the folder `written` the result, durably before the secrets are deleted; returns the result's folder."""
         for path in (*written.iterdir(), written):
             _sync(path)
         written.rename(self.folder / _RESULT)
@@ -105,14 +107,16 @@ class Run:
         return self.folder / _RESULT
 
     def forget_secrets(self) -> None:
-        """Deletes the key and the checkpoints; only for a run that has its result, or never will."""
+        """Delete the key and the checkpoints; only for a run that has its result, or never will have one."""
         for path in self.folder.iterdir():
             if path.name not in (_META, _LOCK, _RESULT, _TAKEN):
                 path.unlink()
 
     @contextmanager
     def abandoned_if_refused(self, *, unless: Callable[[], bool]) -> Iterator[None]:
-        """Deletes the folder of a run that the block refuses; not one with a result, or charged as `unless` says."""
+        """Delete the run's folder if the block refuses the run, except if it has a result or `unless` says it is
+        charged.
+        """
         try:
             yield
         except RefusedError:
@@ -125,11 +129,12 @@ class Run:
 def claimed(
     home: Path, digest: str, status: Status, *, checkout: Path, fresh: Generator, anew: Anew
 ) -> Iterator[Run]:
-    """The attempt at a run that is to be made or handed out, held against other processes until the end of the block.
+    """The attempt to make or to return, locked against other processes within the block.
 
-    checkout: which asks, for `begun_since`. fresh: the generator of an attempt that begins. anew: asked of one that is
-    charged and has ended or is lost; where it says no, its result is handed out, and of a lost one it says yes or
-    raises. Another process that is at the same run is waited for: what it pays for is had for nothing then.
+    checkout: the requesting checkout, for `begun_since`. fresh: the generator for a new attempt. anew: called for an
+    attempt that is charged and has ended or is lost; if it returns False, the attempt's result is returned, and for a
+    lost attempt it returns True or raises. If another process runs the same run, this waits for it and then gets its
+    result for free.
     """
     runs, is_told = home / "runs", False
     meta = json.dumps({"checkout": str(checkout.resolve())})
@@ -159,7 +164,7 @@ def claimed(
 
 
 def _attempt(home: Path, digest: str, status: Status, anew: Anew) -> str:
-    """The last attempt that goes on or is handed out, or else the next one; those that were forfeited are deleted."""
+    """The last attempt that is resumed or returned, or else the next one; folders of forfeited ones are deleted."""
     stands: dict[str, str] = {}
     for number in count(1):
         run_id = f"{digest}-{number}"
@@ -179,7 +184,7 @@ def _attempt(home: Path, digest: str, status: Status, anew: Anew) -> str:
 
 
 def _standing(folder: Path, state: str | None) -> Literal["begun", "finished", "lost", "forfeited"]:
-    """What is to be had of an attempt, of which the ledger says `state`."""
+    """The state of an attempt's folder, given the ledger's status of it."""
     if state == "forfeited":
         return "forfeited"
     if _is_whole(folder):
@@ -188,7 +193,7 @@ def _standing(folder: Path, state: str | None) -> Literal["begun", "finished", "
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether a run's result is there as it was released, by the checksums of its receipt."""
+    """Whether a run's result is complete and unchanged, by the checksums of its receipt."""
     result = folder / _RESULT
     try:
         receipt: dict[str, Any] = json.loads((result / RECEIPT).read_text(encoding="utf-8"))
@@ -199,10 +204,10 @@ def _is_whole(folder: Path) -> bool:
 
 
 def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mapping[str, str]) -> None:
-    """Copies files of a result, each whole or not at all: a receipt cut short would stop every run after it.
+    """Copy files of a result, each whole or not at all, since a truncated receipt would stop every later run.
 
-    said: what the receipt says of the data, which may be described in other words by now. So may the plan be written in
-    another order: its content decided which run this is, and its file is the one in `artifacts`.
+    said: the current description of the data for the receipt, which may have new texts. The plan may also be written in
+    another order; its content decided which run this is, and the receipt gets the checksum of the file in `artifacts`.
     """
     artifacts.mkdir(exist_ok=True)
     for name in names:
@@ -216,10 +221,10 @@ def hand_out(result: Path, artifacts: Path, names: Iterable[str], *, said: Mappi
 
 
 def take_up(home: Path, run_id: str, *, keeps: bool) -> None:
-    """Notes that a later stage has the result of a finished run in hand; does nothing for another run.
+    """Record that a later stage has used the result of a finished run; does nothing for an unfinished run.
 
-    keeps: since it cannot be had again for nothing, and those hands may lose it; else it is deleted. Another process
-    that holds the run is left to it.
+    keeps: keep the result, since it cannot be had again for free and the checkout may lose it; otherwise it is deleted.
+    If another process has locked the run, nothing happens.
     """
     folder = home / "runs" / run_id
     with _held(folder) as is_held:
@@ -230,7 +235,7 @@ def take_up(home: Path, run_id: str, *, keeps: bool) -> None:
 
 
 def abandon(home: Path, run_id: str) -> None:
-    """Deletes the folder of a forfeited run, with what it knew of records; not while a process holds it."""
+    """Delete the folder of a forfeited run, with everything about records in it, unless a process has locked it."""
     folder = home / "runs" / run_id
     with _held(folder) as is_held:
         if is_held:
@@ -238,18 +243,18 @@ def abandon(home: Path, run_id: str) -> None:
 
 
 def is_here(home: Path, run_id: str) -> bool:
-    """Whether the run's folder is in this home, so that it goes on here and nowhere else."""
+    """Whether the run's folder is in this home, so that the run can only be resumed here."""
     return (home / "runs" / run_id).is_dir()
 
 
 def begun_since(home: Path, moment: float, checkout: Path) -> str | None:
-    """The run that a checkout began, resumed or was handed last, if that was since a moment and its folder is there.
+    """The last run that a checkout began, resumed or got, if that was after `moment` and its folder exists.
 
     moment: in seconds since the epoch.
     """
     found: list[tuple[float, str]] = []
     for meta in (home / "runs").glob(f"[!.]*/{_META}"):
-        with suppress(FileNotFoundError):  # another process takes it away
+        with suppress(FileNotFoundError):  # another process deletes it
             began, of = meta.stat().st_mtime, json.loads(meta.read_text(encoding="utf-8"))
             if began >= moment and of["checkout"] == str(checkout.resolve()):
                 found.append((began, meta.parent.name))
@@ -258,7 +263,7 @@ def begun_since(home: Path, moment: float, checkout: Path) -> str | None:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[bool]:
-    """Holds a run's folder, where there is one; false where another process does, or has just taken it away."""
+    """Lock a run's folder; yields False if there is none, or another process has locked or just deleted it."""
     lock = None
     with suppress(FileNotFoundError):
         lock = taken(folder / _LOCK)
@@ -270,7 +275,7 @@ def _held(folder: Path) -> Iterator[bool]:
 
 
 def _delete(folder: Path) -> None:
-    """Takes a run's folder out of sight first: what a killed process leaves of it must not be taken up."""
+    """Rename a run's folder before deleting it, so that a partly deleted folder is never resumed."""
     gone = folder.with_name(f"{_GONE}{folder.name}")
     if gone.exists():
         shutil.rmtree(gone)
@@ -279,7 +284,7 @@ def _delete(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Brings a file, or the names in a folder, to the disk."""
+    """Flush a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -293,7 +298,7 @@ def _sha256(path: Path) -> str:
 
 
 def described(public: PublicDescription) -> dict[str, str]:
-    """Of which data the run is, and a digest of their description, for `check_described`."""
+    """The names of the run's data and a digest of their description, for `check_described`."""
     return {
         "dataset": public.dataset,
         "population": public.population,
@@ -302,9 +307,9 @@ def described(public: PublicDescription) -> dict[str, str]:
 
 
 def check_described(receipt: Mapping[str, Any], public: PublicDescription) -> None:
-    """Raises RefusedError where the data are described otherwise than when the model was trained.
+    """Raise RefusedError if the description of the data has changed since the model was trained.
 
-    A card would tell of other data, and other records may be held out now, some of which the model was trained on.
+    A card would describe other data, and some records that the model was trained on may be held out now.
     """
     trained_under = receipt.get("description_sha256")
     if trained_under is None:
@@ -321,9 +326,9 @@ def check_described(receipt: Mapping[str, Any], public: PublicDescription) -> No
 
 
 def evaluated(receipt: Mapping[str, Any]) -> dict[str, Any]:
-    """What the metrics have of the run that they are of, for `check_evaluated`; epsilon is null without privacy.
+    """The facts that link metrics to their run, for `check_evaluated`; epsilon is null without privacy.
 
-    The run's id is a digest of all settings, which DVC shows beside the metrics.
+    The run's id is a digest of all settings, which DVC shows next to the metrics.
     """
     return {
         "epsilon": receipt["epsilon"][receipt["accountant"]],
@@ -333,7 +338,7 @@ def evaluated(receipt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_evaluated(metrics: Mapping[str, Any], receipt: Mapping[str, Any]) -> None:
-    """Raises RefusedError where the metrics are of another run than the receipt, or do not say of which they are."""
+    """Raise RefusedError if the metrics belong to another run than the receipt, or do not name their run."""
     wanted = evaluated(receipt)
     differing = [name for name, value in wanted.items() if name not in metrics or metrics[name] != value]
     if differing:

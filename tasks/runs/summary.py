@@ -1,4 +1,4 @@
-"""What a person is told at the end of a run, from the files that the stages left and from the ledger."""
+"""The summary at the end of a run, from the files of the stages and from the ledger."""
 
 import json
 import os
@@ -17,9 +17,9 @@ REPORT = Path("artifacts/report.html")
 class RunSummary:
     """The result of a run.
 
-    measured: what held-out records say of the model, as pairs of a name and a text.
-    epsilon: what it cost at `delta`; None for a run without privacy. spent, remaining: epsilon of the population by
-    the ledger, None where the ledger does not know the population.
+    measured: metrics on held-out records, as pairs of a name and a text. epsilon: the cost at `delta`; None for a run
+    without privacy. spent, remaining: epsilon of the population according to the ledger, None if the ledger does not
+    know the population.
     """
 
     dataset: str
@@ -33,7 +33,7 @@ class RunSummary:
     report: Path
 
     def rows(self) -> list[tuple[str, str]]:
-        """What to show, as pairs of a name and a text."""
+        """The summary as pairs of a name and a text."""
         cost = "not private" if self.epsilon is None else f"{self.epsilon:.4g} at delta {self.delta:g}"
         return [
             ("data set", self.dataset),
@@ -56,7 +56,7 @@ class RunSummary:
 
 
 def run_summary(root: Path) -> RunSummary:
-    """The result that lies in `root`; raises RefusedError or ParamsRefusedError where the ledger cannot be read."""
+    """The result of the run in `root`; raises RefusedError or ParamsRefusedError if the ledger cannot be read."""
     metrics, receipt = (
         json.loads((root / "artifacts" / name).read_text(encoding="utf-8"))
         for name in ("metrics.json", "receipt.json")

@@ -1,1 +1,1 @@
-"""What is sent to Weights & Biases, and nothing else is."""
+"""Everything that is sent to Weights & Biases."""

@@ -1,13 +1,13 @@
-"""A training's curve while it runs: a row a second at most, to a process of its own that tells Weights & Biases.
+"""The live curve of a training: at most one row per second, sent to Weights & Biases by a separate process.
 
-Training never waits for that process, and the client of the network never shares memory with the records or the key of
-the noise. What that process does not take is left out of the live curve; the report has it all.
+Training never waits for that process, and the network client never shares memory with the records or the key of the
+noise. Rows that the process does not accept in time are left out of the live curve; the report has all of them.
 
-W&B's own service is not enough for that: `wandb.init` waits for the server, up to its timeout where that hangs or is
-not there, and `log` raises in the training where the service has died.
+W&B's own service process is not enough: `wandb.init` waits for the server, up to its timeout if the server hangs or is
+unreachable, and `log` raises in the training if the service has died.
 
-The process gets a line about the training, a line for each row of the curve, and a last line. It ends with its input,
-so that nothing is left of a training that was killed. Its output is why it failed, in a line.
+The process gets a line about the training, a line for each row of the curve, and a last line. It ends when its input
+ends, so that it does not outlive a training that was killed. Its output is one line that says why it failed.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 LIVE_STEP = "live/step"
 LIVE = (LIVE_STEP, "live/epsilon_so_far", "live/noise_std")
 END = {"finished": True}
-"""The last line of a training that came to its end."""
+"""The last line of a training that finished."""
 
 _SECONDS_BETWEEN_ROWS = 1.0
 _PATIENCE, _PATIENCE_AFTER_A_FAILURE = 20.0, 2.0
@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def live_curve(run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root: Path) -> Iterator["OnStep"]:
-    """What takes the steps of a training and shows them at W&B where the mode is online; does nothing elsewhere.
+    """A callback that shows the steps of a training at W&B if the mode is online, and otherwise does nothing.
 
-    plan: its document. root: the checkout. No failure of W&B reaches the training: it costs one line of the log, and
-    at most 20 s at its end.
+    plan: its document. root: the checkout. A failure of W&B does not affect the training, except for one line of the
+    log and at most 20 s at its end.
     """
     if settings.mode != "online":
         yield lambda *_: None
@@ -68,7 +68,7 @@ def live_curve(run_id: str, plan: Mapping[str, Any], settings: Tracking, *, root
 
 
 class _Sender:
-    """Writes lines to the process, and drops what it would have to wait for."""
+    """Writes lines to the process, and drops lines for which it would have to wait."""
 
     def __init__(self, opening: Mapping[str, Any]) -> None:
         self._latest: tuple[int, float, float] | None = None
@@ -77,18 +77,18 @@ class _Sender:
             [sys.executable, "-m", "tasks.tracking.live_curve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # of W&B's own, which may be long
+            stderr=subprocess.DEVNULL,  # W&B's own output, which may be long
             start_new_session=True,
             bufsize=0,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
-        for pipe in (self._input, self._output):  # whose other ends may outlive the process
+        for pipe in (self._input, self._output):  # their other ends may outlive the process
             os.set_blocking(pipe.fileno(), False)
         self._write(opening)
 
     def take(self, step: int, epsilon: float, noise_std: float) -> None:
-        """Sends the step, unless the last was sent within a second."""
+        """Send the step, unless the last one was sent less than a second ago."""
         self._latest = (step, epsilon, noise_std)
         now = time.monotonic()
         if now - self._sent >= _SECONDS_BETWEEN_ROWS:
@@ -96,7 +96,7 @@ class _Sender:
             self._send_latest()
 
     def end(self, patience: float, *, finished: bool) -> None:
-        """Sends the last step and waits for the process, which is ended when it takes too long."""
+        """Send the last step and wait for the process; kill it if it takes too long."""
         self._send_latest()
         if finished:
             self._write(END)
@@ -118,7 +118,7 @@ class _Sender:
         self._latest = None
 
     def _write(self, document: Mapping[str, Any]) -> None:
-        """A line of less than a page is written whole or, where the pipe is full or its end gone, not at all."""
+        """Write a line. A line of less than a page is written whole, or not at all if the pipe is full or closed."""
         with contextlib.suppress(OSError):
             os.write(self._input.fileno(), json.dumps(document).encode() + b"\n")
 
@@ -132,11 +132,11 @@ _SECONDS_TO_FINISH = 15
 
 
 class UnfinishedError(Exception):
-    """Training did not come to its end, which makes the run at W&B a failed one until it goes on."""
+    """Training did not finish, so the run at W&B counts as failed until it is resumed."""
 
 
 def tell(opening: dict[str, Any], rows: Iterator[dict[str, Any]]) -> None:
-    """Logs the rows as they come; raises UnfinishedError where they end without END."""
+    """Log the rows as they come; raises UnfinishedError if they end without END."""
     config = {"run_id": opening["run_id"], **opening["about"]}
     with session(
         Tracking.model_validate(opening["settings"]),

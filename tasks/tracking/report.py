@@ -1,7 +1,7 @@
-"""The report of a run at Weights & Biases: saved there online, a file of the same content offline.
+"""The report of a run at Weights & Biases: saved there online, or as a file with the same content offline.
 
-The page that the report stage writes stays the first; this has its numbers as tables in markdown, complete without any
-server, and curves over the runs there.
+The main report is the page of the report stage. This one has the same numbers as Markdown tables, complete without a
+server, and curves over the runs at W&B.
 """
 
 import json
@@ -80,7 +80,7 @@ def _epsilon(run: Finished) -> str:
 
 
 def _noise(trace: pd.DataFrame) -> str:
-    """Runs of equal releases of a kind; of many, some that are evenly apart."""
+    """A table of consecutive equal releases; if there are many, evenly spaced ones are shown."""
     columns = ["kind", "sampling_rate", "clip_norm", "noise_multiplier", "noise_std"]
     begins = np.flatnonzero((trace[columns] != trace[columns].shift()).any(axis=1))
     counts = np.diff(np.append(begins, len(trace)))
@@ -111,7 +111,7 @@ def _retrainings(history: History) -> str:
 
 
 def _frame(frame: pd.DataFrame) -> str:
-    """The newest rows of a table whose newest are last, with a word on those that are not shown."""
+    """The last rows of a table, which are the newest, with a note about rows that are not shown."""
     shown = frame.tail(_MOST_ROWS)
     left_out = len(frame) - len(shown)
     note = f"\n\n{left_out} earlier rows are not shown." if left_out else ""
@@ -119,7 +119,7 @@ def _frame(frame: pd.DataFrame) -> str:
 
 
 def _spread(count: int) -> NDArray[np.int64]:
-    """The places of some of `count` things, evenly apart, the first and the last included."""
+    """Evenly spaced indices of `count` items, including the first and the last."""
     places: NDArray[np.int64] = np.linspace(0, count - 1, min(count, _MOST_ROWS)).round().astype(np.int64)
     return places
 
@@ -134,7 +134,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _cell(value: object) -> str:
-    """A value in a table: numbers to six digits, and a dash for what is not known."""
+    """A table cell: numbers have six digits, and an unknown value is a dash."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return "–"
     if isinstance(value, bool | np.bool_):
@@ -151,11 +151,11 @@ _log = logging.getLogger(__name__)
 
 
 def log_report(run: Finished, history: History, settings: Tracking, *, root: Path) -> str | None:
-    """Saves the report and returns its URL, or writes report-RUN_ID.json among W&B's own files and returns its path.
+    """Save the report and return its URL, or write report-RUN_ID.json among W&B's own files and return its path.
 
-    The file is no output of the report stage, since it is not there where tracking is disabled. It keeps the report's
-    id, so that a report that is made again takes the place of the old one. None where nothing was saved; a failure
-    costs one line of the log.
+    The file is not an output of the report stage, since it does not exist if tracking is disabled. It keeps the
+    report's id, so that a new version replaces the old one. Returns None if nothing was saved; a failure costs one line
+    of the log.
     """
     saved: list[str] = []
     safely(lambda mode: saved.append(_save(run, history, settings, mode)), settings, "the report", root)
@@ -168,7 +168,7 @@ def _save(run: Finished, history: History, settings: Tracking, mode: Mode) -> st
     if mode == "online":
         built.id = json.loads(path.read_bytes())["id"] if path.is_file() else ""
         built.save()
-    # There is no public way to the document that `save` sends.
+    # There is no public API for the document that `save` sends.
     model = built._to_model()  # type: ignore[no-untyped-call]
     path.write_text(model.model_dump_json(by_alias=True, exclude_none=True, indent=1), encoding="utf-8")
     place = built.url if mode == "online" else str(path)
@@ -177,8 +177,8 @@ def _save(run: Finished, history: History, settings: Tracking, mode: Mode) -> st
 
 
 def report(run: Finished, history: History, settings: Tracking, mode: Mode) -> "wr.Report":
-    """The report, not saved. Online, W&B is asked whose it is, unless the settings say."""
-    import wandb  # here, since they take most of a second and may not be wanted
+    """Build the report without saving it. Online, W&B is asked for the entity unless the settings name it."""
+    import wandb  # here, since the imports take most of a second and may not be needed
     import wandb_workspaces.reports.v2.interface as wr
 
     entity = settings.entity or (wandb.Api().default_entity if mode == "online" else None) or ""
@@ -200,7 +200,7 @@ def report(run: Finished, history: History, settings: Tracking, mode: Mode) -> "
 
 
 def _grids(run: Finished, entity: str, project: str) -> dict[str, "wr.PanelGrid"]:
-    """The panels of some sections. entity: empty for runs of wherever the report is."""
+    """The panels of some sections. entity: if empty, the runs are those next to the report."""
     import wandb_workspaces.reports.v2.interface as wr
     from wandb_workspaces import expr
 

@@ -1,9 +1,9 @@
-"""Finished runs at Weights & Biases, with what they used and made; offline by default.
+"""Log finished runs to Weights & Biases, with their inputs and outputs; offline by default.
 
-What is sent of a run is picked by name from the privacy card, the held-out metrics and the noise trace; nothing else
-can get in: no source code, no machine, no console, and nothing about training records without noise. A model that
-serves is sent again with its card; of a search its winner alone; runs on public records, as of a comparison, are sent
-as a group with whole tables and figures.
+What is sent about a run is selected by name from the privacy card, the held-out metrics and the noise trace. Nothing
+else can be included: no source code, no facts about the machine, no console output, and nothing about training records
+without noise. A promoted model is sent again with its card. For a search only the winner is sent. Runs on public
+records, as in a comparison, are sent as a group with complete tables and figures.
 """
 
 import json
@@ -36,9 +36,9 @@ _FILES = {
 
 
 def use(logged: "wandb.Run", artifact: "wandb.Artifact") -> None:
-    """Declares an input of the run; the same content under the same name is the artifact that another run made.
+    """Declare an input of the run; the same content under the same name is the artifact of another run.
 
-    `use_artifact` does the same, but refuses to work offline.
+    `use_artifact` does the same, but does not work offline.
     """
     logged._log_artifact(artifact, is_user_created=True, use_after_commit=True)
 
@@ -54,7 +54,7 @@ def file_artifact(kind: str, card: PrivacyCard, folder: Path) -> "wandb.Artifact
 
 
 def _dataset(public: PublicDescription) -> "wandb.Artifact":
-    """The data set by name, with its public description; its records stay where they are."""
+    """The data set by name, with its public description; its records are not sent."""
     import wandb
 
     described = json.loads(public.to_json())
@@ -87,18 +87,18 @@ class Finished:
 
 
 def log_run(run: Finished, settings: Tracking, *, artifacts: Path, root: Path) -> bool:
-    """Logs a finished run; returns whether it was logged. A failure costs one line of the log and nothing else.
+    """Log a finished run; returns whether it was logged. A failure costs only one line of the log.
 
-    artifacts: folder of the run's files. root: the checkout, below which W&B's own files go.
+    artifacts: folder of the run's files. root: the checkout, below which W&B's own files are written.
     """
     folder = artifacts.absolute()
     return safely(lambda mode: _log_run(run, settings, mode, folder), settings, "this run", root)
 
 
 def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> None:
-    """Goes on with the run that training showed live, where there is one.
+    """Continue the run that training showed live, if there is one.
 
-    A run for each stage had only artifacts to show, and made five lines of one in every list.
+    A W&B run for each stage would have only artifacts to show, and make five lines of one run in every list.
     """
     run_id = run.card.evidence.run_id
     with session(
@@ -120,7 +120,7 @@ def _log_run(run: Finished, settings: Tracking, mode: Mode, artifacts: Path) -> 
 def _log_curves(logged: "wandb.Run", run: Finished) -> None:
     logged.define_metric(STEP, hidden=True)
     logged.define_metric("privacy/*", step_metric=STEP)
-    # What an earlier report about the same run has logged is there already.
+    # Rows that an earlier report of the same run has logged exist already.
     last = logged.summary.get(STEP, 0)  # type: ignore[no-untyped-call]
     for row in history(run):
         if row[STEP] > last:
@@ -146,9 +146,9 @@ def config(card: PrivacyCard) -> dict[str, Any]:
 
 
 def history(run: Finished) -> Iterator[dict[str, float]]:
-    """Cost and noise by step, with keys of HISTORY; at most about 2000 rows, the whole trace being an artifact.
+    """Cost and noise by step, with the keys of HISTORY; at most about 2000 rows, since the whole trace is an artifact.
 
-    A number that is infinite or not known at a step is left out.
+    A number that is infinite or unknown at a step is left out.
     """
     rows = run.trace.groupby("step").last()
     accounted = dict(zip(run.curve.steps, run.curve.epsilon, strict=True))
@@ -169,7 +169,7 @@ def summary(run: Finished) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Member:
-    """A run of a group that is logged after it ended. images: PNG files; files: an artifact."""
+    """A finished run of a group. images: PNG files. files: the files of an artifact."""
 
     job_type: str
     config: Mapping[str, Any]
@@ -180,7 +180,7 @@ class Member:
 
 
 def log_group(group: str, members: Sequence[Member], settings: Tracking, *, root: Path) -> bool:
-    """Logs finished runs as one group; returns whether it was logged. A failure costs one line of the log."""
+    """Log finished runs as one group; returns whether it was logged. A failure costs one line of the log."""
 
     def log(mode: Mode) -> None:
         for member in members:
@@ -211,7 +211,7 @@ def _log_member(group: str, member: Member, settings: Tracking, mode: Mode) -> N
 
 
 def _table(frame: pd.DataFrame) -> "wandb.Table":
-    """A table as W&B takes it: what is not known is empty."""
+    """A table for W&B; unknown values are empty."""
     import wandb
 
     rows = frame.astype(object).where(frame.notna(), None)
@@ -226,10 +226,11 @@ _log = logging.getLogger(__name__)
 
 
 def log_promotion(name: str, entry: Path, settings: Tracking, *, root: Path) -> bool:
-    """Logs that a model serves; returns whether it was logged. A failure costs one line of the log.
+    """Log the promotion of a model; returns whether it was logged. A failure costs one line of the log.
 
-    name: of the models. entry: the model's folder. root: the checkout. Online, the registry of models gets it, too,
-    under its name and with the same alias; where there is none or it refuses, that costs a line and nothing else.
+    name: name of the models. entry: the model's folder. root: the checkout. Online, the model is also linked in the
+    registry of models under its name and with the same alias; if there is no registry or it refuses, that costs only
+    one line.
     """
     folder = entry.absolute()
     return safely(lambda mode: _log_to(name, folder, settings, mode), settings, "this promotion", root)
@@ -265,7 +266,7 @@ def _register(logged: "wandb.Run", artifact: "wandb.Artifact", name: str) -> Non
 
 
 def log_winner(receipt: Mapping[str, Any], folder: Path, settings: Tracking, *, root: Path) -> None:
-    """Logs the winner in `folder`; a failure costs a line of the log."""
+    """Log the winner in `folder`; a failure costs one line of the log."""
     card = json.loads((folder / "privacy_card.json").read_text(encoding="utf-8"))
     config = {name: card["mechanism"][name] for name in ("algorithm", "settings", "steps")}
     summary = {"epsilon": card["setting"]["epsilon"], "delta": card["setting"]["delta"]}

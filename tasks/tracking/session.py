@@ -1,7 +1,7 @@
-"""How Weights & Biases is talked to: what no run ever sends, how long it may take, and that a failure costs a line.
+"""Sessions with Weights & Biases: what is never sent, how long a session may take, and how failures are handled.
 
-W&B keeps its own files below the checkout, unless the environment names another place. Those of a queued experiment are
-below the checkout that it was queued in: it runs in a copy that DVC deletes.
+W&B keeps its own files below the checkout, unless the environment names another folder. The files of a queued
+experiment are below the checkout in which it was queued, since it runs in a copy that DVC deletes.
 """
 
 import logging
@@ -28,7 +28,7 @@ _QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
 @contextmanager
 def places(root: Path) -> Iterator[None]:
-    """W&B's files below `root` unless the environment names another place, which W&B reads by itself."""
+    """Within the block, keep W&B's files below `root`, unless the environment names other folders, which W&B reads."""
     folder = first_checkout(root) / _FOLDER
     missing = {name: str(folder / below) for name, below in _PLACES.items() if not os.environ.get(name)}
     before = {name: os.environ.get(name) for name in (*missing, *_QUIET)}
@@ -53,9 +53,9 @@ _log = logging.getLogger(__name__)
 
 
 def safely(log: Callable[[Mode], None], settings: Tracking, what: str, root: Path) -> bool:
-    """Whether W&B logged, unless it is not wanted; a failure costs one line of the log.
+    """Call `log` unless tracking is disabled; returns whether it logged. A failure costs one line of the log.
 
-    log: by absolute paths, since it works in the checkout that W&B's files are in. what: in words.
+    log: must use absolute paths, since it works in the checkout with W&B's files. what: a description for the log.
     """
     mode = settings.mode
     if mode == "disabled":
@@ -70,7 +70,7 @@ def safely(log: Callable[[Mode], None], settings: Tracking, what: str, root: Pat
 
 
 def reason(error: Exception) -> str:
-    """What went wrong, in one line."""
+    """The error message in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -86,11 +86,11 @@ def session(
     run_id: str | None = None,
     seconds_to_finish: int = _SECONDS_TO_FINISH,
 ) -> Iterator["wandb.Run"]:
-    """A run at W&B until the block ends. run_id: of a run that goes on where it was if W&B has it; online only.
+    """A run at W&B within the block. run_id: id of a run that is resumed if W&B has it; online only.
 
-    Raises what W&B raises, and TimeoutError where it takes longer than `seconds_to_finish` to take what was logged.
+    Raises what W&B raises, and TimeoutError if sending takes longer than `seconds_to_finish` at the end.
     """
-    import wandb  # here, since it takes most of a second and may not be wanted
+    import wandb  # here, since the import takes most of a second and may not be needed
 
     with wandb.init(
         project=settings.project,
@@ -113,7 +113,7 @@ def _settings(mode: Mode, seconds_to_finish: int) -> "wandb.Settings":
     return wandb.Settings(
         mode=mode,
         root_dir=os.environ["WANDB_DIR"],
-        program="epsilonflow",  # else the path of the file that runs
+        program="epsilonflow",  # otherwise the path of the file that runs is sent
         console="off",
         silent=True,
         save_code=False,
@@ -133,15 +133,15 @@ def _settings(mode: Mode, seconds_to_finish: int) -> "wandb.Settings":
 
 
 def valid(name: str) -> str:
-    """The name of an artifact without what W&B does not take."""
+    """The name of an artifact, with characters that W&B does not accept replaced."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", name)
 
 
 def add_file(artifact: "wandb.Artifact", path: Path) -> None:
-    """Adds a copy of a file.
+    """Add a copy of a file.
 
-    W&B sends where the copy lies along with it. So that this tells nothing of the machine it is told from the current
-    folder, which is the checkout, and `wandb sync` has to run there, too.
+    W&B also sends the path of the copy. The path is made relative to the current folder, which is the checkout, so that
+    it reveals nothing about the machine. Therefore `wandb sync` has to run in the checkout, too.
     """
     entry = artifact.add_file(str(path), skip_cache=True)
     entry.local_path = os.path.relpath(str(entry.local_path))

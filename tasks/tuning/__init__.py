@@ -1,1 +1,1 @@
-"""Searches for settings, paid for as a whole."""
+"""Searches for settings that are paid for as a whole."""

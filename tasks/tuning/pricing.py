@@ -1,4 +1,4 @@
-"""What a search may try (tune.yaml), and the largest epsilon of a trial with which the whole fits."""
+"""The settings of a search (tune.yaml), and the largest epsilon per trial with which the whole search fits."""
 
 import json
 import math
@@ -36,7 +36,7 @@ _LARGEST_SPACE, _TRIES, _NEAR = 512, 16, 0.98
 
 
 class Range(Group):
-    """Numbers from low to high, both included, as so many points apart equally or by equal factors."""
+    """`points` numbers from low to high, both included, with equal distances or equal factors between them."""
 
     low: float
     high: float
@@ -56,23 +56,26 @@ class Range(Group):
 
 
 class Draw(Group):
-    """How the number of trials is drawn. mean: of it. shape: of the truncated negative binomial; 1 is geometric."""
+    """How the number of trials is drawn.
+
+    mean: the mean of the number. shape: of the truncated negative binomial distribution; 1 is geometric.
+    """
 
     distribution: Literal["negative_binomial", "poisson"] = "negative_binomial"
     mean: float = Field(default=8.0, ge=1, le=1e4)
     shape: float = Field(default=1.0, ge=0, le=100)
 
     def trials(self) -> Trials:
-        """As the accounting has it."""
+        """The distribution in the form that accounting uses."""
         return Trials(self.mean, math.inf if self.distribution == "poisson" else self.shape)
 
 
 class Objective(Group):
-    """What is maximised: accuracy, or what else models for the target are compared by, on records that the card
-    declares public, or a noised sum of `record_scores`, which of classes are the right answers.
+    """What a search maximises.
 
-    on: "private" takes a share of the records to train on, each by a coin of its own, and adds up what is said of them
-    with noise of this multiplier; that is charged with the trial.
+    on: "public" maximises accuracy, or the metric of the target, on held-out records that the card declares public.
+    "private" sets aside a share of the training records, each by its own coin, and maximises the sum of their
+    `record_scores` with noise of this multiplier, which is charged with the trial.
     """
 
     on: Literal["public", "private"] = "public"
@@ -81,11 +84,11 @@ class Objective(Group):
 
 
 class Tuning(Group):
-    """tune.yaml; all else about a trial is in params.yaml.
+    """tune.yaml; everything else about a trial is in params.yaml.
 
-    space: values by dotted key of params.yaml, as lists or ranges. epsilon, delta: of the whole search; delta as in
-    params.yaml where it is left out. show_all: shows all trials, each settings once, and pays for all; "cheaper" takes
-    it where it leaves a trial more epsilon.
+    space: values by dotted key of params.yaml, as lists or ranges. epsilon, delta: of the whole search; without delta,
+    that of params.yaml. show_all: try each setting once, show all trials and pay for all; "cheaper" does so if that
+    leaves more epsilon for a trial.
     """
 
     space: dict[str, list[JsonValue] | Range] = Field(min_length=1)
@@ -100,7 +103,7 @@ EXAMPLE = "{space: {algorithm.clip_norm: [0.3, 1.0]}, epsilon: 3.0}"
 
 
 def load(path: Path) -> Tuning:
-    """The settings in a file; raises ParamsRefusedError for what they cannot be."""
+    """Load the settings; raises ParamsRefusedError if they are invalid."""
     if not path.exists():
         raise ParamsRefusedError(f"there is no file {path}; write one, such as {EXAMPLE}.")
     try:
@@ -125,7 +128,9 @@ Document = dict[str, Any]
 
 
 def candidates(tuning: Tuning, base: Document) -> list[Document]:
-    """params.yaml with each point of the space in its place; what a run is named by is never in a space."""
+    """params.yaml with the values of each point of the space; only keys of algorithm, model and features can be
+    searched.
+    """
     lists = [value.values() if isinstance(value, Range) else value for value in tuning.space.values()]
     for key, values in zip(tuning.space, lists, strict=True):
         if key.partition(".")[0] not in ("algorithm", "model", "features") or not values:
@@ -152,11 +157,12 @@ def _with(base: Document, values: Mapping[str, Any]) -> Document:
 
 @dataclass(frozen=True)
 class Priced:
-    """What a search costs and what a trial may: the plan's document of each candidate, and the event of the whole.
+    """The price of a search and of its trials.
 
-    shows_all: whether every trial may be shown. each: epsilon of one trial by itself. costs: of the whole, by
-    accountant; the least one is its cost. schedule: what is charged, what is learned once for all trials and then the
-    search. shares: whether anything is.
+    shows_all: whether all trials may be shown. each: epsilon of a single trial. costs: of the whole search, by
+    accountant; the smallest is its cost. schedule: the charged events: features that are learned once for all trials,
+    then the search.
+    shares: whether there are such features. documents, plans: params.yaml and the plan's document of each candidate.
     """
 
     shows_all: bool
@@ -169,19 +175,19 @@ class Priced:
 
     @property
     def accountant(self) -> Accountant:
-        """By which the whole costs least."""
+        """The accountant with the smallest cost."""
         return cast(Accountant, min(self.costs, key=self.costs.__getitem__))
 
     @property
     def cost(self) -> float:
-        """Epsilon of the whole."""
+        """Epsilon of the whole search."""
         return self.costs[self.accountant]
 
 
 def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
-    """The largest epsilon of a trial with which the whole fits; plans alone, nothing is spent.
+    """Find the largest epsilon per trial with which the whole search fits; only plans are made, nothing is spent.
 
-    Raises RefusedError where a trial's releases are not fixed in advance, or none fits.
+    Raises RefusedError if a trial's releases are not fixed in advance, or no epsilon fits.
     """
     if tuning.show_all == "cheaper":
         return max(filter(None, both_ways(tuning, base, public)), key=lambda way: way.each)
@@ -197,9 +203,9 @@ def price(tuning: Tuning, base: Document, public: PublicDescription) -> Priced:
 
 
 def both_ways(tuning: Tuning, base: Document, public: PublicDescription) -> "list[Priced | None]":
-    """The price with the winner alone, then with all trials shown; None for one that does not fit.
+    """The price if only the winner is released, and if all trials are shown; None for one that does not fit.
 
-    Raises RefusedError, of the first, where neither fits.
+    Raises the first RefusedError if neither fits.
     """
     ways: list[Priced | None] = []
     refusals = []
@@ -215,7 +221,9 @@ def both_ways(tuning: Tuning, base: Document, public: PublicDescription) -> "lis
 
 
 def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
-    """That each model can be asked about a record by itself, on made-up zeros; an error would come after the charge."""
+    """Check on a record of zeros that each model can score a single record, since a later error would follow the
+    charge.
+    """
     asked = {json.dumps({group: d[group] for group in ("model", "features") if group in d}): d for d in every}
     example = Records(
         np.zeros((1, *public.input_shape), np.float32 if public.tokens is None else np.int32),
@@ -234,7 +242,7 @@ def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
 
 
 def scored(public: PublicDescription, model: Model, parameters: Mapping[str, torch.Tensor]) -> Statistic:
-    """How good what the model says of a record is, [1], as a barrier sums it up."""
+    """The score of the model's output for a record, [1], as a statistic that a barrier sums up."""
 
     def of_batch(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return record_scores(public.known, model.scores(model.outputs(parameters, features)), labels)[:, None]
@@ -243,9 +251,9 @@ def scored(public: PublicDescription, model: Model, parameters: Mapping[str, tor
 
 
 class _OfBatch(torch.autograd.Function):
-    """A function of a batch, record by record, as one of a record: vmap asks it of the whole batch.
+    """Wraps a per-record function of a batch as a function of one record, which vmap calls on the whole batch.
 
-    Models of libraries look into their inputs, which vmap forbids.
+    This is needed since models of libraries branch on values of their inputs, which vmap forbids.
     """
 
     @staticmethod
@@ -254,7 +262,7 @@ class _OfBatch(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept, since no gradient is taken."""
+        """Save nothing, since there is no backward pass."""
 
     @staticmethod
     def vmap(
@@ -281,12 +289,12 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
             raise RefusedError("no accountant has a bound for a search of this method; take another method.")
         return Priced(shows_all, each, costs, charged, bool(shared), tuple(documents), tuple(plans))
 
-    # Between an epsilon of a trial that is too low, or fits, and one that is too dear, each with what the whole costs.
+    # Bracket the largest epsilon per trial between one that fits (or is too low) and one that costs too much.
     each, low, high, best = tuning.epsilon, (0.0, 0.0), (tuning.epsilon, math.inf), None
     for tried in range(_TRIES):
         try:
             found = at(each)
-        except RefusedError:  # as where features alone cost more than that
+        except RefusedError:  # for example if features alone cost more than that
             if tried == 0:
                 raise
             low = each, each
@@ -309,9 +317,10 @@ def _priced(tuning: Tuning, every: list[Document], public: PublicDescription, *,
 
 
 def shares_features(tuning: Tuning, document: Document) -> bool:
-    """Whether what is learned about the features is the same for every trial, so that it is released once for all.
+    """Whether the learned features are the same for every trial, so that they are released once for all trials.
 
-    Where training starts is learned with them, and is the model's; so neither may be in the space.
+    The initial parameters may be learned with the features and belong to the model, so neither features nor model may
+    be in the space.
     """
     name = (document.get("features") or {}).get("name", "none")
     return name != "none" and {"features", "model"}.isdisjoint(key.partition(".")[0] for key in tuning.space)

@@ -1,8 +1,8 @@
-"""A search for settings that is private as a whole: only the winner leaves, for one price that is stated.
+"""A search for settings that is private as a whole: only the winner is released, for one price that its card states.
 
-How many trials there are and which settings each takes is drawn from the run's secret key, so that a search that is
-resumed does the same. The ledger holds the price of the whole search before the first trial; a search that is killed
-is charged once, whenever it goes on. What the other trials were, how many and how good, is deleted with the key.
+The number of trials and the settings of each are drawn from the run's secret key, so a resumed search has the same
+trials. The ledger reserves the price of the whole search before the first trial, and a killed search is charged only
+once, whenever it is resumed. The settings, number and scores of the other trials are deleted with the key.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ _TRIALS, _SHARED = "trials", "shared"
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched: the settings, what they cost, and the records."""
+    """A search: its settings, its price, and the records."""
 
     tuning: Tuning
     priced: Priced
@@ -68,7 +68,7 @@ class Search:
     blocks: tuple[str, ...] = (WHOLE_POPULATION,)
 
     def digest(self, home: Path) -> str:
-        """All that decides the result; see `store.digest`."""
+        """A digest of everything that decides the result; see `store.digest`."""
         decides = [
             self.tuning.model_dump(),
             list(self.priced.plans),
@@ -78,7 +78,7 @@ class Search:
         return store.digest(decides, self.public, self.prepared, home=home)
 
     def plan(self, winner: int) -> tuple[Plan, Document]:
-        """The plan of the whole with the numbers of the winner, and its document."""
+        """The plan of the whole search with the winner's numbers, and its document."""
         own, priced = self.priced.plans[winner], self.priced
         alone = Plan.from_json(own)
         budget = Budget(self.tuning.epsilon, alone.target.budget.delta)
@@ -90,21 +90,21 @@ class Search:
 
 
 Runs = Callable[[Sequence[Trial]], None]
-"""Runs trials, side by side or not."""
+"""Runs trials, in parallel or not."""
 
 
 def one_by_one(trials: Sequence[Trial]) -> None:
-    """Runs trials one after the other."""
+    """Run trials one after the other."""
     for trial in trials:
         trial.run()
 
 
 def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Runs = one_by_one) -> Document:
-    """Reserves the whole search, runs its trials, settles, and writes the winner into `tuned`; returns its receipt.
+    """Reserve the whole search, run its trials, settle, and write the winner into `tuned`; returns its receipt.
 
-    A search that is done is handed out for nothing, one that was killed goes on. Raises BudgetRefusedError where the
-    population cannot pay and RefusedError where nobody agrees to spend again; nothing is spent then. Raises
-    RefusedError for a search that drew no trial, which is spent and has no result, too.
+    A finished search is returned at no cost, and a killed one is resumed. Raises BudgetRefusedError if the population
+    cannot pay, and RefusedError if nobody agrees to spend again; nothing is spent then. Also raises RefusedError for a
+    search that drew no trial, which is charged and has no result.
     """
     public = search.public
 
@@ -131,10 +131,10 @@ def tune(search: Search, *, ledger: Ledger, home: Path, root: Path, run_all: Run
 def deliver(
     asked: Tuning, root: Path, *, say: Callable[[str], object], workers: int = 1, run_all: Runs | None = None
 ) -> str:
-    """Prepares, prices and runs a search in the checkout at `root`, alone there; returns the outcome in a sentence.
+    """Prepare, price and run a search in the locked checkout at `root`; returns the outcome as a sentence.
 
-    say: gets what there is to wait for. workers: threads that share the trials, unless `run_all` runs them.
-    Raises what `tune` raises, and ParamsRefusedError or DataRefusedError for settings and data that cannot be.
+    say: called if this waits for another run. workers: threads that share the trials, unless `run_all` runs them.
+    Raises what `tune` raises, and ParamsRefusedError or DataRefusedError for invalid settings and data.
     """
     with checkout_lock(root, say=say):
         settings, folder = params.load(root / "params.yaml", reads=READS), home()
@@ -160,12 +160,14 @@ def deliver(
 
 
 def shares(trials: Sequence[Trial], workers: int) -> list[Sequence[Trial]]:
-    """As many shares as there are workers, empty ones included: a task a trial would tell how many there are."""
+    """Divide trials into as many shares as workers, which may be empty, since a task per trial would reveal their
+    number.
+    """
     return [trials[start::workers] for start in range(workers)]
 
 
 def in_threads(workers: int, trials: Sequence[Trial]) -> None:
-    """Runs trials in so many threads."""
+    """Run trials in this number of threads."""
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(one_by_one, shares(trials, workers)))
 
@@ -186,10 +188,10 @@ def _spends_again(search: Search, run_id: str, is_whole: bool) -> bool:
 def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None:
     if (
         ledger.status(run.run_id) == "settled"
-    ):  # killed before its result was whole: repeated, not charged again
+    ):  # killed before its result was complete: repeated without another charge
         return
     plan, document = search.plan(0)
-    if ledger.status(run.run_id) is None:  # what is charged ends with a card, whichever trial wins
+    if ledger.status(run.run_id) is None:  # a charged search must end with a card, whichever trial wins
         _rehearse(search, run)
     about = {name: document[name] for name in ("dataset", "adjacency", "noise")} | signer(home)
     about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.priced.plans}))
@@ -206,9 +208,10 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
 
 
 def _rehearse(search: Search, run: store.Run) -> None:
-    """Makes the card of each winner that there may be; of one, it verifies it and makes the page: events are the same.
+    """Make the card of each possible winner; for the first, also verify it and make the page, since events are the
+    same.
 
-    Raises RefusedError where that fails.
+    Raises RefusedError if that fails.
     """
 
     def report(pick: int, made: Run) -> None:
@@ -242,7 +245,7 @@ def _identity(search: Search, run: store.Run, document: Document) -> Document:
 
 
 def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
-    """The trials that the run's key draws, with the candidate that each takes; the same whenever they are asked for."""
+    """Draw the trials from the run's key, each with the index of its candidate; every call gives the same trials."""
     key, size = run.generator(), len(search.priced.plans)
     picks = list(range(size))
     if not search.priced.shows_all:
@@ -269,7 +272,7 @@ def trials_of_run(search: Search, run: store.Run) -> list[tuple[int, Trial]]:
 
 
 def _share_features(run: store.Run, trial: Trial) -> None:
-    """Releases what is learned about the features once, for all trials; the same whenever a search goes on."""
+    """Learn and release the features once for all trials; a resumed search gives the same release."""
     assert trial.shared is not None
     run_id, folder = trial.shared
     settings, plan = params.parse(trial.document, reads=READS), Plan.from_json(trial.plan)
@@ -334,7 +337,7 @@ def _searched(search: Search, run: store.Run, ledger: Ledger, home: Path, root: 
 
 
 def _write_table(search: Search, scores: Iterable[float], path: Path) -> None:
-    """What every trial was and reached: only where all of them are paid for."""
+    """Write the settings and score of every trial; only if all of them are paid for."""
     import pandas as pd
 
     rows = []
@@ -352,7 +355,7 @@ def value_at(document: Document, key: str) -> Any:
 
 
 def _hand_out(search: Search, result: Path, root: Path, home: Path) -> Document:
-    """Copies the result into `tuned`, with its card and what its model reaches on the held-out records."""
+    """Copy the result into `tuned`, with its card and its page."""
     import pandas as pd
 
     folder = root / FOLDER
@@ -391,7 +394,9 @@ _SCORES = {
 
 
 def _page(search: Search, plan: Mapping[str, Any], receipt: Mapping[str, Any], winner: Document) -> str:
-    """What the winner is and cost, beside one run and beside showing all; nothing of the other trials."""
+    """The page about the winner and its price, compared with one run and with showing all; nothing about other
+    trials.
+    """
     tuning, public_plan = search.tuning, Plan.from_json(plan)
     trials = trials_of(public_plan.schedule) or []
     number = len(trials) if search.priced.shows_all else round(tuning.trials.mean)

@@ -1,4 +1,4 @@
-"""One trial of a search: trained and scored in a folder of its own, which goes when the search ends."""
+"""One trial of a search: trained and scored in its own folder, which is deleted when the search ends."""
 
 import hashlib
 import json
@@ -40,10 +40,10 @@ SCORE = "score.json"
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial, as a value that another process can be given; its folder has what it left.
+    """One trial, as a value that can be sent to another process; its results are in its folder.
 
-    document: of params.yaml. plan: its document. key: of its noise alone. shared: the run and the folder of what was
-    learned about the features for all trials, if anything was.
+    document: of params.yaml. plan: its document. key: of its own noise. shared: run id and folder of the features that
+    were learned for all trials, if there are any.
     """
 
     document: Document
@@ -58,7 +58,7 @@ class Trial:
     shared: tuple[str, Path] | None = None
 
     def run(self) -> None:
-        """Trains and scores, unless that is done; a trial that was killed goes on with the same noise."""
+        """Train and score, unless that is done; a killed trial is resumed with the same noise."""
         if (self.folder / SCORE).exists():
             return
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -97,7 +97,9 @@ class Trial:
         return derived(self.key, purpose, private=self.private_noise)
 
     def records(self) -> tuple[Records | None, Records]:
-        """Those that the score is of, where it is private, and those to train on: each by its content alone."""
+        """The records to score, if the objective is private, and the records to train on, divided by their content
+        alone.
+        """
         data = load_as(self.prepared, self.public)
         if self.objective.on == "public":
             return None, Records(data.train_features, data.train_labels)
@@ -107,7 +109,7 @@ class Trial:
         return Records(features[inside], labels[inside]), Records(features[~inside], labels[~inside])
 
     def _counted(self, held: Records, plan: Plan, trace: Trace, file: Path) -> float:
-        """The noised sum of the scores, through a barrier of its own; its row joins the trial's trace."""
+        """The noisy sum of the scores, through a separate barrier; its row is added to the trial's trace."""
         model, parameters = load_model(file)
         release, delta = score_release(self.objective), plan.target.budget.delta
         schedule = [(release.event(), 1)]
@@ -139,7 +141,7 @@ class Trial:
 
 
 def _is_held(features: NDArray[Any], label: NDArray[Any], share: float) -> bool:
-    """A coin of a record's own content, so that no other record decides on which side it is."""
+    """A coin that depends only on the record's content, so that no other record decides on which side it is."""
     digest = hashlib.sha256(np.asarray(features).tobytes() + np.asarray(label).tobytes()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2.0**64
 
@@ -149,7 +151,9 @@ def derived(key: bytes, *purpose: object, private: bool) -> Generator:
 
 
 def _shared(model: Model, run_id: str, folder: Path) -> tuple[training.Learned, Trace]:
-    """What `_share_features` wrote; raises RefusedError where it is not there, since a trial must not learn it anew."""
+    """Load what `_share_features` wrote; raises RefusedError if it is missing, since a trial must not learn it
+    again.
+    """
     form = training.Learned(buffers(model), model.initial_parameters())
     found = training.load(folder, form, run_id=run_id, last_norms=LastNorms())
     if found is None:
