@@ -220,6 +220,20 @@ def test_a_record_of_any_model_is_never_above_its_bound(name: str, dtype: torch.
                 assert all(size <= bound for size, bound in naive.measured(made.model, added, clipping))
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_measured_norms_are_upper_bounds(name: str) -> None:
+    """Of what the sum has for a record, in 32 bits: never below, and above by rounding alone."""
+    made, engine = once(SPECS[name], torch.float32)
+    found = engine.contributions(*made.arguments)
+    rows = torch.stack([found.weighted_sum(one) for one in torch.eye(len(found.losses)).double()])
+    for clipping in naive.clippings(made.model, made.gradients).values():
+        exact = naive.norms(made.model, rows, clipping)
+        norms = found.norms(clipping)
+        assert norms.dtype == torch.float64
+        assert (norms >= exact * (1 - 2e-6)).all()
+        assert naive.relative(norms, exact) < 2e-5
+
+
 def _around(model: Model, gradient: Tensor, near: float) -> list[Clipping]:
     """Every clipping, with bounds that are `near` times what this gradient measures."""
     d = torch.Generator().manual_seed(1)
