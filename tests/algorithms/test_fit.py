@@ -448,7 +448,7 @@ def test_every_method_trains_or_is_refused_in_a_sentence(name: str, own_home: Pa
     method: Algorithm[Any] = bench.algorithm(name)
     free = name in ("non_private", "sgd_adv") or _is_not_private(method)
     try:
-        result = call(method=method, public=free, noise="seeded" if free else "secure")
+        result = call(method=method, accountant="rdp", public=free, noise="seeded" if free else "secure")
     except RefusedError as refusal:
         assert str(refusal).rstrip().endswith(".")
         assert name not in ("dp_sgd", "dp_gd", "adaclip", "dpis", "non_private", "sgd_ma", "dp_agd")
