@@ -66,9 +66,10 @@ class Form:
             values = torch.randint(0, part.entries, (count, math.prod(part.shape)), generator=source)
             values[0, :1] = part.entries - 1
             constants = tuple(c for c in self.constants if c < part.entries)
-        for index, record in enumerate(values):
-            begins = int(torch.randint(int(part.is_mask), len(record) + 1, (), generator=source))
-            record[begins:] = constants[(seed + index) % len(constants)]
+        length = values.shape[1]
+        begins = torch.randint(int(part.is_mask), length + 1, (count, 1), generator=source)
+        rests = torch.tensor(constants)[(seed + torch.arange(count)) % len(constants)]
+        values = torch.where(torch.arange(length) >= begins, rests[:, None], values)
         return values.view(count, *part.shape).to(self.dtype)
 
 
@@ -491,7 +492,19 @@ def _stays(few: torch.Size, many: torch.Size, _records: tuple[int, int]) -> bool
 
 
 def _tensors(tree: Any) -> list[Tensor]:
+    """The tensors among arguments or results; what operations take and give is unpacked here, which is faster."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if type(tree) in (tuple, list):
+        return [tensor for part in tree for tensor in _tensors(part)]
+    if type(tree) is dict:
+        return [tensor for part in tree.values() for tensor in _tensors(part)]
+    if type(tree) in _NO_TENSORS:
+        return []
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+_NO_TENSORS = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size}
 
 
 def _shapes(tensors: Iterable[Tensor]) -> Shapes:

@@ -34,8 +34,10 @@ class OneLook(Performance):
     """Looks once at models that are alike, for all barriers: a look costs more than the few steps here."""
 
     def engine(self, model: Model, records: Any) -> Engine:
-        parts = (model.name, str(model.module), model.losses, model.scores, model.precision)
-        key = (self, parts, records.features.shape[1:], records.features.dtype)
+        shapes = tuple(model.shapes.items())
+        parts = (model.name, str(model.module), shapes, model.losses, model.scores, model.precision)
+        asked = (self.device, self.memory_mb, self.physical_batch)
+        key = (asked, parts, records.features.shape[1:], records.features.dtype)
         if key not in _LOOKS:
             _LOOKS[key] = super().engine(model, records)
         return _LOOKS[key]

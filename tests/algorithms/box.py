@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
+from tests.algorithms.bench import OneLook
 
 FEATURES, RECORDS, DELTA = 20, 1000, 1e-6
 PURE = Target(Budget(1.0, 0.0), "pure")
@@ -49,13 +50,6 @@ def box(count: int = RECORDS, *, features_seed: int = 1, hyperplane_seed: int = 
     return Box(np.ascontiguousarray(points, np.float32), (points @ normal > 0).astype(np.int64))
 
 
-def with_last(records: Box, features: float, label: int) -> Box:
-    """The same records with another last one, whose features are all equal."""
-    changed = replace(records, features=records.features.copy(), labels=records.labels.copy())
-    changed.features[-1], changed.labels[-1] = features, label
-    return changed
-
-
 @dataclass
 class Watching:
     """A barrier's answers, and the points where it was asked."""
@@ -80,6 +74,7 @@ def run(method: Algorithm[Any], plan: Plan, records: Box) -> tuple[Tensor, Trace
         generator=seeded_generator(7),
         delta=plan.target.budget.delta,
         trace=trace,
+        performance=OneLook(number=plan.public.records),
     )
     watching = Watching(barrier)
     state = method.init(model().initial_parameters(), plan)

@@ -15,12 +15,12 @@ from algorithms.gradients import LineCandidates
 from algorithms.methods.dp_agd import DPAGD, State
 from algorithms.models import Model, build
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Release, argmin_release
 from tests.algorithms import bench
-from tests.algorithms.bench import MadeUp
+from tests.algorithms.bench import MadeUp, OneLook
 from tests.algorithms.test_contract import StoppedError
 
 RECORDS, FEATURES, DELTA, EPSILON = 400, 6, 1e-6, 2.0
@@ -54,7 +54,7 @@ def run(method: DPAGD, plan: Plan, *, seed: int = 7, name: str = "logistic") -> 
         generator=seeded_generator(seed),
         delta=DELTA,
         trace=trace,
-        performance=Performance(memory_mb=8, number=plan.public.records),
+        performance=OneLook(memory_mb=8, number=plan.public.records),
     )
     state = method.init(model.initial_parameters(), plan)
     for trace.step in range(plan.steps):
@@ -110,14 +110,13 @@ def stepped(method: DPAGD, state: State, plan: Plan, barrier: Scripted) -> State
 
 def trained(method: Algorithm[Any], folder: Path, *, stop_after: int | None = None) -> tuple[Tensor, Any]:
     """What a run in the training loop releases, and the rows of its trace; it crashes after `stop_after` steps."""
-    performance = Performance(memory_mb=8)
     state, trace, _ = bench.trained(
         method,
         planned(method),
         model_of(),
         folder,
         records=made_up,
-        performance=performance,
+        performance=OneLook(memory_mb=8),
         stop_after=stop_after,
     )
     return method.released(state), trace.rows

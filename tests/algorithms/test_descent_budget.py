@@ -38,8 +38,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "settings"), enumerate(SETTINGS))
 def test_spends_at_most_its_rho_by_an_independent_sum(settings: dict[str, Any], seed: int) -> None:
     method = DPAGD(**settings)
     plan = planned(method)

@@ -151,7 +151,7 @@ def test_regularisation_pulls_the_sum_of_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"paper_budget": True, "iterations": 10}, {"sampling_rate": 0.3}, {"keep_raised": True}]
+    "settings", [{"paper_budget": True, "iterations": 10}, {"sampling_rate": 0.3}, {"keep_raised": True}]
 )
 def test_taken_up_after_a_crash_it_ends_bit_for_bit_the_same(
     settings: dict[str, Any], tmp_path: Path

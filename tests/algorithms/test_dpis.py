@@ -273,16 +273,7 @@ def trained(
     ("settings", "records"),
     [
         ({"expected_batch_size": 4, "norm_noise": 0.5}, RECORDS),
-        (
-            {
-                "expected_batch_size": 4,
-                "norm_noise": 0.5,
-                "adaptive_clipping": {"min_clip_norm": 1.0, "max_clip_norm": 9.0},
-            },
-            RECORDS,
-        ),
         ({"expected_batch_size": None, "sampling_rate": 0.1, "norm_noise_multiplier": 20.0}, None),
-        ({"expected_batch_size": 4, "public_norms": [1.0, 0.6]}, RECORDS),
     ],
 )
 def test_taken_up_anywhere_in_an_epoch_it_ends_bit_for_bit_the_same(

@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.methods.momentum import HeavyBall, Nesterov
 from algorithms.privacy.accounting.budget import Budget
 from algorithms.privacy.accounting.events import run_lengths
-from tests.algorithms import bench
 from tests.algorithms.box import (
     APPROXIMATE,
     FEATURES,
@@ -26,7 +24,6 @@ from tests.algorithms.box import (
     model,
     public,
     run,
-    with_last,
 )
 
 SIZES = torch.linspace(0.1, 5.0, FEATURES, dtype=torch.float64)
@@ -117,20 +114,6 @@ def reread(plan: Plan) -> Plan:
     return read
 
 
-@pytest.mark.parametrize(("noise", "order", "target"), [("laplace", 1, PURE), ("gaussian", 2, APPROXIMATE)])
-def test_another_record_moves_an_answer_by_no_more_than_declared(
-    noise: Any, order: int, target: Target
-) -> None:
-    method = HeavyBall(1, noise=noise, start=-10.0)
-    plan, records = method.plan(target, public()), box()
-    _, trace, before = run(method, plan, with_last(records, 1.0, 0))
-    _, _, after = run(method, plan, with_last(records, 1.0, 1))
-    moved = (after.answers[0].double() - before.answers[0].double()) * RECORDS
-    bound = trace.rows[0].clip_norm
-    assert bound == pytest.approx(20.0 if order == 1 else math.sqrt(20.0))
-    assert 0.9 * bound < float(moved.norm(order)) <= 2 * bound * (1 + 1e-4)
-
-
 @pytest.mark.parametrize("batch_size", [None, 50])
 def test_the_noise_that_is_drawn_has_the_scale_of_the_plan(batch_size: int | None) -> None:
     """False alarms: under 1e-6, the absolute values of Laplace noise being exponential."""
@@ -142,25 +125,6 @@ def test_the_noise_that_is_drawn_has_the_scale_of_the_plan(batch_size: int | Non
     scale = plan.noise_multiplier * 20.0
     count = drawn.numel()
     assert abs(float(drawn.abs().sum()) / scale - count) < 5 * math.sqrt(count)
-
-
-@pytest.mark.parametrize(
-    "method", [HeavyBall(9, noise="laplace", start=2.0), Nesterov(9, variant="masg", noise="laplace")]
-)
-def test_taken_up_after_a_crash_it_ends_bit_for_bit_the_same(
-    method: HeavyBall | Nesterov, tmp_path: Path
-) -> None:
-    def trained(folder: Path, stop_after: int | None = None) -> Tensor:
-        plan = method.plan(PURE, public())
-        state, *_ = bench.trained(method, plan, model(), folder, records=box, stop_after=stop_after)
-        return method.released(state)
-
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "broken").mkdir()
-    for stop_after in (2, 5):
-        with pytest.raises(bench.StoppedError):
-            trained(tmp_path / "broken", stop_after)
-    assert torch.equal(trained(tmp_path / "broken"), trained(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("kind", [HeavyBall, Nesterov])

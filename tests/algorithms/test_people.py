@@ -95,6 +95,7 @@ def barrier() -> Callable[[Model, Tensor, Tensor, list[Release]], Barrier]:
             generator=seeded_generator(0),
             delta=1e-5,
             trace=Trace(),
+            performance=bench.OneLook(),
         )
 
     return make
@@ -141,7 +142,7 @@ REFUSED = {"lbfgs", "objective_perturbation", "output_perturbation"}
 def test_people_whose_rows_are_alike_are_trained_on_as_one_row(name: str, tmp_path: Path) -> None:
     """By every method that takes steps; those that ask the barrier for a minimum refuse in their plan."""
     method, model = bench.algorithm(name), bench.small_model("logistic", classes=2)
-    plain = bench.planned(method, model)
+    plain = bench.planned(method, model, accountant="rdp")
     known = replace(plain.public, pooled=ROWS)
     if name in REFUSED:
         with pytest.raises(RefusedError, match="a person with up to 3"):

@@ -24,7 +24,7 @@ from algorithms.privacy.accounting.events import ObjectivePerturbationDpEvent
 from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
-from tests.algorithms.bench import MadeUp
+from tests.algorithms.bench import MadeUp, OneLook
 
 FALSE_ALARM = 1e-6
 WIDTH, LONGEST = 40, 2.0
@@ -63,6 +63,7 @@ def released(
         generator=seeded_generator(seed),
         delta=plan.target.budget.delta,
         trace=Trace(),
+        performance=OneLook(),
     )
     return method.released(method.step(method.init(model.initial_parameters(), plan), plan, barrier))
 
@@ -133,7 +134,7 @@ def test_the_exact_minimum_is_as_private_as_planned(analysis: Any, too_little: f
     def exact(count: int, noise: float) -> float:
         """The least delta at the plan's epsilon, of adding a record to `count` and of taking it away."""
         reach = (12 * std + 20) / strength
-        points = np.linspace(-reach, reach, 400_001)
+        points = np.linspace(-reach, reach, 40_001)
         pair = [density(points, held, strength, noise) for held in (first(count), first(count, more=True))]
         assert [float(np.trapezoid(one, points)) for one in pair] == pytest.approx([1.0, 1.0], abs=1e-3)
         gains = [p - math.exp(plan.cost.epsilon) * q for p, q in (pair, pair[::-1])]

@@ -1,7 +1,6 @@
 """PrivGene: its candidates, what its rounds cost, and that it learns."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import dp_accounting as dp
@@ -15,16 +14,16 @@ from algorithms.errors import BudgetRefusedError, RefusedError
 from algorithms.methods.priv_gene import PrivGene
 from algorithms.models import LossBounds
 from algorithms.privacy.accounting.budget import Budget
-from algorithms.privacy.barrier.barrier import Barrier, Performance
+from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import Gumbel
+from tests.algorithms.bench import OneLook
 from tests.algorithms.descent import (
     DELTA,
     EPSILON,
     FEATURES,
     RECORDS,
-    check_taken_up,
     made_up,
     model_of,
     planned,
@@ -40,7 +39,7 @@ def run(method: PrivGene, plan: Plan, *, name: str = "logistic") -> tuple[Tensor
         generator=seeded_generator(4),
         delta=DELTA,
         trace=trace,
-        performance=Performance(memory_mb=8),
+        performance=OneLook(memory_mb=8),
     )
     state = method.init(model_of(name).initial_parameters(), plan)
     for trace.step in range(plan.steps):
@@ -111,10 +110,6 @@ def test_it_learns(name: str) -> None:
     weights = run(method, planned(method, epsilon=50.0), name=name)[0].numpy()
     scores = records.features @ weights[:FEATURES] + weights[FEATURES]
     assert np.mean((scores > 0) == (records.labels == 1)) > 0.85
-
-
-def test_taken_up_after_a_crash_it_ends_bit_for_bit_the_same(tmp_path: Path) -> None:
-    check_taken_up(PrivGene(rounds=6), tmp_path, crashes=(1, 4))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,13 @@ from algorithms.privacy.accounting.losses import (
     of_sampled_gaussian,
     shift_of_selection,
 )
-from algorithms.privacy.accounting.renyi import by_rdp, rdp_of_objective, rdp_of_pure, rounded_up
+from algorithms.privacy.accounting.renyi import (
+    by_rdp,
+    rdp_of_objective,
+    rdp_of_pure,
+    rdp_of_sampled_gaussian,
+    rounded_up,
+)
 
 Relation: TypeAlias = dp.NeighboringRelation
 Orders: TypeAlias = tuple[float, ...]
@@ -359,21 +365,33 @@ class _Poisson(EventRule):
         return Traced(inner.multipliers, ("poisson", "importance"), event.sampling_probability)
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        rate, inner = event.sampling_probability, event.event
-        is_gaussian = isinstance(inner, dp.GaussianDpEvent) and inner.noise_multiplier > 0
-        if is_gaussian and 0 < rate < 1 and adjacency is _ADD_OR_REMOVE_ONE:
-            return of_sampled_gaussian(inner.noise_multiplier, rate, grid).self_compose(count)
+        if _is_sampled_gaussian(event, adjacency):
+            rate = event.sampling_probability
+            return of_sampled_gaussian(event.event.noise_multiplier, rate, grid).self_compose(count)
         return by_pld(event, count, grid, adjacency)
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
         own = rule_of(event.event).poisson_rdp(event.event, event.sampling_probability, orders)
-        return rounded_up(by_rdp(event, orders, adjacency), np.array(orders)) if own is None else own
+        if own is not None:
+            return own
+        if _is_sampled_gaussian(event, adjacency):
+            rate = event.sampling_probability
+            found = rdp_of_sampled_gaussian(event.event.noise_multiplier, rate, orders)
+        else:
+            found = by_rdp(event, orders, adjacency)
+        return rounded_up(found, np.array(orders))
 
     def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
         return rule_of(event.event).unsampled(event.event, adjacency)
 
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
         return rule_of(event.event).poisson_grouped(event.event, event.sampling_probability, count)
+
+
+def _is_sampled_gaussian(event: Any, adjacency: Relation) -> bool:
+    """Whether a Poisson sample is one whose loss and bounds are computed at many points at once."""
+    is_gaussian = isinstance(event.event, dp.GaussianDpEvent) and event.event.noise_multiplier > 0
+    return is_gaussian and 0 < event.sampling_probability < 1 and adjacency is _ADD_OR_REMOVE_ONE
 
 
 class _WithoutReplacement(EventRule):

@@ -16,6 +16,9 @@ from algorithms.gradients import Engine
 from algorithms.gradients.clipping import Unclipped
 from algorithms.privacy.barrier import unnoised_queries
 from algorithms.privacy.mechanisms import correlated, release
+from tests.support.costs import costs_once
+
+__all__ = ["costs_once"]
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 

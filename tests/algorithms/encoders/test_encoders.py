@@ -136,8 +136,16 @@ def test_a_network_of_timm_is_read_from_a_safetensors_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "vit_b_16"])
-def test_a_network_of_torchvision_is_read_from_a_safetensors_file(tmp_path: Path, name: str) -> None:
-    network = imported_library("torchvision").models.get_model(name, weights=None).eval()
+def test_a_network_of_torchvision_is_read_from_a_safetensors_file(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = imported_library("torchvision").models
+    transformer = models.vision_transformer._vision_transformer
+    fewer = {"num_layers": 1}  # of twelve, which take seconds
+    monkeypatch.setattr(
+        models.vision_transformer, "_vision_transformer", lambda **given: transformer(**given | fewer)
+    )
+    network = models.get_model(name, weights=None).eval()
     path = tmp_path / "weights.safetensors"
     save_file({key: value.contiguous() for key, value in network.state_dict().items()}, path)
     side = 224 if name == "vit_b_16" else 64

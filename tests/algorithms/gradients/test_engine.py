@@ -51,9 +51,10 @@ def of_the_catalogue(name: str) -> Problem:
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_models_by_name_are_those_of_the_loop(name: str) -> None:
     made = of_the_catalogue(name)
+    engine = made.engine(physical_batch=SMALL)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
         expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
-        assert naive.relative(made.engine().clipped_sum(*made.arguments, clipping), expected) < 1e-5, kind
+        assert naive.relative(engine.clipped_sum(*made.arguments, clipping), expected) < 1e-5, kind
 
 
 @pytest.mark.parametrize("name", WAYS + ON_WORDS)
@@ -78,16 +79,6 @@ def test_an_empty_batch_is_zero(name: str) -> None:
         assert found.shape == made.parameters.shape and found.dtype == torch.float64
         assert not found.any()
         assert len(engine.norms(*nobody.arguments, clipping)) == 0
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_a_batch_is_the_sum_of_its_records(name: str) -> None:
-    """Batches of one, whose shapes are easily mistaken, and no record depends on the others."""
-    made, engine = once(SPECS[name], torch.float64)
-    clipping = naive.clippings(made.model, made.gradients)["L2"]
-    expected = naive.contributions(made.model, made.gradients, clipping)
-    for i in (0, 3):
-        assert naive.relative(engine.clipped_sum(*made.some([i]).arguments, clipping), expected[i]) < 1e-10
 
 
 def test_the_physical_batch_follows_the_memory(caplog: pytest.LogCaptureFixture) -> None:
@@ -194,10 +185,10 @@ def test_per_layer_bounds_that_do_not_fit_are_refused() -> None:
 
 def test_neither_the_records_nor_the_parameters_are_changed() -> None:
     for name in (*WAYS, *ON_WORDS):
-        made = problem(SPECS[name])
+        made, engine = once(SPECS[name], torch.float32)
         parameters, inputs = made.parameters.clone(), made.inputs.clone()
         before = [value.clone() for value in made.model.module.state_dict().values()]
-        made.engine(physical_batch=SMALL).clipped_sum(*made.arguments, L2(1.0))
+        engine.clipped_sum(*made.arguments, L2(1.0))
         assert torch.equal(made.parameters, parameters) and torch.equal(made.inputs, inputs)
         after = made.model.module.state_dict().values()
         assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))

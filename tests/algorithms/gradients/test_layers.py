@@ -7,27 +7,33 @@ from algorithms.gradients import L2
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.layers import EMBEDDING, LAYERS
 from tests.algorithms.gradients.networks import AS_A_WHOLE, NETWORKS, OF_PARAMETERS, SHARING, WITHOUT_RULE
+from tests.algorithms.gradients.test_engine import ON_WORDS, WAYS
 from tests.algorithms.gradients.zoo import once, once_heard
 
-SMALL_BY_RULES = LAYERS | SHARING | OF_PARAMETERS
-SMALL = SMALL_BY_RULES | WITHOUT_RULE | AS_A_WHOLE
+BY_RULES = LAYERS | SHARING | OF_PARAMETERS
+ALONE = BY_RULES | WITHOUT_RULE | AS_A_WHOLE | NETWORKS
 INNER = {f"{name}, inside": spec.after_a_layer() for name, spec in LAYERS.items() if name not in EMBEDDING}
-SPECS = SMALL | INNER | NETWORKS
+"""Layers whose input has a gradient too, which takes all that they do alone."""
+SPECS = INNER | {name: spec for name, spec in ALONE.items() if f"{name}, inside" not in INNER}
 IN_64_BITS = [(name, torch.float64, 1e-10) for name in SPECS]
-IN_32_BITS = [(name, torch.float32, 1e-5) for name in SMALL | NETWORKS]
+IN_32_BITS = [(name, torch.float32, 1e-5) for name in dict.fromkeys((*WAYS, *ON_WORDS, *NETWORKS))]
 
 
 @pytest.mark.parametrize(("name", "dtype", "tolerance"), IN_64_BITS + IN_32_BITS)
 def test_norms_and_sums_are_those_of_the_loop(name: str, dtype: torch.dtype, tolerance: float) -> None:
-    """By every clipping; the tolerance is relative to the sum."""
-    made, engine = once(SPECS[name], dtype)
+    """By every clipping, and of batches of one, whose shapes are easily mistaken; relative to the sum."""
+    made, engine = once((ALONE | SPECS)[name], dtype)
     for kind, clipping in naive.clippings(made.model, made.gradients).items():
-        expected = naive.contributions(made.model, made.gradients, clipping).sum(dim=0)
+        each = naive.contributions(made.model, made.gradients, clipping)
         found = engine.clipped_sum(*made.arguments, clipping)
         assert found.dtype == torch.float64
-        assert naive.relative(found, expected) < tolerance, kind
+        assert naive.relative(found, each.sum(dim=0)) < tolerance, kind
         norms = naive.norms(made.model, made.gradients, clipping)
         assert naive.relative(engine.norms(*made.arguments, clipping), norms) < tolerance, kind
+        if kind == "L2":
+            for i in (0, 3):
+                one = engine.clipped_sum(*made.some([i]).arguments, clipping)
+                assert naive.relative(one, each[i]) < tolerance
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -46,7 +52,7 @@ def test_what_is_taken_record_by_record_is_said_once(name: str, caplog: pytest.L
     caplog.clear()
     engine.clipped_sum(*made.arguments, L2(1.0))
     assert not caplog.records
-    if name.removesuffix(", inside") in SMALL_BY_RULES or name in NETWORKS:
+    if name.removesuffix(", inside") in BY_RULES or name in NETWORKS:
         assert not said
     else:
         assert len(said) == 1

@@ -45,7 +45,7 @@ def _check_norms(made: Problem, engine: Engine, clipping: Clipping) -> None:
     count=COUNTS,
     seed=SEEDS,
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 def test_linear_layers(
     places: list[int], inputs: int, outputs: int, bias: bool, count: int, seed: int
 ) -> None:
@@ -53,7 +53,7 @@ def test_linear_layers(
 
 
 @given(length=st.integers(60, 70), inputs=SIZES, outputs=SIZES, count=COUNTS, seed=SEEDS)
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=8)
 def test_linear_layers_on_long_sequences(
     length: int, inputs: int, outputs: int, count: int, seed: int
 ) -> None:
@@ -62,7 +62,7 @@ def test_linear_layers_on_long_sequences(
 
 
 @given(data=st.data(), count=COUNTS, seed=SEEDS)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_convolutions(data: st.DataObject, count: int, seed: int) -> None:
     """Any kernel, stride, padding, dilation and groups that fit, in one and two dimensions."""
     dimensions = data.draw(st.sampled_from([1, 2]))
@@ -98,7 +98,7 @@ def test_convolutions(data: st.DataObject, count: int, seed: int) -> None:
     count=COUNTS,
     seed=SEEDS,
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 def test_embeddings(
     length: list[int], entries: int, width: int, padding: int | None, count: int, seed: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from algorithms.gradients import L2, Engine, RecordsNotIndependentError
 from algorithms.gradients.arithmetic import in_full_precision
 from algorithms.gradients.linear import LinearRecords, linear_layer
-from algorithms.models import build
+from algorithms.models import Model, build
 from algorithms.models.linear import cross_entropy
 from tests.algorithms.gradients import naive
 from tests.algorithms.gradients.zoo import Spec, Wired, problem, rows
@@ -89,14 +90,18 @@ def test_a_buffer_that_changes_rarely_starts_the_same_in_every_pass() -> None:
     assert float(dict(made.model.module.named_buffers())["widest"]) == 0.0
 
 
+@cache
+def in_bfloat16(width: int) -> tuple[Model, Engine]:
+    layers = Spec(lambda: nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 3)), (width,))
+    model = replace(problem(layers, torch.float32).model, precision=torch.bfloat16)
+    return model, Engine(model, input_shape=(width,))
+
+
 @pytest.mark.parametrize("place", [0, 3, 6])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e38])
 @pytest.mark.parametrize("width", [5, 784])
 def test_in_bfloat16_a_bad_record_takes_no_other_with_it(place: int, bad: float, width: int) -> None:
-    module = nn.Sequential(nn.Linear(width, 32), nn.ReLU(), nn.Linear(32, 3))
-    made = problem(Spec(lambda: module, (width,)), torch.float32)
-    model = replace(made.model, precision=torch.bfloat16)
-    engine = Engine(model, input_shape=(width,))
+    model, engine = in_bfloat16(width)
     draw = torch.Generator().manual_seed(0)
     inputs, labels = torch.randn(7, width, generator=draw), torch.arange(7) % 2
     kept = [i for i in range(7) if i != place]

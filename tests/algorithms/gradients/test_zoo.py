@@ -15,8 +15,29 @@ try:
 except LibraryMissingError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
+RELATED = {
+    "BERT": ("DistilBERT", "RoBERTa", "ELECTRA", "MPNet"),
+    "Llama": ("Mistral", "Gemma", "Qwen2"),
+    "GPT-2": ("OPT", "GPT-NeoX", "GPT-2, gradient checkpointing", "LoRA on GPT-2"),
+    "ViT (timm)": (
+        "ViT (transformers)",
+        "DeiT, distilled (timm)",
+        "BEiT (transformers)",
+        "DINOv2",
+        "CaiT (timm)",
+    ),
+    "ResNet-26 (timm)": ("Wide ResNet (timm)",),
+    "ConvNeXt (timm)": ("ConvNeXtV2 (timm)",),
+    "EfficientNet (torchvision)": ("MobileNetV2 (torchvision)",),
+    "LSTM tagger": ("GRU tagger", "RNN tagger"),
+    "embedding bag, mean": ("embedding bag, sum",),
+}
+"""Architectures of the same parts as another one, which `make soak` takes too."""
+SOAK = [name for family in RELATED.values() for name in family]
+NAMES = [name for name in ZOO if name not in (*LARGE, *SOAK)]
 
-@pytest.mark.parametrize("name", [name for name in ZOO if name not in LARGE])
+
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.soak) for name in SOAK)])
 def test_a_public_architecture_is_taken_in_passes_of_many_records(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """The barrier's promises, with the statistical tests at a false-alarm rate of 1e-6 each."""
 
 import math
+from functools import cache
 from typing import Any
 
 import dp_accounting as dp
@@ -35,7 +36,7 @@ from algorithms.privacy.mechanisms.release import (
     minimum_release,
     total_release,
 )
-from tests.algorithms.bench import MadeUp, made_up, small_model, with_record
+from tests.algorithms.bench import MadeUp, OneLook, made_up, small_model, with_record
 from tests.support.threads import cpu_threads
 
 FALSE_ALARM = 1e-6
@@ -63,10 +64,12 @@ def barrier(records: MadeUp, model: Model | None = None, **changes: Any) -> Barr
         "generator": seeded_generator(5),
         "delta": 1e-5,
         "trace": Trace(),
+        "performance": OneLook(),
     }
     return Barrier(records, model or small_model(), **(settings | changes))
 
 
+@cache
 def wide_model() -> Model:
     """A softmax model with 30,003 parameters, to have many draws of noise in one answer."""
     return build("softmax", input_shape=(10_000,), classes=3, seed=0)
@@ -193,7 +196,7 @@ def test_the_charge_comes_before_the_look() -> None:
             return getattr(made_up(), name)
 
     spend, model = Free(), small_model()
-    asked = barrier(Guarded(spend), model, spend=spend)  # type: ignore[arg-type]
+    asked = barrier(Guarded(spend), model, spend=spend, performance=Performance())  # type: ignore[arg-type]
     ask(asked, L2(1.0), model.initial_parameters())
     assert spend.events == [dp.GaussianDpEvent(0.01)]
 

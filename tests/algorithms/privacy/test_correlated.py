@@ -8,12 +8,9 @@ from typing import Any
 
 import attrs
 import dp_accounting as dp
-import jax
 import numpy as np
 import pytest
 import torch
-from jax_privacy.matrix_factorization import buffered_toeplitz
-from jax_privacy.matrix_factorization import toeplitz as theirs
 from scipy import stats
 
 from algorithms.core.correlated import (
@@ -45,6 +42,7 @@ from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import chosen, gradient_release
 from tests.algorithms.bench import made_up, small_model
 from tests.algorithms.privacy.test_barrier import FALSE_ALARM, barrier, no_records, wide_model
+from tests.algorithms.privacy.test_golden import GOLDEN, expected
 
 DELTA = 1e-5
 STRATEGIES: dict[str, Strategy] = {
@@ -121,33 +119,24 @@ def test_the_tree_of_a_pass_moves_by_its_height() -> None:
         assert found == 3 * (math.floor(math.log2(leaves)) + 1)
 
 
-def test_sensitivities_and_errors_are_those_of_another_library() -> None:
-    """jax_privacy (Google), on random sizes: how far a record moves strategies, and how much noise the best leave."""
-    with jax.enable_x64(True):
-        draw = np.random.default_rng()
-        for _ in range(4):
-            steps, parts = int(draw.integers(10, 200)), int(draw.integers(1, 20))
-            column = np.sort(draw.random(int(draw.integers(1, steps))))[::-1]
-            expected = theirs.minsep_sensitivity_squared(jax.numpy.array(column), parts, n=steps)
-            found = squared_sensitivity(column, steps=steps, parts=parts)
-            assert found == pytest.approx(float(expected), rel=1e-9), (steps, parts, column)
-        sizes = [(int(draw.integers(50, 150)), int(draw.integers(2, 10)))]
-        best = [(best_banded(prefix_sums(n), b), theirs.optimize_banded_toeplitz(n, b), n) for n, b in sizes]
-        long = [(best_banded(prefix_sums(256), 16), 256), (square_root(512), 512), (square_root(64), 1024)]
-        same = [(own, jax.numpy.array(own.coefficients), n) for own, n in long]
-        for own, coefficients, steps in (*best, *same):
-            error = math.sqrt(float(theirs.loss(coefficients, steps)))
-            found = math.sqrt(mean_squared_noise(own, prefix_sums(steps)))
-            assert found == pytest.approx(error, rel=1e-4), (steps, len(own.coefficients))
-        asked = prefix_sums(100)
-        blt = buffered_toeplitz.optimize(
-            n=100, min_sep=20, max_participations=None, error="mean", min_buffers=2, max_buffers=2
-        )
-        loss = buffered_toeplitz.LossFn.build_min_sep(n=100, error="mean", min_sep=20).loss(blt)
-        buffers = best_buffered(asked, 2, parts=20)
-        moves = squared_sensitivity(buffers.column(100), steps=100, parts=20)
-        error = math.sqrt(mean_squared_noise(buffers, asked) * moves)
-        assert error == pytest.approx(math.sqrt(float(loss)), rel=1e-4)
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name.startswith("correlated_sensitivity")])
+def test_a_sensitivity_is_that_of_another_library(name: str) -> None:
+    p = GOLDEN[name]["params"]
+    column = p["decay"] ** np.arange(p["bands"])
+    assert squared_sensitivity(column, steps=p["steps"], parts=p["parts"]) == expected(name)
+
+
+def test_the_best_strategies_leave_the_noise_of_those_of_another_library() -> None:
+    for steps, bands in ((90, 2), (140, 9), (256, 16)):
+        found = mean_squared_noise(best_banded(prefix_sums(steps), bands), prefix_sums(steps))
+        assert math.sqrt(found) == expected(f"correlated_banded_{steps}_{bands}")
+    for bands, steps in ((512, 512), (64, 1024)):
+        found = mean_squared_noise(square_root(bands), prefix_sums(steps))
+        assert math.sqrt(found) == expected(f"correlated_root_{bands}_{steps}")
+    buffers = best_buffered(prefix_sums(100), 2, parts=20)
+    moves = squared_sensitivity(buffers.column(100), steps=100, parts=20)
+    found = moves * mean_squared_noise(buffers, prefix_sums(100))
+    assert math.sqrt(found) == expected("correlated_buffered_100_2")
 
 
 def test_a_workload_is_the_course_of_the_update() -> None:

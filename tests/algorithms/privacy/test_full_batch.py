@@ -15,7 +15,7 @@ from algorithms.privacy.barrier.trace import Trace
 from algorithms.privacy.barrier.unnoised_queries import FullBatchAnswers, loss_sums
 from algorithms.privacy.mechanisms.noise import seeded_generator
 from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Gumbel, Laplace
-from tests.algorithms.bench import MadeUp
+from tests.algorithms.bench import MadeUp, OneLook
 from tests.algorithms.gradients.forms import cancelling
 from tests.algorithms.privacy.test_barrier import Free
 
@@ -38,7 +38,7 @@ def asked(*, closed: bool, trace: Trace | None = None, seed: int = 3) -> Barrier
         generator=seeded_generator(seed),
         delta=1e-5,
         trace=trace or Trace(),
-        performance=Performance(number=COUNT if closed else None),
+        performance=OneLook(number=COUNT if closed else None),
     )
 
 
@@ -82,9 +82,10 @@ def test_sampled_losses_on_a_line_do_not_turn_when_a_record_is_taken_away() -> N
     draw = torch.Generator().manual_seed(0)
     line = LineCandidates(*torch.randn(2, model.parameter_count, generator=draw), (0.0, 1.0))
     weights = line.origin[:7840].view(10, 784)
+    labels = torch.zeros(12, dtype=torch.int64)
+    engine = Performance().engine(model, MadeUp(np.zeros((12, 784), dtype=np.float32), labels.numpy()))
     for _ in range(30):
-        inputs, labels = cancelling(weights, 1e8, draw).expand(12, 784), torch.zeros(12, dtype=torch.int64)
-        engine = Performance().engine(model, MadeUp(inputs.numpy(), labels.numpy()))
+        inputs = cancelling(weights, 1e8, draw).expand(12, 784)
         fewer, more = (
             loss_sums(model, engine, line, [(inputs[:count], labels[:count])], 1.0, Performance())
             for count in (11, 12)

@@ -1,4 +1,7 @@
-"""Reference values of the accountants, computed independently with dp-accounting, numpy and scipy (golden.json)."""
+"""Reference values of the accountants, computed independently with dp-accounting, numpy and scipy (golden.json).
+
+Those of correlated noise, which other tests use, are by jax_privacy 2.0.0.
+"""
 
 import json
 import math
@@ -104,7 +107,7 @@ def importance_sampled_run() -> Schedule:
 def test_an_importance_sampled_run_by_both_accountants() -> None:
     schedule = importance_sampled_run()
     assert epsilon(schedule, 1e-5, accountant="rdp") == expected("dpis_run_rdp")
-    assert epsilon(schedule, 1e-5) == expected("dpis_run_pld")
+    assert epsilon(schedule, 1e-5, discretisation=1e-3) == expected("dpis_run_pld")
 
 
 @pytest.mark.parametrize("order", [3, 5])
@@ -169,9 +172,16 @@ def in_planned_levels(sigma: float, levels: int = LEVELS) -> Schedule:
 
 
 # At multipliers from 0.36 on, the first steps count for more than the mean of their level, so it takes finer ones.
-@pytest.mark.parametrize(("epsilon_bar", "levels"), [("0.8", LEVELS), ("1.6", LEVELS), ("6.4", 2 * LEVELS)])
-def test_noise_in_levels_costs_what_noise_matched_to_each_step_costs(epsilon_bar: str, levels: int) -> None:
-    spent = epsilon(in_planned_levels(GOLDEN[f"adp_sched_{epsilon_bar}_sigma"]["value"], levels), 1e-5)
+# So large an epsilon is the same on a coarse grid, which is ten times as fast.
+@pytest.mark.parametrize(
+    ("epsilon_bar", "levels", "grid"),
+    [("0.8", LEVELS, None), ("1.6", LEVELS, None), ("6.4", 2 * LEVELS, 1e-3)],
+)
+def test_noise_in_levels_costs_what_noise_matched_to_each_step_costs(
+    epsilon_bar: str, levels: int, grid: float | None
+) -> None:
+    schedule = in_planned_levels(GOLDEN[f"adp_sched_{epsilon_bar}_sigma"]["value"], levels)
+    spent = epsilon(schedule, 1e-5, discretisation=grid)
     low, high = GOLDEN[f"adp_sched_{epsilon_bar}_pld_bracket"]["value"]
     assert low * 0.995 <= spent <= high * 1.005
 

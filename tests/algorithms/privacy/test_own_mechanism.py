@@ -31,7 +31,7 @@ from algorithms.privacy.card import build, verify
 from algorithms.privacy.mechanisms.mechanisms import FullBatch, Mechanism
 from algorithms.privacy.mechanisms.noise import Stream, seeded_generator
 from algorithms.privacy.mechanisms.release import Release, total_release
-from tests.algorithms.bench import MadeUp, small_model
+from tests.algorithms.bench import MadeUp, OneLook, small_model
 from tests.support.synthetic_run import left_by
 
 DELTA, K = 1e-5, 20_000
@@ -107,6 +107,7 @@ def test_a_new_mechanism_is_charged_drawn_and_traced() -> None:
         generator=seeded_generator(5),
         delta=DELTA,
         trace=trace,
+        performance=OneLook(),
     )
     answer = barrier.total(nothing, bound=L1(2.0), noise=Twofold(4.0)).numpy()
     (row,) = trace.rows
@@ -132,6 +133,7 @@ def test_a_new_mechanism_is_planned_and_stands_on_a_card(tmp_path: Path) -> None
         generator=seeded_generator(5),
         delta=DELTA,
         trace=trace,
+        performance=OneLook(),
     )
     barrier.total(nothing, bound=L1(2.0), noise=Twofold(plan.noise_multiplier))
     run = left_by(tmp_path, plan, trace)

@@ -40,7 +40,7 @@ def test_equal_parts_of_a_cap_fit_exactly(tmp_path: Path, parts: int) -> None:
         _reserve(ledger, "one more", Budget(1e-9, 0.0))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cap=st.floats(1e-3, 1e6), share=st.floats(0, 1), delta=st.floats(0, 1), excess=st.floats(2e-12, 1e-3))
 def test_the_whole_rest_fits_and_no_more(cap: float, share: float, delta: float, excess: float) -> None:
     with TemporaryDirectory() as folder:
@@ -56,7 +56,7 @@ _SPENT = st.builds(Budget, st.floats(1e-9, 2.9), st.floats(0, 9.9e-5))
 _ASKED = st.builds(Budget, st.floats(3.1, 5.0), st.floats(0, 1e-3))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(_SPENT, _ASKED)
 def test_what_the_refusal_says_would_fit_fits(spent: Budget, asked: Budget) -> None:
     with TemporaryDirectory() as folder:
@@ -144,4 +144,4 @@ class AnySteps(RuleBasedStateMachine):
 
 
 TestAnySteps = AnySteps.TestCase
-TestAnySteps.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestAnySteps.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
