@@ -86,7 +86,7 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
         raise RecordsNotIndependentError(
             f"{looked.loss_name} has shape {list(losses.shape)} for {_FEW} records, not [{_FEW}]"
         )
-    is_random = not torch.equal(losses, looked.losses(sample, seed=1))
+    is_random = not _equal(losses, looked.losses(sample, seed=1))
     for shown in (sample, sample.times(_LARGE), sample.with_holes()):
         others = draw(_FEW, 1)
         contexts = [others, others.times(_LARGE), others.times(0.0), others.times(math.nan)]
@@ -117,7 +117,7 @@ def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> b
             f"{looked.loss_name} has shape {list(losses.shape)} for 2 records, not [2]"
         )
     # Some layers draw numbers that decide nothing, as a layer drop of probability 0 does.
-    is_random = is_drawn and not torch.equal(losses, looked.losses(sample, seed=1))
+    is_random = is_drawn and not _equal(losses, looked.losses(sample, seed=1))
     changes = [
         (sample.among(others.times(factor), place), place, place)
         for place, factor in enumerate((math.nan, _LARGE))
@@ -149,9 +149,14 @@ def _is_steady(looked: Looked, sample: Sample) -> bool:
     """Whether nothing is drawn once the model is out of training mode, so that records can be looked at alone."""
     with still(looked.passes.model.module):
         try:
-            return torch.equal(looked.losses(sample), looked.losses(sample, seed=1))
+            return _equal(looked.losses(sample), looked.losses(sample, seed=1))
         except Exception:  # whatever a loss says of what a model gives in evaluation alone
             return False
+
+
+def _equal(some: Tensor, others: Tensor) -> bool:
+    """Whether losses are the same, those that are no numbers included."""
+    return torch.allclose(some, others, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _check_same(looked: Looked, losses: Tensor, sample: Sample, place: int, changed: Sample, at: int) -> None:

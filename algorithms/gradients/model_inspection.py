@@ -245,7 +245,7 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
     _check_memory(passes, parameters, least, memory_mb)
     form = _form(passes, parameters, least)
     few, more = form.draw(_FEW, 0), form.draw(_MORE, 0)
-    exact = _exact(passes, parameters, few)
+    exact = _exact(passes, parameters, more)
     is_exact = exact.parameters.dtype == torch.float64
 
     def draw_exactly(count: int, seed: int) -> Sample:
@@ -262,9 +262,8 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
         if not watch.is_decided:
             raise UnrecordedError(_look_of(watch))
         layouts, without_rule = _learn(passes, parameters, few, more)
-        for count in (_FEW, _MORE):
-            _check_gradients(exact, draw_exactly(count, 0), layouts)
-        _check_shortened(exact, draw_exactly(_MORE, 0), layouts)
+        for sample in (draw_exactly(_FEW, 0), draw_exactly(_MORE, 0).shortened()):
+            _check_gradients(exact, sample, layouts)
         written = 0
 
         def measure(some: Sample) -> None:
@@ -325,19 +324,20 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
         if any(mixes(*pair) for pair in zip(first.operations, second.operations, strict=False)):
             raise UnrecordedError("a value of all records")
         layouts = more.layouts()
-        with Memory() as memory, same_randomness():
-            found = looked.passes.recorded(parameters, few.inputs, few.labels, layouts, without_rule)
-            found.norms(L2(1.0))
+        compared = few.shortened()
+        with Memory() as memory:
+            found = _recorded(looked, compared, layouts, without_rule)
+            is_finite = bool(found.finite(L2(1.0)).all())
         needed, written = memory.most // 2, found.written_bytes // 2
+        if not is_finite:
+            compared, found = few, _recorded(looked, few, layouts)
         try:
-            _compare(looked, few, found, _KINKS, _LARGE)
-            _check_shortened(looked, form.draw(_FEW, 0), layouts, _KINKS)
+            _compare(looked, compared, found, _KINKS, _LARGE)
         except UnrecordedError:  # rounding in 32 bits can move a deep network further than that
             exact = _exact(passes, parameters, few)
             if exact.parameters.dtype != torch.float64:
                 raise
-            _check_gradients(exact, few.in_64_bits(), layouts, _LARGE)
-            _check_shortened(exact, form.draw(_FEW, 0).in_64_bits(), layouts)
+            _check_gradients(exact, compared.in_64_bits(), layouts, _LARGE)
     except UnrecordedError as reason:
         needed = _needed(form, lambda some: _take_alone(passes, parameters, some), few=2)[1]
         return ModelInspection(
@@ -434,17 +434,23 @@ def _taken(passes: Passes, parameters: Tensor, form: Form, count: int) -> Tensor
 
 
 def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
-    """The model in 64 bits, where rounding hides no difference; as it is where its code insists on its own types."""
-    plain = replace(passes.model, precision=torch.float32)
-    wider = replace(plain, module=copy.deepcopy(plain.module).double())
+    """The model in 64 bits, where rounding hides no difference; as it is where it cannot compute in 64 bits.
+
+    Some models insist on their own types, and masks as large as 64 bits allow are infinite for a softmax in 32.
+    """
+    model = replace(passes.model, precision=torch.float32)
+    plain = Looked(Passes(model), parameters, tolerance=_IN_32_BITS)
+    model = replace(model, module=copy.deepcopy(model.module).double())
+    wider = replace(plain, passes=Passes(model), parameters=parameters.double())
     try:
-        watch = watched(Passes(wider), parameters.double(), sample.in_64_bits())
+        watch = watched(wider.passes, wider.parameters, sample.in_64_bits())
+        lost = ~wider.losses(sample.in_64_bits()).isfinite()
     except Exception:  # whatever a model says of numbers that it does not expect
-        return Looked(Passes(plain), parameters, tolerance=_IN_32_BITS)
+        return plain
+    if bool(lost.any()) and bool(plain.losses(sample)[lost].isfinite().any()):
+        return plain
     # Some layers compute in 32 bits whatever comes in, as RMS norms of language models do.
-    return Looked(
-        Passes(wider), parameters.double(), tolerance=_IN_32_BITS if watch.is_short else _IN_64_BITS
-    )
+    return wider if watch.is_short else replace(wider, tolerance=_IN_64_BITS)
 
 
 def _look_of(watch: OpTracer) -> str:
@@ -526,24 +532,23 @@ def _is_right(exact: Looked, answers: Answers, samples: list[Sample]) -> bool:
         return False
 
 
+def _recorded(
+    looked: Looked, sample: Sample, layouts: Layouts, without_rule: set[str] | None = None
+) -> PerExampleGradients:
+    with same_randomness():
+        return looked.passes.recorded(looked.parameters, sample.inputs, sample.labels, layouts, without_rule)
+
+
 def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts, weight: float = 1.0) -> None:
-    """Raises UnrecordedError where the recorded gradients are not what autograd makes of them."""
-    with same_randomness():
-        found = looked.passes.recorded(looked.parameters, sample.inputs, sample.labels, layouts)
+    """Raises UnrecordedError if the recorded gradients are not those of autograd, or not finite for any record."""
+    found = _recorded(looked, sample, layouts)
+    finite = found.finite(L2(1.0))
+    if not bool(finite.all()):
+        if not bool(finite.any()):
+            raise UnrecordedError("gradients that are not finite")
+        sample = sample.some(finite)
+        found = _recorded(looked, sample, layouts)
     _compare(looked, sample, found, weight=weight)
-
-
-def _check_shortened(
-    looked: Looked, sample: Sample, layouts: Layouts, tolerance: float | None = None
-) -> None:
-    """Raises UnrecordedError as `_check_gradients` does, for series of unequal lengths, which a model may sort."""
-    if sample.inputs.dim() > 3:  # images have no length
-        return
-    short = sample.shortened()
-    with same_randomness():
-        found = looked.passes.recorded(looked.parameters, short.inputs, short.labels, layouts)
-    if bool(found.finite(L2(1.0)).all()):
-        _compare(looked, short, found, tolerance)
 
 
 def _weights(sample: Sample) -> Tensor:

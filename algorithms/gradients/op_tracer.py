@@ -125,25 +125,31 @@ class Sample:
         inputs[place], labels[place] = self.inputs[place], self.labels[place]
         return replace(self, inputs=inputs, labels=labels)
 
+    def some(self, chosen: Tensor | slice | list[int]) -> "Sample":
+        """The records at some places, or those that a mask chooses."""
+        return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
+
     def alone(self, place: int) -> "Sample":
         """One record without any other."""
-        own = slice(place, place + 1)
-        return replace(self, inputs=self.inputs[own], labels=self.labels[own])
+        return self.some(slice(place, place + 1))
 
     def repeated(self, place: int) -> "Sample":
         """As many records, all of them the one at a place."""
-        chosen = [place] * len(self.labels)
-        return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
+        return self.some([place] * len(self.labels))
 
     def shortened(self) -> "Sample":
-        """The same records, of three lengths in no order: the rest of each is zero."""
+        """The same series, of a third, two thirds and all of their length in turn; the rest is zero.
+
+        A model may sort series by length: the first two are then swapped. Images, which have no length, stay as they
+        are.
+        """
 
         def shorter(values: Tensor, part: Part | None) -> Tensor:
-            if values.dim() < 2 or (part is not None and part.is_mask):
+            if not 1 < values.dim() < 4 or (part is not None and part.is_mask):
                 return values
             values, third = values.clone(), values.shape[1] // 3
             for index, record in enumerate(values):
-                record[values.shape[1] - 2 * index % 3 * third :] = 0
+                record[values.shape[1] - 2 * (index + 1) % 3 * third :] = 0
             return values
 
         return self._changed(shorter)

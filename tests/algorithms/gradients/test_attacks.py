@@ -167,3 +167,29 @@ def test_losses_over_parts_that_are_left_out_are_of_each_record_alone(
     assert float(all_of_them) == pytest.approx(float(first))
     found = engine.clipped_sum(made.parameters, made.inputs, labels, L2(1e3))
     assert torch.allclose(found, engine.clipped_sum(made.parameters, made.inputs[:3], labels[:3], L2(1e3)))
+
+
+def masked_softmax(self: Wired, x: Tensor) -> Tensor:
+    """Attention with a mask as large as its numbers allow, whose softmax is in 32 bits; some rows are all masked."""
+    scores = self.first(x).masked_fill(x[:, :1] <= 0.0, torch.finfo(x.dtype).min)
+    weights = scores.softmax(dim=1, dtype=torch.float32)
+    return self.layer(weights.to(x.dtype) * x)
+
+
+def roots(self: Wired, x: Tensor) -> Tensor:
+    """No number for records that begin with a negative one."""
+    return self.layer(x) + self.first(x)[:, :2] * x[:, :1].sqrt()
+
+
+@pytest.mark.parametrize("light", [0, model_inspection._LIGHT])
+@pytest.mark.parametrize("wiring", [masked_softmax, roots])
+def test_records_without_a_finite_loss_are_neither_random_nor_hide_the_gradients_of_others(
+    wiring: Callable[[Wired, Tensor], Tensor], light: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_inspection, "_LIGHT", light)
+    made = problem(
+        Spec(lambda: Wired(wiring, first=nn.Linear(4, 4), layer=nn.Linear(4, 2)), (4,)), torch.float32
+    )
+    engine = made.engine()
+    assert not engine.is_random
+    assert engine.is_batched
