@@ -332,6 +332,7 @@ def _limits(job: Job) -> Performance:
         workers=None if wanted.workers == "auto" else wanted.workers,
         threads=wanted.threads,
         group=job.group,
+        shard_frozen=wanted.shard_frozen,
     )
 
 

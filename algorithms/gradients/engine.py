@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
@@ -28,7 +29,8 @@ from algorithms.gradients.padding import (
 )
 from algorithms.gradients.passes import Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
-from algorithms.models import Model
+from algorithms.gradients.sharding import shard_frozen
+from algorithms.models import Model, ModelRefusedError
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,12 +61,13 @@ class Engine:
             records changes nothing in what one of them counts; where a model computes in other numbers of rows than
             that, or on a way that values decide, the physical batch is 1.
         physical_batch: the most records that are taken at once.
+        mesh: processes to shard the model's frozen parameters over. The model is then inspected on the CPU, as a whole,
+            and each process has to take the same number of batches; an empty one will do.
 
     Raises:
         RecordsNotIndependentError: where the model mixes records; the message names the layer.
-        ModelRefusedError: where the model fails on made-up records, or where looking at it would take more than
-        memory_mb
-            and more than is always allowed.
+        ModelRefusedError: where the model fails on made-up records, where looking at it would take more than memory_mb
+            and more than is always allowed, and where it cannot be sharded.
 
     Example:
         >>> import torch
@@ -100,14 +103,17 @@ class Engine:
         device: torch.device | None = None,
         memory_mb: int = 1024,
         physical_batch: int | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         device = device or torch.device("cpu")
-        self._passes = Passes(_on(model, device))
+        inspected_on = device if mesh is None else torch.device("cpu")
+        self._passes = Passes(_on(model, inspected_on))
+        self._is_sharded = mesh is not None
         with refusing(model, input_shape, input_dtype):
             form = Form(
                 input_shape,
                 input_dtype,
-                device,
+                inspected_on,
                 packing=model.packing,
                 label_shape=model.label_shape,
                 label_dtype=model.label_dtype,
@@ -116,6 +122,8 @@ class Engine:
             self._passes = replace(self._passes, answers=self._examined.answers)
             self.physical_batch = self._size(physical_batch, memory_mb, device)
         self._log()
+        if mesh is not None:
+            self._shard(mesh)
 
     def _size(self, physical_batch: int | None, memory_mb: int, device: torch.device) -> int:
         """How many records to take at once."""
@@ -140,6 +148,15 @@ class Engine:
                 math.ceil(FEWEST * found.needed_bytes / 1e6),
             )
         return size
+
+    def _shard(self, mesh: DeviceMesh) -> None:
+        model = self._passes.model
+        if not self.is_batched:
+            raise ModelRefusedError(
+                f"the model {model.name} is taken record by record, and its frozen parameters cannot be sharded then;"
+                " set performance.shard_frozen to false."
+            )
+        self._passes = replace(self._passes, model=shard_frozen(model, mesh))
 
     def copied(self) -> "Engine":
         """The same engine with modules of its own that share their tensors, so that two threads can use one each."""
@@ -232,6 +249,8 @@ class Engine:
     def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
         """Losses, norms and sums of one physical batch from a single pass; for the barrier alone."""
         if len(labels) == 0:
+            if self._is_sharded:
+                self._gather_for_others(parameters)
             return self._passes.contributions(parameters, parameters.new_zeros(0), {})
         padded = self._filled(inputs), self._filled(labels)
         if self._examined.layouts is not None:
@@ -239,8 +258,17 @@ class Engine:
                 found = self._passes.recorded(parameters, *padded, self._examined.layouts)
                 return found.first(len(labels))
             except UnrecordedError:  # for this batch alone: what one record does must not be seen in the next
-                pass
+                if self._is_sharded:  # the other processes would wait for passes of another kind
+                    raise
         return self._passes.one_by_one(parameters, *padded).first(len(labels))
+
+    def _gather_for_others(self, parameters: Tensor) -> None:
+        """A pass over a made-up record, for processes that have records of their own in this one."""
+        made_up = self._examined.form.draw(1, 0)
+        inputs, labels = (part.to(parameters.device) for part in (made_up.inputs, made_up.labels))
+        layouts = self._examined.layouts
+        if layouts is not None:
+            self._passes.recorded(parameters, self._filled(inputs), self._filled(labels), layouts)
 
     def norms(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
         """The norm of every record's gradient, as `clipping` measures it; [batch] (or [batch, layers]), float64.

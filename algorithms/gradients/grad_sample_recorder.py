@@ -106,9 +106,24 @@ class RecordedTensor(Tensor):
     ) -> Any:
         recorder = _HERE.recorder
         with torch._C.DisableTorchFunctionSubclass():
-            return (
-                func(*args, **(kwargs or {})) if recorder is None else recorder.use(func, args, kwargs or {})
-            )
+            if recorder is None:
+                return _run_again(func, args, kwargs or {})
+            return recorder.use(func, args, kwargs or {})
+
+
+def _run_again(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a function of parameters gives where none is recorded, as in a checkpointed layer's backward pass.
+
+    Autograd has to keep there what it kept while the layer was recorded, so outputs are in a graph as they were then.
+    """
+    output = func(*args, **kwargs)
+    if not (isinstance(output, Tensor) and output.is_floating_point() and torch.is_grad_enabled()):
+        return output
+    if output.requires_grad:
+        return output
+    if all(isinstance(leaf, RecordedTensor) for leaf in tensors_in((args, kwargs))):
+        return _seen(output)
+    return _anchored(output if output._base is None else output.clone(), torch.zeros((), requires_grad=True))
 
 
 class _Noting(TorchFunctionMode):
@@ -314,8 +329,12 @@ class GradSampleRecorder:
 
     def anchored(self, output: Tensor) -> Tensor:
         """An output as a part of a graph."""
-        found: Tensor = _Anchored.apply(output, self._anchor.to(output.device))  # type: ignore[no-untyped-call]
-        return found
+        return _anchored(output, self._anchor)
+
+
+def _anchored(output: Tensor, anchor: Tensor) -> Tensor:
+    found: Tensor = _Anchored.apply(output, anchor.to(output.device))  # type: ignore[no-untyped-call]
+    return found
 
 
 def _seen(tensor: Tensor) -> Tensor:

@@ -130,12 +130,14 @@ class Model:
         for _, _, _, tensor, is_buffer in slots:
             if is_buffer and id(tensor) not in held:
                 held[id(tensor)] = tensor.clone()
+        # No others: FSDP puts gathered weights in the place of its shards while a model runs.
+        replaced = [(own, key, tensor) for own, key, _, tensor, _ in slots if id(tensor) in held]
         try:
-            for own, key, _, tensor, _ in slots:
-                own[key] = held.get(id(tensor), tensor)
+            for own, key, tensor in replaced:
+                own[key] = held[id(tensor)]
             return run()
         finally:
-            for own, key, _, tensor, _ in slots:
+            for own, key, tensor in replaced:
                 own[key] = tensor
 
 

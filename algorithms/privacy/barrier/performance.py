@@ -19,6 +19,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine, RecordsNotIndependentError
@@ -136,6 +137,14 @@ class Group:
                 distributed.all_reduce(part)
         return part
 
+    def most(self, count: int) -> int:
+        """The largest of the processes' counts."""
+        largest = torch.tensor(count)
+        if self.count > 1:
+            with _connected():
+                distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+        return int(largest)
+
     def first(self, answer: Tensor) -> Tensor:
         """The first process's answer, for all of them."""
         if self.count > 1:
@@ -211,9 +220,10 @@ class Performance:
     """What changes a result by rounding at most: where the arithmetic runs and how much memory it may take.
 
     workers: passes that run side by side on a CPU; as many as the cores and the memory allow by default, with the same
-    bits for any number. threads: of each, see `Engine.threads`. group: the processes of the run. number: of the
-    records, where it is public. Ways that hold something of all records at once round otherwise than those that do not,
-    for every record: this number and not the true one decides whether they fit, and without it they are not taken.
+    bits for any number. threads: of each, see `Engine.threads`. group: the processes of the run. shard_frozen:
+    whether several of them divide the model's frozen parameters between them. number: of the records, where it is
+    public. Ways that hold something of all records at once round otherwise than those that do not, for every record:
+    this number and not the true one decides whether they fit, and without it they are not taken.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -223,6 +233,12 @@ class Performance:
     workers: int | None = None
     threads: int | None = None
     group: Group = ALONE
+    shard_frozen: bool = False
+
+    @property
+    def shards(self) -> bool:
+        """Whether several processes share frozen parameters."""
+        return self.shard_frozen and self.group.count > 1
 
     def holds(self, numbers: int) -> bool:
         """Whether so many 32-bit numbers of each record fit the memory for all of them."""
@@ -292,7 +308,7 @@ class Performance:
         most = max(1, int(self.memory_mb * 1e6 / each))
         here = max(1, cores() // self.group.local)
         wanted = self.workers or here // min(engine.threads, self.threads or engine.threads, here)
-        workers = min(wanted, most) if self.device.type == "cpu" else 1
+        workers = min(wanted, most) if self.device.type == "cpu" and not self.shards else 1
         return SideBySide(engine, workers, lambda: self.computing(engine))
 
     def engine(self, model: Model, records: Records) -> Engine:
@@ -309,6 +325,7 @@ class Performance:
                     device=self.device,
                     memory_mb=self.memory_mb,
                     physical_batch=self.physical_batch,
+                    mesh=init_device_mesh(self.device.type, (self.group.count,)) if self.shards else None,
                 )
         except RecordsNotIndependentError as reason:
             advice = "use layers and losses that take each record by itself, like GroupNorm."

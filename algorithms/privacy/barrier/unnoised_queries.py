@@ -230,6 +230,8 @@ _UNTOLD = (
     "an answer could not be computed; why is not shown, as it may tell of a record:"
     " try the model and the algorithm on public records of the same form."
 )
+_NO_MEMORY = "can't allocate memory"
+"""What PyTorch says on a CPU, as a RuntimeError."""
 _TOO_LITTLE = "memory did not suffice for an answer; set performance.physical_batch or memory_mb to less."
 
 
@@ -247,8 +249,8 @@ def _computed(
             raise
         except (MemoryError, torch.OutOfMemoryError):
             told = _TOO_LITTLE
-        except Exception:
-            told = _UNTOLD
+        except Exception as reason:
+            told = _TOO_LITTLE if _NO_MEMORY in str(reason) else _UNTOLD
         raise QueryFailedError(
             told
         )  # out here, since an error raised while another is handled carries it along
@@ -316,7 +318,7 @@ class UnnoisedQueries:
         group = self.performance.group
         rows = group.shard(chosen(release, self._count, stream), self._count)
         total = torch.zeros(len(point), dtype=torch.float64, device=point.device)
-        for found in self._each(summed, rows):
+        for found in self._side_by_side.map(summed, self._shared_passes(rows)):
             total += found
             spare.append(found)
         return group.sum(total)
@@ -379,8 +381,19 @@ class UnnoisedQueries:
         self, run: Callable[[Engine, Callable[[], tuple[Tensor, Tensor]]], T], rows: NDArray[np.intp]
     ) -> Iterator[T]:
         """What `run` gives for the records of each pass over some indices, in the order of the passes."""
-        passes = self.performance.loaded(self.records, in_passes(rows, self.engine.physical_batch))
-        return self._side_by_side.map(run, passes)
+        return self._side_by_side.map(run, self._passes(rows))
+
+    def _passes(self, rows: NDArray[np.intp]) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
+        """What gives the records of each pass over some indices."""
+        return self.performance.loaded(self.records, in_passes(rows, self.engine.physical_batch))
+
+    def _shared_passes(self, rows: NDArray[np.intp]) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
+        """The same over this process's rows; as many as any other process takes, where all share parameters."""
+        if not self.performance.shards:
+            return self._passes(rows)
+        passes = list(in_passes(rows, self.engine.physical_batch))
+        missing = self.performance.group.most(len(passes)) - len(passes)
+        return self.performance.loaded(self.records, [*passes, *[rows[:0]] * missing])
 
     def _batches(self, rows: NDArray[np.intp]) -> Iterator[tuple[Tensor, Tensor]]:
         return self.performance.batches(self.records, rows, self.engine.physical_batch)

@@ -56,14 +56,26 @@ class Hungry:
     @property
     def features(self) -> np.ndarray:
         if self.asked:
-            raise MemoryError(f"Unable to allocate an array with shape ({SECRET}, 1, 4, 4)")
+            raise self.error
         return made_up().features
 
     asked = False
 
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
-def test_too_little_memory_is_said_without_a_number_of_records() -> None:
-    records = Hungry()
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(f"Unable to allocate an array with shape ({SECRET}, 1, 4, 4)"),
+        RuntimeError(
+            f"[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate {SECRET}"
+        ),
+    ],
+)
+def test_too_little_memory_is_said_without_a_number_of_records(error: Exception) -> None:
+    records = Hungry(error)
     asked = barrier(records)  # type: ignore[arg-type]
     records.asked = True
     with pytest.raises(QueryFailedError, match="memory did not suffice") as failed:
