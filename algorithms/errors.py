@@ -13,7 +13,7 @@ class LedgerBrokenError(RefusedError):
     """The ledger's hash chain does not hold: a row was changed, removed or inserted outside the ledger."""
 
 
-class ModelRefusedError(ValueError):
+class ModelRefusedError(RefusedError):
     """A model that does not fit the data or that cannot be trained privately; the message says what to do."""
 
 

@@ -22,12 +22,11 @@ from torch import nn
 
 from algorithms.core.calibration import check_delta
 from algorithms.core.method import Algorithm, Plan, PublicInfo, Target, adapter
-from algorithms.core.people import of_people
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
 from algorithms.core.training import by_name, device_of, train
 from algorithms.errors import RefusedError
-from algorithms.fit_inputs import GivenRecords, Losses, model_of, pooled, records_of
+from algorithms.fit_inputs import Losses, model_of, pooled, records_of
 from algorithms.methods.registry import CATALOGUE
 from algorithms.models.model import Model
 from algorithms.models.packing import Called
@@ -169,7 +168,6 @@ def fit(
     known = len(records.labels) if n_is_public else None
     check_delta(delta, known)
     performance = Performance(device_of(device), memory_mb, None, number=known)
-    _check_model(of_people(trained, rows), records, performance)
     name, settings = _described(method)
     target = Target(Budget(float(epsilon), float(delta)), accountant, count_noise)
     plan = method.plan(
@@ -193,13 +191,18 @@ def fit(
     )
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as place:
         folder, run_id = Path(place), f"fit-{secrets.token_hex(8)}"
-        account = _Account.open(
-            population, ledger, cap, folder=folder, limit=Budget(epsilon, delta), public=public, unit=unit
-        )
         about = {"algorithm": name, "dataset": dataset, "adjacency": plan.adjacency, "noise": noise}
-        account.ledger.reserve(
-            run_id, account.population, plan.cost, events=reserved_events(plan), about=about
-        )
+        account: _Account | None = None
+
+        def reserve() -> None:
+            nonlocal account
+            account = _Account.open(
+                population, ledger, cap, folder=folder, limit=Budget(epsilon, delta), public=public, unit=unit
+            )
+            account.ledger.reserve(
+                run_id, account.population, plan.cost, events=reserved_events(plan), about=about
+            )
+
         state, trace, _ = train(
             method,
             plan,
@@ -211,7 +214,9 @@ def fit(
             performance=performance,
             checkpoint_seconds=math.inf,
             on_step=lambda *_: None,
+            reserve=reserve,
         )
+        assert account is not None  # else `train` has raised
         published = by_name(trained.published(method.released(state)))
         if isinstance(trained.module, Called):
             published = {name.removeprefix("module."): value for name, value in published.items()}
@@ -251,19 +256,6 @@ def _check_noise(noise: str, *, public: bool) -> None:
         raise RefusedError(
             'seeded noise protects nobody, and the records are private; set noise to "secure".'
         )
-
-
-def _check_model(model: Model, records: GivenRecords, performance: Performance) -> None:
-    """Raises RefusedError, on made-up records, where the barrier could not clip those of this model."""
-    try:
-        performance.engine(model, records)
-    except RefusedError:
-        raise
-    except Exception as error:
-        why = str(error).partition("\n")[0]
-        raise RefusedError(
-            f"the model or its loss does not take made-up records with targets like y ({why}); change what fails."
-        ) from None
 
 
 def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""The train stage: reserve the budget, open the records, train, settle. The only stage that spends.
+"""The train stage: inspect the model, reserve the budget, train, settle. The only stage that spends.
 
-The steps are, each durable before the next: the run's folder with the secret key of its noise; the reservation; the
-records; checkpoints; settlement; the result. A process that is killed at any point finds its folder when it is started
+The steps are, each durable before the next: the run's folder with the secret key of its noise; the reservation;
+checkpoints; settlement; the result. A process that is killed at any point finds its folder when it is started
 again and resumes with the same noise, so it publishes the same model and spends nothing more. An identical run that is
 already done returns the result at no cost.
 """
@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,29 +146,34 @@ def _spends_again(job: Job, run_id: str, is_whole: bool, ledger: Ledger) -> bool
 
 
 def _trained(job: Job, model: Model, run: store.Run, ledger: Ledger, root: Path, home: Path) -> Path:
-    """Reserve, train, settle; returns the folder with the result."""
+    """Inspect the model, reserve, train, settle; returns the folder with the result."""
     plan = job.plan
-    about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
-    about |= signer(home) | ({"retraining": job.retraining} if job.retraining else {})
-    # A settled run without a result was killed in between: it is repeated without another charge.
-    if ledger.status(run.run_id) != "settled":
-        events, held = reserved_events(plan), digests_of(job.public, job.prepared)
-        with run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None):
-            if ledger.status(run.run_id) is None:
-                rehearse(job.document, job.public, _identity(job, run))
+
+    def reserve() -> None:
+        # A settled run without a result was killed in between: it is repeated without another charge.
+        if ledger.status(run.run_id) is None:
+            rehearse(job.document, job.public, _identity(job, run))
+        if ledger.status(run.run_id) != "settled":
+            about = {name: job.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
             ledger.reserve(
                 run.run_id,
                 job.public.population,
                 plan.cost,
-                events=events,
-                about=about,
+                events=reserved_events(plan),
+                about=about | signer(home) | ({"retraining": job.retraining} if job.retraining else {}),
                 blocks=job.blocks,
-                held=held,
+                held=digests_of(job.public, job.prepared),
             )
-    bind(ledger, job.public, home=home, prepared=job.prepared)
+        bind(ledger, job.public, home=home, prepared=job.prepared)
+        if run.run_id.rpartition("-")[0] != job.digest(home):  # the noise is for these records and no others
+            raise made_anew(job.prepared)
+
     written = run.emptied("written")
-    with live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live:
-        trace = _train_into(written, job, run, model, live, home)
+    with (
+        run.abandoned_if_refused(unless=lambda: ledger.status(run.run_id) is not None),
+        live_curve(run.run_id, job.document, job.settings.tracking, root=root) as live,
+    ):
+        trace = _train_into(written, job, run, model, live, reserve)
         events = schedule_to_json(run_lengths(trace.events()))
         # Settled in full even if it ended early, since when to end was then an adaptive choice.
         sums = _checksums(written, job)
@@ -197,7 +203,14 @@ def _checksums(written: Path, job: Job) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: OnStep, home: Path) -> Trace:
+def _train_into(
+    folder: Path,
+    job: Job,
+    run: store.Run,
+    model: Model,
+    live: OnStep,
+    reserve: Callable[[], None],
+) -> Trace:
     """Train and write the released model and the trace into `folder`."""
     performance = job.settings.performance
     diagnostics = Diagnostics()
@@ -213,7 +226,7 @@ def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: OnSt
             job.settings.algorithm,
             job.plan,
             model,
-            open_records=lambda: _open(job, run.run_id, home),
+            open_records=lambda: _records_of(job),
             generator=run.generator(),
             run_id=run.run_id,
             folder=run.folder,
@@ -222,6 +235,7 @@ def _train_into(folder: Path, job: Job, run: store.Run, model: Model, live: OnSt
             on_step=both(shown, live),
             features=job.settings.features,
             diagnostics=diagnostics if job.settings.privacy.diagnostics else None,
+            reserve=reserve,
         )
     released = job.settings.algorithm.released(state)
     save_model(
@@ -263,14 +277,6 @@ def save_model(
     save_file(by_name(in_file(model, model.published(released))), path, metadata=described)
 
 
-def _open(job: Job, run_id: str, home: Path) -> Records:
-    """Open the private records for the barrier; raises an error unless they are those that the run's noise is for."""
-    records = _records_of(job)
-    if run_id.rpartition("-")[0] != job.digest(home):
-        raise made_anew(job.prepared)
-    return records
-
-
 def _records_of(job: Job) -> Records:
     data = load_as(job.prepared, job.public)
     return Records(data.train_features, data.train_labels)
@@ -297,10 +303,21 @@ def help_train(job: Job, model: Model) -> None:
     Raises RefusedError if this process has another job, and ProcessLostError if another process ends during training.
     If the first process ends before its first step, there is nothing to train, and that process reports why.
     """
+    has_begun = False
+
+    def on_step(*_: object) -> None:
+        nonlocal has_begun
+        has_begun = True
+
     try:
-        start: _Start = job.group.told(None)
+        _help(job, model, on_step)
     except ProcessLostError:
-        return
+        if has_begun:
+            raise
+
+
+def _help(job: Job, model: Model, on_step: OnStep) -> None:
+    start: _Start = job.group.told(None)
     if start.asked != _asked(job):
         raise RefusedError(
             "the processes of this run have other plans, models or data; give all of them the same checkout and data."
@@ -318,7 +335,7 @@ def help_train(job: Job, model: Model) -> None:
             folder=Path(folder),
             performance=_limits(job),
             checkpoint_seconds=math.inf,
-            on_step=lambda *_: None,
+            on_step=on_step,
             features=job.settings.features,
         )
 

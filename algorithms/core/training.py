@@ -229,6 +229,7 @@ def train(
     diagnostics: Diagnostics | None = None,
     barrier_of: Callable[..., Barrier] | None = None,
     learned_before: tuple[Learned, Trace] | None = None,
+    reserve: Callable[[], None] = lambda: None,
 ) -> Trained:
     """Trains to the plan's end, or from the checkpoint in `folder` on.
 
@@ -238,7 +239,9 @@ def train(
     of. diagnostics: where what is not private is recorded of public records; a run that is taken up goes on without
     what was recorded before. barrier_of: makes the barrier; audits give one that keeps what it answered.
     learned_before: what `learn` released for several runs at once, in place of a release for this run alone.
-    Raises RefusedError where the checkpoint is of another run.
+    reserve: pays for the run; called once the checkpoint and the model were accepted, before the records are touched.
+    Raises RefusedError where the checkpoint is of another run, where the model cannot be trained privately, and where
+    `reserve` does.
     """
     state = algorithm.init(model.initial_parameters().to(performance.device), plan)
     start, last_norms = _Progress(state, buffers(model)), LastNorms()
@@ -257,6 +260,7 @@ def train(
         last_norms=last_norms,
         diagnostics=diagnostics,
     )
+    reserve()
     if features is not None:
         if resumed is None:
             known = _learn(features, barrier, model, plan) if learned_before is None else learned_before[0]

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -159,7 +160,8 @@ def test_no_block_exceeds_its_cap_and_exhausted_ones_retire(place: Place) -> Non
     assert place.ledger.balance("tiny", "w1").spent.epsilon > 3.9
 
 
-def interrupted(*_: Any, **__: Any) -> None:
+def interrupted(*_: Any, reserve: Callable[[], None] = lambda: None, **__: Any) -> None:
+    reserve()
     raise KeyboardInterrupt
 
 
@@ -187,7 +189,8 @@ def test_a_cancelled_run_is_taken_up_first_by_whatever_comes_next(
 def test_a_fault_that_lasts_forfeits_nothing_and_the_run_goes_on_when_it_has_ended(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any, **__: Any) -> None:
+    def fails(*_: Any, reserve: Callable[[], None], **__: Any) -> None:
+        reserve()
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
@@ -206,7 +209,8 @@ def test_a_fault_that_lasts_forfeits_nothing_and_the_run_goes_on_when_it_has_end
 def test_a_person_ends_what_keeps_failing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (place.root / "params.yaml").read_text()
 
-    def fails(*_: Any, **__: Any) -> None:
+    def fails(*_: Any, reserve: Callable[[], None], **__: Any) -> None:
+        reserve()
         raise OSError("no space left")
 
     YAML(typ="safe", pure=True).dump(SETTINGS, place.root / "retrain.yaml")

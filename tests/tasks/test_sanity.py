@@ -2,6 +2,7 @@
 
 import io
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -121,7 +122,8 @@ def test_at_a_terminal_a_person_is_asked(
 def test_a_run_that_was_begun_is_paid_for_and_goes_on_unasked(
     spoiled: Visits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*given: Any, **named: Any) -> None:
+    def killed(*given: Any, reserve: Callable[[], None], **named: Any) -> None:
+        reserve()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ import torch
 from ruamel.yaml import YAML
 
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.models import Model
 from algorithms.privacy.accounting.budget import Budget
+from algorithms.privacy.barrier.barrier import Barrier
 from algorithms.privacy.ledger import Ledger
 from data import PublicDescription
 from data.schema.errors import DataRefusedError
@@ -318,19 +321,43 @@ def test_a_killed_run_stays_charged_until_it_is_forfeited_and_then_for_ever(
     assert workspace.ledger.balance("digits").spent.epsilon == pytest.approx(6.0, rel=1e-3)
 
 
-def _crash(*_arguments: Any, **_named: Any) -> Any:
+def _crash(*_arguments: Any, reserve: Callable[[], None] = lambda: None, **_named: Any) -> Any:
+    """In place of whatever is called; in place of training it reserves first."""
+    reserve()
     raise KeyboardInterrupt
 
 
-def test_a_population_that_cannot_pay_refuses_before_the_records_are_opened(
+def test_a_population_that_cannot_pay_refuses_before_the_records_are_read(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "_open", _crash)
+    monkeypatch.setattr(Barrier, "gradient", _crash)
     workspace.declare(population="people", cap_epsilon=1.0, cap_delta=1e-4, public=False)
     with pytest.raises(BudgetRefusedError, match="at most epsilon=1"):
         workspace.train()
     assert workspace.run_folders == []
     assert workspace.ledger.balance("people").remaining == Budget(1.0, 1e-4)
+
+
+class Centred(torch.nn.Linear):
+    """Takes what is common to the batch out of each record."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        flat = inputs.flatten(1)
+        return super().forward(flat - flat.mean(dim=0))
+
+
+def test_a_model_that_mixes_records_is_refused_before_anything_is_spent(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mixing(*given: Any) -> Model:
+        return dataclasses.replace(whole(*given), module=Centred(64, 10))
+
+    whole = train.model_for
+    monkeypatch.setattr(train, "model_for", mixing)
+    with pytest.raises(RefusedError, match="mixes records"):
+        workspace.train()
+    assert workspace.run_folders == []
+    assert workspace.ledger.balance("digits").reserved.epsilon == 0.0
 
 
 def test_what_a_machine_lacks_is_refused_before_anything_is_spent(
