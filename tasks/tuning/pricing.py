@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -28,7 +28,7 @@ from data import PublicDescription
 from data.readers.records import Records
 from tasks.calibrate import calibrate, model_for
 from tasks.config import params
-from tasks.config.params import Group, ParamsRefusedError
+from tasks.config.params import Group, Params, ParamsRefusedError
 from tasks.evaluate import record_scores
 
 READS = ("data", *("privacy", "features", "algorithm", "model", "performance", "tracking", "ledger"))
@@ -224,21 +224,35 @@ def _check_scored(every: Sequence[Document], public: PublicDescription) -> None:
     """Check on a record of zeros that each model can score a single record, since a later error would follow the
     charge.
     """
-    asked = {json.dumps({group: d[group] for group in ("model", "features") if group in d}): d for d in every}
-    example = Records(
-        np.zeros((1, *public.input_shape), np.float32 if public.tokens is None else np.int32),
-        np.zeros((1, *public.label_shape), public.known.label_dtype),
-    )
-    for document in asked.values():
-        model = model_for(params.parse(document, reads=READS), public)
+    for settings in with_other_models(every):
+        model = model_for(settings, public)
         try:
-            shape_of(scored(public, model, model.published(model.initial_parameters())), example, model)
+            score = scored(public, model, model.published(model.initial_parameters()))
+            shape_of(score, zeros(public), model)
         except Exception as error:
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise RefusedError(
                 f"the model {model.name!r} cannot be asked about one record by itself ({why}); set objective.on to"
                 " public."
             ) from None
+
+
+def with_other_models(every: Sequence[Document]) -> Iterator[Params]:
+    """The settings of one candidate for each model, and each kind of learned features, that candidates have."""
+    seen = set()
+    for document in every:
+        decides = json.dumps({group: document[group] for group in ("model", "features") if group in document})
+        if decides not in seen:
+            seen.add(decides)
+            yield params.parse(document, reads=READS)
+
+
+def zeros(public: PublicDescription) -> Records:
+    """A record of zeros in the form of the prepared records."""
+    return Records(
+        np.zeros((1, *public.input_shape), np.float32 if public.tokens is None else np.int32),
+        np.zeros((1, *public.label_shape), public.known.label_dtype),
+    )
 
 
 def scored(public: PublicDescription, model: Model, parameters: Mapping[str, torch.Tensor]) -> Statistic:

@@ -21,6 +21,7 @@ from ruamel.yaml import YAML
 
 from algorithms.core import training
 from algorithms.core.method import Plan
+from algorithms.core.people import of_people
 from algorithms.core.receipt import account_of, cost_of, reserved_events
 from algorithms.core.software import software
 from algorithms.errors import RefusedError
@@ -49,7 +50,17 @@ from tasks.runs.signing import signer, signing_key
 from tasks.runs.stages import checkout_lock
 from tasks.runs.store import described
 from tasks.tracking.runs import log_winner
-from tasks.tuning.pricing import READS, Document, Priced, Range, Tuning, price, trial_schedule
+from tasks.tuning.pricing import (
+    READS,
+    Document,
+    Priced,
+    Range,
+    Tuning,
+    price,
+    trial_schedule,
+    with_other_models,
+    zeros,
+)
 from tasks.tuning.trial import SCORE, Trial, derived, limits
 
 FOLDER = Path("tuned")
@@ -191,8 +202,9 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
     ):  # killed before its result was complete: repeated without another charge
         return
     plan, document = search.plan(0)
-    if ledger.status(run.run_id) is None:  # a charged search must end with a card, whichever trial wins
-        _rehearse(search, run)
+    if ledger.status(run.run_id) is None:
+        _check_models(search)
+        _rehearse(search, run)  # a charged search must end with a card, whichever trial wins
     about = {name: document[name] for name in ("dataset", "adjacency", "noise")} | signer(home)
     about["algorithm"] = ", ".join(sorted({plan["algorithm"] for plan in search.priced.plans}))
     held = digests_of(search.public, search.prepared)
@@ -205,6 +217,13 @@ def _reserve(search: Search, run: store.Run, ledger: Ledger, home: Path) -> None
         blocks=search.blocks,
         held=held,
     )
+
+
+def _check_models(search: Search) -> None:
+    """Raises RefusedError if a candidate's model cannot be trained privately."""
+    for settings in with_other_models(search.priced.documents):
+        model = of_people(model_for(settings, search.public), search.public.pooled)
+        limits(settings).engine(model, zeros(search.public))
 
 
 def _rehearse(search: Search, run: store.Run) -> None:

@@ -13,8 +13,10 @@ import pandas as pd
 import pytest
 from dp_accounting import GaussianDpEvent
 from safetensors import safe_open
+from torch import nn
 
 from algorithms.errors import BudgetRefusedError, RefusedError
+from algorithms.models.model import ModelSpec
 from algorithms.privacy import card
 from algorithms.privacy.accounting import selection
 from algorithms.privacy.accounting.epsilon import epsilon
@@ -329,6 +331,18 @@ def test_a_search_whose_winner_could_have_no_card_or_page_is_not_charged(
         tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
     assert [row.kind for row in ledger.history("digits")] == ["population"]
     assert not list((own_home / "runs").iterdir())
+
+
+def mixing(_: ModelSpec) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))
+
+
+def test_a_search_with_a_model_that_mixes_records_is_not_charged(place: Path, own_home: Path) -> None:
+    space = {"model.name": ["softmax", f"{__name__}:mixing"]}
+    search, ledger = search_of(place, space=space), ledger_of(own_home)
+    with pytest.raises(RefusedError, match="mixes records"):
+        tune(search, ledger=ledger, home=own_home, root=place, run_all=never)
+    assert [row.kind for row in ledger.history("digits")] == ["population"]
 
 
 def test_a_population_that_cannot_pay_for_the_whole_pays_for_nothing(place: Path, own_home: Path) -> None:
