@@ -62,11 +62,8 @@ def _binomial_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarr
 
 def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray:
     """log A of other orders, shape [orders], by the two series, each up to where both fall and add nothing."""
-    alpha, found, is_found = (
-        np.array(orders),
-        np.full(len(orders), math.inf),
-        np.zeros(len(orders), dtype=bool),
-    )
+    alpha, found = np.array(orders), np.full(len(orders), math.inf)
+    is_found = np.zeros(len(orders), dtype=bool)
     middle, log_q, log_rest = z * z * math.log(1 / q - 1) + 0.5, math.log(q), math.log1p(-q)
     terms = sums = np.full((2, 1, len(orders)), -math.inf)
     for first in range(0, _TERMS, _AT_ONCE):
