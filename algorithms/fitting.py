@@ -186,63 +186,43 @@ def fit(
             f"secret noise would promise what does not hold: {plan.not_private} To reproduce it all the same,"
             ' on public records, give public=True and noise="seeded".'
         )
-    plan_file = _plan_file(
-        plan, trained, name=name, settings=settings, dataset=dataset, seed=seed, noise=noise
+    run = _Run(
+        plan=plan,
+        document=_document(
+            plan, trained, name=name, settings=settings, dataset=dataset, seed=seed, noise=noise
+        ),
+        facts=_facts(dataset, unit, known, public=public) | {"per_person": per_person, "pooled": rows},
+        device=performance.device.type,
     )
     with tempfile.TemporaryDirectory(prefix="epsilonflow-") as place:
-        folder, run_id = Path(place), f"fit-{secrets.token_hex(8)}"
-        about = {"algorithm": name, "dataset": dataset, "adjacency": plan.adjacency, "noise": noise}
-        account: _Account | None = None
-
-        def reserve() -> None:
-            nonlocal account
-            account = _Account.open(
-                population, ledger, cap, folder=folder, limit=Budget(epsilon, delta), public=public, unit=unit
-            )
-            account.ledger.reserve(
-                run_id, account.population, plan.cost, events=reserved_events(plan), about=about
-            )
-
+        folder = Path(place)
+        account = _Account.open(
+            population, ledger, cap, folder=folder, limit=Budget(epsilon, delta), public=public, unit=unit
+        )
         state, trace, _ = train(
             method,
             plan,
             trained,
             open_records=lambda: records,
             generator=generator,
-            run_id=run_id,
+            run_id=run.run_id,
             folder=folder,
             performance=performance,
             checkpoint_seconds=math.inf,
             on_step=lambda *_: None,
-            reserve=reserve,
+            reserve=lambda: account.reserve(run),
         )
-        assert account is not None  # else `train` has raised
         published = by_name(trained.published(method.released(state)))
         if isinstance(trained.module, Called):
             published = {name.removeprefix("module."): value for name, value in published.items()}
         trace.write(folder / "trace.parquet")
         files = {
             "model.safetensors": save(published),
-            "plan.json": plan_file,
+            "plan.json": (json.dumps(run.document, indent=2) + "\n").encode(),
             "trace.parquet": (folder / "trace.parquet").read_bytes(),
         }
-        sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
-        events = schedule_to_json(run_lengths(trace.events()))
-        account.ledger.settle(run_id, plan.cost, events=events, model=sums["model.safetensors"])
         frame = pd.read_parquet(folder / "trace.parquet")
-        receipt = {
-            "run_id": run_id,
-            "population": account.population,
-            "private_noise": noise == "secure",
-            "diagnostics": False,
-            "device": performance.device.type,
-            "sha256": sums,
-            **cost_of(plan, events),
-            **account.of(run_id),
-        }
-        facts = _facts(dataset, unit, known, public=public) | {"per_person": per_person, "pooled": rows}
-        ran = software(Path(__file__).parent, recorded="training")
-        card = build(RunRecord(json.loads(plan_file), receipt, facts, frame, ran))
+        card = run.settled(account, files, frame, schedule_to_json(run_lengths(trace.events())))
     files["privacy_card.json"] = card.to_bytes()
     result = copy.deepcopy(model)
     result.load_state_dict(published, strict=False)
@@ -274,12 +254,12 @@ def _described(method: Algorithm[Any]) -> tuple[str, dict[str, Any]]:
     return names.get(kind, f"{kind.__module__}:{kind.__qualname__}"), settings
 
 
-def _plan_file(
+def _document(
     plan: Plan, model: Model, *, name: str, settings: Mapping[str, Any], dataset: str, seed: int, noise: str
-) -> bytes:
-    """The plan as the document of this name that a run of the pipeline has."""
+) -> dict[str, Any]:
+    """The plan's document, as a run of the pipeline has it."""
     described = {"name": model.name, "seed": seed, "parameters": model.parameter_count, "notes": model.notes}
-    document = {
+    return {
         "algorithm": name,
         "settings": settings,
         "features": {"name": "none"},
@@ -289,7 +269,6 @@ def _plan_file(
         "noise": noise,
         **plan.to_json(),
     }
-    return (json.dumps(document, indent=2) + "\n").encode()
 
 
 def _facts(dataset: str, unit: str, records: int | None, *, public: bool) -> dict[str, Any]:
@@ -323,11 +302,16 @@ def _cap(cap: Any, population: str) -> Budget:
 
 @dataclass(frozen=True)
 class _Account:
-    """Where a run is charged: a population of a ledger, or a ledger of its own that is gone afterwards."""
+    """The population that pays for a run.
+
+    new: the terms under which the reservation declares the population, if the ledger does not know it. is_kept: whether
+    the ledger stays; where no population was named it is a new one, which is deleted after the call.
+    """
 
     ledger: Ledger
     population: str
-    is_kept: bool
+    new: Mapping[str, Any] | None
+    is_kept: bool = True
 
     @classmethod
     def open(
@@ -341,14 +325,15 @@ class _Account:
         public: bool,
         unit: str,
     ) -> "_Account":
+        """Raises RefusedError where the population has other terms, or is new without a cap that covers `limit`."""
+        terms = {"public": public, "bound": {UNIT: unit}}
         if population is None:
             if url is not None or cap is not None:
                 raise RefusedError(
                     "a ledger or a cap was given without a population; name the population to charge."
                 )
-            ledger = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
-            ledger.declare("none", limit, public=public, bound={UNIT: unit})
-            return cls(ledger, "none", is_kept=False)
+            own = Ledger.open(f"sqlite:///{folder}/ledger.sqlite")
+            return cls(own, "none", terms | {"cap": limit}, is_kept=False)
         ledger = Ledger.open(ledger_url(url))
         if population not in ledger.populations():
             most = _cap(cap, population)
@@ -357,7 +342,7 @@ class _Account:
                     f"the cap {in_words(most)} of the new population {population!r} is below this call's own"
                     f" {in_words(limit)}; give a cap for all runs on these people together, which stays."
                 )
-            ledger.declare(population, most, public=public, bound={UNIT: unit})
+            return cls(ledger, population, terms | {"cap": most})
         if ledger.balance(population).public != public:
             kinds = ("private", "public")
             raise RefusedError(
@@ -369,9 +354,47 @@ class _Account:
                 f"the population {population!r} counts {bound!r} as one record, and unit={unit!r} was given; set that"
                 " right or name another population."
             )
-        return cls(ledger, population, is_kept=True)
+        return cls(ledger, population, None)
+
+    def reserve(self, run: "_Run") -> None:
+        """Declares a new population, and reserves what the run costs."""
+        if self.new is not None:
+            self.ledger.declare(self.population, **self.new)
+        about = {name: run.document[name] for name in ("algorithm", "dataset", "adjacency", "noise")}
+        events = reserved_events(run.plan)
+        self.ledger.reserve(run.run_id, self.population, run.plan.cost, events=events, about=about)
 
     def of(self, run_id: str) -> dict[str, Any]:
         """What the receipt says of the account."""
         account = account_of(self.ledger, self.population, run_id)
         return account if self.is_kept else {"ledger": account["ledger"] | {"head": None}}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A call's run. document: of its plan. facts: what a data card would say of the records."""
+
+    plan: Plan
+    document: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    device: str
+    run_id: str = field(default_factory=lambda: f"fit-{secrets.token_hex(8)}")
+
+    def settled(
+        self, account: _Account, files: Mapping[str, bytes], trace: pd.DataFrame, events: list[dict[str, Any]]
+    ) -> PrivacyCard:
+        """Settles what the run cost, and makes its card. files: what it releases, by name."""
+        sums = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
+        account.ledger.settle(self.run_id, self.plan.cost, events=events, model=sums["model.safetensors"])
+        receipt = {
+            "run_id": self.run_id,
+            "population": account.population,
+            "private_noise": self.document["noise"] == "secure",
+            "diagnostics": False,
+            "device": self.device,
+            "sha256": sums,
+            **cost_of(self.plan, events),
+            **account.of(self.run_id),
+        }
+        ran = software(Path(__file__).parent, recorded="training")
+        return build(RunRecord(self.document, receipt, self.facts, trace, ran))

@@ -445,7 +445,7 @@ def test_records_that_mix_through_one_of_their_parts_are_refused(part: str, own_
             population="visits",
             cap=(9.0, 0.5),
         )
-    assert not (own_home / "ledger.sqlite").exists()
+    assert ledger_rows(own_home) == []
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
