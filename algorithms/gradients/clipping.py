@@ -1,4 +1,4 @@
-"""How one record's contribution to a sum is bounded."""
+"""Clipping: how one record's contribution to a sum is bounded."""
 
 import math
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 _SMALLEST, _LARGEST = 1e-12, 1e12
-"""Well inside 32-bit arithmetic, in which gradients are computed."""
+"""Bounds on norms, well within the range of 32-bit arithmetic."""
 
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-15, 1e15
 """The same for the scale of an affine map."""
 
 FARTHEST = 1e3
-"""Norms by which a shift may move: it magnifies what a pass in 32 bits rounds, differently with other records."""
+"""The largest shift, in units of the norm: it magnifies rounding in 32 bits, which depends on the other records."""
 
 _SMALLEST_NORM = 1e-14
-"""Below it the square of a norm is lost in 32 bits; a contribution so small is not raised to a given norm."""
+"""Smaller norms vanish when squared in 32 bits; such a contribution is not normalised."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class L1(_Norm):
 class Box(_Norm):
     """Scale a contribution down so that its largest coordinate above 0 plus its largest below is at most `norm`.
 
-    It is the norm whose unit ball is the smallest convex body around [0, 1]^d and [-1, 0]^d: where gradients of linear
-    models with features in [0, 1] lie (for noise after Hardt and Talwar 2010).
+    The unit ball of this norm is the convex hull of [0, 1]^d and [-1, 0]^d, which contains the gradients of linear
+    models with features in [0, 1]. For K-norm noise (Hardt and Talwar 2010).
     """
 
 
@@ -85,8 +85,8 @@ class PerLayer:
 class Affine(_Norm):
     """Sum (gradient - shift) / scale, each scaled down to L2 norm at most `norm` (AdaCliP, Pichapati et al. 2019).
 
-    shift, scale: shape [d], finite, the scale from 1e-15 to 1e15, |shift / scale| at most 1000 times the norm;
-    functions of what is public or was released.
+    shift, scale: shape [d], finite, functions of public values and releases only. The scale lies between 1e-15 and
+    1e15, and |shift / scale| is at most 1000 times the norm.
     """
 
     shift: Tensor
@@ -114,28 +114,27 @@ class Affine(_Norm):
 
     @classmethod
     def within_reach(cls, norm: float, shift: Tensor, scale: Tensor) -> "Affine":
-        """With the shift, or as much of it as it may be at this scale."""
+        """The same clipping with the shift shortened, if necessary, to the largest that this scale allows."""
         offset = _offset(shift, scale)
         return cls(norm, shift * min(1.0, 0.999 * FARTHEST * norm / max(offset, norm)), scale)
 
     @cached_property
     def offset(self) -> float:
-        """The L2 norm of shift / scale: where a gradient of zero goes."""
+        """The L2 norm of shift / scale, to which a zero gradient is mapped."""
         return _offset(self.shift, self.scale)
 
     @property
     def cancels(self) -> float:
-        """What |g|^2 + |a|^2, each over squared scales, can be where |g - a|^2 is 1, in units of the squared norm."""
+        """The largest |g|^2 + |a|^2 for |g - a|^2 = 1, over squared scales and in units of the squared norm."""
         farthest = self.offset / self.norm
         return (farthest + 1.0) ** 2 + farthest**2
 
 
 @dataclass(frozen=True)
 class Normalised(_Norm):
-    """Give every contribution the L2 norm `norm`, or norm |g| / (|g| + stability) ("automatic clipping").
+    """Scale every contribution to L2 norm `norm` |g| / (|g| + stability) (automatic clipping, Bu et al. 2023).
 
-    Bu et al. 2023. With stability 0 it is what importance sampling adds for an accepted record (Wei et al. 2022, DPIS,
-    equation 7).
+    With stability 0 this is what importance sampling adds for an accepted record (Wei et al. 2022, DPIS, equation 7).
     """
 
     stability: float = 0.0
@@ -162,10 +161,10 @@ Clipping = L2 | L1 | Box | PerLayer | Affine | Normalised | Unclipped
 
 
 def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype) -> Tensor:
-    """What contributions of the given norms are multiplied by, shape [batch], float64.
+    """The clipping factors of contributions with given norms, shape [batch], float64.
 
-    norms: [batch], float64, upper bounds. bound: the norm allowed. dtype: of the gradients, which decides how much room
-    is left below the bound for the rounding of their norms.
+    norms: [batch], float64, upper bounds. bound: the allowed norm. dtype: of the gradients, which decides the margin
+    below the bound for the rounding of norms.
     """
     room = bound * (1.0 - margin(dtype))
     if isinstance(clipping, Normalised):
@@ -176,7 +175,7 @@ def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype)
 
 
 def margin(dtype: torch.dtype) -> float:
-    """Relative room below a bound, so that rounding in `dtype` can only make a contribution smaller than its bound."""
+    """The relative margin below a bound that keeps a contribution within the bound despite rounding in `dtype`."""
     return 1e-12 if dtype == torch.float64 else 3e-6
 
 

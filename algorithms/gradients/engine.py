@@ -1,9 +1,9 @@
-"""The engine: clipped sums of per-example gradients, by the fastest way that is right for the model.
+"""The engine: clipped sums of per-example gradients, by the fastest correct algorithm for the model.
 
-A pass records every use of a trained parameter and what came back to it (book-keeping, Bu et al. 2023), so norms and
-clipped sums follow without a second pass; a model that cannot be recorded is taken record by record by `torch.func`.
-Which way, how the records lie in its tensors, and whether it can be clipped at all is found out once, on made-up
-inputs.
+A pass records every use of a trained parameter and the gradient of its output (book-keeping, Bu et al. 2023), so norms
+and clipped sums need no second pass. A model that cannot be recorded is differentiated record by record with
+`torch.func`. An inspection on made-up inputs decides, once, which of the two is used, which dimension of each tensor
+is the batch, and whether the model can be clipped at all.
 """
 
 import copy
@@ -35,39 +35,39 @@ from algorithms.models import Model, ModelRefusedError
 _LOG = logging.getLogger(__name__)
 
 _PASSES = 3
-"""What a forward and a backward pass and the norms need, as a multiple of what a forward pass keeps."""
+"""Memory for a forward and a backward pass and the norms, as a multiple of what a forward pass saves."""
 
 _CACHED_BYTES = 128e6
-"""What a CPU works on best at once."""
+"""Bytes with which a CPU pass is fastest."""
 
 _MOST, _MOST_ON_DEVICE = 2**12, 2**16
-"""Records of a pass, of which as many are made up to look at it before."""
+"""The largest physical batch; the inspection makes up as many records."""
 
 
 class Engine:
     """Per-example gradients of a model on one device, clipped and summed.
 
-    Making an engine looks at the model on made-up records: whether any record's result depends on another, which
-    operations use its parameters, and where the records lie in each of their tensors. That takes about a hundred small
-    passes; each sum afterwards takes one forward and one backward pass, as in ordinary training.
+    The constructor inspects the model on made-up records: whether a record's result depends on another, which
+    operations use parameters, and which dimension of their tensors is the batch. That takes about a hundred small
+    passes, or forty of large models. Each sum then takes one forward and one backward pass, as in ordinary training.
 
     Args:
         model: the architecture and the loss of each record by itself.
         input_shape: of one record, without a dimension for the batch.
         input_dtype: of the inputs; a type of whole numbers for tokens.
         device: where the arithmetic runs; the CPU by default.
-        memory_mb: what a pass may take. The physical batch follows from it unless it is given: a multiple of 64, or at
-            most 32. Passes are filled up to 64 records or the physical batch, so that the number of
-            records changes nothing in what one of them counts; where a model computes in other numbers of rows than
-            that, or on a way that values decide, the physical batch is 1.
-        physical_batch: the most records that are taken at once.
+        memory_mb: for one pass. It decides the physical batch unless that is given: a multiple of 64, or at most 32.
+            Passes are padded to 64 records or to the physical batch, so that a record's contribution does not depend on
+            the number of records. If a model computes with other numbers of rows, or its control flow depends on
+            values, the physical batch is 1.
+        physical_batch: the largest number of records in a pass.
         mesh: processes to shard the model's frozen parameters over. The model is then inspected on the CPU, as a whole,
             and each process has to take the same number of batches; an empty one will do.
 
     Raises:
-        RecordsNotIndependentError: where the model mixes records; the message names the layer.
-        ModelRefusedError: where the model fails on made-up records, where looking at it would take more than memory_mb
-            and more than is always allowed, and where it cannot be sharded.
+        RecordsNotIndependentError: if the model mixes records; the message names the layer.
+        ModelRefusedError: if the model fails on made-up records, cannot be sharded, or needs more memory for the
+            inspection than memory_mb and than is always allowed.
 
     Example:
         >>> import torch
@@ -126,7 +126,7 @@ class Engine:
             self._shard(mesh)
 
     def _size(self, physical_batch: int | None, memory_mb: int, device: torch.device) -> int:
-        """How many records to take at once."""
+        """The physical batch."""
         model = self._passes.model
         found = self._examined
         size = round_batch(physical_batch or _fitting(found, memory_mb, device))
@@ -159,7 +159,7 @@ class Engine:
         self._passes = replace(self._passes, model=shard_frozen(model, mesh))
 
     def copied(self) -> "Engine":
-        """The same engine with modules of its own that share their tensors, so that two threads can use one each."""
+        """A copy with its own modules, which share their tensors, so that each thread can use one."""
         model, same = self._passes.model, copy.copy(self)
         shared = {id(part): part for part in (*model.module.parameters(), *model.module.buffers())}
         same._passes = Passes(replace(model, module=copy.deepcopy(model.module, shared)))
@@ -167,22 +167,22 @@ class Engine:
 
     @property
     def pass_bytes(self) -> int:
-        """What a pass of the physical batch takes."""
+        """Memory of a pass with the physical batch, in bytes."""
         return self.physical_batch * max(1, self._examined.needed_bytes)
 
     @property
     def is_batched(self) -> bool:
-        """Whether the gradients of a pass come from one backward pass for all of its records."""
+        """Whether one backward pass gives the gradients of all records of a pass."""
         return self._examined.layouts is not None
 
     @property
     def materialised(self) -> tuple[str, ...]:
-        """The operations on parameters that have no rule, whose gradients are written down record by record."""
+        """The operations on parameters without a rule, whose gradients are materialised record by record."""
         return self._examined.without_rule
 
     @property
     def is_random(self) -> bool:
-        """Whether the model draws random numbers, as dropout does: its sums then differ from one call to the next."""
+        """Whether the model draws random numbers, as dropout does, so that its sums differ between calls."""
         return self._examined.is_random
 
     @property
@@ -192,10 +192,10 @@ class Engine:
 
     @property
     def threads(self) -> int:
-        """The most CPU threads with which a record counts the same wherever it lies in a pass.
+        """The largest number of CPU threads with which a record's result does not depend on its batch position.
 
-        PyTorch cuts long elementwise work into a part for each thread, and takes the numbers before a cut that do not
-        fill two vectors in another way. Halves of 64 records in 32 bits or more leave none over.
+        PyTorch splits long elementwise operations between threads, and processes the last numbers before a split
+        differently if they do not fill two SIMD vectors. Halves of 64 records in 32 bits or more leave no such numbers.
         """
         leaves_none = self.physical_batch % WHOLE == 0 and self._passes.model.precision != torch.bfloat16
         return 2 if leaves_none or self.physical_batch == 1 else 1
@@ -209,7 +209,7 @@ class Engine:
         clipping: Clipping,
         out: Tensor | None = None,
     ) -> Tensor:
-        """The sum over records of their clipped gradients.
+        """The sum of the records' clipped gradients.
 
         A record whose gradient is not finite adds nothing.
 
@@ -218,14 +218,13 @@ class Engine:
             inputs: [batch, *input_shape]; an empty batch gives zero.
             labels: [batch, ...].
             clipping: how each record's gradient is bounded.
-            out: a tensor that the sum is written into, [d], float64; a new one costs more than it seems, since the
-                system has to find and clear its memory.
+            out: [d], float64, to write the sum into; allocating and clearing a new tensor takes noticeable time.
 
         Returns:
             Shape [d], float64. Every contribution is within the clipping's bound, rounding included.
 
         Example:
-            However large a record is, it moves the sum by the bound at most.
+            A record moves the sum by at most the bound, however large it is.
 
             >>> import torch
             >>> from algorithms.gradients import L2, Engine
@@ -247,7 +246,7 @@ class Engine:
 
     @in_full_precision()
     def contributions(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
-        """Losses, norms and sums of one physical batch from a single pass; for the barrier alone."""
+        """Per-example gradients of one physical batch from a single pass; for the barrier alone."""
         if len(labels) == 0:
             if self._is_sharded:
                 self._gather_for_others(parameters)
@@ -263,7 +262,7 @@ class Engine:
         return self._passes.one_by_one(parameters, *padded).first(len(labels))
 
     def _gather_for_others(self, parameters: Tensor) -> None:
-        """A pass over a made-up record, for processes that have records of their own in this one."""
+        """Run a pass over a made-up record, since the other processes gather weights for a pass over theirs."""
         made_up = self._examined.form.draw(1, 0)
         inputs, labels = (part.to(parameters.device) for part in (made_up.inputs, made_up.labels))
         layouts = self._examined.layouts
@@ -271,9 +270,9 @@ class Engine:
             self._passes.recorded(parameters, self._filled(inputs), self._filled(labels), layouts)
 
     def norms(self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping) -> Tensor:
-        """The norm of every record's gradient, as `clipping` measures it; [batch] (or [batch, layers]), float64.
+        """The norm of every record's gradient as `clipping` defines it; [batch] or [batch, layers], float64.
 
-        Norms are raised by what rounding can do to the contributions, and as private as the records.
+        Norms include a margin for the rounding of the contributions. They are as private as the records.
         """
         batches = self._batches(inputs, labels)
         return torch.cat([self.contributions(parameters, *batch).norms(clipping) for batch in batches])
@@ -287,7 +286,7 @@ class Engine:
         return total
 
     def _losses(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each record, which is taken by itself where its gradient is."""
+        """The loss of each record; record by record, if its gradient is computed so."""
         if self._examined.layouts is not None:
             return self._passes.losses(parameters, self._filled(inputs), self._filled(labels))[: len(labels)]
         return self._passes.losses_one_by_one(parameters, inputs, labels)
@@ -295,10 +294,10 @@ class Engine:
     def _add_batch(
         self, parameters: Tensor, inputs: Tensor, labels: Tensor, clipping: Clipping, total: Tensor
     ) -> None:
-        """Adds the clipped sum of one physical batch to a total.
+        """Add the clipped sum of one physical batch to a total.
 
-        Products of bfloat16 on some processors spoil the rows beside one that is not finite, so in bfloat16 every
-        record that is not finite in company is taken again in a pass of its own.
+        In bfloat16, matrix products on some processors spoil the rows next to one that is not finite. There, every
+        record that is not finite in this batch is computed again in a pass by itself.
         """
         found = self.contributions(parameters, inputs, labels)
         norms = found.norms(clipping)
@@ -328,7 +327,7 @@ class Engine:
 
 
 def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
-    """The sum of rows after clipping, [batch, d] -> [d], float64; a row that is not finite counts as zero.
+    """The sum of the clipped rows, [batch, d] -> [d], float64; a row that is not finite counts as zero.
 
     Example:
         >>> import torch
@@ -341,7 +340,7 @@ def clip_and_sum(rows: Tensor, clipping: Clipping) -> Tensor:
 
 
 def _fitting(examined: ModelInspection, memory_mb: int, device: torch.device) -> int:
-    """How many records to take at once: what fits the memory, on a CPU no more than is fast, or `WHOLE`."""
+    """The number of records that fits into memory; on a CPU no more than is fast, but at least `WHOLE` if that fits."""
     is_cpu = device.type != "cuda"
     kept = _PASSES * (examined.bytes_per_record + examined.written_bytes)
     most = max(1, examined.needed_bytes)  # what is frozen keeps nothing, and runs all the same
@@ -350,7 +349,7 @@ def _fitting(examined: ModelInspection, memory_mb: int, device: torch.device) ->
 
 
 def _sizes(physical_batch: int) -> list[int]:
-    """Of passes to look at: the smallest, twice it, and the largest; of one size alone half of it, to save memory."""
+    """Batch sizes to inspect: the smallest, twice that and the largest; of a single size also half of it."""
     least = min(FEWEST if physical_batch == WHOLE else WHOLE, physical_batch)
     return sorted({least, 2 * least, physical_batch})
 

@@ -1,10 +1,10 @@
-"""The record of one forward pass: every operation that used a trained parameter, and what its gradients need.
+"""Records, in one forward pass, every operation that uses a trained parameter, and what its gradients need.
 
-The recorder sees torch functions, not modules: a parameter used twice, tied to another, or used outside of any layer is
-seen like any other. What is made of parameters alone, such as a standardised weight or positions looked up for all
-records, is a value of its own with a name of its own: its gradients are those of a parameter, and go on to what it was
-made of in the end. An operation without a rule is differentiated for each record by `torch.func`, and what cannot be
-told apart by record is refused with `UnrecordedError`, so that nothing is left out in silence.
+The recorder sees torch functions, not modules, so it also sees a parameter that is used twice, tied to another or used
+outside of any layer. A tensor that is computed from parameters alone, such as a standardised weight or position
+embeddings shared by all records, gets a name of its own. Its gradients are handled like a parameter's, and are pulled
+back to the parameters at the end. An operation without a rule is differentiated for each record by `torch.func`. If
+gradients cannot be separated by record, UnrecordedError is raised, so that none is lost silently.
 """
 
 import threading
@@ -27,9 +27,9 @@ Rule = Callable[["GradSampleRecorder", Callable[..., Any], tuple[Any, ...], dict
 
 
 class Call(NamedTuple):
-    """A torch function that a model calls, and where the records are in what it takes and gives.
+    """A torch function that a model calls, and the layouts of the tensors that it takes and returns.
 
-    None: in a tensor that has no dimension for them. UNKNOWN: in one that changes with them in another way.
+    None: for a tensor without a batch dimension. UNKNOWN: for one whose shape depends on the batch in another way.
     """
 
     name: str
@@ -38,13 +38,13 @@ class Call(NamedTuple):
 
 
 Layouts = tuple[Call, ...]
-"""All uses of parameters in a forward pass, in their order."""
+"""All uses of parameters in a forward pass, in order."""
 
 UNKNOWN = Layout(-1, 0)
 
 
 class Shapes(NamedTuple):
-    """A call at one number of records."""
+    """The shapes in a call, for one batch size."""
 
     name: str
     taken: tuple[torch.Size, ...]
@@ -63,24 +63,24 @@ def _layouts(
 
 @dataclass(frozen=True)
 class Use:
-    """One operation's output, and the gradients of its parameters given the gradient of that output."""
+    """One operation's output, and a function from the gradient of that output to those of the parameters."""
 
     edge: GradientEdge
     gradients: Callable[[Errors], Gradients]
     kept: tuple[tuple[Tensor, int], ...]
 
     def check(self) -> None:
-        """Raises UnrecordedError where an input was overwritten after it was used."""
+        """Raises UnrecordedError if an input was overwritten after it was used."""
         if any(tensor._version != version for tensor, version in self.kept):
             raise UnrecordedError("an input of a layer is overwritten in place after the layer used it")
 
 
 @dataclass(frozen=True)
 class Made:
-    """What an operation made of parameters alone.
+    """The outputs of an operation on parameters alone.
 
-    names: of its outputs. outputs: these in the graph of all that is made so. source, closed: the name of what a single
-    output was made of, and what makes its gradients of those of the output, where that needs no graph.
+    names: of the outputs. outputs: in the autograd graph of all such operations. source, closed: for one output that
+    needs no graph, the name of its input, and a function from the output's gradients to the input's.
     """
 
     names: tuple[str, ...]
@@ -90,10 +90,10 @@ class Made:
 
 
 class RecordedTensor(Tensor):
-    """A parameter, or what was made of parameters alone, whose uses the recorder of this thread sees.
+    """A parameter, or a tensor computed from parameters alone, whose uses this thread's recorder sees.
 
-    A type and not a mode of PyTorch, which would take each of the other calls through Python as well: those are the
-    most, and take longer so than a small layer takes to compute.
+    This is a tensor type and not a PyTorch mode, since a mode would route all other calls through Python too, which
+    takes longer than a small layer's arithmetic.
     """
 
     @classmethod
@@ -112,9 +112,9 @@ class RecordedTensor(Tensor):
 
 
 def _run_again(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a function of parameters gives where none is recorded, as in a checkpointed layer's backward pass.
+    """Call a function of parameters outside of a recording, as in the backward pass of a checkpointed layer.
 
-    Autograd has to keep there what it kept while the layer was recorded, so outputs are in a graph as they were then.
+    Autograd must save the same tensors as in the recorded pass, so the output is in a graph as it was there.
     """
     output = func(*args, **kwargs)
     if not (isinstance(output, Tensor) and output.is_floating_point() and torch.is_grad_enabled()):
@@ -127,7 +127,7 @@ def _run_again(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 class _Noting(TorchFunctionMode):
-    """Notes the shapes in every call of torch functions, whoever made what they take."""
+    """Notes the shapes in every call of a torch function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class _Noting(TorchFunctionMode):
 
 
 class _Here(threading.local):
-    """The recorder that is at work in a thread."""
+    """The active recorder of a thread."""
 
     recorder: "GradSampleRecorder | None" = None
 
@@ -158,12 +158,12 @@ _HERE = _Here()
 
 
 class GradSampleRecorder:
-    """Records the uses of parameters while a model runs inside of it.
+    """Records the uses of parameters while a model runs within its block.
 
-    parameters: by name; the model is to run with what they become here. rules: by torch function. general: of the
-    others. shared: of whatever takes no records and gives none. batch: how many records. layouts: of the uses; those of
-    a run without them are learned, and the shapes in all of its calls noted. other: these shapes at another number of
-    records, from which the layouts are learned, and that number.
+    parameters: by name; the model must run with the recorder's own `parameters`. rules: by torch function. general: the
+    rule for other functions. shared: the rule for functions that neither take nor return a batch. batch: the number of
+    records. layouts: of the uses; without them the recorder notes the shapes in all calls, and learns the layouts by
+    comparison with `other`: the shapes for another batch size, and that size.
     """
 
     def __init__(
@@ -211,18 +211,18 @@ class GradSampleRecorder:
 
     @property
     def shapes(self) -> list[Shapes]:
-        """Those in all calls that gave tensors, where no layouts were given."""
+        """The shapes in all calls that returned tensors, if no layouts were given."""
         return [] if self._noting is None else self._noting.shapes
 
     def layouts(self) -> Layouts:
-        """What was learned of the uses, at two numbers of records."""
+        """The layouts that were learned from two batch sizes."""
         before = () if self._other is None else self._other[0]
         if [call.name for call in before] != [call.name for call in self.shapes]:
             raise UnrecordedError("the model uses its parameters differently for another number of records")
         return tuple(self.learned)
 
     def use(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a function of parameters and other values gives."""
+        """Call a function of parameters and other values, and record it."""
         leaves = tensors_in((args, kwargs))
         if self._noting is not None:
             return self._learned(func, args, kwargs, leaves)
@@ -243,7 +243,7 @@ class GradSampleRecorder:
     def _learned(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]
     ) -> Any:
-        """What a use gives, which has a gradient as it has in a pass that is recorded."""
+        """Call a function and learn its layouts; its output is in a graph, as in a recorded pass."""
         here = len(self.shapes)
         taken = tuple(leaf.shape for leaf in leaves)
         output = func(*args, **kwargs)
@@ -269,18 +269,18 @@ class GradSampleRecorder:
         return self.anchored(output) if is_new and torch.is_grad_enabled() else output
 
     def name(self, tensor: Any) -> str | None:
-        """The name of a trained parameter, or of what was made of such ones; None for any other value."""
+        """The name of a trained parameter or of a tensor computed from them alone; None for any other value."""
         return self._names.get(id(tensor))
 
     def layout(self, tensor: Tensor) -> Layout:
-        """Where the records are in a tensor of this call. Raises UnrecordedError where they are in no dimension."""
+        """The layout of a tensor of this call; raises UnrecordedError if it has no batch dimension."""
         found = self.layout_if_any(tensor)
         if found is None:
             raise UnrecordedError("a parameter is combined with a value that is the same for all records")
         return found
 
     def layout_if_any(self, tensor: Tensor) -> Layout | None:
-        """Where the records are in a tensor of this call; None where it belongs to all of them."""
+        """The layout of a tensor of this call; None if all records share it."""
         found = self._here.get(id(tensor))
         if found == UNKNOWN:
             raise UnrecordedError("a tensor that grows with the records in more than one dimension")
@@ -288,20 +288,20 @@ class GradSampleRecorder:
 
     @property
     def output_layout(self) -> Layout:
-        """Where the records are in the only tensor that this call gives."""
+        """The layout of the only tensor that this call returns."""
         if len(self.given) != 1 or self.given[0] is None or self.given[0] == UNKNOWN:
             raise UnrecordedError("an operation on a parameter whose output has no dimension for the records")
         return self.given[0]
 
     def take_uses(self) -> list[Use]:
-        """The uses, which the tape lets go: they refer to it, and would else keep their tensors until a collection."""
+        """Hand over the uses: they refer to the recorder, and the cycle would keep their tensors alive."""
         uses, self.uses = self.uses, []
         return uses
 
     def keep(self, output: Tensor, gradients: Callable[[Errors], Gradients], *inputs: Tensor) -> Tensor:
-        """Notes a use: `gradients` will be asked with the gradient of `output`; `inputs` must not change until then.
+        """Note a use: `gradients` will be called with the gradient of `output`; `inputs` must not change until then.
 
-        Returns the output to go on with. Where gradients are switched off none come back, and nothing is noted.
+        Returns the output for the model to use. Nothing is noted while gradients are disabled.
         """
         if not torch.is_grad_enabled():
             return output
@@ -318,7 +318,7 @@ class GradSampleRecorder:
         source: str,
         closed: Callable[[PerExample], PerExample | None] | None,
     ) -> list[Tensor]:
-        """Notes what was made of parameters alone, in a graph, and gives what to go on with; the rest is of `Made`."""
+        """Note the outputs of an operation on parameters alone; returns the tensors for the model. See `Made`."""
         names = tuple(f"#{len(self._held) + index}" for index in range(len(followed)))
         outputs = [_seen(output) for output in followed]
         self._held += outputs
@@ -328,7 +328,7 @@ class GradSampleRecorder:
         return outputs
 
     def anchored(self, output: Tensor) -> Tensor:
-        """An output as a part of a graph."""
+        """The output, in a graph."""
         return _anchored(output, self._anchor)
 
 
@@ -338,13 +338,13 @@ def _anchored(output: Tensor, anchor: Tensor) -> Tensor:
 
 
 def _seen(tensor: Tensor) -> Tensor:
-    """The same numbers as a tensor whose uses are seen."""
+    """The same numbers, as a tensor whose uses are recorded."""
     found: Tensor = Tensor._make_subclass(RecordedTensor, tensor.detach())
     return found
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """The tensors of some arguments, in the order of `tree_leaves`, which takes ten times as long for plain ones."""
+    """The tensors in a tree, in the order of `tree_leaves`, in a tenth of its time for plain arguments."""
     found: list[Tensor] = []
     _collect(tree, found)
     return found
@@ -374,14 +374,14 @@ _LEAVES = frozenset(
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """A torch function's name; that of the attribute where it reads one, such as `T.__get__`."""
+    """A torch function's name, including the attribute that it reads, such as `T.__get__`."""
     name = getattr(func, "__name__", str(func))
     owner = getattr(func, "__self__", None)
     return f"{getattr(owner, '__name__', '')}.{name}" if name in ("__get__", "__set__") else name
 
 
 class _Anchored(torch.autograd.Function):
-    """Makes an output part of a graph without making it a leaf, so that the model may overwrite it in place."""
+    """Puts an output into a graph, but not as a leaf, so that the model may overwrite it in place."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether a model takes each record by itself, seen on made-up records: else no record's gradient can be clipped."""
+"""Checks on made-up records that a model processes each record independently, without which none can be clipped."""
 
 import copy
 import io
@@ -23,19 +23,19 @@ from algorithms.models.randomness import same_randomness
 _FEW, MANY = 3, 65
 
 _LARGE = 1e3
-"""How much larger than ordinary the large records are."""
+"""The factor between large records and ordinary ones."""
 
 
 _BLOCK = 2**15
-"""Numbers of a parameter that are looked at together."""
+"""Numbers of a parameter that are digested together."""
 
 
 class RecordsNotIndependentError(ValueError):
-    """A model in which no record's gradient can be told apart; the message names what mixes them."""
+    """A model that mixes records; the message names the layer that does."""
 
 
 def mixing_layer(module: nn.Module) -> str | None:
-    """The first layer that mixes records or remembers them, as "name (type)"; None where there is none."""
+    """The first layer that is known to mix or remember records, as "name (type)"; None if there is none."""
     for name, layer in module.named_modules():
         batch_norm = isinstance(layer, nn.modules.batchnorm._BatchNorm)
         mixes = batch_norm and (layer.training or layer.running_mean is None)
@@ -47,7 +47,7 @@ def mixing_layer(module: nn.Module) -> str | None:
 
 @dataclass(frozen=True)
 class Looked:
-    """A model at a point, and how far rounding may move its losses."""
+    """A model at a point, with a tolerance for the rounding of its losses."""
 
     passes: Passes
     parameters: Tensor
@@ -55,30 +55,29 @@ class Looked:
 
     @property
     def loss_name(self) -> str:
-        """What is to blame where no layer is."""
+        """The loss's name, for errors that no layer causes."""
         return f"the loss of the model {self.passes.model.name}"
 
     def losses(self, sample: Sample, seed: int = 0) -> Tensor:
-        """The losses [count]; dropout drops the same for one seed."""
+        """The losses [count]; a seed fixes what dropout drops."""
         with same_randomness(seed):
             return self.passes.losses(self.parameters, sample.inputs, sample.labels)
 
     def close(self, a: Tensor, b: Tensor) -> bool:
-        """Whether two values differ by rounding alone."""
+        """Whether two values differ only by rounding."""
         return torch.allclose(
             a.double(), b.double(), rtol=self.tolerance, atol=self.tolerance, equal_nan=True
         )
 
 
 def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: Sequence[int] = ()) -> bool:
-    """Raises RecordsNotIndependentError where a record's loss, or an output on the way to it, changes with the other
-    records.
+    """Raises RecordsNotIndependentError if a record's loss or gradient depends on the other records.
 
     Returns whether the model draws random numbers.
 
-    draw: records by number and seed. They are looked at alone, among ordinary records, among large ones, and with
-    values that are missing or not finite, since some layers mix records only then. constants: of whole numbers, to look
-    at them among records of each alone.
+    draw: records by number and seed. They are compared alone, among ordinary records, among large ones, and among
+    records with missing or infinite values, since some layers mix records only then. constants: whole numbers; records
+    are also compared among records that hold only one of these.
     """
     sample = draw(_FEW, 0)
     losses = looked.losses(sample)
@@ -106,7 +105,7 @@ def check_apart(looked: Looked, draw: Callable[[int, int], Sample], constants: S
 
 
 def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> bool:
-    """`check_apart` for a model whose passes take long: by two records, each among another kind of records."""
+    """`check_apart` for a model with slow passes: two records, each among another kind of records."""
     sample, others = draw(2, 0), draw(2, 1)
     with same_randomness():
         before = torch.default_generator.get_state()
@@ -134,7 +133,7 @@ def check_apart_briefly(looked: Looked, draw: Callable[[int, int], Sample]) -> b
 
 @contextmanager
 def still(module: nn.Module) -> Iterator[None]:
-    """A module without dropout, in which a record would have another part of it alone."""
+    """Put a module into evaluation mode within the block, since dropout would treat a record differently when alone."""
     training = [layer for layer in module.modules() if layer.training]
     for layer in training:
         layer.training = False
@@ -146,7 +145,7 @@ def still(module: nn.Module) -> Iterator[None]:
 
 
 def _is_steady(looked: Looked, sample: Sample) -> bool:
-    """Whether nothing is drawn once the model is out of training mode, so that records can be looked at alone."""
+    """Whether the model draws nothing in evaluation mode, so that single records can be compared."""
     with still(looked.passes.model.module):
         try:
             return _equal(looked.losses(sample), looked.losses(sample, seed=1))
@@ -155,12 +154,12 @@ def _is_steady(looked: Looked, sample: Sample) -> bool:
 
 
 def _equal(some: Tensor, others: Tensor) -> bool:
-    """Whether losses are the same, those that are no numbers included."""
+    """Whether losses are equal, where NaN equals NaN."""
     return torch.allclose(some, others, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _check_same(looked: Looked, losses: Tensor, sample: Sample, place: int, changed: Sample, at: int) -> None:
-    """Raises RecordsNotIndependentError where a record has another loss at a place of other records."""
+    """Raises RecordsNotIndependentError if a record has another loss at one position among other records."""
     if not looked.close(losses[place], looked.losses(changed)[at]):
         layer = _first_that_differs(looked, sample, place, changed, at)
         raise RecordsNotIndependentError(f"{layer or looked.loss_name} mixes records")
@@ -169,7 +168,7 @@ def _check_same(looked: Looked, losses: Tensor, sample: Sample, place: int, chan
 def _check_places(
     looked: Looked, sample: Sample, contexts: list[Sample], places: Iterable[int], *, alone: bool
 ) -> None:
-    """Raises RecordsNotIndependentError where a record at one of the places has another loss in another context, or
+    """Raises RecordsNotIndependentError if a record at one of the positions has another loss among other records, or
     alone.
     """
     losses = looked.losses(sample)
@@ -182,7 +181,7 @@ def _check_places(
 
 
 def _check_losses_apart(looked: Looked, sample: Sample) -> None:
-    """Raises RecordsNotIndependentError where the losses of given outputs change when each is taken alone."""
+    """Raises RecordsNotIndependentError if the loss function gives other losses for outputs one by one."""
     model = looked.passes.model
     with torch.no_grad(), same_randomness():
         outputs = model.outputs(model.named(looked.parameters), sample.inputs)
@@ -194,10 +193,10 @@ def _check_losses_apart(looked: Looked, sample: Sample) -> None:
 
 
 def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> None:
-    """Raises RecordsNotIndependentError where errors mix on their way back: where a gradient is not the sum of each
-    record's alone.
+    """Raises RecordsNotIndependentError if the backward pass mixes records: if their gradient is not the sum of each
+    one's.
 
-    weight: of the losses, as some ways back mix large errors alone.
+    weight: of the losses, since some backward passes mix records only if errors are large.
     """
 
     def gradient(some: Sample) -> Tensor | None:
@@ -224,10 +223,9 @@ def _check_gradients_apart(looked: Looked, sample: Sample, weight: float) -> Non
 
 
 def check_state(looked: Looked, sample: Sample) -> None:
-    """Raises RecordsNotIndependentError where a forward pass changes what a model keeps, which carries on what it
-    saw or how often.
+    """Raises RecordsNotIndependentError if a forward pass changes the model's state, which would depend on the records.
 
-    A table that the first pass makes, and that is the same for all records and afterwards, is no such thing.
+    A table that the first pass builds, and that is the same for all records and later passes, is allowed.
     """
     named, module = looked.passes.model.named(looked.parameters), _copied(looked)
     frozen = {name: part for name, part in module.named_parameters() if name not in named}
@@ -257,7 +255,7 @@ def check_state(looked: Looked, sample: Sample) -> None:
 
 
 def _copied(looked: Looked) -> nn.Module:
-    """The module with buffers of its own."""
+    """A copy of the module with its own buffers and shared parameters."""
     large = {id(part): part for part in looked.passes.model.module.parameters()}  # which are not copied
     return copy.deepcopy(looked.passes.model.module, large)
 
@@ -270,7 +268,7 @@ def _pass_through(looked: Looked, module: nn.Module, sample: Sample) -> None:
 
 
 def _different(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
-    """The names of buffers that are not what they were."""
+    """The names of buffers that have changed."""
     after = dict(module.named_buffers())
     return [
         name
@@ -280,7 +278,7 @@ def _different(before: Mapping[str, Tensor], module: nn.Module) -> list[str]:
 
 
 def _are_tables(looked: Looked, sample: Sample) -> bool:
-    """Whether a first pass makes the same buffers of whatever records, of however many, and another leaves them."""
+    """Whether a first pass builds the same buffers for any records and batch size, and later passes keep them."""
     other, first, second = sample.times(0.0).alone(0), _copied(looked), _copied(looked)
     _pass_through(looked, first, sample)
     _pass_through(looked, second, other)
@@ -290,12 +288,12 @@ def _are_tables(looked: Looked, sample: Sample) -> bool:
 
 
 def _digest(value: Tensor) -> int:
-    """What tells whether a tensor was written to, or another put in its place, without a copy of it."""
+    """A digest that shows whether a tensor was written to or replaced, without a copy of it."""
     return hash((value.data_ptr(), _content(value)))
 
 
 def _content(value: Tensor) -> int:
-    """What tells a tensor's values from others: a sum of its bits, each by its place."""
+    """A digest of a tensor's values: a sum of its bits, weighted by position."""
     plain = value.detach().contiguous().view(-1).view(torch.uint8)
     is_aligned = plain.numel() % 8 == plain.storage_offset() % 8 == 0
     blocks = torch.split(plain.view(torch.int64) if is_aligned else plain, _BLOCK)
@@ -304,13 +302,13 @@ def _content(value: Tensor) -> int:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes of a tensor what tells its values from others, not the storage of all parameters that it is a view of.
+    """Pickles a digest for each tensor, not its storage, which may hold all parameters.
 
-    Of a weak reference nothing: a layer may make its references anew in each pass, as an LSTM does.
+    Weak references are left out, since layers such as an LSTM may create them anew in each pass.
     """
 
     def persistent_id(self, obj: Any) -> object:
-        """What stands for a tensor or a reference; None for what is written as always."""
+        """The digest of a tensor, or a constant for a reference; None for anything else, which is pickled as usual."""
         if isinstance(obj, Tensor):
             return obj.dtype, _content(obj)
         return ReferenceType.__name__ if isinstance(obj, ReferenceType) else None
@@ -323,7 +321,7 @@ def _written(value: object) -> bytes:
 
 
 def _attributes(module: nn.Module) -> dict[str, bytes]:
-    """What the layers and their classes keep besides parameters, buffers and hooks, by name."""
+    """The other attributes of the layers and their classes, besides parameters, buffers and hooks, by name."""
     found: dict[str, bytes] = {}
     for name, layer in module.named_modules():
         found |= _values(name, layer)
@@ -333,14 +331,14 @@ def _attributes(module: nn.Module) -> dict[str, bytes]:
 
 
 def _kept_by(losses: object) -> dict[str, bytes]:
-    """What a loss keeps: a function, an object that is called, or a method of one."""
+    """The state of a loss, which may be a function, a callable object or a method."""
     owner = getattr(losses, "__self__", losses)
     buffers = dict(owner.named_buffers()) if isinstance(owner, nn.Module) else {}
     return _values("losses", owner) | {f"losses.{name}": _written(part) for name, part in buffers.items()}
 
 
 def _values(name: str, owner: object) -> dict[str, bytes]:
-    """The attributes of a layer, class or function, by name, as far as they can be written down."""
+    """The pickled attributes of a layer, class or function, by name, if they can be pickled."""
     own, found = vars(nn.Module()).keys() - {"training"}, {}
     for key, value in getattr(owner, "__dict__", {}).items():
         if key not in own and not isinstance(value, FunctionType | type):
@@ -354,7 +352,7 @@ def _values(name: str, owner: object) -> dict[str, bytes]:
 
 
 def _first_that_differs(looked: Looked, sample: Sample, one: int, changed: Sample, other: int) -> str | None:
-    """The first layer whose output for a record, at one place and at another of other records, differs."""
+    """The first layer whose output for a record differs between two positions among other records."""
     first, second = (_outputs_by_module(looked, some) for some in (sample, changed))
     for name in (name for name in first if name in second):
         a, b = first[name], second[name]
@@ -365,7 +363,7 @@ def _first_that_differs(looked: Looked, sample: Sample, one: int, changed: Sampl
 
 
 def _outputs_by_module(looked: Looked, sample: Sample) -> dict[str, Tensor]:
-    """The outputs of every layer in another forward pass, by name, in the order in which they come."""
+    """The outputs of every layer in a forward pass, by name, in the order of the calls."""
     outputs: dict[str, Tensor] = {}
 
     def note(name: str, layer: nn.Module) -> Any:

@@ -1,7 +1,7 @@
-"""What kind of model this is, found out on made-up inputs before a private record is seen.
+"""Inspects a model on made-up records, before a private record is read.
 
-Records must not touch each other, or no record's gradient can be clipped. A model whose passes can be recorded is known
-by where its records lie in each tensor, and by giving the same gradients as autograd.
+The model must process each record independently; otherwise no record's gradient can be clipped. Its passes can be
+recorded if the batch dimension of each tensor is known and the recorded gradients agree with autograd's.
 """
 
 import copy
@@ -51,48 +51,48 @@ from algorithms.models.randomness import same_randomness
 
 _FEW, _MORE = 3, 17
 _BYTE = 256
-"""Whole numbers that are tried where no table says how many there are."""
+"""The range of made-up whole numbers for a model without an embedding table."""
 _HOUSE = (Path(torch.__file__).parent, Path(__file__).parent, Path(inspect.getfile(Model)).parent)
 _LARGE = 1e3
 _KINKS = 3e-2
-"""How far rounding in 32 bits may move a deep model's gradients, relative to them, by kinks that it passes."""
+"""Relative tolerance for gradients of a deep model in 32 bits, where rounding may cross kinks such as ReLU's."""
 _IN_32_BITS, _IN_64_BITS = 1e-4, 1e-9
-"""How far rounding may move a loss."""
+"""Relative and absolute tolerance for a loss."""
 _LIGHT = 2e7
-"""Operations in a forward pass of one record up to which there is time for a thousand such passes."""
+"""Operations in a forward pass of one record up to which a full inspection, of a thousand such passes, is quick."""
 _SPECIAL = 8
-"""The first entries of a table, among which paddings and other marks usually are."""
+"""The first entries of a table, which usually include padding and other special tokens."""
 _ALWAYS_MB = 4000.0
-"""What a look may take where less is given for a pass."""
+"""Memory that an inspection may always use, even if a pass may use less."""
 _VECTORS = 16
-"""How many vectors as long as the parameters, in 64 bits, a look holds at once."""
+"""How many vectors as long as the parameters, in 64 bits, an inspection holds at once."""
 _AROUND = r"(module\.)+"
-"""Names of a model in the modules that call it by the names of its inputs, or with the rows of a person."""
+"""The prefix of layer names in modules that wrap a model, as for inputs by name or for the records of a person."""
 _REENTRANT = "None of the inputs have requires_grad"
-"""What PyTorch warns of where it checkpoints with `use_reentrant=True` outside of a graph."""
+"""PyTorch's warning for checkpointing with `use_reentrant=True` outside of a graph."""
 _ROUNDING = 1e-2
-"""Of the tolerance, relative to the whole gradient: what rounding makes of a parameter's gradient that is zero."""
+"""Share of the tolerance, relative to the whole gradient, that rounding may add to a gradient of zero."""
 
 
 Draw = Callable[[int, int], Sample]
-"""Made-up records, by their number and a seed."""
+"""Draws made-up records, given their number and a seed."""
 
 
 @dataclass(frozen=True)
 class ModelInspection:
-    """What an examination found.
+    """The result of an inspection.
 
     Attributes:
         form: of the made-up records.
-        is_narrow: whether 16 bits were used.
-        answers: to what the model asks about values.
-        layouts: of the tensors that the rules ask about; None where passes cannot be recorded, for the `reason` given.
-        bytes_per_record: what autograd keeps for each record.
-        written_bytes: what its gradient takes as far as it is written down.
-        needed_bytes: what of a record is in memory at once during a pass.
+        is_narrow: whether the model computes in 16 bits somewhere.
+        answers: to the model's questions about tensor values.
+        layouts: of the uses of parameters; None if passes cannot be recorded, for the `reason` given.
+        bytes_per_record: saved by autograd for each record.
+        written_bytes: of a record's materialised gradients.
+        needed_bytes: peak memory of a pass for each record.
         is_random: whether the model draws random numbers.
-        without_rule: operations that are taken record by record.
-        is_brief: whether there was time for few passes alone.
+        without_rule: operations that are differentiated record by record.
+        is_brief: whether this was a brief inspection, for a large model.
     """
 
     form: Form
@@ -110,7 +110,7 @@ class ModelInspection:
 
 @contextmanager
 def refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[None]:
-    """Makes one sentence, ModelRefusedError, of whatever goes wrong inside of a model on made-up records."""
+    """Turn any exception that a model raises on made-up records into a ModelRefusedError of one sentence."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=_REENTRANT)
@@ -142,7 +142,7 @@ def refusing(model: Model, shape: tuple[int, ...], dtype: torch.dtype) -> Iterat
 
 
 def _place(error: Exception) -> str:
-    """The innermost layer and line of code of a model in which an exception was raised, as far as there is one."""
+    """The innermost layer and the model's line of code that raised an exception, if there is one."""
     frames = list(traceback.walk_tb(error.__traceback__))
     layers = [layer for frame, _ in frames if isinstance(layer := frame.f_locals.get("self"), nn.Module)]
     names = {id(part): name for name, part in layers[0].named_modules()} if layers else {}
@@ -154,15 +154,15 @@ def _place(error: Exception) -> str:
 
 
 def _is_house(file: str) -> bool:
-    """Whether a file is one of PyTorch's or of this folder, or the one with what a model is."""
+    """Whether a file belongs to PyTorch, to this folder or to `algorithms.models`."""
     return any(folder in Path(file).parents for folder in _HOUSE)
 
 
 def _check_memory(passes: Passes, parameters: Tensor, form: Form, memory_mb: float) -> None:
-    """Raises ModelRefusedError where a look would take more memory than there may be, by what single records take.
+    """Raises ModelRefusedError if an inspection would use too much memory, by passes over one and few records.
 
-    Most is taken either by a forward pass of many records in 64 bits, or by a graph of some beside its record. Apart
-    from the records there are copies of the module, in 32 and 64 bits, and vectors as long as the parameters.
+    The peak is either a forward pass of many records in 64 bits, or a recorded pass of some records with its graph.
+    There are also copies of the module, in 32 and 64 bits, and vectors as long as the parameters.
     """
     forward = _needed(form, lambda some: passes.losses(parameters, some.inputs, some.labels))[1]
     start = parameters.clone().requires_grad_()
@@ -184,7 +184,7 @@ def _check_memory(passes: Passes, parameters: Tensor, form: Form, memory_mb: flo
 
 
 def _needed(form: Form, run: Callable[[Sample], object], few: int = _FEW) -> tuple[int, int]:
-    """The most bytes that are alive at once while something runs: of its own, and for each record."""
+    """Peak memory in bytes while something runs: the fixed part, and the part for each record."""
     most = []
     for count in (1, few):
         with Memory() as memory, same_randomness():
@@ -195,23 +195,23 @@ def _needed(form: Form, run: Callable[[Sample], object], few: int = _FEW) -> tup
 
 
 def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
-    """Finds how to take a model's per-example gradients, in this order: what is cheap and what refuses comes first.
+    """Finds out how to compute a model's per-example gradients; cheap checks and refusals come first.
 
     1. Layers that are known to mix records.
-    2. Whether a look fits the memory, by passes of one and of three records.
-    3. What records look like: entries of its tables, and labels.
-    4. Whether a forward pass changes what the model keeps, and whether a record's loss or gradient depends on others.
-    5. Where the records lie in the tensors that rules ask about, and whether recorded gradients are those of autograd;
-       where they are not, or where they cannot be recorded, records are taken one by one.
+    2. Whether the inspection fits into memory, by passes of one and of three records.
+    3. The form of the records: entries of the model's tables, and labels.
+    4. Whether a forward pass changes the model's state, and whether a record's loss or gradient depends on others.
+    5. The batch dimension of the tensors that rules ask about, and whether recorded gradients agree with autograd's. If
+       they do not, or cannot be recorded, the model is differentiated record by record.
 
     Args:
         passes: of the model.
-        least: what records look like, before it is known how many entries the model's tables have.
-        memory_mb: what a pass may take.
+        least: the form of the records, before the number of entries of the model's tables is known.
+        memory_mb: for one pass.
 
     Raises:
-        RecordsNotIndependentError: where records mix.
-        ModelRefusedError: where the look would take more memory than there may be.
+        RecordsNotIndependentError: if records mix.
+        ModelRefusedError: if the inspection needs too much memory.
 
     Example:
         >>> import torch
@@ -284,7 +284,7 @@ def examine(passes: Passes, least: Form, memory_mb: float) -> ModelInspection:
 
 
 def _operations(passes: Passes, parameters: Tensor, form: Form) -> int:
-    """How many operations a forward pass of one record takes, which says how much there is time to look at."""
+    """The number of operations in a forward pass of one record, which decides how thorough the inspection is."""
     of_vectors = 20 * len(parameters)  # vectors as long are added up many times
     if of_vectors > _LIGHT:
         return of_vectors
@@ -298,7 +298,7 @@ def _operations(passes: Passes, parameters: Tensor, form: Form) -> int:
 
 
 def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelInspection:
-    """`examine` for models whose passes take long: the same in 32 bits, by about forty forward passes of one record."""
+    """`examine` for models with slow passes: in 32 bits, at the cost of about forty forward passes of one record."""
     form = _form(passes, parameters, least, count=1)
     looked = Looked(Passes(replace(passes.model, precision=torch.float32)), parameters, tolerance=_IN_32_BITS)
     one, few = form.draw(1, 0), form.draw(2, 0)
@@ -374,7 +374,7 @@ def _noted(
     answer: bool | None = None,
     other: GradSampleRecorder | None = None,
 ) -> tuple[OpTracer, GradSampleRecorder]:
-    """A forward pass: what it computes, and the shapes in every call; other: of another number of records."""
+    """Trace a forward pass: its operations, and the shapes in every call. other: the recorder of another batch size."""
     module = passes.model.module
     known = (parameters, *module.parameters(), *module.buffers())
     with watching((sample.inputs, sample.labels), known, answer) as watch:
@@ -383,7 +383,7 @@ def _noted(
 
 
 def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -> Form:
-    """The form with all entries of the model's tables, or of a byte, and all labels, as far as the model takes them."""
+    """The form with all entries of the model's tables, or of a byte, and all labels, if the model accepts them."""
     layers = [
         layer for layer in passes.model.module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
     ]
@@ -410,7 +410,7 @@ def _form(passes: Passes, parameters: Tensor, least: Form, count: int = _MORE) -
 
 
 def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> Form:
-    """The form with so many entries in one of its parts."""
+    """The form with this many entries in one of its parts."""
     packing, most = form.packing, entries
     if packing is not None:
         parts = list(packing.parts)
@@ -422,7 +422,7 @@ def _with_entries(form: Form, entries: int, paddings: set[int], place: int) -> F
 
 
 def _taken(passes: Passes, parameters: Tensor, form: Form, count: int) -> Tensor | None:
-    """The outputs for records of a form; None where the model has no losses for these."""
+    """The outputs for records of a form; None if the model cannot compute losses for them."""
     model, sample = passes.model, form.draw(count, 0)
     try:
         with torch.no_grad(), same_randomness():
@@ -434,9 +434,9 @@ def _taken(passes: Passes, parameters: Tensor, form: Form, count: int) -> Tensor
 
 
 def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
-    """The model in 64 bits, where rounding hides no difference; as it is where it cannot compute in 64 bits.
+    """The model in 64 bits, where rounding hides no difference; unchanged if it cannot compute in 64 bits.
 
-    Some models insist on their own types, and masks as large as 64 bits allow are infinite for a softmax in 32.
+    Some models insist on their own types, and a mask as large as 64 bits allow is infinite in a 32-bit softmax.
     """
     model = replace(passes.model, precision=torch.float32)
     plain = Looked(Passes(model), parameters, tolerance=_IN_32_BITS)
@@ -454,13 +454,13 @@ def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
 
 
 def _look_of(watch: OpTracer) -> str:
-    """Why a model that asks for its records' values is not recorded."""
+    """Why a model that reads its records' values is not recorded."""
     by = f" ({watch.looked})" if watch.looked else ""
     return f"a look at the values of a tensor{by}, on which the way through the model may depend; masks are faster"
 
 
 def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
-    """Takes records one by one; raises RecordsNotIndependentError where even single ones cannot be differentiated."""
+    """Differentiate record by record; raises RecordsNotIndependentError if that fails too."""
     try:
         passes.one_by_one(parameters, sample.inputs, sample.labels)
     except RuntimeError as reason:
@@ -472,7 +472,7 @@ def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
 
 
 def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tuple[Layouts, tuple[str, ...]]:
-    """Where the records are, from the shapes at two batch sizes, and which operations have no rule."""
+    """The layouts, from the shapes for two batch sizes, and the operations without a rule."""
     first = _taped(passes, parameters, few)
     second = _taped(passes, parameters, more, other=first)
     layouts = second.layouts()
@@ -496,10 +496,10 @@ def _taped(
 
 
 def _decided(passes: Passes, parameters: Tensor, sample: Sample, exact: Looked, draw: Draw) -> Answers:
-    """Public answers to what the model asks of its records' values, with which single records are what they were.
+    """Public answers to the model's questions about tensor values that leave the results of single records unchanged.
 
-    Such as whether any record has padding, which changes how a mask is applied and not what comes out. The first that
-    are tried are those of many unlike records, which as a rule choose the general way. () where none are right.
+    An example is whether any record has padding, which changes how a mask is applied but not the result. The first
+    answers tried are those for many different records, which usually choose the general code path. () if none is right.
     """
     natural = (watched(passes, parameters, sample, answer=answer) for answer in (None, False, True))
     few = draw(_FEW, 0)
@@ -518,7 +518,7 @@ def _right_answers(natural: Iterator[OpTracer], exact: Looked, samples: list[Sam
 
 
 def _is_right(exact: Looked, answers: Answers, samples: list[Sample]) -> bool:
-    """Whether records taken together, with answers given, have the losses and gradients of each alone."""
+    """Whether records in one pass, with these answers, have the same losses as each record alone."""
     together = replace(exact, passes=replace(exact.passes, answers=answers))
 
     def agree(sample: Sample) -> bool:
@@ -540,7 +540,7 @@ def _recorded(
 
 
 def _check_gradients(looked: Looked, sample: Sample, layouts: Layouts, weight: float = 1.0) -> None:
-    """Raises UnrecordedError if the recorded gradients are not those of autograd, or not finite for any record."""
+    """Raises UnrecordedError if recorded gradients differ from autograd's, or are finite for no record."""
     found = _recorded(looked, sample, layouts)
     finite = found.finite(L2(1.0))
     if not bool(finite.all()):
@@ -562,11 +562,10 @@ def _compare(
     tolerance: float | None = None,
     weight: float = 1.0,
 ) -> None:
-    """Raises UnrecordedError where a weighted sum of the gradients that were found is not what autograd makes of it.
+    """Raises UnrecordedError if a weighted sum of recorded gradients differs from autograd's.
 
-    weight: of the losses, as some ways back mix large errors alone.
-
-    Parameter by parameter, so that of all of them there is one copy alone.
+    weight: of the losses, since some backward passes mix records only if errors are large. The comparison goes
+    parameter by parameter, so that there is a single copy of the gradient.
     """
     weights = weight * _weights(sample)
     with same_randomness():
@@ -586,13 +585,13 @@ def _compare(
 
 
 def _kept_each(passes: Passes, parameters: Tensor, form: Form, few: int, more: int) -> int:
-    """What autograd keeps for a backward pass for each record, in bytes, by what it keeps for few and for more."""
+    """Bytes that autograd saves for each record, from passes with few and with more records."""
     sizes = [_kept_bytes(passes, parameters, form.draw(count, 0)) for count in (few, more)]
     return (sizes[1] - sizes[0]) // (more - few)
 
 
 def _kept_bytes(passes: Passes, parameters: Tensor, sample: Sample) -> int:
-    """What autograd keeps for a backward pass, in bytes."""
+    """Bytes that autograd saves for a backward pass."""
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""Made-up records, on which a model is looked at before it sees private ones.
-
-What a model computes, operation by operation, seen on made-up records.
-"""
+"""Made-up records, and a tracer of the operations that a model computes on them."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,10 +24,10 @@ from algorithms.models.randomness import same_randomness
 
 @dataclass(frozen=True)
 class Form:
-    """What records look like: shape and type of their inputs, whole numbers below `entries`, labels below `classes`.
+    """The form of records: shape and type of their inputs, whole numbers below `entries`, labels below `classes`.
 
-    constants: whole numbers of which one may fill up a record's rest, as padding does. packing: of inputs that are
-    several tensors, each with entries of its own. label_shape, label_dtype: of one record's labels.
+    constants: whole numbers that may fill the rest of a record, as padding does. packing: for inputs of several
+    tensors, each with its own entries. label_shape, label_dtype: of one record's labels.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +41,7 @@ class Form:
     label_dtype: torch.dtype = torch.int64
 
     def draw(self, count: int, seed: int) -> "Sample":
-        """Made-up records: normal numbers, or whole ones of any entry, the rest of each one constant."""
+        """Draw made-up records: normal numbers, or random entries with the rest filled with one constant."""
         source = torch.Generator().manual_seed(seed)
         places = math.prod(self.label_shape)
         labels = (torch.arange(seed, seed + count)[:, None] + torch.arange(places)) % self.classes
@@ -75,14 +72,14 @@ class Form:
 
 @dataclass(frozen=True)
 class Sample:
-    """Made-up inputs [count, *shape] and labels; packing: of inputs that are several tensors."""
+    """Made-up inputs [count, *shape] and labels; packing: for inputs of several tensors."""
 
     inputs: Tensor
     labels: Tensor
     packing: Packing | None = None
 
     def all_of(self, constant: int) -> "Sample":
-        """The same number of records, in which every whole number is the same, as far as there are so many."""
+        """The same number of records, in which all whole numbers are equal, limited to the entries of each part."""
 
         def full(values: Tensor, part: Part | None) -> Tensor:
             if part is not None and (values.is_floating_point() or part.is_mask or constant >= part.entries):
@@ -92,7 +89,7 @@ class Sample:
         return self._changed(full)
 
     def times(self, factor: float) -> "Sample":
-        """The same records, larger; whole numbers are all 0 for the factor 0 and stay as they are for others."""
+        """The same records times a factor; whole numbers become 0 for the factor 0, and are unchanged otherwise."""
 
         def larger(values: Tensor, part: Part | None) -> Tensor:
             if part is not None and part.is_mask:
@@ -104,7 +101,7 @@ class Sample:
         return self._changed(larger)
 
     def with_holes(self) -> "Sample":
-        """The same records, the first value of each in the first dimension missing; whole numbers stay as they are."""
+        """The same records with NaN as the first values of each; whole numbers are unchanged."""
 
         def holed(values: Tensor, _part: Part | None) -> Tensor:
             values = values.clone()
@@ -115,33 +112,32 @@ class Sample:
         return self._changed(holed)
 
     def in_64_bits(self) -> "Sample":
-        """The same records in float64; whole numbers stay as they are, and so does what is packed with them."""
+        """The same records in float64; whole numbers, and inputs packed with them, are unchanged."""
         is_float = self.inputs.is_floating_point()
         return replace(self, inputs=self.inputs.double() if is_float else self.inputs)
 
     def among(self, others: "Sample", place: int) -> "Sample":
-        """One record, at its place among other ones."""
+        """Other records, with the record of this sample at one position."""
         inputs, labels = others.inputs.clone(), others.labels.clone()
         inputs[place], labels[place] = self.inputs[place], self.labels[place]
         return replace(self, inputs=inputs, labels=labels)
 
     def some(self, chosen: Tensor | slice | list[int]) -> "Sample":
-        """The records at some places, or those that a mask chooses."""
+        """The records at some positions, given as indices or as a mask."""
         return replace(self, inputs=self.inputs[chosen], labels=self.labels[chosen])
 
     def alone(self, place: int) -> "Sample":
-        """One record without any other."""
+        """One record alone."""
         return self.some(slice(place, place + 1))
 
     def repeated(self, place: int) -> "Sample":
-        """As many records, all of them the one at a place."""
+        """The same number of records, all equal to the one at a position."""
         return self.some([place] * len(self.labels))
 
     def shortened(self) -> "Sample":
-        """The same series, of a third, two thirds and all of their length in turn; the rest is zero.
+        """The same series with a third, two thirds or all of their length, in turn; the rest is zero.
 
-        A model may sort series by length: the first two are then swapped. Images, which have no length, stay as they
-        are.
+        A model that sorts series by length then swaps the first two. Images, which have no length, are unchanged.
         """
 
         def shorter(values: Tensor, part: Part | None) -> Tensor:
@@ -155,7 +151,7 @@ class Sample:
         return self._changed(shorter)
 
     def _changed(self, change: Callable[[Tensor, Part | None], Tensor]) -> "Sample":
-        """The same with each of its tensors changed."""
+        """The same records with a function applied to each tensor."""
         if self.packing is None:
             return replace(self, inputs=change(self.inputs, None))
         pairs = zip(self.packing.split(self.inputs), self.packing.parts, strict=True)
@@ -163,7 +159,7 @@ class Sample:
 
 
 def away_from_start(model: Model) -> Tensor:
-    """A point near the start at which no layer is zero and hides what is before it."""
+    """A point near the start where no layer is zero, since such a layer would hide the ones before it."""
     start = model.initial_parameters()
     draw = torch.Generator().manual_seed(2)
     moved: Tensor = start + (0.1 * torch.randn(len(start), generator=draw)).to(start)
@@ -171,7 +167,7 @@ def away_from_start(model: Model) -> Tensor:
 
 
 def near_start(model: Model) -> Tensor:
-    """The same for a deep model, whose outputs would grow without a bound: moved in proportion to each parameter."""
+    """The same for a deep model: each parameter moves in proportion to its size, so that outputs do not explode."""
     moved, draw = model.initial_parameters(), torch.randn(2**16, generator=torch.Generator().manual_seed(2))
     for place in model.places.values():
         part = moved[place]
@@ -199,7 +195,7 @@ _FUNCTIONS_THAT_LOOK = (
     *("allclose", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select"),
     *("bincount", "to_sparse", "_pack_padded_sequence", "pack_padded_sequence", "__contains__"),
 )
-"""Functions whose answer is a value or a number of values, on which the way through a model may then depend."""
+"""Functions that return a value or a number of values, on which a model's control flow may then depend."""
 
 _ATEN = torch.ops.aten
 _OPERATIONS_THAT_LOOK = (
@@ -215,7 +211,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Operation:
-    """The shapes of what an operation gave, of the values of records that it took, and of what nobody watched made."""
+    """The shapes of an operation's outputs, of its inputs that depend on records, and of inputs of unknown origin."""
 
     given: Shapes
     of_records: Shapes
@@ -223,7 +219,7 @@ class Operation:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that is not compiled; the compiler, whose import takes a second, need not be told to leave it out."""
+    """A dispatch mode for which PyTorch does not import its compiler, which takes a second."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -239,18 +235,19 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.run(func, args, kwargs or {})
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation gives; what else is done is up to the mode."""
+        """Run an operation; subclasses add what they observe."""
         return func(*args, **kwargs)
 
 
 class OpTracer(_Watch):
-    """Sees every operation that runs inside of it, whatever function or method of PyTorch led there.
+    """Sees every operation within its block, whichever PyTorch function or method calls it.
 
-    records: what the values of the records come from. known: other tensors there are before. answer: to give where the
-    model asks a yes or no of the records' values; None for what is so. looked: the first function that made another
-    number of Python, or of values, out of theirs; "" for none. answers: to each question that was asked, None where no
-    record has a part in it.
-    is_narrow: whether there were numbers of 16 bits. is_short: whether of records there were some of 32 or fewer.
+    records: the records' tensors. known: other tensors that exist before. answer: what to answer when the model asks
+    for a bool that depends on the records; None for the true answer.
+
+    After a run: looked: the first function that turned the records' values into another Python number, or into a
+    number of values; "" for none. answers: the answer to each question, None if no record can influence it. is_narrow:
+    whether there were 16-bit numbers. is_short: whether values of records had 32 bits or fewer.
     """
 
     def __init__(
@@ -269,37 +266,37 @@ class OpTracer(_Watch):
 
     @property
     def is_decided(self) -> bool:
-        """Whether no value of a record has decided on the way through the model."""
+        """Whether the model's control flow did not depend on a record's values."""
         return not self.looked and not any(answer is not None for answer in self.answers)
 
     def may_depend(self, tree: Any) -> bool:
-        """Whether a tensor among some arguments follows from the values of the records, or nobody knows from what."""
+        """Whether some argument is a tensor that depends on the records' values, or is of unknown origin."""
         return any(part in self._of_records or self._is_unknown(part) for part in _tensors(tree))
 
     def _is_unknown(self, tensor: Tensor) -> bool:
-        """Whether nobody watched how a tensor was made; what is made of parameters alone is seen as it is used."""
+        """Whether a tensor's origin is unknown, since it was not made within the block."""
         return tensor not in self._known and not isinstance(tensor, RecordedTensor)
 
     def answered(self, ask: Callable[[], Any], tree: Any) -> Any:
-        """The answer to a question about the values of tensors."""
+        """Answer a question about tensor values."""
         depends = self.may_depend(tree)
         given = self.unlooked(ask) if self.answer is None or not depends else self.answer
         self.answers.append(bool(given) if depends else None)
         return given
 
     def unlooked(self, run: Callable[[], Any]) -> Any:
-        """What is given by a run whose looks at values decide nothing else."""
+        """Run a function whose use of values does not influence the model otherwise."""
         before = self.looked
         given = run()
         self.looked = before
         return given
 
     def note_look(self, name: str) -> None:
-        """Says that a function looked at values of the records."""
+        """Note that a function read values of the records."""
         self.looked = self.looked or name.strip("_")
 
     def turn(self) -> None:
-        """Says that from here on errors go back, whose sums over records belong to no record."""
+        """Note that the backward pass begins, whose sums over records belong to no record."""
         self.turned = len(self.operations)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -323,10 +320,7 @@ class OpTracer(_Watch):
 
 
 class Memory(_Watch):
-    """Counts the bytes that are alive of what is computed inside of it, whoever holds them: a graph or a variable.
-
-    most: how many were alive at once.
-    """
+    """Counts the live bytes of tensors computed within its block, held by a graph or a variable. most: the peak."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -334,7 +328,7 @@ class Memory(_Watch):
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def _count(self) -> None:
-        """Notes how many are alive now."""
+        """Update the peak with the bytes that are alive now."""
         self._storages = {
             place: held
             for place, held in self._storages.items()
@@ -359,7 +353,7 @@ class Memory(_Watch):
 
 
 class Operations(_Watch):
-    """Counts the operations of products and convolutions inside of it, as PyTorch's flop counter does."""
+    """Counts the operations of products and convolutions within its block, like PyTorch's flop counter."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -373,7 +367,7 @@ class Operations(_Watch):
 
 
 class _LookingFunctions(TorchFunctionMode):
-    """Tells a watch of functions that look at values without an operation, such as `tolist`."""
+    """Notes functions that read values without an operation, such as `tolist`."""
 
     def __init__(self, watch: OpTracer) -> None:
         super().__init__()
@@ -401,18 +395,18 @@ class _LookingFunctions(TorchFunctionMode):
 def watching(
     records: Sequence[Tensor], known: Sequence[Tensor], answer: bool | None = None
 ) -> Iterator[OpTracer]:
-    """A watch of what runs inside of the block, with the same random numbers each time."""
+    """Trace what runs within the block, with the same random numbers each time."""
     watch = OpTracer(records, known, answer)
     with watch, _LookingFunctions(watch), same_randomness():
         yield watch
 
 
 def fills(passes: Passes, form: Form, sizes: Sequence[int]) -> bool:
-    """Whether passes of these numbers of records fill whatever the model computes, each record apart from the others.
+    """Whether, for these batch sizes, all tensors that a model computes from records have full multiples of rows.
 
-    On a way that no value decides; with a graph, through which errors go back, and without one. Else what one record
-    counts could depend on its place, or on the number of others, even where a pass is full: as where a row is put in
-    front of them, or where they are cut.
+    Checked with and without an autograd graph, and only for control flow that does not depend on values. Otherwise a
+    record's result could depend on its batch position or on the batch size even in a full pass, as when the model puts
+    a row in front of the records or cuts them.
     """
     parameters = away_from_start(passes.model).to(form.device)
     for follow in (_there_and_back, _there):
@@ -443,7 +437,7 @@ def watched(
     follow: Follow = _there,
     answer: bool | None = None,
 ) -> OpTracer:
-    """What a model computes of some records; answer: as a watch has it."""
+    """Trace a model on some records; answer: as in `OpTracer`."""
     point = parameters.clone().requires_grad_()
     module = passes.model.module
     known = (point, *module.parameters(), *module.buffers())
@@ -453,10 +447,10 @@ def watched(
 
 
 def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool:
-    """Whether all numbers that records were computed in lie in multiples of so many rows, each record apart.
+    """Whether the tensors of records in two traces, for these batch sizes, grow in full multiples with the batch.
 
-    few, many: of these two numbers of records. What was made of the records' values and used for others has a dimension
-    for them, up to the turn; what nobody watched made has none.
+    Before the backward pass, every tensor that depends on the records and is used by others must have a batch
+    dimension, and tensors of unknown origin must have none.
     """
     pairs = list(zip(few.operations, many.operations, strict=False))
     if len(few.operations) != len(many.operations) or not few.is_decided or not many.is_decided:
@@ -470,7 +464,7 @@ def _fill_alike(few: OpTracer, many: OpTracer, records: tuple[int, int]) -> bool
 
 
 def mixes(few: Operation, many: Operation) -> bool:
-    """Whether a value without a dimension for the records, made of theirs, became a part of what has one."""
+    """Whether a value that depends on the records but has no batch dimension became part of a tensor that has one."""
     of_all = any(a == b for a, b in zip(few.of_records, many.of_records, strict=False))
     return of_all and few.given != many.given
 
@@ -485,7 +479,7 @@ def _all(
 
 
 def _is_multiple(few: torch.Size, many: torch.Size, records: tuple[int, int]) -> bool:
-    """Whether one dimension alone, or none, grows with the records: a multiple of their number."""
+    """Whether at most one dimension grows with the batch, as a multiple of its size."""
     if len(few) != len(many):
         return False
     growing = [(a, b) for a, b in zip(few, many, strict=True) if a != b]
@@ -498,7 +492,7 @@ def _stays(few: torch.Size, many: torch.Size, _records: tuple[int, int]) -> bool
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    """The tensors among arguments or results; what operations take and give is unpacked here, which is faster."""
+    """The tensors among arguments or results; a faster `tree_leaves` for the nesting that operations use."""
     if isinstance(tree, Tensor):
         return [tree]
     if type(tree) in (tuple, list):
@@ -518,7 +512,7 @@ def _shapes(tensors: Iterable[Tensor]) -> Shapes:
 
 
 def _looks(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a function looks at the values of a tensor."""
+    """Whether a function reads the values of a tensor."""
     name = getattr(func, "__name__", "")
     given = (*args, *kwargs.values())
     if name == "__getitem__":

@@ -1,4 +1,4 @@
-"""One forward and one backward pass over some records, recorded or record by record."""
+"""Forward and backward passes over some records: recorded for all of them at once, or record by record."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,9 +26,9 @@ Answers = tuple[bool | None, ...]
 class Passes:
     """The passes of one model, in its precision.
 
-    answers: to the questions about values that the model asks on its way, such as whether any record has padding, in
-    their order: a public constant each, since an answer that followed from some records would change what others count.
-    None for those in which no record has a part. Single records are asked themselves.
+    answers: to the model's questions about tensor values, such as whether any record has padding, in order. Each is a
+    public constant, since an answer that depends on some records would change the results of others. None for questions
+    that no record can influence. A pass over a single record uses the record's own answers.
     """
 
     model: Model
@@ -46,7 +46,7 @@ class Passes:
         layouts: Layouts | None = None,
         other: tuple[Sequence[Shapes], int] | None = None,
     ) -> GradSampleRecorder:
-        """The tape of a forward pass; without layouts it learns them, as a recorder does, from other ones."""
+        """The recorder of a forward pass; without layouts it learns them from the shapes in `other`."""
         tape, inputs = self._tape(parameters, inputs, len(labels), layouts, other)
 
         def run() -> None:
@@ -65,11 +65,10 @@ class Passes:
         layouts: Layouts,
         without_rule: set[str] | None = None,
     ) -> PerExampleGradients:
-        """Book-keeping: one backward pass to the outputs of the operations that use parameters (Bu et al. 2023).
+        """Per-example gradients from one backward pass, to the outputs of the operations that use parameters.
 
-        without_rule: to which operations that have none are added.
-
-        Raises UnrecordedError where an operation cannot be told apart by record.
+        This is the book-keeping of Bu et al. (2023). without_rule: a set to add operations without a rule to. Raises
+        UnrecordedError if an operation's gradients cannot be separated by record.
         """
         tape, inputs = self._tape(parameters, inputs, len(labels), layouts)
 
@@ -109,7 +108,7 @@ class Passes:
         layouts: Layouts | None,
         other: tuple[Sequence[Shapes], int] | None = None,
     ) -> tuple[GradSampleRecorder, Tensor]:
-        """A new tape, with the parameters by name, and the inputs, both in the order that is fastest for the model."""
+        """A new recorder with the parameters by name, and the inputs; both in the model's fastest memory format."""
         named = self.model.named(parameters.detach())
         if self._pools:
             named = {name: _channels_last(part) for name, part in named.items()}
@@ -118,7 +117,7 @@ class Passes:
         return tape, inputs
 
     def one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
-        """Each record's gradient written down by `torch.func`, or in a pass of its own where that cannot."""
+        """Each record's gradient, materialised: by `torch.func`, or by a separate pass if that fails."""
 
         def loss(values: dict[str, Tensor], one_input: Tensor, one_label: Tensor) -> Tensor:
             return self.model.losses(self.model.outputs(values, one_input[None]), one_label[None])[0]
@@ -134,7 +133,7 @@ class Passes:
         return self.contributions(parameters, losses.detach(), dict(rows))
 
     def _each_in_a_pass(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> PerExampleGradients:
-        """Each record in a pass of its own: slow, and right for whatever autograd differentiates."""
+        """Each record in a separate pass: slow, but correct for everything that autograd differentiates."""
         losses, rows, alone = [], [], replace(self, answers=())
         for one_input, one_label in zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True):
             point = parameters.detach().clone().requires_grad_()
@@ -147,12 +146,12 @@ class Passes:
         return self.contributions(parameters, torch.cat(losses), dict(gradients))
 
     def followed(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each record, [batch], with a graph."""
+        """The loss of each record, [batch], with its autograd graph."""
         with torch.enable_grad(), self._precision(inputs.device), self._answering():
             return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
 
     def back(self, parameters: Tensor, total: Tensor) -> Tensor | None:
-        """The gradient [d] of what `followed` led to at these parameters; None where it does not depend on them."""
+        """The gradient [d] of a scalar made from the result of `followed`; None if it does not depend on parameters."""
         if not total.requires_grad:
             return None
         named = self.model.named(parameters)
@@ -166,7 +165,7 @@ class Passes:
     def gradients(
         self, parameters: Tensor, inputs: Tensor, labels: Tensor, weights: Tensor
     ) -> dict[str, Tensor]:
-        """Those of the weighted sum of losses, by parameter; without those on which it does not depend."""
+        """The gradients of the weighted sum of losses, by parameter; without parameters that it does not depend on."""
         named = {
             name: part.detach().requires_grad_()
             for name, part in self.model.named(parameters.detach()).items()
@@ -195,7 +194,7 @@ class Passes:
             return self.model.losses(self.model.outputs(self.model.named(parameters), inputs), labels)
 
     def losses_one_by_one(self, parameters: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each record, [batch], in a pass of its own, where questions about values are its own."""
+        """The loss of each record, [batch], from a separate pass with the record's own answers."""
         alone = replace(self, answers=())
         pairs = zip(torch.split(inputs, 1), torch.split(labels, 1), strict=True)
         return torch.cat([alone.losses(parameters, *one) for one in pairs])
@@ -203,13 +202,13 @@ class Passes:
     def contributions(
         self, parameters: Tensor, losses: Tensor, gradients: dict[str, PerExample]
     ) -> PerExampleGradients:
-        """Gradients by parameter with what the model says of them."""
+        """Gradients by parameter, together with the model's layers and the parameters' positions."""
         return PerExampleGradients(
             losses, gradients, self.model.places, self.model.layers, wide(parameters).dtype
         )
 
     def _answering(self, *, again: bool = False) -> AbstractContextManager[Any]:
-        """Where questions have the answers; again: in a way back, where layers that run again ask out of order."""
+        """A context that answers questions. again: in a backward pass, where checkpointed layers ask out of order."""
         return Answering(self.answers, is_silent=again) if self.answers else nullcontext()
 
     def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
@@ -219,7 +218,7 @@ class Passes:
 
 
 class Answering(TorchFunctionMode):
-    """Gives the answers to the questions that are asked inside of it; is_silent: raises UnrecordedError at each."""
+    """Answers the questions that are asked within the block; is_silent: raises UnrecordedError at each question."""
 
     def __init__(self, answers: Answers, *, is_silent: bool) -> None:
         super().__init__()
@@ -251,17 +250,17 @@ _QUESTIONS = frozenset(
 
 
 def asks(func: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether a function of tensors gives a yes or no of Python."""
+    """Whether a function of tensors returns a Python bool."""
     return func in _QUESTIONS and (func is not Tensor.item or args[0].dtype == torch.bool)
 
 
 def _pools(module: nn.Module) -> bool:
-    """Whether a model has poolings, which are several times faster where a pixel's channels lie side by side."""
+    """Whether a model has max pooling, which is several times faster in the channels-last format."""
     return any(isinstance(layer, nn.modules.pooling._MaxPoolNd) for layer in module.modules())
 
 
 def _channels_last(images: Tensor) -> Tensor:
-    """Images and kernels with a pixel's channels side by side; other tensors as they are."""
+    """Images and kernels in the channels-last format; other tensors unchanged."""
     if images.dim() != 4:
         return images
     _, channels, height, width = images.shape

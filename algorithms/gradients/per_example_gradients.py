@@ -1,4 +1,4 @@
-"""What the records of one physical batch contribute to a sum: for the barrier alone, since nothing here is noised."""
+"""The contributions of one physical batch to a sum: for the barrier alone, since they have no noise yet."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -13,16 +13,16 @@ from algorithms.gradients.embedding_grad import EmbeddingGrad
 from algorithms.gradients.grads import DenseGrad, LinearGrad, PerExample, add_rows, as_measured
 
 _FEW_NUMBERS = 512
-"""Of a parameter below which the calls for its gradients weigh more than their arithmetic."""
+"""Size of a parameter up to which function calls take longer than the arithmetic on its gradients."""
 
 
 @dataclass(frozen=True)
 class PerExampleGradients:
     """Losses and gradients of some records at one point, from one forward and one backward pass.
 
-    losses: [batch]. gradients: by parameter; a parameter without an entry has none. places: where each parameter lies
+    losses: [batch]. gradients: by parameter; zero for a parameter without an entry. places: the slice of each parameter
     in the flat vector. layers: the names of each layer's parameters, in the model's order. dtype: of the gradients, at
-    least 32 bits. padding: how many records follow these in the gradients, which count for nothing.
+    least 32 bits. padding: the number of further records in the gradients, which are ignored.
     """
 
     losses: Tensor
@@ -34,7 +34,7 @@ class PerExampleGradients:
 
     @staticmethod
     def of_rows(rows: Tensor) -> "PerExampleGradients":
-        """PerExampleGradients that are written down, [batch, d], as gradients of one parameter."""
+        """Materialised gradients [batch, d], as those of a single parameter."""
         places, layers = {"": slice(0, rows.shape[1])}, (("",),)
         return PerExampleGradients(
             rows.new_zeros(len(rows)), {"": DenseGrad(rows)}, places, layers, wide(rows).dtype
@@ -42,9 +42,9 @@ class PerExampleGradients:
 
     @in_full_precision()
     def norms(self, clipping: Clipping) -> Tensor:
-        """The norms that `clipping` bounds, raised by what rounding can add; [batch], float64.
+        """The norms that `clipping` bounds, including a margin for rounding; [batch], float64.
 
-        By layer, [batch, layers], for per-layer clipping. Not finite where a gradient is not.
+        For per-layer clipping [batch, layers]. Not finite if a gradient is not.
         """
         return self._norms(clipping)[: len(self.losses)]
 
@@ -53,16 +53,16 @@ class PerExampleGradients:
         return all_finite(self.norms(clipping))
 
     def clipped_sum(self, clipping: Clipping, norms: Tensor | None = None) -> Tensor:
-        """The sum of the contributions after clipping, shape [d], float64; arguments as of `add_clipped`."""
+        """The sum of the clipped contributions, shape [d], float64; arguments as in `add_clipped`."""
         total = self._empty_sum()
         self.add_clipped(clipping, total, norms)
         return total
 
     @in_full_precision()
     def add_clipped(self, clipping: Clipping, total: Tensor, norms: Tensor | None = None) -> None:
-        """Adds the contributions after clipping to a total [d], float64.
+        """Add the clipped contributions to a total [d], float64.
 
-        A record whose gradient is not finite contributes zero. norms: of these records, where `norms` has given them.
+        A record whose gradient is not finite contributes zero. norms: the result of `norms`, if it is known already.
         Raises ValueError for per-layer bounds that do not fit.
         """
         if isinstance(clipping, PerLayer) and len(clipping.norms) != len(self.layers):
@@ -97,7 +97,7 @@ class PerExampleGradients:
         return total
 
     def weighted_parts(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The same sum parameter by parameter, by name, [numel] each; of those that have gradients."""
+        """The same sum by parameter, [numel] each, for parameters that have gradients."""
         for name in self.gradients:
             place = self.places[name]
             total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)
@@ -105,27 +105,27 @@ class PerExampleGradients:
             yield name, total
 
     def take(self, chosen: Tensor) -> "PerExampleGradients":
-        """Those of the chosen records; chosen: their indices."""
+        """The gradients of some records; chosen: their indices."""
         gradients = {name: as_measured(each).take(chosen) for name, each in self.gradients.items()}
         return replace(self, losses=self.losses[chosen], gradients=gradients, padding=0)
 
     def first(self, count: int) -> "PerExampleGradients":
-        """The first `count` records; the others are measured with them and then left out.
+        """The first `count` records; the rest becomes padding, which is computed but ignored.
 
-        So a record's numbers are computed in the same place of a kernel whatever the number of records.
+        So a record's results do not depend on the number of records.
         """
         return replace(self, losses=self.losses[:count], padding=len(self.losses) - count)
 
     @property
     def written_bytes(self) -> int:
-        """What the gradients take that are written down, once they are measured."""
+        """Bytes of the materialised gradients, after `norms`."""
         kept = (
             vars(gradient).get(name) for gradient in self.gradients.values() for name in ("rows", "_written")
         )
         return sum(part.nbytes for part in kept if part is not None)
 
     def _norms(self, clipping: Clipping) -> Tensor:
-        """`norms`, of the padding as well."""
+        """`norms`, including the padding."""
         if isinstance(clipping, PerLayer):
             return torch.stack([self._root(names, clipping) for names in self.layers], dim=1)
         if isinstance(clipping, L1):
@@ -135,7 +135,7 @@ class PerExampleGradients:
         return self._root(self.places, clipping)
 
     def _add_finite(self, norms: Tensor, finite: Tensor, clipping: Clipping, total: Tensor) -> None:
-        """Adds what is finite; what was only too large to square in 32 bits is taken in 64."""
+        """Add finite contributions; those that only overflow when squared in 32 bits are computed again in 64."""
         self.take(torch.nonzero(finite)[:, 0]).add_clipped(clipping, total, norms[finite])
         if self.dtype != torch.float64:
             self.take(torch.nonzero(~finite)[:, 0])._in_64_bits().add_clipped(clipping, total)
@@ -149,7 +149,7 @@ class PerExampleGradients:
         return torch.zeros(count, dtype=torch.float64, device=self.losses.device)
 
     def _widths(self) -> Tensor:
-        """The largest coordinate above 0 plus the largest below, [batch], float64, raised by what rounding can add."""
+        """The largest coordinate above 0 plus the largest below, [batch], float64, with a margin for rounding."""
         above, below = self._zeros(), self._zeros()
         for gradient in self.gradients.values():
             rows = gradient.rows
@@ -168,7 +168,7 @@ class PerExampleGradients:
 
     @cached_property
     def _joined(self) -> tuple[list[str], Tensor]:
-        """Those of few numbers that are written down, side by side: one call for all takes less than one for each."""
+        """The names and concatenated gradients of small materialised parameters, to process them in one call."""
         names = [
             name
             for name, place in self.places.items()
@@ -180,7 +180,7 @@ class PerExampleGradients:
         return names, torch.cat(rows, dim=1) if rows else torch.empty(0)
 
     def _squares(self, name: str, clipping: Clipping) -> Tensor:
-        """Squared L2 norms of one parameter's part, transformed as the clipping says."""
+        """Squared L2 norms of one parameter's gradients, after the clipping's transformation."""
         gradient = self.gradients.get(name)
         if not isinstance(clipping, Affine):
             return self._zeros() if gradient is None else gradient.square_norms()
@@ -194,7 +194,7 @@ class PerExampleGradients:
         return torch.zeros(size, dtype=torch.float64, device=self.losses.device)
 
     def _add_alike(self, weights: Tensor, total: Tensor) -> None:
-        """Adds the weighted sum of the gradients to a total [d], float64."""
+        """Add the weighted sum of the gradients to a total [d], float64."""
         together, rows = self._joined
         if together:
             added = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
@@ -207,7 +207,7 @@ class PerExampleGradients:
         self._add_weighted({name: weights for name in self.places if name not in together}, total)
 
     def _add_weighted(self, weights: dict[str, Tensor], total: Tensor) -> None:
-        """Adds the weighted sum of the gradients, each parameter with weights of its own, to a total [d], float64."""
+        """Add the weighted sum of the gradients, with separate weights for each parameter, to a total [d], float64."""
         for name, each in weights.items():
             if name in self.gradients:
                 self._add_weighted_of(name, each, total[self.places[name]])
@@ -230,7 +230,7 @@ def all_finite(norms: Tensor) -> Tensor:
 
 
 def combined(parts: list[PerExample]) -> PerExample:
-    """The gradients of a parameter that is used several times: their sum, in a closed form where there is one."""
+    """The sum of a parameter's gradients from several uses, in a closed form if there is one."""
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, LinearGrad) for part in parts):

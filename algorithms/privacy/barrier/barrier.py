@@ -1,17 +1,17 @@
-"""The barrier: the only place that holds the private records during training.
+"""The barrier: the only code that holds the private records during training.
 
-It answers through releases alone. Each one is validated, its event is charged to the run's filter, and only then are
-the records touched, noise is added and the answer is given; an exception after the charge leaves the charge, and says
-nothing of the records. So a question that is impossible has to be refused before the charge, by what is public of the
-model and of the question: an error of the arithmetic would come only where there is a record to compute with.
+It answers queries by releases alone. It validates a release, charges its event to the run's filter, and only then reads
+the records and adds noise. An exception after the charge keeps the charge and says nothing about the records. An
+impossible query must therefore be refused before the charge, from public facts about the model and the query: an
+arithmetic error would otherwise occur only if there is a record to compute with, and so reveal one.
 
-Formal guarantees (under the adjacency of the run's plan, for callers that keep to the public methods):
-- a release's noise and its event are built from the same `Release`, so the two cannot disagree;
-- a record enters a sum, of 64 bits, through a clipped contribution of its own loss or statistic, never above its bound,
-  whatever the other records are; what it contributes is computed in passes that are always full, in which PyTorch's
-  kernels take a record alike in any place and company (tested bit for bit on a CPU, not proven; with as few
-  threads as `Engine.threads` says); a model that mixes records, as seen on made-up inputs, is refused;
-- sums are divided by a public constant; an empty sample answers with noise; a record without a finite contribution
+Formal guarantees (under the adjacency of the run's plan, for callers that use only the public methods):
+- The noise and the event of a release come from the same `Release`, so they cannot disagree.
+- A record enters a 64-bit sum through the clipped contribution of its own loss or statistic. The contribution never
+  exceeds the bound, whatever the other records are. It is computed in full passes, in which PyTorch's kernels give a
+  record the same result for any batch position and batch contents (tested bit for bit on a CPU, not proven; with at
+  most `Engine.threads` threads). A model that mixes made-up records is refused.
+- Sums are divided by a public constant. An empty sample is answered with noise. A record without a finite contribution
   counts as zero.
 """
 
@@ -56,11 +56,11 @@ from algorithms.privacy.mechanisms.release import (
 
 
 class Correlation:
-    """Which step of a run's correlated noise comes next, and what it goes on with.
+    """The state of a run's correlated noise between its steps.
 
-    The first step is charged for all, so a later one must be of the same run: the same strategy, noise, sampling and
-    bound, in its turn. What the trace has recorded is held against it, also where a run is resumed and the noise of its
-    earlier steps is drawn once more. records: by whose number the place of noise in a stream moves.
+    The first step is charged for all steps, so each later step must continue it: with the same strategy, noise,
+    sampling and bound, in order. This is checked against the trace. In a resumed run the noise of the earlier steps is
+    drawn again. records: their number decides where noise begins in a stream.
     """
 
     def __init__(self, generator: Generator, trace: Trace, records: Records) -> None:
@@ -70,9 +70,9 @@ class Correlation:
         self._next = 0
 
     def of(self, release: Release, dimension: int) -> Correlator | None:
-        """What makes the noise of a release that is about to be charged; None where its noise stands alone.
+        """The correlator for a release that is about to be charged; None if its noise is independent.
 
-        Raises RefusedError for a step that does not follow the one before it.
+        Raises RefusedError for a step that does not follow the step before it.
         """
         if not isinstance(noise := release.noise, Correlated):
             return None
@@ -90,11 +90,11 @@ class Correlation:
         return self._correlator
 
     def charged(self) -> None:
-        """The release that was asked about last is charged."""
+        """Move to the next step; called once the last release given to `of` is charged."""
         self._next += 1
 
     def _take_up(self, first: Release, noise: Correlated, dimension: int) -> None:
-        """Draws the noise of the steps that the trace has recorded, where they are of the same run."""
+        """Draw the noise of the recorded steps again, if they belong to the same correlated run."""
         rows = self._rows()
         if not rows or json.loads(rows[0].event) != event_to_json(first.event()) or len(rows) > noise.steps:
             return
@@ -109,7 +109,7 @@ class Correlation:
         self._terms, self._correlator, self._next = (first, dimension), correlator, len(rows)
 
     def _rows(self) -> list[Row]:
-        """The releases of the newest run of correlated steps."""
+        """The trace's rows of the latest sequence of correlated steps."""
         rows = [row for row in self._trace.rows if row.noise == Correlated(1.0).name]
         starts = [
             place for place, row in enumerate(rows) if json.loads(row.event)["type"] == "CorrelatedDpEvent"
@@ -118,7 +118,7 @@ class Correlation:
 
 
 def check_points(model: Model, points: Tensor) -> None:
-    """Raises RefusedError for points [k, d] at which no release can be made."""
+    """Raises RefusedError for points [k, d] of a shape or type that the model cannot take."""
     expected = model.parameter_count
     if points.dim() != 2 or len(points) == 0 or points.shape[1] != expected:
         raise RefusedError(
@@ -129,7 +129,7 @@ def check_points(model: Model, points: Tensor) -> None:
 
 
 def check_layers(model: Model, clipping: Clipping) -> None:
-    """Raises RefusedError for per-layer bounds of another number of layers, or a shift of another length."""
+    """Raises RefusedError if the number of per-layer bounds, or the length of a shift, does not fit the model."""
     layers = len(model.layers)
     if isinstance(clipping, PerLayer) and len(clipping.norms) != layers:
         raise RefusedError(
@@ -143,7 +143,7 @@ def check_layers(model: Model, clipping: Clipping) -> None:
 
 
 def check_gradient(model: Model, point: Tensor, sampling: Sampling, clipping: Clipping) -> None:
-    """Raises RefusedError for a gradient at a point [d] that cannot be released of the model."""
+    """Raises RefusedError if the model's gradient at a point [d] cannot be released with these terms."""
     check_points(model, point[None])
     check_layers(model, clipping)
     if isinstance(sampling, Importance):
@@ -151,10 +151,9 @@ def check_gradient(model: Model, point: Tensor, sampling: Sampling, clipping: Cl
 
 
 def check_norms(model: Model, point: Tensor, bound: object = None) -> None:
-    """Raises RefusedError for norms at a point [d] of a model whose norms could depend on each other, and for
-    another bound.
+    """Raises RefusedError for a bound other than L2, and for a model whose norms could depend on each other.
 
-    Products of bfloat16 on some processors spoil the rows beside one that is not finite.
+    In bfloat16, matrix products on some processors spoil the rows next to one that is not finite.
     """
     check_points(model, point[None])
     if model.precision == torch.bfloat16:
@@ -169,7 +168,7 @@ def check_norms(model: Model, point: Tensor, bound: object = None) -> None:
 
 
 def check_number(sampling: Sampling, records: Records) -> None:
-    """Raises RefusedError for a sample of fixed size of another number of records, which such a sample makes public."""
+    """Raises RefusedError if a fixed-size sample names another number of records; such samples need a public number."""
     if isinstance(sampling, WithoutReplacement) and sampling.records != len(records.labels):
         raise RefusedError(
             f"a sample without replacement of {sampling.records} records was asked for, but there are others;"
@@ -178,7 +177,7 @@ def check_number(sampling: Sampling, records: Records) -> None:
 
 
 def check_minimum(model: Model, problem: Minimum, noise: Noise) -> None:
-    """Raises RefusedError where the minimum of a model's losses cannot be bounded as `problem` says."""
+    """Raises RefusedError if the minimum of the model's losses does not have the bounds that `problem` declares."""
     layer = linear_layer(model.module)
     if layer is None or layer.out_features != 1 or model.bounds is None:
         raise RefusedError(
@@ -198,13 +197,13 @@ __all__ = ["Barrier", "Performance", "Records"]
 
 
 class Barrier:
-    """Holds records and answers releases about them.
+    """Holds records and releases answers about them.
 
     model: the architecture whose losses are differentiated. spend: the run's filter. generator: the secret source of
-    noise and coins. delta: at which the trace states the cost so far. trace: where releases are recorded. last_norms:
-    what importance sampling knows of the records, empty at a run's start. diagnostics: on public records alone, what
-    is recorded of each gradient without noise. Raises RefusedError, before anything is spent, when the model mixes
-    records or the answers could not be private.
+    noise and coins. delta: for the epsilon that the trace states. trace: records each release. last_norms: the norms
+    that importance sampling remembers, empty at a run's start. diagnostics: records each gradient without noise; for
+    public records only. Raises RefusedError, before anything is spent, if the model mixes records or the answers could
+    not be private.
     """
 
     def __init__(
@@ -237,11 +236,11 @@ class Barrier:
     def gradient(
         self, parameters: Tensor, *, sampling: Sampling, clipping: Clipping, noise: Noise, divisor: float
     ) -> Tensor:
-        """A noised sum of clipped gradients over a sample, divided by a public constant.
+        """Release the noisy sum of a sample's clipped gradients, divided by a public constant.
 
-        parameters: flat, shape [d], where the gradients are taken. divisor: public, usually the expected batch size.
-        Returns shape [d], float32. Raises RefusedError for a combination without a proven event and
-        BudgetRefusedError when the event is not afforded; nothing is touched then.
+        parameters: the point, flat, shape [d]. divisor: public, usually the expected batch size. Returns shape [d],
+        float32. Raises RefusedError for a combination without a proven event, and BudgetRefusedError if the filter
+        cannot pay for the event; the records are not read then.
         """
         check_gradient(self.__model, parameters, sampling, clipping)
         release = releases.gradient_release(sampling, clipping, noise, divisor)
@@ -267,10 +266,10 @@ class Barrier:
     def total(
         self, statistic: Statistic, *, bound: L1 | L2, noise: Noise, sampling: Sampling | None = None
     ) -> Tensor:
-        """A noised sum of a statistic of each record, clipped to `bound`.
+        """Release the noisy sum of a statistic of each record, clipped to `bound`.
 
-        statistic: (input [*input_shape], label []) -> [k], of one record alone. Returns shape [k], float64.
-        Raises as `gradient` does.
+        statistic: (input [*input_shape], label []) -> [k], of one record. Returns shape [k], float64. Raises as
+        `gradient` does.
         """
         release = releases.total_release(bound, noise, sampling)
         dimension = shape_of(statistic, self.__records, self.__model).numel()
@@ -279,7 +278,7 @@ class Barrier:
         return self.__group.first(torch.from_numpy(add_noise(total.numpy(), release, stream)))
 
     def moment(self, statistic: Statistic, *, bound: L2, noise: Noise) -> Tensor:
-        """A noised sum over all records of A^T A for a matrix A of each, clipped to Frobenius norm `bound`.
+        """Release the noisy sum of A^T A over all records, for a matrix A of each clipped to Frobenius norm `bound`.
 
         statistic: (input [*input_shape], label []) -> A [m, c]. Returns [c, c], float64. Raises as `gradient` does.
         """
@@ -292,9 +291,9 @@ class Barrier:
         return statistics.as_matrix(noisy, columns)
 
     def norm_total(self, parameters: Tensor, *, bound: L2, noise: Noise) -> float:
-        """A noised sum of the norms of all records' gradients, each cut off at `bound`.
+        """Release the noisy sum of all records' gradient norms, each clipped to `bound`.
 
-        Later importance samples draw by these norms. Raises as `gradient` does.
+        Later importance samples use these norms. Raises as `gradient` does.
         """
         check_norms(self.__model, parameters)
         release = releases.norm_total_release(bound, noise)
@@ -305,10 +304,10 @@ class Barrier:
     def norm_count(
         self, parameters: Tensor, *, bound: L2, noise: Noise, sampling: Sampling | None = None
     ) -> float:
-        """A noised sum over a sample of 1/2 where a gradient's norm is at most `bound`, else -1/2.
+        """Release the noisy sum over a sample of 1/2 for each gradient norm up to `bound`, and -1/2 for the others.
 
-        Within 1 % of the bound it is a number between the two, as rounding must not move it from one to the other. For
-        clipping by quantiles (Andrew et al. 2021, Section 2). Raises as `gradient` does.
+        Within 1 % of the bound the summand lies between the two, so that rounding cannot move it from one to the other.
+        For quantile clipping (Andrew et al. 2021, Section 2). Raises as `gradient` does.
         """
         check_norms(self.__model, parameters, bound)
         release = releases.norm_count_release(noise, sampling)
@@ -324,10 +323,10 @@ class Barrier:
         noise: Noise,
         sampling: Sampling | None = None,
     ) -> int:
-        """The index of the candidate whose total loss is least, by noisy selection.
+        """Release the index of the candidate with the smallest total loss, by noisy selection.
 
-        candidates: parameters, shape [k, d], or a line of them, cheaper over all records of a linear model. bound: each
-        record's loss is clipped to [0, bound]. Returns 0 .. k - 1. Raises as `gradient` does.
+        candidates: parameters, shape [k, d]; or candidates on a line, which are cheaper for a full batch of a linear
+        model. bound: each record's loss is clipped to [0, bound]. Returns 0 .. k - 1. Raises as `gradient` does.
         """
         release = releases.argmin_release(bound, noise, sampling)
         points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
@@ -338,10 +337,10 @@ class Barrier:
         return int(self.__group.first(torch.tensor([found])))
 
     def minimum(self, problem: Minimum, *, noise: Noise) -> Tensor:
-        """The minimum of a regularised sum of all records' losses, with noise in the objective or on the result.
+        """Release the minimum of a regularised sum of all losses, with noise in the objective or on the result.
 
-        For a linear model with one output and a smooth loss. Returns the parameters, shape [d], float32.
-        Raises as `gradient` does, and OutOfReachError where the tolerance is out of the arithmetic's reach.
+        For a linear model with one output and a smooth loss. Returns the parameters, shape [d], float32. Raises as
+        `gradient` does, and OutOfReachError if floating-point arithmetic cannot reach the tolerance.
         """
         check_minimum(self.__model, problem, noise)
         release = releases.minimum_release(problem, noise)
@@ -349,7 +348,7 @@ class Barrier:
         return self.__group.first(self.__exact.minimum(release, stream).float())
 
     def about(self, model: Model) -> "Barrier":
-        """The same records, budget, noise and trace, asked about another model of them."""
+        """A barrier for another model of the same records, with the same budget, noise and trace."""
         model, records = self.__exact.ahead_of(model)
         return Barrier(
             records,
@@ -364,7 +363,7 @@ class Barrier:
         )
 
     def __reduce__(self) -> NoReturn:
-        """Raises TypeError: a copy would draw the same noise for other answers, which tell the sums together."""
+        """Raises TypeError: a copy would draw the same noise for other answers, and their difference has no noise."""
         raise TypeError("a barrier cannot be copied or pickled; make one for each run.")
 
     @property
@@ -373,7 +372,7 @@ class Barrier:
         return tuple(self.__records.features.shape[1:])
 
     def affords(self, release: Release) -> bool:
-        """Whether a release could be asked for now."""
+        """Whether the filter can pay for a release now."""
         return self.__spend.affords(release.event())
 
     def spent(self, delta: float) -> float:
@@ -381,7 +380,7 @@ class Barrier:
         return self.__spend.spent(delta)
 
     def __charge(self, release: Release, *, dimension: int) -> Stream:
-        """Charges a release, writes it to the trace and opens its stream of noise and coins."""
+        """Charge a release, record it in the trace, and open its stream of noise and coins."""
         if os.getpid() != self.__process:  # a fork is a copy, too
             raise RefusedError(
                 "a barrier was asked in another process than it was made in; make one for each run."
@@ -397,7 +396,7 @@ class Barrier:
     def __measure(
         self, parameters: Tensor, clipping: Clipping, release: Release, total: Tensor, noisy: Tensor
     ) -> None:
-        """Hands a gradient's sample, drawn once more with the same coins, to the diagnostics if there are any."""
+        """Give the gradient's sample, drawn again with the same coins, to the diagnostics if there are any."""
         if self.__diagnostics is None or isinstance(release.sampling, Importance):
             return
         point = parameters.to(self.__exact.performance.device)

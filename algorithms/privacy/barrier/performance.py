@@ -1,4 +1,4 @@
-"""The records that a barrier holds, and where it works on them: memory, device, cores and processes."""
+"""The private records, and the resources that process them: memory, device, cores and processes."""
 
 import functools
 import logging
@@ -32,14 +32,14 @@ R = TypeVar("R")
 
 
 class SideBySide:
-    """Passes over records on several cores at once, each computed whole by one worker of an engine.
+    """Runs passes over records in parallel, each pass in one worker.
 
-    A worker is a thread with a copy of the engine: PyTorch releases the interpreter's lock inside of its kernels.
-    Cutting one pass further would change what a record counts; passes beside each other do not. Their results are
-    handed out in the order of the passes, so that sums have the same bits for any number of workers.
+    A worker is a thread with its own copy of the engine: PyTorch releases the interpreter's lock in its kernels.
+    Splitting a pass would change a record's contribution; running passes in parallel does not. Results come back in the
+    order of the passes, so that sums have the same bits for any number of workers.
 
-    workers: how many, at least 1; a single one is the thread that asks. conditions: what each pass is computed under,
-    a context of its own thread.
+    workers: at least 1; a single worker is the calling thread. conditions: a context that each worker enters for a
+    pass, since PyTorch's settings are per thread.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class SideBySide:
         self._engine, self._conditions = engine, conditions
 
     def map(self, run: Callable[[Engine, T], R], passes: Iterable[T]) -> Iterator[R]:
-        """What `run` gives for each pass, in their order; at most one pass more than there are workers is held."""
+        """Yield the results of `run`, in the order of the passes; holds at most `workers` + 1 passes."""
         passes = iter(passes)
         first = list(islice(passes, 2))
         if self.workers == 1 or len(first) < 2:
@@ -85,11 +85,11 @@ class SideBySide:
 
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""What a container may use, in microseconds of each so many; "max" where that is all."""
+"""CPU microseconds that a container may use, and the period; "max" if there is no limit."""
 
 
 def cores() -> int:
-    """The physical cores that this process may use, at least 1; no more than OMP_NUM_THREADS, where that is set."""
+    """The number of physical cores that this process may use, at least 1; at most OMP_NUM_THREADS if that is set."""
     limits = [psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0))]
     quota, _, period = (_QUOTA.read_text() if _QUOTA.exists() else "").partition(" ")
     if quota.isdecimal():
@@ -101,18 +101,17 @@ def cores() -> int:
 
 
 class ProcessLostError(RuntimeError):
-    """Another process of the run has ended; the message says what to do."""
+    """Another process of the run ended; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a run, of which this one is number `rank` of `count`; `local` of them are on this machine.
+    """The processes of a run: this is number `rank` of `count`, and `local` of them run on this machine.
 
-    Each computes the sum over a shard of the records, and the first one adds the noise. All of them take the same
-    steps: they are asked the same questions in the same order, and each answer is that of the first, noise included, so
-    that their states are the same bit for bit. The first alone keeps the trace, the checkpoint and the ledger. A
-    record's coin comes from its place in the release's stream, so that who takes part does not depend on how many
-    processes there are; sums are added up in 64 bits.
+    Each process sums over its shard of the records, and the first adds the noise. All processes take the same steps:
+    they make the same queries in the same order and use the first one's answer, noise included, so their states agree
+    bit for bit. Only the first keeps the trace, the checkpoint and the ledger. A record's coin depends on its position
+    in the release's stream, so the sample does not depend on the number of processes. Sums are added in 64 bits.
     """
 
     rank: int = 0
@@ -121,17 +120,17 @@ class Group:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one adds the noise, and keeps what is kept."""
+        """Whether this process adds the noise and keeps trace, checkpoint and ledger."""
         return self.rank == 0
 
     def shard(self, rows: NDArray[np.intp], records: int) -> NDArray[np.intp]:
-        """Those of some rows, ascending, that lie in this process's shard of so many records."""
+        """The part of `rows`, ascending indices into `records` records, that lies in this process's shard."""
         ends = [records * rank // self.count for rank in (self.rank, self.rank + 1)]
         first, last = np.searchsorted(rows, ends)
         return rows[first:last]
 
     def sum(self, part: Tensor) -> Tensor:
-        """The sum of the parts of all processes, in place."""
+        """Sum a tensor over all processes, in place."""
         if self.count > 1:
             with _connected():
                 distributed.all_reduce(part)
@@ -146,14 +145,14 @@ class Group:
         return int(largest)
 
     def first(self, answer: Tensor) -> Tensor:
-        """The first process's answer, for all of them."""
+        """Send a tensor from the first process to all, in place."""
         if self.count > 1:
             with _connected():
                 distributed.broadcast(answer, src=0)
         return answer
 
     def told(self, value: Any) -> Any:
-        """What the first process says, any picklable value, for all of them."""
+        """Send a picklable value from the first process to all; returns that value."""
         if self.count == 1:
             return value
         box = [value]
@@ -179,15 +178,15 @@ def _connected() -> Iterator[None]:
 _LOG = logging.getLogger(__name__)
 
 _ENDS = torch.ones(2**16)
-"""Numbers of which PyTorch gives the first half to one thread and the rest to others."""
+"""PyTorch processes the two halves of this tensor in different threads."""
 _ENDS[0] = _ENDS[-1] = 1e-39
 
 _FAULT_AROUND = 2**16
-"""Bytes around a page that Linux maps with it."""
+"""Linux maps up to this many bytes around a page that is read."""
 
 
 class Records(Protocol):
-    """The private records: memory-mapped or plain arrays, `features` [n, *input_shape] and `labels` [n, ...]."""
+    """The private records, as plain or memory-mapped arrays: `features` [n, *input_shape] and `labels` [n, ...]."""
 
     @property
     def features(self) -> NDArray[np.float32]: ...
@@ -197,7 +196,7 @@ class Records(Protocol):
 
 @dataclass(frozen=True)
 class OnDevice:
-    """Records whose tensors lie on a device as a whole; what asks for arrays is given the original ones."""
+    """Records that are copied to a device as a whole; `features` and `labels` are still the original arrays."""
 
     features: NDArray[np.float32]
     labels: NDArray[np.int64]
@@ -210,20 +209,20 @@ class OnDevice:
         return cls(records.features, records.labels, (copies[0], copies[1]))
 
     def take(self, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
-        """The features and labels of some indices in their order."""
+        """The features and labels at some indices, in that order."""
         chosen = torch.from_numpy(rows).to(self.tensors[0].device, non_blocking=True)
         return self.tensors[0].index_select(0, chosen), self.tensors[1].index_select(0, chosen)
 
 
 @dataclass(frozen=True)
 class Performance:
-    """What changes a result by rounding at most: where the arithmetic runs and how much memory it may take.
+    """Settings that change a result by rounding at most: where the arithmetic runs, and its memory.
 
-    workers: passes that run side by side on a CPU; as many as the cores and the memory allow by default, with the same
-    bits for any number. threads: of each, see `Engine.threads`. group: the processes of the run. shard_frozen:
-    whether several of them divide the model's frozen parameters between them. number: of the records, where it is
-    public. Ways that hold something of all records at once round otherwise than those that do not, for every record:
-    this number and not the true one decides whether they fit, and without it they are not taken.
+    workers: parallel passes on a CPU; by default as many as cores and memory allow, with the same bits for any number.
+    threads: per worker, see `Engine.threads`. group: the run's processes. shard_frozen: whether they divide the model's
+    frozen parameters between them. number: the number of records, if it is public. Some algorithms hold a value of
+    every record at once, and round differently. This number, not the true one, decides whether such an algorithm fits
+    into memory; without it they are not used.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -241,14 +240,14 @@ class Performance:
         return self.shard_frozen and self.group.count > 1
 
     def holds(self, numbers: int) -> bool:
-        """Whether so many 32-bit numbers of each record fit the memory for all of them."""
+        """Whether memory holds this many 32-bit numbers per record, for all records at once."""
         return self.number is not None and 4 * numbers * self.number <= self.memory_mb * 1e6
 
     def read(self, array: NDArray[Any], rows: NDArray[np.intp]) -> NDArray[Any]:
         """A copy of some rows.
 
-        Each row of a mapped file may bring its neighbours into memory, so of a file that is larger than the memory a
-        few rows are read at a time, and what came along is given back; the file keeps it.
+        Reading a row of a mapped file may bring its neighbours into memory. So from a file larger than the memory, a
+        few rows are read at a time and the pages are given back, which are still in the file.
         """
         # What was changed in memory of a file mapped as "c" would be given back with it.
         if getattr(array, "mode", None) not in ("r", "r+") or array.nbytes <= self.memory_mb * 1e6:
@@ -263,11 +262,11 @@ class Performance:
     def batches(
         self, records: Records, rows: NDArray[np.intp], physical_batch: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The records of some indices in their order, in physical batches, on the device."""
+        """The records at some indices, in that order, in physical batches on the device."""
         return (self.load(records, some) for some in in_passes(rows, physical_batch))
 
     def load(self, records: Records, rows: NDArray[np.intp]) -> tuple[Tensor, Tensor]:
-        """The records of some indices in their order, on the device."""
+        """The records at some indices, in that order, on the device."""
         if isinstance(records, OnDevice):
             return records.take(rows)
         inputs = torch.from_numpy(self.read(records.features, rows))
@@ -283,7 +282,7 @@ class Performance:
         return moved[0], moved[1]
 
     def placed(self, records: Records) -> Records:
-        """The records on a GPU where they fit its memory as given, else as they are."""
+        """The records on the GPU if they fit into `memory_mb`; otherwise unchanged."""
         if isinstance(records, OnDevice) or self.device.type != "cuda":
             return records
         fits = records.features.nbytes + records.labels.nbytes <= self.memory_mb * 1e6
@@ -292,17 +291,17 @@ class Performance:
     def loaded(
         self, records: Records, passes: Iterable[NDArray[np.intp]]
     ) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
-        """For each pass what gives its records: on a GPU they are read while the pass before is computed."""
+        """Yield a function for each pass that returns its records; a GPU's are read during the previous pass."""
         if self.device.type != "cuda" or isinstance(records, OnDevice):
             yield from (functools.partial(self.load, records, rows) for rows in passes)
             return
         yield from one_ahead(lambda rows: self.load(records, rows), passes)
 
     def side_by_side(self, engine: Engine, parameters: int) -> SideBySide:
-        """The workers for passes of an engine, whose results are `parameters` numbers each.
+        """The workers for an engine's passes, each of which returns `parameters` numbers.
 
-        Fewer than there are cores where that takes more memory than is given: a pass stays as large as it is, since
-        sums would else round otherwise.
+        If memory is short there are fewer workers than cores. The passes stay as large as they are, since sums would
+        round differently.
         """
         each = engine.pass_bytes + 8 * parameters
         most = max(1, int(self.memory_mb * 1e6 / each))
@@ -312,9 +311,9 @@ class Performance:
         return SideBySide(engine, workers, lambda: self.computing(engine))
 
     def engine(self, model: Model, records: Records) -> Engine:
-        """The gradient engine for a model of such records.
+        """The gradient engine for a model of such records; only their shape and type are used.
 
-        Raises RefusedError where the model mixes them, ModelRefusedError where it cannot be looked at.
+        Raises RefusedError if the model mixes records or cannot be inspected.
         """
         try:
             with torch.autocast(self.device.type, enabled=False):
@@ -346,11 +345,11 @@ class Performance:
 
     @contextmanager
     def computing(self, engine: Engine) -> Iterator[None]:
-        """Sets for what it holds what could have a record count for more or otherwise than alone.
+        """Set, within the block, what could otherwise change a record's contribution.
 
-        Products are of 32 bits or more, autocast is only the model's own, and on a CPU there are at most as many
-        threads as the engine allows, which PyTorch counts for each thread that asks: it keeps the smaller number. Where
-        they do not all take the smallest numbers for zero, or none of them, there is one.
+        Products have 32 bits or more, and only the model's own autocast is used. On a CPU there are at most as many
+        threads as the engine allows; PyTorch has this setting per thread, and the smaller number is kept. If some
+        threads flush denormal numbers to zero and others do not, there is one thread.
         """
         flushes = _flushes(_ENDS[:1])
         torch.set_flush_denormal(False)
@@ -364,7 +363,7 @@ class Performance:
 
 
 def in_passes(rows: NDArray[np.intp], physical_batch: int) -> Iterator[NDArray[np.intp]]:
-    """Indices in parts for one pass each, about equally large."""
+    """Split indices into parts of about equal size, one for each pass."""
     size = pass_size(len(rows), physical_batch)
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
@@ -372,7 +371,7 @@ def in_passes(rows: NDArray[np.intp], physical_batch: int) -> Iterator[NDArray[n
 def one_ahead(
     load: Callable[[NDArray[np.intp]], tuple[Tensor, Tensor]], passes: Iterable[NDArray[np.intp]]
 ) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
-    """What gives the records of each pass, in their order; another thread reads them one pass before they are due."""
+    """Yield a function for each pass that returns its records; another thread reads them one pass ahead."""
     with ThreadPoolExecutor(1, thread_name_prefix="read") as reader:
         before = None
         for rows in passes:
@@ -399,6 +398,6 @@ def _limit_threads(most: int) -> None:
 
 
 def _flushes(ends: Tensor) -> bool:
-    """Whether a thread takes numbers below 1e-38 for zero; the first and the last number are such ones."""
+    """Whether a thread flushes denormal numbers to zero; the first and the last number are denormal."""
     halved = ends * 0.5
     return bool(halved[0] == 0.0) or bool(halved[-1] == 0.0)

@@ -1,9 +1,9 @@
-"""Exact answers about the records, which nothing has noised yet: for the barrier alone.
+"""Exact answers about the records, before noise: for the barrier alone.
 
-What comes before a model's parameters is done once for all records instead of in each step, where it fits memory; and
-while the records fit it, questions about all records of a linear model are answered by closed forms. All answers are
-computed under the same conditions, whatever the process around them has set, and an error of the arithmetic is raised
-without what it says, which may be of a record.
+Layers in front of a model's first parameter are computed once for all records instead of in each step, if the results
+fit into memory. Full-batch queries of a linear model use closed forms, if the records fit. All answers are computed
+under the same conditions, whatever the process has set. An arithmetic error is raised without its message, which may
+tell something of a record.
 """
 
 import copy
@@ -55,21 +55,22 @@ from algorithms.privacy.mechanisms.release import (
 
 _AT_ONCE = 1024
 _BY_RECORD = (UnitRecords, nn.GroupNorm)
-"""Layers that take each record by itself, and are maps for good where they have no parameters."""
+"""Layers that process each record independently; without parameters they are fixed maps."""
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """Records after a map of each by itself: features [n, *shape], labels [n]."""
+    """Records whose features went through a fixed map: features [n, *shape], labels [n]."""
 
     features: NDArray[np.float32]
     labels: NDArray[np.int64]
 
 
 def frozen_prefix(model: Model, records: Records, performance: Performance) -> tuple[Model, Records]:
-    """The model without the map in front of it and its own first layers that train nothing; the records after those.
+    """The model without its feature map and the untrained layers that follow it, and the records mapped by those.
 
-    Both as they are where there is no map in front, and where the mapped records would not fit, as far as is public.
+    Returns both unchanged if there is no feature map, or if the mapped records would not fit into memory by the public
+    number of records.
     """
     front = front_of(model)
     if front is None:
@@ -84,7 +85,7 @@ def frozen_prefix(model: Model, records: Records, performance: Performance) -> t
 
 
 def _divided(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
-    """The first layers of a sequence that are maps of each record, and what comes after them."""
+    """Split a sequence into its leading fixed maps and the rest."""
     if type(module) is not nn.Sequential:
         return [], module
     first = list(takewhile(lambda layer: type(layer) in _BY_RECORD and not list(layer.parameters()), module))
@@ -104,9 +105,9 @@ def _mapped(
 
 
 class FullBatchAnswers:
-    """Exact sums over all records of a model that is one linear layer: for the barrier alone, nothing is noised here.
+    """Exact sums over all records for a model that is one linear layer: before noise, for the barrier alone.
 
-    features [n, *input_shape] and labels [n], on the device where the arithmetic runs.
+    features [n, *input_shape], labels [n], on the device where the arithmetic runs.
     """
 
     def __init__(self, model: Model, features: Tensor, labels: Tensor) -> None:
@@ -115,7 +116,7 @@ class FullBatchAnswers:
 
     @classmethod
     def of(cls, model: Model, records: Records, performance: Performance) -> "FullBatchAnswers | None":
-        """The answers over all records in a memory of their own, where there are closed forms and room for that."""
+        """These answers with a copy of all records; None without closed forms for the model or memory for the copy."""
         if not (cls.serve(model) and performance.holds(2 * math.prod(records.features.shape[1:]))):
             return None
         features, labels = (torch.from_numpy(np.array(part)) for part in (records.features, records.labels))
@@ -124,12 +125,12 @@ class FullBatchAnswers:
 
     @staticmethod
     def serve(model: Model) -> bool:
-        """Whether a model has the closed forms, which compute in the precision of the features."""
+        """Whether a model has closed forms, which compute in the precision of the features."""
         return linear_layer(model.module) is not None and model.precision == torch.float32
 
     @staticmethod
     def clip(clipping: Clipping) -> bool:
-        """Whether there is a closed form for a clipping: for one with a single bound for the whole gradient."""
+        """Whether there is a closed form for a clipping, which needs a single bound on the whole gradient."""
         return not isinstance(clipping, Affine | Box) and not (
             isinstance(clipping, PerLayer) and len(clipping.norms) > 1
         )
@@ -137,8 +138,8 @@ class FullBatchAnswers:
     def at_step(self, step: int) -> "FullBatchAnswers":
         """These answers in a training step.
 
-        What one answer leaves for the next is dropped between steps, where a run may be broken off and taken up: it
-        would then round differently, and answers must repeat bit for bit.
+        Cached intermediate results are dropped between steps. A run may be interrupted and resumed there, without the
+        cache, and must repeat its answers bit for bit.
         """
         if step != self._step:
             self._records.forget()
@@ -166,7 +167,7 @@ def loss_sums(
 ) -> Tensor:
     """The sums over batches of losses, clipped to [0, bound], at each candidate; shape [k], float64.
 
-    Candidates on a line are points like others: what is quicker on a line computes a record by its place.
+    Candidates on a line are treated like any others: the faster algorithm for a line depends on a record's position.
     """
     points = candidates.candidates if isinstance(candidates, LineCandidates) else candidates
     points = points.to(performance.device)
@@ -187,7 +188,7 @@ _NO_BOUND = 1e150
 def minimised(
     model: Model, features: NDArray[np.float32], labels: NDArray[np.int64], release: Release, stream: Stream
 ) -> Tensor:
-    """The answer to the release of a minimum, shape [d], float64."""
+    """The answer to the release of a minimum, noise included, shape [d], float64."""
     problem = release.clipping
     if not isinstance(problem, Minimum):
         raise TypeError(f"{release} does not ask for a minimum")
@@ -210,7 +211,7 @@ def minimised(
 
 
 def _on_the_result(problem: Minimum, release: Release) -> Release:
-    """The noise on what was found: as asked, or for noise in the objective what hides where the solver stopped."""
+    """The noise on the solver's result: as requested, or, with noise in the objective, what hides where it stopped."""
     if not isinstance(release.noise, ObjectiveNoise):
         return release
     stopped = Minimum(
@@ -238,7 +239,7 @@ _TOO_LITTLE = "memory did not suffice for an answer; set performance.physical_ba
 def _computed(
     answer: Callable[Concatenate["UnnoisedQueries", P], T],
 ) -> Callable[Concatenate["UnnoisedQueries", P], T]:
-    """An answer computed under the conditions of the performance; its errors as Failed."""
+    """Compute an answer under the conditions of the performance; its errors become QueryFailedError."""
 
     @functools.wraps(answer)
     def computed(self: "UnnoisedQueries", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -259,9 +260,9 @@ def _computed(
 
 
 class UnnoisedQueries:
-    """Holds records of which a model is asked; `engine` takes its gradients.
+    """Holds the records and computes the answers; `engine` computes the model's gradients.
 
-    last_norms: what importance sampling knows of the records. Raises RefusedError where the model mixes records.
+    last_norms: the norms that importance sampling remembers. Raises RefusedError if the model mixes records.
     """
 
     def __init__(
@@ -276,22 +277,22 @@ class UnnoisedQueries:
 
     @functools.cached_property
     def records(self) -> Records:
-        """The records where the arithmetic is; they are brought there by the first answer, after its charge."""
+        """The records on the device; the first answer brings them there, after its charge."""
         return self.performance.placed(self._given)
 
     @functools.cached_property
     def _whole(self) -> FullBatchAnswers | None:
-        """Closed forms over all records, where the model has them and the records fit the memory."""
+        """Closed forms over all records, if the model has them and the records fit into memory."""
         return FullBatchAnswers.of(self.model, self._given, self.performance)
 
     @property
     def last_norms(self) -> LastNorms:
-        """What importance sampling knows of the records by now."""
+        """The norms that importance sampling remembers so far."""
         return self._norms.last
 
     @_computed
     def ahead_of(self, model: Model) -> tuple[Model, Records]:
-        """Another model of these records without the maps in front of it, and the records after those."""
+        """The result of `frozen_prefix` for another model of these records."""
         return frozen_prefix(model, self.records, self.performance)
 
     @_computed
@@ -346,31 +347,31 @@ class UnnoisedQueries:
     def second_moment_sum(
         self, statistic: Statistic, bound: L2, dimension: int, release: Release, stream: Stream
     ) -> Tensor:
-        """The sum of A^T A for each record's matrix A, clipped to the bound; a vector [dimension], float64."""
+        """The sum of A^T A over the sample's clipped matrices A, as a vector [dimension], float64."""
         return second_moment_sum(statistic, self.drawn(release, stream), bound, dimension)
 
     @_computed
     def norm_total(self, point: Tensor, bound: L2) -> float:
-        """The sum of the norms of all records' gradients at a point [d], each cut off at `bound`."""
+        """The sum of the norms of all records' gradients at a point [d], each clipped to `bound`."""
         return self._norms.total(self._copied(point), self._count, bound)
 
     @_computed
     def norm_balance(self, point: Tensor, bound: L2, release: Release, stream: Stream) -> float:
-        """Half of how many more of the sample's norms at a point [d] are within `bound` than beyond it."""
+        """Half the difference between the numbers of the sample's norms at a point [d] within and above `bound`."""
         rows = chosen(release, self._count, stream)
         return self._norms.balance(self._copied(point), rows, bound)
 
     @_computed
     def minimum(self, release: Release, stream: Stream) -> Tensor:
-        """The minimum over all records that a release asks for, noise included; shape [d], float64."""
+        """The minimum that a release asks for, noise included; shape [d], float64."""
         return minimised(self.model, self.records.features, self.records.labels, release, stream)
 
     def drawn(self, release: Release, stream: Stream) -> Iterator[tuple[Tensor, Tensor]]:
-        """The records that take part, in physical batches, on the device."""
+        """The records of the release's sample, in physical batches on the device."""
         return self._batches(chosen(release, self._count, stream))
 
     def _copied(self, points: Tensor) -> Tensor:
-        """Points on the device, of which nothing that a model does to them is seen outside."""
+        """A copy of points on the device, so that a model that changes them changes only the copy."""
         return points.detach().to(self.performance.device, copy=True)
 
     @property
@@ -380,15 +381,15 @@ class UnnoisedQueries:
     def _each(
         self, run: Callable[[Engine, Callable[[], tuple[Tensor, Tensor]]], T], rows: NDArray[np.intp]
     ) -> Iterator[T]:
-        """What `run` gives for the records of each pass over some indices, in the order of the passes."""
+        """Yield the results of `run` for each pass over some indices, in order."""
         return self._side_by_side.map(run, self._passes(rows))
 
     def _passes(self, rows: NDArray[np.intp]) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
-        """What gives the records of each pass over some indices."""
+        """Yield a function for each pass over some indices that returns its records."""
         return self.performance.loaded(self.records, in_passes(rows, self.engine.physical_batch))
 
     def _shared_passes(self, rows: NDArray[np.intp]) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
-        """The same over this process's rows; as many as any other process takes, where all share parameters."""
+        """The same for this process's rows; processes that share parameters run equally many passes."""
         if not self.performance.shards:
             return self._passes(rows)
         passes = list(in_passes(rows, self.engine.physical_batch))
