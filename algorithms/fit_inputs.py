@@ -1,4 +1,4 @@
-"""What `fit` is given, as the barrier takes it: records in one array, a module with the loss of each record."""
+"""Converts the arguments of `fit` for the barrier: records to one array, a module to one with per-record losses."""
 
 import copy
 import hashlib
@@ -25,7 +25,7 @@ from algorithms.models.packing import Called, Packing
 Losses: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 _BY_INDEX = {"cross_entropy", "nll_loss", "multi_margin_loss"}
-"""Losses whose targets are classes and stay whole numbers."""
+"""Losses whose targets are classes, as whole numbers."""
 _FUNCTIONAL = {
     "CrossEntropyLoss": "cross_entropy",
     "NLLLoss": "nll_loss",
@@ -38,7 +38,7 @@ _BOUNDS = {"cross_entropy": CROSS_ENTROPY, "binary_cross_entropy_with_logits": L
 class GivenRecords:
     """features [n, *shape], float32 or int32; labels [n, ...], int64 or, for real numbers, float32.
 
-    is_column: whether the labels [n] were given as [n, 1], as a loss of the user's own then expects them.
+    is_column: whether labels [n] were given as [n, 1], the shape that the user's own loss then expects.
     """
 
     features: NDArray[Any]
@@ -91,10 +91,10 @@ def records_of(model: object, X: Any, y: Any) -> GivenRecords:
 
 
 def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRecords:
-    """The records of each person as one, [people, most, ...]; of more than that those with the smallest keyed hash.
+    """Pool the records of each person, [people, most, ...]; of more than `most`, those with the smallest keyed hash.
 
-    Labels of places that are left over count for nothing; see `algorithms.core.people`. For most = 1 a record is one of
-    the person's, without that dimension. Raises RefusedError where people does not name one for each record.
+    Empty rows are marked as absent, see `algorithms.core.people`. For most = 1 one record of the person is kept,
+    without that dimension. Raises RefusedError unless people has an entry for each record.
     """
     if most < 1:
         raise RefusedError(
@@ -126,12 +126,12 @@ def pooled(records: GivenRecords, people: Any, most: int, key: bytes) -> GivenRe
 
 
 def _is_mapping(X: Any) -> bool:
-    """Whether records are several arrays by name; a table is one."""
+    """Whether records are several arrays by name; a table is not."""
     return isinstance(X, Mapping)
 
 
 def _stacked(dataset: Any) -> tuple[Any, Any]:
-    """The pairs, or mappings with labels, of a map-style Dataset as arrays."""
+    """The items of a map-style Dataset, pairs or mappings with labels, as arrays."""
     if isinstance(dataset, DataLoader):
         raise RefusedError("X is a DataLoader, and batches are drawn here; give its dataset.")
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")) or isinstance(
@@ -173,9 +173,9 @@ def _array(values: Any, name: str) -> NDArray[Any]:
 
 
 def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Model, int]:
-    """The module, copied, with its loss record by record, and how many classes it tells apart.
+    """A copy of the module with per-record losses, and the number of classes.
 
-    Raises RefusedError where it takes no such records.
+    Raises RefusedError if it does not accept such records.
     """
     _check_form(module)
     own: nn.Module = copy.deepcopy(module).cpu()
@@ -215,7 +215,7 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
 
 
 def _check_form(module: nn.Module) -> None:
-    """Raises RefusedError where the module is a form of another one, or is not finished."""
+    """Raises RefusedError for a module that wraps another one in an unsupported way, or that is not initialised."""
     is_spread = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
     if is_spread or hasattr(module, "_orig_mod"):
         inner = "module" if is_spread else "_orig_mod"
@@ -234,7 +234,7 @@ def _check_form(module: nn.Module) -> None:
 
 
 def _probed(module: nn.Module, records: GivenRecords) -> Any:
-    """What the module gives for two records of zeros, whose masks are ones."""
+    """The module's outputs for two records of zeros, with masks of ones."""
     try:
         return _called_with(module, records, [np.zeros(records.features.shape[1:])] * 2)
     except Exception as error:
@@ -248,7 +248,7 @@ def _probed(module: nn.Module, records: GivenRecords) -> Any:
 
 
 def _check_entries(module: nn.Module, records: GivenRecords) -> None:
-    """Raises RefusedError where tables lack an entry, by the largest and the smallest whole number at each place."""
+    """Raises RefusedError if an embedding lacks an entry, tried with the extremes of whole numbers at each position."""
     if records.features.dtype != np.int32:
         return
     try:
@@ -261,7 +261,7 @@ def _check_entries(module: nn.Module, records: GivenRecords) -> None:
 
 
 def _called_with(module: nn.Module, records: GivenRecords, rows: list[NDArray[Any]]) -> Any:
-    """What the module gives for rows like the records', in which real numbers are zeros and masks ones."""
+    """The module's outputs for the records' whole numbers, with zeros for real numbers and ones for masks."""
     given = torch.from_numpy(np.stack(rows).astype(records.features.dtype))
     if records.packing is not None:
         parts = zip(records.packing.split(given), records.packing.parts, strict=True)
@@ -276,7 +276,7 @@ def _called_with(module: nn.Module, records: GivenRecords, rows: list[NDArray[An
 
 
 def _output_shape(module: nn.Module, records: GivenRecords) -> tuple[int, ...]:
-    """The shape of what the module gives for a record."""
+    """The shape of the module's output for one record."""
     found = _probed(module, records)
     if not isinstance(found, Tensor) or found.dim() < 2 or len(found) != 2:
         raise RefusedError(
@@ -287,12 +287,12 @@ def _output_shape(module: nn.Module, records: GivenRecords) -> tuple[int, ...]:
 
 
 def _classes(outputs: tuple[int, ...], targets: tuple[int, ...]) -> int:
-    """How many classes outputs of a shape tell apart, for targets of a shape; their first dimension as in PyTorch."""
+    """The number of classes, for a record's outputs and targets of these shapes; PyTorch has classes first."""
     return outputs[0] if outputs[1:] == targets else outputs[-1]
 
 
 def _losses(loss: object, *, is_real: bool, is_column: bool) -> tuple[Losses, LossBounds | None, int | None]:
-    """The loss of each record [batch], what is public about it, and the class of targets that do not count."""
+    """The per-record loss [batch], its public bounds, and the class of ignored targets."""
     name, of_torch, reduction = _of_torch(loss)
     if of_torch is None and not callable(loss):
         raise RefusedError(
@@ -327,7 +327,7 @@ def _losses(loss: object, *, is_real: bool, is_column: bool) -> tuple[Losses, Lo
 
 
 def _of_torch(loss: object) -> tuple[str, Any, str]:
-    """A loss of PyTorch without its reduction: its functional name, itself, its reduction, "" for the usual one."""
+    """A PyTorch loss without reduction: its functional name, the function, and its reduction ("" for the default)."""
     if isinstance(loss, nn.Module):
         if not hasattr(loss, "reduction"):
             return "", None, ""

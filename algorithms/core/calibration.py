@@ -1,4 +1,4 @@
-"""How plans are made: noise calibrated to a target, noise set by a formula, or a budget that is spent on the way."""
+"""How plans are made: noise calibrated to a target, noise given by a formula, or a budget that is spent adaptively."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,12 +29,11 @@ def plan_fixed(
     method_params: object | None = None,
     not_private: str | None = None,
 ) -> Plan:
-    """The plan of an algorithm whose releases are fixed before the first one, with the least noise that fits.
+    """The plan of an algorithm whose releases are fixed in advance, with the smallest noise that meets the target.
 
-    Without further words it is one release of all records.
-    releases: the algorithm's own and how often each occurs in a row, at a noise multiplier. method_params: a dataclass
-    of public values that the method plans; `Plan.params` gives it back.
-    Raises RefusedError where no noise fits, and for events that are not proven under the adjacency.
+    By default the plan has one step over all records. releases: given a noise multiplier, the algorithm's releases and
+    how often each is repeated. method_params: a dataclass of public values that the method plans; `Plan.params` returns
+    it. Raises RefusedError if no noise meets the target, and for events without a proof under the adjacency.
     """
 
     def schedule_at(noise_multiplier: float) -> Schedule:
@@ -74,9 +73,7 @@ def plan_given(
     method_params: object | None = None,
     not_private: str | None = None,
 ) -> Plan:
-    """The plan of fixed releases whose noise is set already; raises RefusedError where they cost more than the
-    target.
-    """
+    """The plan of fixed releases with given noise; raises RefusedError if they cost more than the target."""
     relation, schedule = adjacency_named(adjacency), [*target.prior_events, *schedule]
     costs = by_accountants(schedule, target.budget.delta, relation)
     if target.accountant not in costs:
@@ -107,7 +104,7 @@ def plan_given(
 def plan_zcdp(
     rho: float, *, target: Target, public: PublicInfo, steps: int, method_params: object | None = None
 ) -> Plan:
-    """The plan of a run that chooses its releases on the way, under a zCDP filter; steps: the most it may take."""
+    """The plan of a run that chooses its releases adaptively, under a zCDP filter; steps: the largest number."""
     _check_adaptive(target)
     if target.prior_events:
         raise RefusedError(
@@ -137,7 +134,7 @@ def plan_renyi(
     sampling_rate: float,
     method_params: object | None = None,
 ) -> Plan:
-    """The plan of a run that chooses its releases on the way, under a Rényi filter at an order fixed here."""
+    """The plan of a run that chooses its releases adaptively, under a Rényi filter at an order chosen here."""
     _check_adaptive(target)
     limit = RenyiFilter(order, target.budget).limit
     return Plan(
@@ -170,7 +167,7 @@ def _check_adaptive(target: Target) -> None:
 
 
 def check_delta(delta: float, records: int | None) -> None:
-    """Raises RefusedError for a delta above 1/n, and above 1e-5 where the number of records is private, None."""
+    """Raises RefusedError for a delta above 1/n, or above 1e-5 if the number of records is private (None)."""
     most = _LARGEST_DELTA_UNKNOWN_N if records is None else 1 / records
     if delta > most:
         why = (
@@ -181,6 +178,6 @@ def check_delta(delta: float, records: int | None) -> None:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a plan keeps where the paper's analysis states an epsilon of its own; nothing is held to it."""
+    """The epsilon that a paper's own analysis states; nothing is enforced by it."""
 
     claimed_epsilon: float

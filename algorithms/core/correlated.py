@@ -1,8 +1,8 @@
 """Methods with correlated noise: strategies for the workload of a run, its plan, and a step of it.
 
-The iterates are linear in the noised gradients, by public numbers alone: row t of the workload A holds what each
-gradient so far has moved iterate t by. Their noise is A C^-1 W, of squared size |A C^-1|^2 times the squared
-sensitivity of the strategy C, which is what is minimised here.
+The iterates are linear in the noisy gradients, with public coefficients: row t of the workload A holds the weights of
+the gradients so far in iterate t. The iterates' noise is A C^-1 W. This module minimises its squared size, |A C^-1|^2
+times the squared sensitivity of the strategy C.
 """
 
 import math
@@ -33,36 +33,36 @@ from algorithms.privacy.mechanisms.release import Release, gradient_release
 Array = NDArray[np.float64]
 
 ROWS = 256
-"""Iterates whose noise is counted, evenly spaced over the run where it has more."""
+"""The number of iterates whose noise is counted, evenly spaced over longer runs."""
 _NOWHERE = 1e6
 _AT_ONCE = 512
 
 
 @dataclass(frozen=True)
 class Workload:
-    """How iterates move with the gradients before them. rows: shape [iterates, steps]. after: the steps of each."""
+    """The weights of gradients in iterates. rows: shape [iterates, steps]. after: the number of steps before each."""
 
     rows: Array
     after: tuple[int, ...]
 
     @property
     def steps(self) -> int:
-        """Of the run."""
+        """The number of steps of the run."""
         return int(self.rows.shape[1])
 
 
 def prefix_sums(steps: int, *, rows: int | None = None) -> Workload:
-    """Every gradient counts alike in all later iterates: a constant learning rate."""
+    """The workload of a constant learning rate: every gradient has the same weight in all later iterates."""
     return workload(OptimizerConfig(1.0), steps, rows=rows or steps)
 
 
 def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Workload:
-    """The published course of an update: with averaging that of the average, for Adam as if its scale were constant.
+    """The workload of an optimizer: with averaging that of the average, and for Adam as if its scale were constant.
 
     Args:
         update: Its learning rate, schedule, momentum, weight decay and averaging, which are public.
         steps: Of the run.
-        rows: The most iterates that are counted.
+        rows: The largest number of iterates that are counted.
 
     Returns:
         The workload, at its last row the last iterate.
@@ -93,7 +93,7 @@ def workload(update: OptimizerConfig, steps: int, *, rows: int = ROWS) -> Worklo
 
 
 def squared_noise(strategy: Strategy, asked: Workload) -> Array:
-    """Of a coordinate of each iterate, shape [iterates], where the rows of W have variance 1.
+    """The noise variance of a coordinate of each iterate, shape [iterates], if the rows of W have variance 1.
 
     Example:
         >>> squared_noise(Toeplitz((1.0,)), prefix_sums(4)).tolist()
@@ -118,7 +118,7 @@ def mean_squared_noise(strategy: Strategy, asked: Workload) -> float:
 
 
 class _Units(Stream):
-    """In place of draws: the n-th one is the n-th unit vector, of which some coordinates are seen."""
+    """Stands in for random draws: the n-th draw is the n-th unit vector, restricted to some coordinates."""
 
     def __init__(self, start: int) -> None:
         self._start, self._drawn = start, 0
@@ -143,7 +143,7 @@ def square_root(bands: int, *, momentum: float = 0.0) -> Toeplitz:
 
 @lru_cache(maxsize=64)
 def banded(update: OptimizerConfig, steps: int, bands: int) -> Toeplitz:
-    """The banded Toeplitz strategy with the least noise in the iterates, its first column of norm 1.
+    """The banded Toeplitz strategy with the smallest noise in the iterates, its first column of norm 1.
 
     Source: McKenna 2024, arXiv:2405.15913, for records that take part again after `bands` steps or more.
 
@@ -155,7 +155,7 @@ def banded(update: OptimizerConfig, steps: int, bands: int) -> Toeplitz:
 
 
 def best_banded(asked: Workload, bands: int, *, momentum: float = 0.0) -> Toeplitz:
-    """`banded` of a workload."""
+    """`banded` for a given workload."""
     bands = min(bands, asked.steps)
     if bands == 1:
         return Toeplitz((1.0,))
@@ -174,7 +174,7 @@ def best_banded(asked: Workload, bands: int, *, momentum: float = 0.0) -> Toepli
 
 @lru_cache(maxsize=64)
 def buffered(update: OptimizerConfig, steps: int, buffers: int, parts: int) -> Buffered:
-    """The buffered strategy with the least noise in the iterates for records that take part in every parts-th step.
+    """The buffered strategy with the smallest noise in the iterates, for records that take part every `parts` steps.
 
     Source: McMahan et al. 2024, arXiv:2408.08868.
     """
@@ -182,7 +182,7 @@ def buffered(update: OptimizerConfig, steps: int, buffers: int, parts: int) -> B
 
 
 def best_buffered(asked: Workload, buffers: int, *, parts: int) -> Buffered:
-    """`buffered` of a workload."""
+    """`buffered` for a given workload."""
     steps = asked.steps
     rows = torch.from_numpy(asked.rows)
     spectrum, powers = _spectrum(rows), torch.arange(max(steps - 1, 1), dtype=torch.float64)
@@ -207,7 +207,7 @@ def best_buffered(asked: Workload, buffers: int, *, parts: int) -> Buffered:
 
 
 def noise_in_iterates(strategy: Strategy, asked: Workload, noise_multiplier: float) -> float:
-    """The root of their mean squared noise, over the bound of a record's gradient."""
+    """The root mean squared noise of the iterates, in units of the bound on a record's gradient."""
     return noise_multiplier * math.sqrt(mean_squared_noise(strategy, asked))
 
 
@@ -260,18 +260,18 @@ def _inverse(column: Tensor, steps: int) -> Tensor:
 
 Participation = Literal["cyclic_poisson", "fixed_order"]
 INDEPENDENT = Toeplitz((1.0,))
-"""The strategy of noise that is not correlated."""
+"""The strategy of independent noise."""
 _POINTS = 64
 
 
 @dataclass(frozen=True)
 class CorrelatedPlan:
-    """What a plan keeps of correlated noise.
+    """What a plan stores about correlated noise.
 
-    strategy: its event at a noise multiplier of 1, as cards have it. participation, parts: of the records.
-    noise_against_independent: the root mean squared noise in the iterates over that of independent noise of the same
-    cost, batches and steps; below 1 it gains. course: by the number of steps, the standard deviation of a parameter's
-    noise and that with independent noise, over the share of a record in a batch's mean.
+    strategy: its event at a noise multiplier of 1, in the form of the card. participation, parts: of the records.
+    noise_against_independent: the ratio of the root mean squared noise in the iterates to that of independent noise
+    with the same cost, batches and steps; below 1 is a gain. course: for each number of steps, the standard deviation
+    of a parameter's noise, and that with independent noise, in units of a record's share of a batch mean.
     """
 
     strategy: dict[str, JsonValue]
@@ -282,17 +282,17 @@ class CorrelatedPlan:
 
     @classmethod
     def of(cls, strategy: Strategy, participation: Participation, parts: int) -> "CorrelatedPlan":
-        """What a plan keeps of a strategy."""
+        """The plan's values for a strategy."""
         return cls(event_to_json(strategy.event(1.0, 1)), participation, parts)
 
     def correlation(self) -> Strategy:
-        """The strategy as the mechanism takes it."""
+        """The strategy, in the mechanism's form."""
         event = event_from_json(self.strategy)
         assert isinstance(event, CorrelatedDpEvent)
         return strategy_of(event)
 
     def beside_independent(self, asked: Workload, *, own: float, independent: float) -> "CorrelatedPlan":
-        """The same with what it is expected to gain. own, independent: the noise multipliers of equal cost."""
+        """The same with the expected gain over independent noise. own, independent: noise multipliers of equal cost."""
         strategies = (self.correlation(), own), (INDEPENDENT, independent)
         one, other = (multiplier**2 * squared_noise(strategy, asked) for strategy, multiplier in strategies)
         some = np.unique(np.linspace(0, len(asked.after) - 1, _POINTS).round().astype(int))
@@ -301,13 +301,13 @@ class CorrelatedPlan:
         return replace(self, noise_against_independent=share, course=tuple(course))
 
     def sampling(self, rate: float) -> Cyclic:
-        """Who takes part, at a rate of a step over all records."""
+        """How records are sampled, at this rate of a step over all records."""
         is_ordered = self.participation == "fixed_order"
         return FixedOrder(self.parts) if is_ordered else CyclicPoisson(self.parts, rate)
 
 
 def in_order(sampled: Batches, public: PublicInfo) -> Batches:
-    """Batches of about the same size of which each record is in one a pass."""
+    """Batches of about the same size; each record is in one batch of every epoch."""
     parts = max(1, round(1.0 / sampled.rate))
     return Batches(FixedOrder(parts), None if public.records is None else public.records / parts)
 
@@ -315,7 +315,7 @@ def in_order(sampled: Batches, public: PublicInfo) -> Batches:
 def correlated_steps(
     kept: CorrelatedPlan, sampled: Batches, clipping: Clipping, *, steps: int, count_noise: float
 ) -> Callable[[float], list[tuple[Release, int]]]:
-    """As `gradient_steps`; the first step is charged for all of them."""
+    """Like `gradient_steps`; the first step is charged for all of them."""
     first = [] if sampled.divisor is not None else [(count_release(count_noise), 1)]
     sampling, strategy = kept.sampling(sampled.rate), kept.correlation()
 
@@ -330,7 +330,7 @@ def correlated_steps(
 
 
 def multiplier(releases_at: Callable[[float], Sequence[tuple[Release, int]]], target: Target) -> float:
-    """The least noise multiplier with which releases fit a target, what is released before them included."""
+    """The smallest noise multiplier with which releases, and those before them, meet a target."""
     return calibrate(
         lambda z: [*target.prior_events, *((release.event(), count) for release, count in releases_at(z))],
         target.budget,
@@ -341,7 +341,7 @@ def multiplier(releases_at: Callable[[float], Sequence[tuple[Release, int]]], ta
 def correlated_step(
     state: State, plan: Plan, barrier: Barrier, *, clipping: Clipping, update: OptimizerConfig
 ) -> State:
-    """One gradient with the noise of its step, one update; before the first, the count where it is private."""
+    """One gradient with the step's noise, and one update; before the first step, a count if the number is private."""
     kept = plan.params(CorrelatedPlan)
     divisor = float(state.divisor) or expected_batch(barrier, plan)
     noise = Correlated(plan.noise_multiplier, kept.correlation(), plan.steps, int(state.moving.count))

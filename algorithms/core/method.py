@@ -1,7 +1,7 @@
-"""What an algorithm is: a plan from public values, a start, and steps that ask the barrier and post-process.
+"""The interface of an algorithm: a plan from public values, an initial state, and steps that query the barrier.
 
-The training loop, checkpoints, the noise trace and progress know only this. What an algorithm may know before its first
-release are declared values, never computed from records.
+The training loop, checkpoints, the noise trace and progress use only this interface. Before its first release, an
+algorithm may use declared values only, and nothing computed from records.
 """
 
 import math
@@ -45,9 +45,9 @@ from algorithms.privacy.barrier.barrier import Barrier
 
 @dataclass(frozen=True)
 class Inputs:
-    """The largest norms of the vector that a linear model multiplies with its weights, a bias's 1 included.
+    """Bounds on the norms of the vector that a linear model multiplies with its weights, including the bias's 1.
 
-    width: its largest coordinate above 0 plus its largest below, the norm of `Box`. outputs: of the model.
+    width: the largest coordinate above 0 plus the largest below, as for `Box`. outputs: of the model.
     """
 
     l1: float
@@ -58,12 +58,12 @@ class Inputs:
 
 @dataclass(frozen=True)
 class PublicInfo:
-    """What an algorithm may know before its first release.
+    """What an algorithm may use before its first release.
 
-    records: number of training records, or None where it is private. parameters: d. layers: length of the model's
-    list of layers. classes: their number, or 1 where none is predicted. inputs: for a linear model on data whose
-    card bounds them, else None. loss: of a record, by the model's outputs, or None where nothing is known. pooled: how
-    many rows a record has, where it is a person with several, else None.
+    records: number of training records, None if it is private. parameters: d. layers: number of the model's layers.
+    classes: number of classes, 1 if the target is not a class. inputs: for a linear model on data whose card bounds
+    them, else None. loss: bounds of a record's loss as a function of the outputs, None if unknown. pooled: number of
+    rows of a record that is a person with several rows, else None.
     """
 
     records: int | None
@@ -75,7 +75,7 @@ class PublicInfo:
     pooled: int | None = None
 
     def known_records(self, what: str) -> int:
-        """The number of records; raises RefusedError where it is private, since `what` needs it."""
+        """The number of records, which `what` needs; raises RefusedError if it is private."""
         if self.records is None:
             raise RefusedError(
                 f"the number of records is private, and {what} needs it; declare it public, or use 'dp_gd' or 'dp_sgd'."
@@ -83,7 +83,7 @@ class PublicInfo:
         return self.records
 
     def check_rows(self) -> None:
-        """Raises RefusedError where a record is a person with several rows, over which no minimum is found."""
+        """Raises RefusedError if a record is a person with several rows, for which minima are not implemented."""
         if self.pooled is not None:
             raise RefusedError(
                 "the method finds a minimum over single rows, and a training record here is a person with up to"
@@ -91,9 +91,9 @@ class PublicInfo:
             )
 
     def gradient_norm(self, order: Literal[1, 2, "box"]) -> float:
-        """The largest norm of a record's gradient, by `L1`, `L2` or `Box`, of a linear model with one output.
+        """A bound on the norm, `L1`, `L2` or `Box`, of a record's gradient for a linear model with one output.
 
-        Raises RefusedError where a public bound is missing.
+        Raises RefusedError if a public bound is missing.
         """
         inputs, loss = self._bounded("sensitivity")
         if not math.isfinite(loss.slope):
@@ -104,7 +104,7 @@ class PublicInfo:
         return loss.slope * {1: inputs.l1, 2: inputs.l2, "box": inputs.width}[order]
 
     def smoothness(self) -> float:
-        """The largest eigenvalue of a record's Hessian; raises RefusedError where no public bound gives it."""
+        """A bound on the eigenvalues of a record's Hessian; raises RefusedError if public bounds do not give one."""
         inputs, loss = self._bounded("smoothness")
         if not math.isfinite(loss.curvature):
             raise RefusedError(
@@ -144,7 +144,7 @@ class PublicInfo:
 
 
 def to_finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Numbers as JSON has them: an infinite one becomes None."""
+    """Numbers for JSON: infinity becomes None."""
     return {key: value if math.isfinite(value) else None for key, value in values.items()}
 
 
@@ -155,11 +155,11 @@ def from_finite(values: Mapping[str, float | None]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Target:
-    """What a run may cost and how that is counted.
+    """What a run may cost, and how the cost is computed.
 
-    accountant: whose epsilon is held to the budget. count_noise: noise multiplier of the count of records that is
-    released first where the number of records is private. prior_events: of releases that are made before the
-    algorithm's own, which have to fit the budget too.
+    accountant: whose epsilon must meet the budget. count_noise: noise multiplier of the count that is released first if
+    the number of records is private. prior_events: releases before the algorithm's own, which the budget must cover
+    too.
     """
 
     budget: Budget
@@ -182,7 +182,7 @@ _ADAPTERS: dict[object, TypeAdapter[Any]] = {}
 
 
 def adapter(kind: type[P]) -> TypeAdapter[P]:
-    """What reads and writes the dataclass `kind` as JSON values; kept, since making one takes milliseconds."""
+    """The (cached) pydantic adapter that reads and writes the dataclass `kind` as JSON values."""
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]
@@ -190,14 +190,14 @@ def adapter(kind: type[P]) -> TypeAdapter[P]:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will ask and what it costs, decided before the records are opened.
+    """The releases and the cost of a run, decided before the records are read.
 
-    steps: the most steps of the training loop. noise_multiplier: 0 where it is chosen on the way. schedule: the events
-    of the releases, in order. divisor: the public number that sums are divided by, or None where it follows from the
-    released count. filter: what holds the run to its budget. epsilon: by accountant, at the target's delta; infinite
-    for a run that is not private; an accountant without a bound is absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE.
-    method_params: public values that the method planned, as the plan's file has them; `params` gives them as the
-    method's own dataclass. not_private: why the stated epsilon does not hold, where it does not.
+    steps: the largest number of training steps. noise_multiplier: 0 if it is chosen adaptively. schedule: the events of
+    the releases, in order. divisor: the public number that sums are divided by, None if a released count decides it.
+    filter: enforces the budget. epsilon: by accountant, at the target's delta; infinite for a run that is not private;
+    accountants without a bound are absent. adjacency: ADD_OR_REMOVE_ONE or REPLACE_ONE. method_params: public values
+    that the method planned, as JSON; `params` returns them as the method's dataclass. not_private: why the stated
+    epsilon does not hold, if it does not.
     """
 
     target: Target
@@ -222,26 +222,26 @@ class Plan:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether all releases were fixed before the first."""
+        """Whether all releases were fixed in advance."""
         return isinstance(self.filter, FixedSchedule)
 
     @property
     def accountant(self) -> Accountant:
-        """Whose epsilon the run is held to: the target's where its releases are fixed, else Rényi's."""
+        """The accountant that decides the cost: the target's for fixed releases, otherwise Rényi's."""
         return self.target.accountant if self.is_fixed else "rdp"
 
     @property
     def cost(self) -> Budget:
-        """What the run reserves: the epsilon of its accountant, at the target's delta."""
+        """The budget that the run reserves: its accountant's epsilon at the target's delta."""
         return Budget(self.epsilon[self.accountant], self.target.budget.delta)
 
     @property
     def fixed_noise(self) -> float | None:
-        """The noise multiplier, 0 for a run without noise; None where it is chosen on the way, under a filter."""
+        """The noise multiplier, 0 for a run without noise; None if it is chosen adaptively, under a filter."""
         return self.noise_multiplier if self.is_fixed else None
 
     def params(self, kind: type[P]) -> P:
-        """The method's public values as `kind`, the dataclass that it planned them as."""
+        """The method's public values as its dataclass `kind`."""
         return adapter(kind).validate_python(self.method_params)
 
     def to_json(self) -> dict[str, Any]:
@@ -288,9 +288,7 @@ class Plan:
         )
 
     def check(self) -> None:
-        """Raises RefusedError where the stated epsilon is not what the events or the filter cost, as in an edited
-        plan.
-        """
+        """Raises RefusedError if the stated epsilon is not what the events or the filter cost, as after an edit."""
         costs, target = self._costs(), self.target.budget.epsilon
         cost = costs.get(self.accountant, math.inf)
         if cost > target * (1 + 1e-9) and math.isfinite(cost):
@@ -322,7 +320,7 @@ class Plan:
                 return {"rdp": limit + conversion(order, budget.delta)}
 
     def open_filter(self) -> Filter:
-        """A fresh filter that holds a run to this plan."""
+        """A new filter that enforces this plan."""
         match self.filter:
             case FixedSchedule():
                 return ScheduleFilter(self.schedule, self.cost, adjacency_named(self.adjacency))
@@ -333,7 +331,7 @@ class Plan:
 
 
 class State(Protocol):
-    """A dataclass of tensors: all that a step hands to the next. Checkpointed as it is."""
+    """A dataclass of tensors: everything that a step passes to the next one; checkpointed as it is."""
 
     @property
     def parameters(self) -> Tensor: ...
@@ -343,11 +341,11 @@ S = TypeVar("S", bound=State)
 
 
 class Algorithm(Protocol[S]):
-    """A method of training, as settings with three functions.
+    """A training method: its settings, and four functions.
 
-    plan: calibrates noise, steps and expected events to a target, from public values alone; raises RefusedError where
-    the settings do not fit. init: the state before the first step, from the model's start. step: asks the barrier and
-    post-processes; returns None when the run is to end before its last planned step. released: the parameters to
+    plan: calibrates noise, steps and events to a target from public values; raises RefusedError for settings that do
+    not fit. init: the state before the first step, given the model's initial parameters. step: queries the barrier and
+    post-processes the answer; returns None to end the run before its last planned step. released: the parameters to
     publish, from the last state.
     """
 
@@ -359,26 +357,26 @@ class Algorithm(Protocol[S]):
 
 @dataclass(frozen=True)
 class Answered:
-    """parameters: [d], the model's start, and after the only step what is published."""
+    """parameters: [d], the initial ones, and after the only step those to publish."""
 
     parameters: Tensor
 
 
 class SingleRelease:
-    """What methods share that ask once: they start at the model's start and publish the answer."""
+    """The base of methods that make one query and publish its answer."""
 
     def init(self, parameters: Tensor, plan: Plan) -> Answered:
-        """The model's start."""
+        """The model's initial parameters."""
         return Answered(parameters.clone())
 
     def released(self, state: Answered) -> Tensor:
-        """What was answered, shape [d]."""
+        """The answer, shape [d]."""
         return state.parameters
 
 
 @dataclass(frozen=True, eq=False)
 class _Costs(Mapping[str, float]):
-    """The epsilons of a schedule by accountant, each counted when it is first asked for: a search looks at one."""
+    """The epsilons of a schedule by accountant, each computed on first use, since a search needs only one."""
 
     schedule: Schedule
     delta: float
@@ -409,8 +407,8 @@ class _Costs(Mapping[str, float]):
 def by_accountants(
     schedule: Schedule, delta: float, adjacency: Adjacency = ADD_OR_REMOVE_ONE
 ) -> Mapping[str, float]:
-    """The epsilon of a fixed schedule by each accountant that has a bound for it; at delta = 0 by "pure" alone.
+    """The epsilon of a fixed schedule by each accountant that has a bound for it; at delta = 0 only by "pure".
 
-    The pure epsilon of Laplace noise holds at every delta, and stands beside the others.
+    The pure epsilon of Laplace noise holds at every delta, and is listed with the others.
     """
     return _Costs(tuple(schedule), delta, adjacency)

@@ -1,4 +1,4 @@
-"""What DP-SGD and its relatives share: settings, the rate, their state, a noised step, noise that changes by step."""
+"""Shared by DP-SGD and its relatives: settings, sampling, state, a noisy step, and noise that changes between steps."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,33 +29,33 @@ from algorithms.privacy.mechanisms.release import (
 
 @dataclass(frozen=True)
 class Batches:
-    """How records are sampled, and the public divisor of a sum where the number of records is public."""
+    """How records are sampled, and the public divisor of a sum; None if the number of records is private."""
 
     sampling: FullBatch | Poisson | FixedOrder
     divisor: float | None
 
     @property
     def rate(self) -> float:
-        """The probability with which a record takes part."""
+        """The probability that a record takes part."""
         return self.sampling.rate
 
 
 @dataclass(frozen=True)
 class State:
-    """moving: what the update moves. divisor: [], the public number sums are divided by; 0 until it is released."""
+    """moving: the optimizer's state. divisor: [], the number that sums are divided by; 0 until it is released."""
 
     moving: OptimizerState
     divisor: Tensor
 
     @property
     def parameters(self) -> Tensor:
-        """Where the next gradient is taken, shape [d]."""
+        """The point of the next gradient, shape [d]."""
         return self.moving.parameters
 
 
 @dataclass(frozen=True)
 class Answer:
-    """gradient: [d], a noised sum over `divisor`. divisor: the expected batch size, public or released."""
+    """gradient: [d], a noisy sum divided by `divisor`. divisor: the expected batch size, public or released."""
 
     gradient: Tensor
     divisor: float
@@ -64,8 +64,8 @@ class Answer:
 def batches(public: PublicInfo, *, expected_batch_size: int | None, sampling_rate: float | None) -> Batches:
     """The sampling that the settings ask for.
 
-    Raises RefusedError when a batch is larger than the data, and unless exactly the setting is given that fits:
-    `expected_batch_size` where the number of records is public, `sampling_rate` where it is private.
+    Raises RefusedError if a batch is larger than the data, and unless exactly the right setting is given:
+    `expected_batch_size` if the number of records is public, `sampling_rate` if it is private.
     """
     if expected_batch_size is not None and sampling_rate is not None:
         fits, other = ("expected_batch_size", "sampling_rate")[:: 1 if public.records else -1]
@@ -96,9 +96,9 @@ def batches(public: PublicInfo, *, expected_batch_size: int | None, sampling_rat
 def classic_batches(
     target: Target, public: PublicInfo, *, name: str, expected_batch_size: int | None
 ) -> Batches:
-    """Batches of the algorithm `name` by an older analysis: of sqrt(n) + 10 records where the settings give no number.
+    """Batches of the algorithm `name` with an older analysis; by default of sqrt(n) + 10 records.
 
-    Raises RefusedError where the number of records is private, for delta = 0 and where a batch is larger than the data.
+    Raises RefusedError if the number of records is private, for delta = 0, and if a batch is larger than the data.
     """
     records = public.known_records(f"'{name}'")
     if target.budget.delta == 0:
@@ -108,28 +108,28 @@ def classic_batches(
 
 
 def count_release(noise_multiplier: float) -> Release:
-    """The release of the number of records, for data sets where that number is private."""
+    """The release of the number of records, if that number is private."""
     return total_release(L2(1.0), Gaussian(noise_multiplier))
 
 
 def noisy_count(barrier: Barrier, noise_multiplier: float) -> float:
-    """The number of records by the release of `count_release`."""
+    """Release the number of records as `count_release` says."""
     one = torch.ones(1)
     noise = Gaussian(noise_multiplier)
     return float(barrier.total(lambda features, label: one, bound=L2(1.0), noise=noise))
 
 
 def expected_batch(barrier: Barrier, plan: Plan) -> float:
-    """The expected batch size by a released count, at least 1."""
+    """The expected batch size from a released count, at least 1."""
     return max(1.0, plan.sampling_rate * noisy_count(barrier, plan.target.count_noise))
 
 
 def gradient_steps(
     sampled: Batches, clipping: Clipping, *, steps: int, count_noise: float
 ) -> Callable[[float], list[tuple[Release, int]]]:
-    """The releases of a run of noised gradient steps, at the noise multiplier of a step.
+    """The releases of a run of noisy gradient steps, as a function of their noise multiplier.
 
-    Where no divisor is public they begin with a count, at the noise multiplier `count_noise`.
+    If there is no public divisor, a count with noise multiplier `count_noise` comes first.
     """
     first = [] if sampled.divisor is not None else [(count_release(count_noise), 1)]
 
@@ -148,7 +148,7 @@ def start(update: OptimizerConfig, parameters: Tensor, plan: Plan) -> State:
 
 
 class Descent:
-    """What methods share that move a model by their setting `update`, from its own start."""
+    """The base of methods that move a model with the optimizer `update`."""
 
     update: OptimizerConfig
 
@@ -157,15 +157,15 @@ class Descent:
         return start(self.update, parameters, plan)
 
     def released(self, state: State) -> Tensor:
-        """The last iterate, or the average the settings ask for, shape [d]."""
+        """The last iterate, or the average that the settings ask for, shape [d]."""
         return self.update.published(state.moving)
 
 
 @dataclass(frozen=True)
 class Sampled(Descent):
-    """Settings of steps of noised gradients over samples.
+    """Settings of noisy gradient steps over samples.
 
-    expected_batch_size: where the number of records is public. sampling_rate: instead, where it is not.
+    expected_batch_size: if the number of records is public. sampling_rate: if it is private.
     """
 
     steps: Annotated[int, Field(ge=1)]
@@ -189,7 +189,7 @@ def plan_steps(
     public: PublicInfo,
     method_params: object | None = None,
 ) -> Plan:
-    """The plan of steps over such batches with the least noise that fits; see `plan_fixed`."""
+    """The plan of steps over these batches with the smallest noise that meets the target; see `plan_fixed`."""
     return plan_fixed(
         releases,
         target=target,
@@ -210,9 +210,9 @@ def noisy_gradient(
     sampling: FullBatch | None = None,
     noise_multiplier: float | None = None,
 ) -> Answer:
-    """The noised sum of a step; before the first, the count where the number of records is private.
+    """The noisy gradient of a step; before the first step, a count if the number of records is private.
 
-    sampling: without it a fresh Poisson sample at the plan's rate. noise_multiplier: without it the plan's.
+    sampling: by default a Poisson sample at the plan's rate. noise_multiplier: by default the plan's.
     """
     divisor = float(state.divisor) or expected_batch(barrier, plan)
     gradient = barrier.gradient(
@@ -235,7 +235,7 @@ def sgd_step(
     sampling: FullBatch | None = None,
     noise_multiplier: float | None = None,
 ) -> State:
-    """One noised gradient, one update; what is asked is said in `noisy_gradient`."""
+    """One noisy gradient and one update; arguments as in `noisy_gradient`."""
     answer = noisy_gradient(
         state, plan, barrier, clipping=clipping, sampling=sampling, noise_multiplier=noise_multiplier
     )
@@ -245,7 +245,7 @@ def sgd_step(
 
 @dataclass(frozen=True)
 class NoiseRun:
-    """Steps in a row whose noise multiplier is the plan's times `weight`."""
+    """Consecutive steps whose noise multiplier is the plan's times `weight`."""
 
     steps: int
     weight: float
@@ -253,13 +253,13 @@ class NoiseRun:
 
 @dataclass(frozen=True)
 class NoiseSchedule:
-    """What a plan keeps of noise that changes from step to step."""
+    """The noise of a plan whose noise changes between steps."""
 
     noise: tuple[NoiseRun, ...]
 
 
 def noise_runs(values: Array, counts: Array) -> tuple[NoiseRun, ...]:
-    """The runs of these weights and lengths, each of shape [runs]."""
+    """The runs with these weights and lengths, each of shape [runs]."""
     return tuple(NoiseRun(int(count), float(value)) for value, count in zip(values, counts, strict=True))
 
 
@@ -271,10 +271,10 @@ def plan_noise_schedule(
     target: Target,
     public: PublicInfo,
 ) -> Plan:
-    """The plan of noised gradient steps whose noise multipliers are the plan's times `weights`, shape [steps].
+    """The plan of noisy gradient steps whose noise multipliers are the plan's times `weights`, shape [steps].
 
-    The whole course is calibrated at once. The plan keeps the weights as a `NoiseSchedule`.
-    Raises RefusedError where no noise fits the target.
+    All steps are calibrated together. The plan stores the weights as a `NoiseSchedule`. Raises RefusedError if no noise
+    meets the target.
     """
     runs = noise_runs(*in_levels(weights))
     first = [] if sampled.divisor is not None else [(count_release(target.count_noise), 1)]
@@ -288,7 +288,7 @@ def plan_noise_schedule(
 
 
 def multiplier_at(plan: Plan, count: int) -> float:
-    """The noise multiplier of the step after `count` others; raises BudgetRefusedError after the last."""
+    """The noise multiplier of the step after `count` other steps; raises BudgetRefusedError after the last one."""
     for run in plan.params(NoiseSchedule).noise:
         if count < run.steps:
             return plan.noise_multiplier * run.weight

@@ -1,6 +1,6 @@
-"""What happens to a released gradient: learning-rate schedules, momentum, Adam, weight decay, iterate averaging.
+"""Optimizers for released gradients: learning-rate schedules, momentum, Adam, weight decay, iterate averaging.
 
-All of it is post-processing of releases and of public numbers, so none of it costs privacy.
+All of this is post-processing of releases and public numbers, and costs no privacy.
 """
 
 import math
@@ -16,7 +16,7 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What moves: parameters [d], first and second moments [d], their average [d] and the number of steps, []."""
+    """Parameters [d], first and second moments [d], averaged parameters [d] and the number of steps []."""
 
     parameters: Tensor
     first: Tensor
@@ -30,8 +30,8 @@ class OptimizerConfig:
     """Settings of the update.
 
     optimizer: "sgd" with heavy-ball momentum (v <- momentum v + g; Polyak 1964), or "adam" (Kingma and Ba 2015).
-    schedule: how the learning rate goes from its start to 0 at the last step; "constant" keeps it.
-    averaging: what is published: the last iterate ("none"), an exponential moving average with time constant a
+    schedule: how the learning rate falls to 0 at the last step; "constant" keeps it.
+    averaging: what is published: the last iterate ("none"), an exponential moving average whose time constant is a
     tenth of the steps ("ema"), or the mean of the last quarter ("tail").
     weight_decay: decoupled, multiplied with the learning rate (Loshchilov and Hutter 2019).
     """
@@ -54,9 +54,9 @@ class OptimizerConfig:
     def apply(
         self, moving: OptimizerState, gradient: Tensor, *, steps: int, factor: float = 1.0
     ) -> OptimizerState:
-        """One step along a released gradient, shape [d], of `steps` in all.
+        """One of `steps` steps along a released gradient, shape [d].
 
-        factor: what an algorithm with a schedule of its own multiplies the learning rate by.
+        factor: for the learning rate, from algorithms with a schedule of their own.
         """
         count = moving.count + 1
         rate = self.learning_rate * factor * self._decay(int(moving.count) / steps)

@@ -1,9 +1,8 @@
-"""Several rows of one person as one record: what is sampled, clipped and covered by noise is then the person's.
+"""Several rows of one person as one record, so that whole people are sampled, clipped and protected.
 
-A record is [k, *shape] with labels [k, ...]; a row whose labels are all IGNORED, or NaN where they are real numbers, is
-not there. A person's loss is the mean over the rows that are, so that its gradient is the mean of theirs; of what is
-learned before training it is the same. So what bounds the gradient, the Hessian or a statistic of each row bounds that
-of a person, too.
+A record is [k, *shape] with labels [k, ...]. A row is absent if all its labels are IGNORED, or NaN for real numbers. A
+person's loss is the mean over the rows that are present, so its gradient is the mean of theirs; statistics for learned
+features are averaged likewise. A bound on each row's gradient, Hessian or statistic therefore holds for a person too.
 """
 
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from algorithms.privacy.barrier.statistics import Statistic
 
 
 class OfRows(nn.Module):
-    """A module of rows for people: [batch, k, ...] -> [batch, k, ...]."""
+    """Applies a module of rows to people: [batch, k, ...] -> [batch, k, ...]."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -32,9 +31,9 @@ class OfRows(nn.Module):
 
 
 def of_people(model: Model, rows: int | None) -> Model:
-    """The model of people of so many rows, whose parameters lie in the flat vector as those of `model` do.
+    """The model of people with this number of rows; its flat parameter vector is that of `model`.
 
-    For None, where a record is a row, the model itself.
+    For None, if a record is a row, the model itself.
 
     Example:
         >>> from algorithms.models.linear import cross_entropy
@@ -65,7 +64,7 @@ def _mean_of_rows(losses: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tenso
 
 
 def _there(labels: Tensor, dims: int) -> tuple[Tensor, Tensor]:
-    """Whether each row is there, rows being the last of the first `dims`; and labels without the mark of absence."""
+    """Whether each row is present, for rows in dimension `dims` - 1; and the labels without the mark of absence."""
     missing = labels.isnan() if labels.is_floating_point() else labels.eq(IGNORED)
     there = ~missing.flatten(dims).all(-1) if labels.dim() > dims else ~missing
     absent = there.logical_not().view(*there.shape, *[1] * (labels.dim() - dims))
@@ -74,17 +73,17 @@ def _there(labels: Tensor, dims: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class OfPeople:
-    """The barrier as features ask it, of rows: each statistic becomes the mean over a person's."""
+    """A barrier for statistics of rows, each of which becomes a person's mean."""
 
     barrier: Barrier
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of a row."""
+        """The shape of a row."""
         return self.barrier.input_shape[1:]
 
     def total(self, statistic: Statistic, **given: Any) -> Tensor:
-        """As `Barrier.total`, for a statistic of one row and its label."""
+        """Like `Barrier.total`, for a statistic of one row and its label."""
 
         def mean(rows: Tensor, labels: Tensor) -> Tensor:
             each, there = _of_each(statistic, rows, labels)
@@ -93,7 +92,7 @@ class OfPeople:
         return self.barrier.total(mean, **given)
 
     def moment(self, statistic: Statistic, **given: Any) -> Tensor:
-        """As `Barrier.moment`: a person's matrix is made of the rows', so that its A^T A is the mean of theirs."""
+        """Like `Barrier.moment`; a person's matrix is built so that its A^T A is the mean of the rows'."""
 
         def together(rows: Tensor, labels: Tensor) -> Tensor:
             each, there = _of_each(statistic, rows, labels)
@@ -104,12 +103,12 @@ class OfPeople:
 
 
 def _of_each(statistic: Statistic, rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The statistic of each row of a person, [k, ...], and a 1 where the row is there."""
+    """The statistic of each row of a person, [k, ...], and a 1 for each row that is present."""
     there, labels = _there(labels, 1)
     each = torch.stack([statistic(row, label) for row, label in zip(rows, labels, strict=True)])
     return each, there.to(each.dtype)
 
 
 def asked_of_rows(barrier: Barrier, rows: int | None) -> Barrier:
-    """What features ask: the barrier itself, or where a record has the rows of a person, the same for them."""
+    """The barrier for statistics of rows: the barrier itself, or `OfPeople` if a record is a person."""
     return barrier if rows is None else OfPeople(barrier)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""What a run leaves in writing about its cost, its noise and the ledger it was charged to."""
+"""The receipt of a run: its cost, its noise and the ledger that it was charged to."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from algorithms.privacy.ledger import Balance, Ledger, identity, settlement
 
 
 def reserved_events(plan: Plan) -> list[dict[str, Any]]:
-    """The events that a run reserves: its schedule, or where a filter holds it what this lets through."""
+    """The events that a run reserves: its schedule, or everything that its filter allows."""
     match plan.filter:
         case RenyiBudget(order, limit):
             return schedule_to_json([(RenyiDpEvent(order, limit), 1)])
@@ -25,7 +25,7 @@ def reserved_events(plan: Plan) -> list[dict[str, Any]]:
 
 
 def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What was released and what it cost; an epsilon is null for a run that is not private.
+    """The releases and their cost; an epsilon is null for a run that is not private.
 
     events: the recorded releases, as {"event", "count"}.
     """
@@ -40,9 +40,9 @@ def cost_of(plan: Plan, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def account_of(ledger: Ledger, population: str, run_id: str) -> dict[str, Any]:
-    """How the population, and each block of the run, stood when a settled run had settled, and how its runs add up.
+    """The balances of the population and of each block of the run after its settlement, and the kind of composition.
 
-    Also the first hash of the ledger's chain and the last one now.
+    Also the first and the latest hash of the ledger's chain.
     """
     past = settlement(ledger, population, run_id)
     account = _sums(past.balance) | {"composition": past.balance.composition.to_json()}

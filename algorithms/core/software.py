@@ -1,4 +1,4 @@
-"""What ran: versions of Python and of the packages that decide a result, and the commit of the code."""
+"""The software of a run: versions of Python and of the packages that decide a result, and the commit of the code."""
 
 import platform
 import subprocess
@@ -11,10 +11,10 @@ _STATED_ELSEWHERE = (":!dvc.lock", ":!params.yaml")
 
 
 def software(root: Path, *, recorded: Literal["training", "report"]) -> dict[str, Any]:
-    """Python, packages and commit of the checkout at `root`. recorded: the stage that asks.
+    """Python, packages and commit of the checkout at `root`. recorded: the stage that calls this.
 
-    git is None outside a checkout. dirty: files differ from the commit, other than dvc.lock, which DVC writes while
-    it runs, and params.yaml, whose content the plan states.
+    git is None outside a checkout. dirty: files differ from the commit, except for dvc.lock, which DVC writes during a
+    run, and params.yaml, whose content is in the plan.
     """
     return {
         "recorded": recorded,

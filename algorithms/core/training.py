@@ -1,12 +1,11 @@
-"""The training loop: learn features, start or resume, step, checkpoint, tell. Algorithms are plan, init and step to it.
+"""The training loop: learn features, start or resume, step, checkpoint, report progress.
 
-What is learned about the features of all records before training is a release like any other, and charged. Each kind
-says what it asks of the barrier and makes tensors of the answers: the buffers of a map of one record, which comes
-before the model that is then trained.
+Features that are learned from all records before training are releases like any others, and are charged. Each kind
+makes its queries to the barrier and turns the answers into the buffers of a feature map in front of the model.
 
-A checkpoint is an algorithm's state and the trace so far in one safetensors file, written whole or not at all: a state
-with an older trace would give later releases the noise of earlier ones. What the barrier remembers of the records is in
-it too, apart from the state; the file is the owner's alone and goes with the key.
+A checkpoint holds an algorithm's state and the trace so far in one safetensors file, which is written atomically: a
+state with an older trace would use the noise of earlier releases again. It also holds the norms that importance
+sampling remembers, which are private; only the owner can read the file, and it is deleted with the key.
 """
 
 import hashlib
@@ -41,11 +40,11 @@ from algorithms.privacy.mechanisms.release import Release
 class Features(Protocol):
     """A kind of learned features.
 
-    releases: what it asks, for records of a shape; raises RefusedError for a shape that it does not fit. learn: asks
-    it, and returns the module's buffers; records: their number, or a noisy count. module: the map, which learns them.
+    releases: its queries, for records of a shape; raises RefusedError for shapes that do not fit. learn: makes the
+    queries and returns the module's buffers; records: their number, or a noisy count. module: the feature map.
 
-    A kind may also have `check(model)`, which refuses a model behind its map, and `start(barrier, model)`, asked after
-    `learn`, which gives the parameters that the model starts at.
+    A kind may also have `check(model)`, which refuses models that do not fit behind its map, and
+    `start(barrier, model)`, which is called after `learn` and returns the model's initial parameters.
     """
 
     def releases(self, shape: Shape) -> Sequence[Release]: ...
@@ -54,7 +53,7 @@ class Features(Protocol):
 
 
 def schedule_of(features: Features, shape: Shape, records: int | None, count_noise: float) -> Schedule:
-    """What learning the features costs; a count of the records comes first where their number is private."""
+    """The events of learning the features; a count of the records comes first if their number is private."""
     first = [] if records is not None else [count_release(count_noise)]
     return [(release.event(), 1) for release in (*first, *features.releases(shape))]
 
@@ -62,7 +61,7 @@ def schedule_of(features: Features, shape: Shape, records: int | None, count_noi
 def learned(
     features: Features, barrier: Barrier, records: int | None, count_noise: float
 ) -> dict[str, Tensor]:
-    """The buffers of the features' module, from the releases of `schedule_of`."""
+    """Learn the buffers of the features' module, by the releases of `schedule_of`."""
     number = max(1.0, noisy_count(barrier, count_noise)) if records is None else float(records)
     return dict(features.learn(barrier, barrier.input_shape, number))
 
@@ -73,7 +72,7 @@ _LAST_NORMS = "private/last_norms"
 
 
 def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace, last_norms: LastNorms) -> None:
-    """Writes the run's state after `step` steps and its trace so far into `folder`, readable by the owner only."""
+    """Write the run's state after `step` steps and its trace into `folder`, readable by the owner only."""
     facts = json.dumps({"run_id": run_id, "step": step, "trace": [asdict(row) for row in trace.rows]})
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in flatten(state).items()}
     kept = last_norms.to_tensor()
@@ -84,10 +83,10 @@ def save(folder: Path, state: object, *, run_id: str, step: int, trace: Trace, l
 
 
 def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple[S, int, Trace] | None:
-    """The run's last checkpoint in `folder` as (state, steps taken, trace), or None where there is none.
+    """The run's checkpoint in `folder` as (state, steps taken, trace), or None if there is none.
 
-    start: the state before the first step, which gives the structure and the devices. last_norms: takes back its own.
-    Raises RefusedError where the checkpoint is damaged, of another run or of a state of other shapes.
+    start: the state before the first step, for structure and devices. last_norms: is restored. Raises RefusedError if
+    the checkpoint is damaged, belongs to another run, or has tensors of other shapes.
     """
     if not (folder / CHECKPOINT).exists():
         return None
@@ -114,7 +113,7 @@ def load(folder: Path, start: S, *, run_id: str, last_norms: LastNorms) -> tuple
 
 
 def _checksum(facts: str, tensors: Mapping[str, Tensor]) -> str:
-    """One wrong bit of the number of steps would take some of them twice, and pay for them once."""
+    """Protects the number of steps, among others: a wrong bit there would repeat steps that are paid for once."""
     digest = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         digest.update(name.encode())
@@ -148,7 +147,7 @@ def flatten(state: Any, prefix: str = "") -> dict[str, Tensor]:
 
 
 def unflatten(state: S, tensors: Mapping[str, Tensor], prefix: str = "") -> S:
-    """`state` with the tensors that `flatten` named put in place."""
+    """`state` with the tensors that `flatten` named replaced."""
     changes = {}
     for key, value in _items(state):
         name = prefix + key
@@ -163,7 +162,7 @@ def _items(state: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _write(path: Path, write: Callable[[Path], None]) -> None:
-    """Writes through a temporary file, so that a crash leaves the old file or the new one."""
+    """Write through a temporary file, so that a crash leaves either the old file or the new one."""
     fresh = path.with_name(path.name + ".new")
     write(fresh)
     fresh.chmod(0o600)
@@ -178,19 +177,19 @@ def _write(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def by_name(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Named parameters as they are published: on the CPU, each in memory of its own."""
+    """Copies of named parameters on the CPU, for publication."""
     return {name: torch.clone(tensor.detach().cpu()) for name, tensor in named.items()}
 
 
 OnStep = Callable[[int, float, float], None]
-"""Receives the steps taken so far, the epsilon spent so far and the standard deviation of the last noise."""
+"""Called with the steps taken, the epsilon spent so far and the standard deviation of the last noise."""
 OnState = Callable[[int, State], None]
-"""Receives the steps taken so far and the state after them, which is made of releases alone."""
+"""Called with the steps taken and the state after them, which follows from releases alone."""
 
 
 @dataclass(frozen=True)
 class _Progress:
-    """What a checkpoint holds: the algorithm's state, and the buffers of what was learned before its first step."""
+    """The content of a checkpoint: the algorithm's state, and the buffers of learned features."""
 
     state: Any
     buffers: Mapping[str, Tensor]
@@ -198,14 +197,14 @@ class _Progress:
 
 @dataclass(frozen=True)
 class Learned:
-    """What was learned about the features: the buffers of their map, and the parameters that training starts at."""
+    """Learned features: the buffers of their map, and the initial parameters of training."""
 
     buffers: Mapping[str, Tensor]
     start: Tensor
 
 
 class Trained(NamedTuple):
-    """The last state, the trace, and the model with what was learned about its features."""
+    """The last state, the trace, and the model with its learned features."""
 
     state: State
     trace: Trace
@@ -231,17 +230,18 @@ def train(
     learned_before: tuple[Learned, Trace] | None = None,
     reserve: Callable[[], None] = lambda: None,
 ) -> Trained:
-    """Trains to the plan's end, or from the checkpoint in `folder` on.
+    """Train to the plan's end, from the start or from the checkpoint in `folder`.
 
-    generator: the run's own; a run that is taken up must be given the one it began with, and then repeats what it
-    drew, bit for bit. open_records: called once, after the plan and the checkpoint were accepted. on_state: called
-    after each step, for curves. features: what is learned before the first step, for a model that they are in front
-    of. diagnostics: where what is not private is recorded of public records; a run that is taken up goes on without
-    what was recorded before. barrier_of: makes the barrier; audits give one that keeps what it answered.
-    learned_before: what `learn` released for several runs at once, in place of a release for this run alone.
-    reserve: pays for the run; called once the checkpoint and the model were accepted, before the records are touched.
-    Raises RefusedError where the checkpoint is of another run, where the model cannot be trained privately, and where
-    `reserve` does.
+    generator: of this run; a resumed run must get the generator it began with, and then repeats its noise bit for bit.
+    open_records: called once, after the plan and the checkpoint are accepted; only their shape is used before
+    `reserve`. reserve: pays for the run; called after the checkpoint and the model are accepted, before the records are
+    read. on_state: called after each step. features: learned before the first step, for a model that has their map in
+    front. diagnostics: records what is not private, for public records only; a resumed run loses the earlier entries.
+    barrier_of: makes the barrier; audits use one that keeps its answers. learned_before: features that `learn` released
+    for several runs together, instead of a release for this run.
+
+    Raises RefusedError if the checkpoint belongs to another run or the model cannot be trained privately, and whatever
+    `reserve` raises.
     """
     state = algorithm.init(model.initial_parameters().to(performance.device), plan)
     start, last_norms = _Progress(state, buffers(model)), LastNorms()
@@ -294,7 +294,7 @@ def learn(
     generator: Generator,
     performance: Performance,
 ) -> tuple[Learned, Trace]:
-    """Releases what is learned before training by itself, for runs that share it, with its rows of the trace.
+    """Learn features once for several runs that share them; returns them with their rows of the trace.
 
     plan: of one of these runs, whose schedule begins with these releases.
     """
@@ -321,9 +321,9 @@ def _learn(features: Features, barrier: Barrier, model: Model, plan: Plan) -> Le
 
 
 def _counted_by(plan: Plan, trace: Trace) -> Trace:
-    """The rows of releases that several runs share, with what they cost by this run's filter alone.
+    """The trace's rows of shared releases, with their cost by this run's filter.
 
-    The filter of another run knows its cost, which a trial's trace must not tell of another trial.
+    They were recorded under another run's filter, whose costs a trial's trace must not reveal.
     """
     spend, rows = plan.open_filter(), []
     for row, event in zip(trace.rows, trace.events(), strict=True):
@@ -333,16 +333,16 @@ def _counted_by(plan: Plan, trace: Trace) -> Trace:
 
 
 def recharged(spend: Filter, trace: Trace) -> Filter:
-    """A fresh filter brought to where a trace left off."""
+    """Charge a new filter with the events of a trace."""
     for event in trace.events():
         spend.charge(event)
     return spend
 
 
 def device_of(name: str) -> torch.device:
-    """The device "cpu" or "cuda", or for "auto" the better one that is here; raises RefusedError where there is none.
+    """The device for "cpu", "cuda" or "auto", which prefers a GPU; raises RefusedError if it is not available.
 
-    On a GPU, PyTorch is set to repeat itself bit for bit.
+    On a GPU, this makes PyTorch deterministic.
     """
     has_cuda = torch.cuda.is_available()
     if name not in ("auto", "cpu", "cuda") or (name == "cuda" and not has_cuda):

@@ -1,7 +1,7 @@
 """Several views of one record (augmentation multiplicity: De et al. 2022, arXiv:2204.13650).
 
-A record's loss is the mean over its views, so that its gradient is their average, clipped once: views cost no privacy.
-They are a fixed public list, not drawn, so that a run that is taken up again sees the same ones.
+A record's loss is the mean over its views, so its gradient is their average and is clipped once: views cost no privacy.
+The views are a fixed public list, so that a resumed run uses the same ones.
 """
 
 import copy
@@ -17,22 +17,22 @@ from algorithms.models.model import Model, ModelRefusedError, ModelSpec
 
 _PIXELS = 2
 _SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
-"""Down and to the right, in units of two pixels."""
+"""Shifts down and to the right, in units of two pixels."""
 
 _MOST_CHANNELS = 4
-"""More are features of another kind, which no flip or shift makes from those of a flipped or shifted image."""
+"""More channels are features, and flipped features are not the features of a flipped image."""
 
 
 @dataclass(frozen=True)
 class View:
-    """An image moved by whole pixels, its edges continued by reflection, then perhaps mirrored left to right."""
+    """An image shifted by whole pixels, with edges padded by reflection, and optionally mirrored left to right."""
 
     down: int
     right: int
     is_mirrored: bool
 
     def of(self, images: Tensor) -> Tensor:
-        """Images [batch, channels, height, width] as this view shows them."""
+        """This view of images [batch, channels, height, width]."""
         height, width = images.shape[2:]
         if self.down or self.right:
             padded = functional.pad(images, (_PIXELS,) * 4, mode="reflect")
@@ -45,11 +45,11 @@ VIEWS = tuple(
     View(_PIXELS * down, _PIXELS * right, is_mirrored)
     for (down, right), is_mirrored in product(_SHIFTS, (False, True))
 )
-"""The image itself first, then its mirror image, then both moved each way."""
+"""The image itself, its mirror image, then both with each shift."""
 
 
 class Seen(nn.Sequential):
-    """The layers of a network, with their names, on several views of each record: [batch, ...] -> [batch, views, o]."""
+    """Applies the layers of a network to several views of each record: [batch, ...] -> [batch, views, o]."""
 
     views: tuple[View, ...] = ()
 
@@ -60,10 +60,10 @@ class Seen(nn.Sequential):
 
 
 def with_views(model: Model, count: int, given: ModelSpec) -> Model:
-    """The model whose loss of a record is the mean over the first `count` views; its scores are those of the first.
+    """The model whose loss is the mean over the first `count` views; its scores are those of the first view.
 
-    Raises ModelRefusedError for inputs that are no images of 1 to 4 channels and at least 3 x 3 pixels, for more
-    views than there are, and for a model that is no plain sequence of layers.
+    Raises ModelRefusedError unless inputs are images with 1 to 4 channels and at least 3 x 3 pixels, for more views
+    than there are, and for a model that is not a plain sequence of layers.
     """
     _check(model, count, given)
     seen = Seen()
@@ -81,7 +81,7 @@ def with_views(model: Model, count: int, given: ModelSpec) -> Model:
 
 
 def for_evaluation(model: Model) -> Model:
-    """The same model, which now looks at one view of each record: the record itself."""
+    """The same model for a single view of each record: the record itself."""
     if not any(isinstance(layer, Seen) for layer in model.module.modules()):
         return model
     module = copy.deepcopy(model.module)

@@ -1,4 +1,4 @@
-"""What comes before a model: maps of one record each, whose buffers were learned from all records by releases."""
+"""Feature maps in front of a model: they map one record at a time, with buffers learned by releases."""
 
 import copy
 from collections import OrderedDict
@@ -29,7 +29,7 @@ class Whitening(nn.Module):
         self.register_buffer("matrix", torch.eye(shape[0]))
 
     def normalised(self, maps: Tensor) -> Tensor:
-        """What `mean` and `matrix` are of, [batch, c, h, w]."""
+        """The maps [batch, c, h, w] whose mean and covariance are learned."""
         groups = self.settings["groups"]
         return functional.group_norm(maps, groups) if groups else maps
 
@@ -85,7 +85,7 @@ class Centring(nn.Module):
             self.register_buffer("matrix", torch.eye(prod(shape)))
 
     def normalised(self, records: Tensor) -> Tensor:
-        """What `mean` and `matrix` are of, [batch, *shape] -> [batch, d]: a record of zeros stays one."""
+        """The vectors whose mean and covariance are learned, [batch, *shape] -> [batch, d]; zeros stay zeros."""
         flat = records.flatten(1)
         unit: Tensor = flat / torch.linalg.vector_norm(flat, dim=1, keepdim=True).clamp(min=1e-6)
         return unit
@@ -106,7 +106,7 @@ _KINDS: dict[str, type[Front]] = {
 
 
 def front(settings: Mapping[str, Any], shape: Shape) -> Front:
-    """The map with these `settings`, as it is before anything was learned, for records of a shape."""
+    """The map with these settings for records of a shape, before anything was learned."""
     own = {key: value for key, value in settings.items() if key != "kind"}
     if settings.get("kind") not in _KINDS:
         raise ModelRefusedError(
@@ -116,13 +116,13 @@ def front(settings: Mapping[str, Any], shape: Shape) -> Front:
 
 
 def shape_after(module: nn.Module, shape: Shape) -> Shape:
-    """The shape that a record of a shape has after a map."""
+    """The shape of a record after a map."""
     with torch.no_grad():
         return tuple(module(torch.zeros(1, *shape)).shape[1:])
 
 
 def in_front(module: Front, model: Model) -> Model:
-    """The model of the records before the map."""
+    """The model with a map in front, for records before that map."""
     return replace(model, module=nn.Sequential(OrderedDict(features=module, model=model.module)))
 
 
@@ -133,7 +133,7 @@ def front_of(model: Model) -> Front | None:
 
 
 def buffers(model: Model) -> dict[str, Tensor]:
-    """The buffers of the map in front of a model; none where there is no map."""
+    """The buffers of the map in front of a model; none without a map."""
     found = front_of(model)
     return {} if found is None else dict(found.named_buffers())
 

@@ -1,6 +1,6 @@
-"""Model libraries that are extras: timm, transformers and peft, imported when a model of theirs is asked for.
+"""The optional model libraries timm, transformers and peft, which are imported on demand.
 
-And the folders of public models that are on this machine; nothing is downloaded.
+Also finds public models on this machine; nothing is downloaded.
 """
 
 import tempfile
@@ -21,25 +21,25 @@ _OPERATORS = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 _stubs: list[torch.library.Library] = []
-"""Declared operators live as long as the library object that declared them."""
+"""Declared operators exist as long as the library object that declared them."""
 
 
 _PACKED = {"all-minilm-l6-v2": ("all_minilm_l6_v2", "model.zip")}
-"""Folders that a package of the index holds in an archive, by the name of the model."""
+"""Models that a Python package holds in an archive, by name."""
 
 
 CHECKPOINT = ("config.json", "model.safetensors")
-"""The files of such a folder that a model is made of."""
+"""The files of a model's folder that are used."""
 
 
 class LibraryMissingError(ImportError):
-    """A model library that was asked for is not installed; the message says how to install it."""
+    """A model library is not installed; the message says how to install it."""
 
 
 def imported_library(name: str) -> Any:
-    """The module `name` of an optional library, such as `timm` or `transformers`.
+    """Import the module `name` of an optional library, such as `timm` or `transformers`.
 
-    Raises LibraryMissingError, with the command that installs it, where it cannot be imported.
+    Raises LibraryMissingError, with the command that installs it, if it cannot be imported.
     """
     _declare_torchvision()
     try:
@@ -53,7 +53,7 @@ def imported_library(name: str) -> Any:
 
 
 def package_folder(package: str) -> Path:
-    """Where a package with weights lies; it is not imported, since one of them prints."""
+    """The folder of a package with weights; the package is not imported, since one of them prints."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise LibraryMissingError(
@@ -64,10 +64,10 @@ def package_folder(package: str) -> Path:
 
 @contextmanager
 def public_folder(name: str) -> Iterator[Path]:
-    """The folder of a public model in the form of Hugging Face, while the block runs.
+    """The folder of a public model in Hugging Face's format, within the block.
 
-    name: of a folder, "all-minilm-l6-v2" of the package of that name, or a name in the hub's cache on this machine.
-    Raises ModelRefusedError, with the command that gets it, for one that is not here.
+    name: of a folder, "all-minilm-l6-v2" for the package of that name, or a name in the hub's cache on this machine.
+    Raises ModelRefusedError, with the command that downloads it, if it is not here.
     """
     if Path(name).is_dir():
         yield Path(name)
@@ -93,9 +93,9 @@ def public_folder(name: str) -> Iterator[Path]:
 
 
 def _declare_torchvision() -> None:
-    """Declare torchvision's operators where its compiled part does not load, since it refuses to be imported then.
+    """Declare torchvision's operators if its compiled part does not load, since importing it would fail.
 
-    That is the case for the wheel of the package index beside a CPU build of torch. Only detection uses them.
+    That happens with PyPI's wheel beside a CPU build of torch. Only object detection uses these operators.
     """
     if _stubs:
         return

@@ -1,7 +1,4 @@
-"""What a model is to the rest: a module, a loss of each record by itself, and parameters as one flat vector.
-
-What a model is built for, and how its settings are read.
-"""
+"""A model: a module, the loss of each record, and parameters as one flat vector; what it is built for; its settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,10 +18,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LossBounds:
-    """What is public about a record's loss as a function of its outputs: never computed from data.
+    """Public bounds on a record's loss as a function of the outputs, never computed from data.
 
-    slope: the most that its gradient's L2 norm can be. curvature: the most that an eigenvalue of its Hessian can be,
-    infinite where it has a kink. least: the least that it can be.
+    slope: on the L2 norm of its gradient. curvature: on the eigenvalues of its Hessian, infinite if it has a kink.
+    least: its smallest value.
     """
 
     slope: float
@@ -39,10 +36,10 @@ class Model:
     module: maps inputs [batch, *input_shape] to outputs [batch, outputs]; its own parameters are the start.
     losses: (outputs [batch, ...], labels [batch, ...]) -> [batch]; record by record, not averaged.
     scores: outputs -> [batch, classes]; the largest is the predicted class.
-    precision: in which gradients are computed; bfloat16 wherever autocast holds that safe, sums in 32 bits or more.
-    bounds: of the losses, or None where nothing is known.
-    settings: with which the catalogue makes this form again, without a file. notes: public sentences on the start and
-    on what is not trained. packing: of inputs that are several tensors of each record, in one row each.
+    precision: of gradients; bfloat16 where autocast considers it safe, and sums in 32 bits or more.
+    bounds: of the losses, or None if unknown.
+    settings: with which the registry builds the same architecture without a file. notes: public sentences on the start
+    and on frozen parameters. packing: for inputs of several tensors per record, packed into one row.
     label_shape, label_dtype: of one record's labels.
     """
 
@@ -60,19 +57,19 @@ class Model:
 
     @cached_property
     def shapes(self) -> dict[str, torch.Size]:
-        """The shapes of the trained parameters by name, in the order of the flat vector; fixed at first use."""
+        """The shapes of the trained parameters by name, in the order of the flat vector; fixed on first use."""
         return {name: p.shape for name, p in self.module.named_parameters() if p.requires_grad}
 
     @cached_property
     def places(self) -> dict[str, slice]:
-        """Where each trained parameter lies in the flat vector."""
+        """The slice of each trained parameter in the flat vector."""
         ends = accumulate(shape.numel() for shape in self.shapes.values())
         pairs = zip(self.shapes.items(), ends, strict=True)
         return {name: slice(end - shape.numel(), end) for (name, shape), end in pairs}
 
     @cached_property
     def layers(self) -> tuple[tuple[str, ...], ...]:
-        """The names of each layer's trained parameters: one group for each module that owns some."""
+        """The names of trained parameters by layer, where a layer is a module that owns some."""
         groups: dict[str, list[str]] = {}
         for name in self.shapes:
             groups.setdefault(name.rpartition(".")[0], []).append(name)
@@ -84,11 +81,11 @@ class Model:
         return sum(shape.numel() for shape in self.shapes.values())
 
     def initial_parameters(self) -> Tensor:
-        """The start as a flat vector, shape [d], float32."""
+        """The initial parameters as a flat vector, shape [d], float32."""
         return torch.cat([self.module.get_parameter(name).detach().reshape(-1) for name in self.shapes])
 
     def named(self, parameters: Tensor) -> dict[str, Tensor]:
-        """A flat vector, shape [d], as views by parameter name."""
+        """Views of a flat vector, shape [d], by parameter name."""
         if not parameters.requires_grad:
             return {name: parameters[place].view(self.shapes[name]) for name, place in self.places.items()}
         # A slice's gradient is as long as the whole vector, for each parameter anew; those of a split are put together.
@@ -98,7 +95,7 @@ class Model:
         }
 
     def published(self, parameters: Tensor) -> dict[str, Tensor]:
-        """All that an evaluation needs, by name: what is trained at a flat vector [d], what is not, and the buffers."""
+        """Everything that evaluation needs, by name: the trained parameters from [d], frozen ones, and buffers."""
         kept = self.module.state_dict()
         own = [
             name
@@ -108,15 +105,15 @@ class Model:
         return {name: kept[name] for name in own} | self.named(parameters)
 
     def outputs(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """The module's outputs at given parameters, shape [batch, outputs]; what it does to its buffers is dropped."""
+        """The module's outputs for given parameters, shape [batch, outputs]; changes of its buffers are dropped."""
         found: Tensor = self.inside(parameters, lambda: self.module(inputs))
         return found
 
     def inside(self, parameters: Mapping[str, Tensor], run: Callable[[], T]) -> T:
-        """What `run` gives while the module has given parameters in place of its own, and copies of its buffers.
+        """Call `run` while the module has the given parameters instead of its own, and copies of its buffers.
 
-        Backward passes belong there as well: layers may run again in them, as with gradient checkpointing, and would
-        else do so at the module's own parameters.
+        Backward passes must run inside too: checkpointed layers run again in them, and would otherwise use the module's
+        own parameters.
         """
         slots = [
             (own, key, f"{name}.{key}" if name else key, tensor, own is layer._buffers)
@@ -148,10 +145,10 @@ ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 class ModelSpec:
     """Public facts of the data.
 
-    input_shape: of one record. classes: how many outputs a model needs, 1 where a number is predicted. tokens: how many
-    entries a vocabulary has, padding and unknown words included; None where features are real numbers. words_sha256: of
-    the file of the words that the entries stand for, one a line, the first at entry 2; None where the data do not say
-    it. padding: the entry that fills up a text. predicts: class, number, labels, next token or tags.
+    input_shape: of one record. classes: the number of outputs, 1 for the prediction of a number. tokens: size of the
+    vocabulary, including padding and unknown words; None for real-valued features. words_sha256: of the vocabulary's
+    file, with one word per line from entry 2 on; None if the data do not state it. padding: the entry that pads a text.
+    predicts: class, number, labels, next token or tags.
     """
 
     input_shape: tuple[int, ...]
@@ -168,7 +165,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     def without_files(self) -> dict[str, Any]:
-        """Settings that make a model of the same form, of no file: its parameters are then read from elsewhere."""
+        """Settings that build the same architecture without files, for parameters that are read from elsewhere."""
         return self.model_dump()
 
 

@@ -8,19 +8,20 @@ _GROUPS = 32
 
 
 def batch_norm_layers(module: nn.Module) -> list[str]:
-    """The names of the BatchNorm layers; "" where the module is one itself."""
+    """The names of the BatchNorm layers; "" if the module itself is one."""
     layers = module.named_modules()
     return [name for name, layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
 
 
 def replace_batch_norm(module: nn.Module) -> nn.Module:
-    """Puts a GroupNorm in place of each BatchNorm, as private training needs it.
+    """Replace each BatchNorm by a GroupNorm, as private training needs it.
 
-    Its weights are 1 and its biases 0: what a BatchNorm has learned belongs to its statistics. Groups are 32, or the
-    most below that divide the channels, each of two channels or more, since one channel of one place is always 0.
+    Weights are 1 and biases 0, since those of a BatchNorm belong to its statistics. There are 32 groups, or the largest
+    smaller number that divides the channels into groups of two or more; a single channel of one pixel would always be
+    0.
 
     Args:
-        module: Changed in place, but for one that is a BatchNorm itself.
+        module: Changed in place, unless it is a BatchNorm itself.
 
     Returns:
         The module, or the GroupNorm that it became.

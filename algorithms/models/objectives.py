@@ -1,4 +1,4 @@
-"""The loss of a record by what is predicted of it, and the form of its labels: never computed from data."""
+"""The loss of a record for each kind of target, and the form of labels; never computed from data."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,12 +12,12 @@ from algorithms.models.linear import SQUARED, cross_entropy, squared_error
 from algorithms.models.model import LossBounds, Model, ModelSpec
 
 IGNORED = -100
-"""The label of a place that does not count."""
+"""The label of a position that is ignored."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """losses: as of a `Model`. bounds: by the number of outputs. label_dtype, of_tokens: a label for each token."""
+    """losses: as in `Model`. bounds: by the number of outputs. of_tokens: whether each token has a label."""
 
     losses: Callable[[Tensor, Tensor], Tensor]
     bounds: Callable[[int], LossBounds | None]
@@ -26,25 +26,25 @@ class Objective:
 
 
 def binary_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The mean over labels of the cross-entropy of each by itself; outputs, labels [batch, labels] -> [batch]."""
+    """The mean binary cross-entropy over a record's labels; outputs, labels [batch, labels] -> [batch]."""
     return functional.binary_cross_entropy_with_logits(
         outputs, labels.to(outputs.dtype), reduction="none"
     ).mean(-1)
 
 
 def token_cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The mean over the labels that count; outputs [batch, length, classes], labels [batch, length] -> [batch]."""
+    """The mean over labels not ignored; outputs [batch, length, classes], labels [batch, length] -> [batch]."""
     each = functional.cross_entropy(outputs.movedim(-1, 1), labels, reduction="none", ignore_index=IGNORED)
     return each.sum(-1) / labels.ne(IGNORED).sum(-1).clamp(min=1)
 
 
 def next_token(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The same, where the label of a place is its own token: what is said there is about the token that follows."""
+    """The same for labels that are the tokens themselves: each position predicts the next token."""
     return token_cross_entropy(outputs[:, :-1], labels[:, 1:])
 
 
 def _of_labels(count: int) -> LossBounds:
-    """Of a mean of `count` logistic losses."""
+    """The bounds of a mean of `count` logistic losses."""
     return LossBounds(slope=1.0 / math.sqrt(count), curvature=0.25 / count, least=0.0)
 
 
@@ -57,7 +57,7 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 
 def predicting(model: Model, given: ModelSpec) -> Model:
-    """A model that was made for classes, for what the data have; a loss of its own stays."""
+    """Turn a model for classes into one for the data's target; a model's own loss is kept."""
     if given.predicts == "class":
         return model
     found = OBJECTIVES[given.predicts]

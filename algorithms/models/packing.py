@@ -1,6 +1,6 @@
 """Records of several named tensors, such as token ids with an attention mask, as one tensor each.
 
-The barrier, its samples and its passes know one array of records; what a model is called with is taken out of it.
+The barrier, its samples and its passes use one array of records; the tensors for the model are unpacked from it.
 """
 
 import inspect
@@ -23,8 +23,8 @@ from algorithms.errors import RefusedError
 class Part:
     """One tensor of a record.
 
-    shape: of one record's. dtype: that the model is given: float32, int64 or bool. entries: whole numbers, counted from
-    0, that made-up records have there.
+    shape: for one record. dtype: for the model: float32, int64 or bool. entries: made-up records draw whole numbers
+    below it.
     """
 
     name: str
@@ -39,13 +39,13 @@ class Part:
 
     @property
     def is_mask(self) -> bool:
-        """Whether it says what of a record counts: without a one there, models divide by zero."""
+        """Whether this is a mask; models divide by zero for a mask without a one."""
         return self.dtype == torch.bool or (self.dtype == torch.int64 and "mask" in self.name)
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How the parts of a record lie in one row: one after the other, real numbers bit for bit.
+    """How the parts of a record lie in one row: one after the other, with real numbers stored bit for bit.
 
     Example:
         >>> import numpy as np
@@ -73,13 +73,13 @@ class Packing:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Of a row."""
+        """The type of a row."""
         only_real = all(part.is_real for part in self.parts)
         return torch.float32 if only_real else torch.int32
 
     @property
     def entries(self) -> list[int]:
-        """The places of the parts that hold entries of tables."""
+        """The positions of the parts that hold entries of tables."""
         return [
             place for place, part in enumerate(self.parts) if part.dtype == torch.int64 and not part.is_mask
         ]
@@ -98,14 +98,14 @@ class Packing:
         return self.joined(values).numpy()
 
     def joined(self, values: Sequence[Tensor]) -> Tensor:
-        """Rows [batch, width] of what `split` gave."""
+        """The inverse of `split`: rows [batch, width]."""
         flat = [value.reshape(len(value), -1) for value in values]
         if not self.dtype.is_floating_point:
             flat = [value.view(torch.int32) if value.is_floating_point() else value for value in flat]
         return torch.cat(flat, dim=1)
 
     def split(self, rows: Tensor) -> list[Tensor]:
-        """The parts [batch, *shape] of rows [batch, width], as they are kept: whole numbers in 32 bits."""
+        """The parts [batch, *shape] of rows [batch, width], with whole numbers in 32 bits as stored."""
         found = []
         for part, place in zip(self.parts, self._places, strict=True):
             values = rows[:, place]
@@ -115,16 +115,16 @@ class Packing:
         return found
 
     def mapping(self, rows: Tensor, floating: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """What a model is called with for rows [batch, width]; floating: the type of its real numbers."""
+        """The model's inputs by name for rows [batch, width]; floating: the type of real numbers."""
         pairs = zip(self.parts, self.split(rows), strict=True)
         return {part.name: values.to(floating if part.is_real else part.dtype) for part, values in pairs}
 
 
 class Called(nn.Module):
-    """A module as the engine calls one: rows [batch, ...] to one tensor of outputs.
+    """Wraps a module for the engine: rows [batch, ...] to one tensor of outputs.
 
-    packing: of the rows, None where the module takes them as they are. The module is called with the parts by name, or
-    with the mapping where it takes one argument of another name. Of what the libraries' models give, the logits count.
+    packing: of the rows, None if the module takes them unchanged. The module is called with the parts by name, or with
+    a mapping if it takes one argument of another name. Models of libraries return their logits.
     """
 
     def __init__(self, module: nn.Module, packing: Packing | None) -> None:
@@ -145,7 +145,7 @@ class Called(nn.Module):
 
 
 def _takes(module: nn.Module, names: Sequence[str]) -> bool:
-    """Whether a module is called with arguments of these names, rather than with a mapping of them."""
+    """Whether a module takes arguments of these names, rather than a mapping."""
     signature = inspect.signature(module.forward)
     try:
         signature.bind(**dict.fromkeys(names))

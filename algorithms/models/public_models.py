@@ -25,14 +25,14 @@ from algorithms.models.randomness import same_randomness
 from algorithms.models.recurrent import digest
 
 _NOT_OURS = ("id2label", "label2id", "dtype", "torch_dtype")
-"""Of a configuration."""
+"""Entries of a configuration that are set here."""
 
 
 class Adapter(Settings):
-    """Low-rank adapters (Hu et al. 2022) by PEFT: the rest is frozen but for the head.
+    """Low-rank adapters (Hu et al. 2022) by PEFT: everything except adapters and head is frozen.
 
-    rank: of each. alpha: their sum is scaled by alpha / rank. targets: ends of the names of the layers that get one;
-    those that PEFT takes for the architecture by default.
+    rank: of each adapter. alpha: adapters are scaled by alpha / rank. targets: suffixes of the names of layers that get
+    one; by default PEFT's choice for the architecture.
     """
 
     kind: Literal["lora"] = "lora"
@@ -42,11 +42,11 @@ class Adapter(Settings):
 
 
 class _Public(Settings):
-    """What both libraries' models have.
+    """Settings of both libraries' models.
 
-    checkpoint: a public model: its folder, "all-minilm-l6-v2", or a name in the hub's cache on this machine; the head
-    may be missing in its weights or have another number of classes. checkpoint_file: its weights alone, safetensors.
-    replace_batch_norm: by GroupNorm where true; "frozen" keeps the layers and the statistics of the checkpoint.
+    checkpoint: a public model: its folder, "all-minilm-l6-v2", or a name in the hub's cache on this machine. Its head
+    may be missing or have another number of classes. checkpoint_file: only its weights, safetensors.
+    replace_batch_norm: true replaces by GroupNorm; "frozen" keeps the layers with the checkpoint's statistics.
     """
 
     checkpoint: str | None = Field(default=None, min_length=1)
@@ -87,13 +87,13 @@ _PEFT: Mapping[Task, str] = {
     "token-classification": "TOKEN_CLS",
     "language-modelling": "CAUSAL_LM",
 }
-"""What PEFT calls them."""
+"""PEFT's names of the tasks."""
 _PROBLEMS = {"labels": "multi_label_classification", "number": "regression"}
-"""What a configuration of sequence classification calls its targets, where these are no classes."""
+"""A sequence classifier's `problem_type` for targets other than classes."""
 
 
 def _task(predicts: str, *, is_text: bool) -> Task:
-    """What is asked of a model."""
+    """The task that a target asks for."""
     by_token: dict[str, Task] = {"next token": "language-modelling", "tags": "token-classification"}
     if predicts in by_token:
         return by_token[predicts]
@@ -101,8 +101,8 @@ def _task(predicts: str, *, is_text: bool) -> Task:
 
 
 class HuggingFaceSettings(_Public):
-    """task: what the model does, by default what the data ask for. config: as in config.json, with its model_type; or
-    config_file, the file itself; or neither, where there is a checkpoint.
+    """task: by default the one that the data ask for. config: as in config.json, including model_type; or config_file,
+    the path of such a file; or neither with a checkpoint.
     """
 
     task: Task | None = None
@@ -121,7 +121,7 @@ class HuggingFaceSettings(_Public):
         return own | {"config": self.content()}
 
     def content(self) -> dict[str, Any]:
-        """The configuration; raises ModelRefusedError for a file that holds none."""
+        """The configuration; raises ModelRefusedError for a file without one."""
         if self.checkpoint is not None:
             with public_folder(self.checkpoint) as folder:
                 return HuggingFaceSettings(config_file=str(folder / "config.json")).content()
@@ -140,7 +140,7 @@ class HuggingFaceSettings(_Public):
 
 
 class _Texts(nn.Module):
-    """Tokens [batch, length] -> logits [batch, ..., classes], with the attention mask that the padding gives."""
+    """Tokens [batch, length] -> logits [batch, ..., classes], with an attention mask that excludes padding."""
 
     padding: int
 
@@ -169,9 +169,9 @@ class _Images(nn.Module):
 
 @dataclass(frozen=True)
 class _Made:
-    """A library's model. prefix: of the names of what its head is put on. heads: prefixes of the head's parameters.
+    """A library's model. prefix: of the names of its body. heads: prefixes of the names of the head's parameters.
 
-    has_own_head: whether the head is for the data at hand, and not part of what was pretrained.
+    has_own_head: whether the head is new for the data, and not pretrained.
     """
 
     module: nn.Module
@@ -181,7 +181,7 @@ class _Made:
 
 
 def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
-    """A model of timm for images; raises ModelRefusedError for other records and for what timm does not make."""
+    """A model of timm for images; raises ModelRefusedError for other records and if timm cannot build it."""
     if len(given.input_shape) != 3:
         raise ModelRefusedError(
             f"the model 'timm' takes images [channels, height, width], not records of shape {given.input_shape};"
@@ -204,7 +204,7 @@ def timm_model(given: ModelSpec, settings: TimmSettings) -> Model:
 
 
 def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
-    """A model of transformers from its configuration; raises ModelRefusedError where it does not fit the records."""
+    """A model of transformers from its configuration; raises ModelRefusedError if it does not fit the records."""
     task, content = _task(given.predicts, is_text=given.tokens is not None), settings.content()
     is_text = task != "image-classification"
     if settings.task not in (None, task):
@@ -244,9 +244,9 @@ def huggingface_model(given: ModelSpec, settings: HuggingFaceSettings) -> Model:
 
 
 def _check_causal(model: Model, given: ModelSpec) -> None:
-    """Raises ModelRefusedError where what is said at a place follows from tokens that come later, as for a BERT.
+    """Raises ModelRefusedError if a prediction depends on later tokens, as for a BERT.
 
-    That is seen at a gradient, which has no scale: of what is said before the last token, by the last one's vector.
+    Checked by a gradient, which needs no tolerance: of the predictions before the last token, by the last embedding.
     """
     module: Any = library_model(model)
     length = min(8, given.input_shape[0])
@@ -274,18 +274,18 @@ def _check_causal(model: Model, given: ModelSpec) -> None:
 
 
 def library_model(model: Model) -> nn.Module:
-    """The library's own module in a model of this file."""
+    """The library's own module within a model of this file."""
     return model.module.model if isinstance(model.module, _Texts | _Images) else model.module
 
 
 def in_file(model: Model, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters by the names that the library has, for a file that it reads, too."""
+    """Parameters by the library's names, for a file that the library can read."""
     prefix = _prefix(model)
     return {name.removeprefix(prefix): tensor for name, tensor in parameters.items()}
 
 
 def from_file(model: Model, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters by the model's own names, of a file with those of the library or with its own."""
+    """Parameters by the model's own names, from a file with the library's names or with its own."""
     own, prefix = model.module.state_dict(), _prefix(model)
     return {name if name in own else prefix + name: tensor for name, tensor in stored.items()}
 
@@ -297,23 +297,23 @@ def _prefix(model: Model) -> str:
 def write_beside(
     model: Model, parameters: Mapping[str, Tensor], folder: Path, facts: Mapping[str, Any], base: str | None
 ) -> nn.Module:
-    """Writes what makes a folder with a model's file one of Hugging Face: config.json, or adapters with the head.
+    """Add the files that make a folder with a model's weights readable by Hugging Face: config.json, or adapters.
 
-    For a model without adapters `from_pretrained(folder)` of its class reads the folder; for one with these
+    A model without adapters is read by `from_pretrained(folder)` of its class, one with adapters by
     `PeftModel.from_pretrained(public_model, folder)`.
 
     Args:
-        model: of the name `huggingface`.
-        parameters: by name, as `Model.published` gives them.
-        folder: where model.safetensors is, with the names of `in_file`.
+        model: a model named `huggingface`.
+        parameters: by name, as `Model.published` returns them.
+        folder: holds model.safetensors, with the names of `in_file`.
         facts: of the model's file.
-        base: the name of the public model that adapters are for, where it is known.
+        base: the name of the public model that adapters belong to, if it is known.
 
     Returns:
-        What the library makes of the folder, and of the public model for adapters: records to logits.
+        The model that the library reads from the folder, and for adapters from the public model: records to logits.
 
     Raises:
-        ModelRefusedError: where the library does not read it.
+        ModelRefusedError: if the library cannot read it.
     """
     module: Any = library_model(model)
     if "adapter" not in model.settings:
@@ -360,23 +360,23 @@ def write_beside(
 
 
 def _named(config: Any, names: Sequence[str]) -> None:
-    """Tells a configuration what the outputs are called."""
+    """Set the names of the outputs in a configuration."""
     if names:
         config.id2label = dict(enumerate(names))
         config.label2id = {name: place for place, name in enumerate(names)}
 
 
 def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path) -> None:
-    """Writes a released model as its library reads it.
+    """Write a released model in its library's format.
 
-    For transformers, `from_pretrained(folder)` of the class for its task; for timm,
+    transformers reads it by `from_pretrained(folder)` of the class for its task, and timm by
     `timm.create_model(architecture, checkpoint_path=folder / "model.safetensors", ...)`. Adapters are merged into the
-    weights, so that neither needs PEFT. The model is changed in place.
+    weights, so that PEFT is not needed. The model is changed in place.
 
     Args:
-        model: of the names `huggingface` or `timm`.
-        parameters: by name, as `Model.published` gives them.
-        folder: of the files; made where it is not there.
+        model: a model named `huggingface` or `timm`.
+        parameters: by name, as `Model.published` returns them.
+        folder: for the files; created if it does not exist.
     """
     model.module.load_state_dict(
         dict(parameters), strict=False
@@ -397,10 +397,10 @@ def save_pretrained(model: Model, parameters: Mapping[str, Tensor], folder: Path
 
 
 def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """What the library makes of a folder of `save_pretrained`: records [batch, *input_shape] to logits.
+    """Read a folder of `save_pretrained` with the library: a function of records [batch, *input_shape] to logits.
 
-    model: the one that was written, for its form. Raises ModelRefusedError where the library cannot read it, as of a
-    network whose normalisation was replaced.
+    model: the model that was written, for its architecture. Raises ModelRefusedError if the library cannot read it, as
+    for a network whose normalisation was replaced.
     """
     module: Any = library_model(model)
     try:
@@ -426,7 +426,7 @@ def read_pretrained(model: Model, folder: Path, input_shape: tuple[int, ...], ou
 
 
 def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> Model:
-    """The model with its normalisation replaced, its checkpoint read and its adapters put in."""
+    """Replace normalisation, load the checkpoint and add adapters."""
     notes = []
     layers = batch_norm_layers(made.module)
     if layers and not settings.replace_batch_norm:
@@ -451,7 +451,7 @@ def _finished(name: str, made: _Made, around: nn.Module, settings: _Public) -> M
 
 
 def _filled(made: _Made, path: Path, called: str) -> str:
-    """Reads a checkpoint into the module; a sentence on it. The head keeps its random start where it does not fit."""
+    """Load a checkpoint into the module; returns a sentence on it. A head that does not fit keeps its random start."""
     try:
         stored = load_file(path)
     except (OSError, SafetensorError):
@@ -483,7 +483,7 @@ def _filled(made: _Made, path: Path, called: str) -> str:
 
 
 def _with_adapters(name: str, made: _Made, adapter: Adapter) -> str:
-    """Puts LoRA into the module, freezes the rest but for the head; a sentence on it."""
+    """Add LoRA to the module and freeze everything except adapters and head; returns a sentence on it."""
     peft = imported_library("peft")
     config = peft.LoraConfig(
         r=adapter.rank, lora_alpha=adapter.alpha, target_modules=adapter.targets, lora_dropout=0.0

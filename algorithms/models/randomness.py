@@ -1,4 +1,4 @@
-"""PyTorch's own random numbers, of which a process has one source for all its threads."""
+"""PyTorch's random numbers, whose generator all threads of a process share."""
 
 import threading
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ _TURN = threading.RLock()
 
 @contextmanager
 def same_randomness(seed: int = 0) -> Iterator[None]:
-    """Draws of a seed, the same each time, for one thread after the other; leaves the generators as they were.
+    """Seed PyTorch's generators within the block, one thread at a time, and restore them afterwards.
 
-    Models are made and looked at in it. Trials of a search do so in threads, and a start into which others drew would
-    tell that there were others.
+    Models are built and inspected in this context. Trials of a search do so in threads, and an initialisation that
+    depends on other threads' draws would reveal that there were other trials.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with _TURN, torch.random.fork_rng(devices=devices):

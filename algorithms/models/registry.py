@@ -53,7 +53,7 @@ from algorithms.models.scattering import (
 
 @dataclass(frozen=True)
 class Architecture:
-    """How a model is made. settings: those it has. takes_tokens: instead of real numbers."""
+    """How a model is built. settings: their class. takes_tokens: whether inputs are tokens instead of real numbers."""
 
     make: Callable[[ModelSpec, Any], Model]
     settings: type[Settings] = Settings
@@ -102,13 +102,12 @@ def build(
     predicts: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Model:
-    """The named model for inputs of a shape and a number of classes; its random start is drawn from `seed`.
+    """Build the named model for inputs of a shape and a number of classes; `seed` decides its random start.
 
-    predicts: class, number, labels, next token or tags; by default a class, or a number where there is 1 of them.
-    precision: float32 or bfloat16. tokens: entries of the vocabulary where records are tokens. words_sha256: of the
-    list of its words, which word vectors from a file need. padding: the entry that fills up a text. settings: of the
-    model.
-    Raises ModelRefusedError for an unknown name or setting and for a model that does not fit the data.
+    predicts: class, number, labels, next token or tags; by default a class, or a number if classes is 1. precision:
+    float32 or bfloat16. tokens: size of the vocabulary if records are tokens. words_sha256: of the vocabulary, for word
+    vectors from a file. padding: the entry that pads a text. settings: of the model. Raises ModelRefusedError for an
+    unknown name or setting, and for a model that does not fit the data.
     """
     predicts = predicts or ("number" if classes == 1 else "class")
     given = ModelSpec(input_shape, classes, tokens, words_sha256, padding, predicts)
@@ -136,7 +135,7 @@ def build(
 
 
 def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed: int) -> Model:
-    """The model of `package.module:factory`: (given, **settings) -> Model, or a module with an output a class."""
+    """Build the model of `package.module:factory`: (given, **settings) -> Model, or module with an output a class."""
     factory = imported(name, "the model")
     try:
         with same_randomness(seed):
@@ -166,10 +165,10 @@ def adapted(
     freeze: Sequence[str] = (),
     augmentations: int = 1,
 ) -> Model:
-    """A model that was just built, with its start from a file, with layers that are not trained, on several views.
+    """Load a new model's start from a file, freeze layers, and train on several views of each record.
 
-    start: safetensors. reinitialize: what keeps its random start. freeze: what is not trained. Raises ModelRefusedError
-    where one of them does not fit the model.
+    start: a safetensors file. reinitialize: names that keep their random start. freeze: names that are not trained.
+    Raises ModelRefusedError if one of these does not fit the model.
     """
     if reinitialize and start is None:
         raise ModelRefusedError(

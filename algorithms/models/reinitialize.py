@@ -1,7 +1,7 @@
-"""Where a model starts, and what of it is not trained.
+"""The initial parameters of a model, and which of them are frozen.
 
-A start is the parameters of a public model, or of an earlier release: those of records that are charged to nobody, or
-were charged when they were released. Nothing of the private records is looked at here.
+They come from a public model, or from an earlier release, which was charged at the time. No private record is used
+here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,11 @@ Tensors = Mapping[str, Tensor]
 
 
 def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Model:
-    """The model with the parameters of a safetensors file as its start, in place.
+    """Load the model's initial parameters from a safetensors file, in place.
 
-    Of a release with a learned map in front of its model the model's parameters are taken, and the map is not.
-    reinitialize: parameters, or layers by their names, that keep the start they have, whatever the file holds for
-    them. Raises
-    ModelRefusedError for a file that cannot be read, for names that the model has not or the file lacks, for another
-    shape and for what is not finite.
+    From a release with learned features, only the model's own parameters are used. reinitialize: names of parameters or
+    layers that keep their current start. Raises ModelRefusedError for an unreadable file, for names that the model or
+    the file lacks, for other shapes and for values that are not finite.
     """
     own = model.module.state_dict()
     keeps = named(model, reinitialize, what="model.reinitialize") if reinitialize else set()
@@ -44,9 +42,9 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
 
 
 def frozen(model: Model, chosen: Sequence[str]) -> Model:
-    """The model of which some parameters, or layers by their names or by patterns of these, are not trained, in place.
+    """Freeze parameters or layers, by name or by pattern, in place.
 
-    Raises ModelRefusedError for a name that the model has not, and where nothing would be left to train.
+    Raises ModelRefusedError for unknown names, and if nothing is left to train.
     """
     names = named(model, chosen, what="model.freeze")
     for name in names:
@@ -57,7 +55,7 @@ def frozen(model: Model, chosen: Sequence[str]) -> Model:
 
 
 def named(model: Model, chosen: Sequence[str], *, what: str) -> set[str]:
-    """The parameters with one of the names, or below one; raises ModelRefusedError for a name that has none."""
+    """The parameters with one of the names, or of a layer with it; raises ModelRefusedError for a name without any."""
     own = [name for name, _ in model.module.named_parameters()]
     for prefix in chosen:
         if not any(_is_below(name, [prefix]) for name in own):
@@ -83,7 +81,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _behind_a_map(stored: Tensors, own: Tensors) -> tuple[Tensors, str]:
-    """The tensors of the model alone where there is a map in front of it, as `fronts.in_front` names both."""
+    """The model's own tensors in a file that also has those of a feature map (see `feature_transforms.in_front`)."""
     is_whole = {name.partition(".")[0] for name in stored} == {"features", "model"}
     if not is_whole or not own.keys().isdisjoint(stored):
         return stored, ""

@@ -1,4 +1,4 @@
-"""Models in the file that training publishes, `model.safetensors`: read again without any other file."""
+"""Reads models from the file that training publishes, `model.safetensors`, without any other file."""
 
 import json
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from algorithms.models.public_models import from_file
 from algorithms.models.registry import build
 
 FACTS = "epsilonflow"
-"""The one key of the file's metadata: all that is not a parameter, as JSON."""
+"""The only key of the file's metadata: everything that is not a parameter, as JSON."""
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """What a model's file says of it; raises ModelRefusedError for a file that no training here wrote."""
+    """The facts in a model's file; raises ModelRefusedError for a file that epsilonflow did not write."""
     try:
         with safe_open(path, framework="pt") as file:
             facts: dict[str, Any] = json.loads((file.metadata() or {})[FACTS])
@@ -44,8 +44,8 @@ def _is_list_of(kind: type, value: object) -> bool:
 def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
     """The architecture and the parameters by name of a model that the train stage wrote.
 
-    No other file is read: what a start or an embedding was read from is among the parameters. Raises
-    ModelRefusedError where some of them are missing.
+    No other file is needed: values that came from a start or an embedding file are among the parameters. Raises
+    ModelRefusedError if parameters are missing.
     """
     model = architecture(facts_of(path))
     with safe_open(path, framework="pt") as file:
@@ -60,7 +60,7 @@ def load_model(path: Path) -> tuple[Model, dict[str, Tensor]]:
 
 
 def architecture(facts: Mapping[str, Any]) -> Model:
-    """The model that a file tells of, with parameters of no meaning."""
+    """The model that a file describes, with meaningless parameters."""
     shape, before = tuple(facts["input_shape"]), facts.get("front")
     features = None if before is None else front(before, shape)
     model = build(
@@ -77,18 +77,18 @@ def architecture(facts: Mapping[str, Any]) -> Model:
 
 
 class TrainedModel(nn.Module):
-    """A trained model as a module of its own: prepared inputs [batch, *input_shape] to scores [batch, classes].
+    """A trained model as a module: prepared inputs [batch, *input_shape] to scores [batch, classes].
 
-    The softmax of the scores are the probabilities of the classes, for models that were trained by cross-entropy.
+    For models that were trained with cross-entropy, the softmax of the scores gives class probabilities.
 
     Attributes:
-        classes: names of the classes, labels or tags, in the order of the scores; none where these have no names.
+        classes: names of the classes, labels or tags, in the order of the scores; empty if they have no names.
         predicts: class, number, labels, next token or tags.
-        target: what the data card declares in place of classes, as JSON holds it; else None.
+        target: the data card's declaration of another target, as JSON values; None for classes.
         input_shape: of one record's features.
-        preparation: how records became features, as the data card declares it and JSON holds it; `tasks.predict` reads
+        preparation: the data card's declaration of how records become features, as JSON values; `tasks.predict` reads
             files by it. None for a model of an older version.
-        facts: all that the file says of the model.
+        facts: everything that the file states about the model.
     """
 
     def __init__(self, model: Model, parameters: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -110,16 +110,16 @@ class TrainedModel(nn.Module):
 
 
 def load(path: str | Path) -> TrainedModel:
-    """The trained model in a file or in a folder with `model.safetensors`, such as `artifacts` or a release.
+    """Load a trained model from a file, or from a folder with `model.safetensors`, such as `artifacts` or a release.
 
     Args:
         path: of the file or the folder.
 
     Returns:
-        A module in evaluation mode, which carries how its records were prepared.
+        A module in evaluation mode, which states how its records were prepared.
 
     Raises:
-        ModelRefusedError: for a file that no training here wrote, and one that lacks parameters.
+        ModelRefusedError: for a file that epsilonflow did not write, or that lacks parameters.
 
     Example:
         >>> import algorithms, torch
