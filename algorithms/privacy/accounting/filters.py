@@ -1,8 +1,8 @@
-"""Filters: what a run may still spend, asked before every release.
+"""Privacy filters, which decide before every release whether the run can still pay for it.
 
-A fixed schedule is accounted as a whole before the run (PLD or RDP) and its filter holds the run to it. A spend
-chosen on the way needs a filter whose budget is valid under any adaptive choice: zCDP, whose cost is linear in the
-order, or Rényi at one order fixed in advance (Feldman and Zrnic 2021, Lécuyer 2021).
+A fixed schedule is accounted as a whole before the run (PLD or RDP), and its filter enforces the schedule. Adaptive
+spending needs a filter whose budget holds for any adaptive choice: zCDP, whose cost is linear in the order, or Rényi at
+one order fixed in advance (Feldman and Zrnic 2021, Lécuyer 2021).
 """
 
 import math
@@ -31,7 +31,7 @@ from algorithms.privacy.accounting.events import Schedule, schedule_to_json
 
 @dataclass(frozen=True)
 class FixedSchedule:
-    """Every release is fixed before the first one; the schedule is accounted as a whole."""
+    """All releases are fixed in advance, and the schedule is accounted as a whole."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RenyiBudget:
 FIXED = FixedSchedule()
 
 Holding = FixedSchedule | ZCDPBudget | RenyiBudget
-"""What holds a run to its budget."""
+"""How a run's budget is enforced."""
 
 _KINDS: dict[str, type[FixedSchedule] | type[ZCDPBudget] | type[RenyiBudget]] = {
     "schedule": FixedSchedule,
@@ -62,7 +62,7 @@ _KINDS: dict[str, type[FixedSchedule] | type[ZCDPBudget] | type[RenyiBudget]] = 
 
 
 def holding_to_json(held_by: Holding) -> dict[str, Any]:
-    """As plans and cards write it: its kind, and its numbers.
+    """The form in plans and on cards: the kind and its numbers.
 
     Example:
         >>> holding_to_json(ZCDPBudget(0.5))
@@ -73,7 +73,7 @@ def holding_to_json(held_by: Holding) -> dict[str, Any]:
 
 
 def holding_from_json(document: Mapping[str, Any]) -> Holding:
-    """What `holding_to_json` wrote; raises RefusedError for anything else."""
+    """The inverse of `holding_to_json`; raises RefusedError for anything else."""
     numbers = {name: value for name, value in document.items() if name != "kind"}
     try:
         return _KINDS[document["kind"]](**numbers)
@@ -85,20 +85,20 @@ class Filter(Protocol):
     """Decides before each release whether its event may still happen."""
 
     def affords(self, event: dp.DpEvent) -> bool:
-        """Whether the event may be charged now."""
+        """Whether the filter can pay for the event now."""
 
     def charge(self, event: dp.DpEvent) -> None:
-        """Charges the event; raises BudgetRefusedError, and charges nothing, where it is not afforded."""
+        """Charge the event; raises BudgetRefusedError, and charges nothing, if the filter cannot pay for it."""
 
     def spent(self, delta: float) -> float:
-        """What the releases so far cost at `delta`; see `trace.Row` for where that is no bound."""
+        """The cost of the releases so far at `delta`; see `trace.Row` for when this is not a bound."""
 
 
 class ScheduleFilter:
-    """Holds a run to a schedule fixed before its first release: its events, in their order, and no other.
+    """Allows the events of a schedule that was fixed in advance, in order, and no others.
 
-    total: what the whole schedule was accounted to cost; a part of it never costs more. adjacency: under which.
-    Raises RefusedError for a count that is not a whole number from 1.
+    total: the cost of the whole schedule; a part never costs more. adjacency: of that cost. Raises RefusedError for a
+    count that is not a whole number of at least 1.
     """
 
     def __init__(self, schedule: Schedule, total: Budget, adjacency: Adjacency = ADD_OR_REMOVE_ONE) -> None:
@@ -130,7 +130,7 @@ class ScheduleFilter:
         return min(by_rdp, self._total.epsilon) if delta >= self._total.delta else by_rdp
 
     def _cost(self, event: dp.DpEvent) -> np.ndarray:
-        """The event's Rényi bounds; infinite where it has none, so that the whole schedule's cost is stated at once."""
+        """The event's Rényi bounds; infinite without bounds, so that the whole schedule's cost is stated at once."""
         try:
             return rdp([(event, 1)], adjacency=self._adjacency)
         except RefusedError:
@@ -143,10 +143,10 @@ class ScheduleFilter:
 
 
 class RenyiFilter:
-    """A Rényi filter at one order fixed in advance: releases stop before the order's budget is passed.
+    """A Rényi filter at one order fixed in advance: releases stop before they exceed the order's budget.
 
-    order: above 1. budget: the (epsilon, delta) that the whole run may cost; the order's Rényi budget is what
-    Canonne et al. 2020, Proposition 12, leaves of it. Raises RefusedError when the order alone costs more than that.
+    order: above 1. budget: the (epsilon, delta) of the whole run, which Canonne et al. 2020, Proposition 12, converts to
+    the order's Rényi budget. Raises RefusedError if the conversion alone costs more than the budget.
     """
 
     def __init__(self, order: float, budget: Budget) -> None:
@@ -177,7 +177,7 @@ class RenyiFilter:
 
 
 class ZCDPFilter:
-    """A zCDP filter: the events' rho add up to at most `rho` (Bun and Steinke 2016; any adaptive choice)."""
+    """A zCDP filter: the events' rho add up to at most `rho`, for any adaptive choice (Bun and Steinke 2016)."""
 
     def __init__(self, rho: float) -> None:
         self._limit = rho
@@ -201,7 +201,7 @@ def _exhausted(event: dp.DpEvent, left: str) -> BudgetRefusedError:
 
 
 def conversion(order: float, delta: float) -> float:
-    """What is added to a Rényi bound at `order` to give epsilon at `delta` (Canonne et al. 2020, Prop. 12)."""
+    """The amount to add to a Rényi bound at `order` for epsilon at `delta` (Canonne et al. 2020, Prop. 12)."""
     return math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
 
 
@@ -235,7 +235,7 @@ def rho_of_budget(budget: Budget) -> float:
 
 
 def rho_of(event: dp.DpEvent) -> float:
-    """The rho of an event under zCDP; raises RefusedError where none is proven.
+    """The rho of an event under zCDP; raises RefusedError if none is proven.
 
     Gaussian: 1 / (2 z^2). Pure epsilon, as of Laplace noise 1/z: epsilon^2 / 2 (Bun and Steinke 2016, Props. 1.6, 1.4).
     """
@@ -243,10 +243,10 @@ def rho_of(event: dp.DpEvent) -> float:
 
 
 def rho_under(adjacency: Adjacency, event: dp.DpEvent) -> float:
-    """The rho of an event under an adjacency; raises RefusedError where none is proven.
+    """The rho of an event under an adjacency; raises RefusedError if none is proven.
 
-    A sample is charged as if it had been taken of all records: with the same coins on both sides it is a mixture of
-    pairs that differ in one record or not at all, and no worse than the worst pair. It gains nothing from sampling.
+    A sample costs as much as all records, without amplification: with the same coins on both sides, it is a mixture of
+    pairs that differ in one record or not at all, and no worse than the worst pair.
     """
     as_add_remove(
         adjacency, event

@@ -1,12 +1,13 @@
 """Importance sampling in two stages, by the norms that the records' gradients last had (Wei et al. 2022, DPIS).
 
-The exact norms are not known before a step's gradients are. So candidates are drawn by bounds on them, which follow
-from last norms; a candidate's gradient is clipped to its bound, and it is accepted with probability norm / bound. A
-record then takes part with probability rate * |g| / C, g clipped to both, whatever its last norm was: the last norms
-decide how many gradients are computed in vain, and where a norm has grown beyond its bound, how much of it counts.
+The exact norms are unknown before a step's gradients are computed. So candidates are drawn by bounds that follow from
+the last norms. A candidate's gradient is clipped to its bound, and the candidate is accepted with probability norm /
+bound. A record thus takes part with probability rate * |g| / C, for g clipped to both, whatever its last norm was. The
+last norms only decide how many gradients are computed in vain, and how much of a norm that has outgrown its bound
+counts.
 
-They are private: they live in the barrier, no answer, text or trace shows them or how many records were drawn, and a
-checkpoint keeps them among the secrets of its run.
+They are private: they stay in the barrier, no answer, text or trace shows them or the number of drawn records, and a
+checkpoint stores them among the secrets of its run.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +22,10 @@ from algorithms.privacy.mechanisms.mechanisms import Importance
 from algorithms.privacy.mechanisms.noise import Stream, is_below
 
 _DOWN = 1.0 - 2.0**-50
-"""So that rounding makes no record more likely than its event says."""
+"""A factor that keeps probabilities within those of the event despite rounding."""
 
 _BLURRED = 0.01
-"""How near to a bound, relative to it, a norm is neither within nor beyond it."""
+"""Relative distance from a bound within which a norm counts in part."""
 
 Batches = Callable[[NDArray[np.intp]], Iterator[tuple[Tensor, Tensor]]]
 Each = Callable[
@@ -33,7 +34,7 @@ Each = Callable[
 
 
 class LastNorms:
-    """The norm of each record's gradient when it was last computed; infinite where it never was or was not finite."""
+    """The norm of each record's gradient when last computed; infinite if it never was, or was not finite."""
 
     def __init__(self) -> None:
         self._norms: NDArray[np.float64] | None = None
@@ -43,10 +44,10 @@ class LastNorms:
     def at(
         self, point: Tensor, of: Engine, measured: Callable[[], NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """The norms of all records at a point, [n], infinite where not finite.
+        """The norms of all records at a point, [n], infinite if not finite.
 
-        of: whose gradients. measured: computes them in a pass over the records; not called where the last pass was of
-        the same engine at the same point.
+        of: the engine. measured: computes the norms in a pass over the records; it is not called if the last pass had
+        the same engine and point.
         """
         is_here = self._of is of and self._point is not None and torch.equal(point, self._point)
         if self._norms is None or not is_here:
@@ -56,47 +57,47 @@ class LastNorms:
         return self._norms
 
     def bounds(self, count: int, sampling: Importance, clip_norm: float) -> NDArray[np.float64]:
-        """Bounds on the norms of `count` records, [count], from floor * C up, times the oversampling."""
+        """Bounds on the norms of `count` records, [count]: at least floor * C, times the oversampling."""
         if self._norms is None:
             self._norms = np.full(count, np.inf)
         return sampling.oversampling * np.clip(self._norms, sampling.floor * clip_norm, clip_norm)
 
     def see(self, rows: NDArray[np.intp], norms: NDArray[np.float64]) -> None:
-        """Takes note of new norms, finite or not, of some records."""
+        """Remember new norms of some records, finite or not."""
         if self._norms is None:
             raise RuntimeError("norms were seen before their records were drawn")
         self._norms[rows] = np.where(np.isfinite(norms), norms, np.inf)
         self._point = None
 
     def to_tensor(self) -> Tensor | None:
-        """What a checkpoint keeps, readable by the owner only: the norms, [n], or None where none were asked for."""
+        """The norms for a checkpoint, [n], which only the owner may read; None if there are none."""
         return None if self._norms is None else torch.from_numpy(self._norms)
 
     def restore(self, kept: Tensor) -> None:
-        """Takes back what `to_tensor` gave."""
+        """Restore the norms from `to_tensor`."""
         self._norms, self._point = kept.numpy().copy(), None
 
 
 class Norms:
-    """Exact answers that need norms of records' gradients: for the barrier alone, nothing is noised here.
+    """Exact answers from the norms of gradients: before noise, for the barrier alone.
 
-    batches: the records of some indices, in their order, one physical batch after another. each: the same passes, side
-    by side. last: what is remembered.
+    batches: yields the records at some indices in physical batches. each: runs the same passes in parallel. last: the
+    remembered norms.
     """
 
     def __init__(self, engine: Engine, batches: Batches, each: Each, last: LastNorms) -> None:
         self._engine, self._batches, self._each, self.last = engine, batches, each, last
 
     def total(self, point: Tensor, count: int, bound: L2) -> float:
-        """The sum of the norms of all `count` records, each cut off at the bound; one not finite counts as zero."""
+        """The sum of the norms of all `count` records, each clipped to the bound; zero if not finite."""
         norms = self.last.at(point, self._engine, lambda: self._measured(point, np.arange(count), bound))
         return float(np.where(np.isfinite(norms), np.minimum(norms, bound.norm), 0.0).sum())
 
     def balance(self, point: Tensor, rows: NDArray[np.intp], bound: L2) -> float:
-        """Half of how many more of the chosen records have a norm within the bound than beyond it.
+        """Half the difference between the numbers of chosen records with norms within and above the bound.
 
-        A norm within 1 % of the bound counts in part: the last bits of a norm differ with the records beside it, and a
-        step would let one record change what many others count.
+        Norms within 1 % of the bound count in part: the last bits of a norm depend on the batch, and with a step one
+        record could change the contributions of many.
         """
         norms = np.nan_to_num(self._measured(point, rows, bound), nan=np.inf, posinf=np.inf)
         parts = np.clip((1.0 - norms / bound.norm) / (2.0 * _BLURRED), -0.5, 0.5)
@@ -107,7 +108,7 @@ class Norms:
     ) -> Tensor:
         """The sum of C g / |g| over an importance sample of `count` records, shape [d], float64.
 
-        A record without a finite norm is never accepted. Each record's two coins are its own, whatever the others do.
+        A record without a finite norm is never accepted. Each record has two coins of its own.
         """
         words, clip_norm = stream.pairs(count), clipping.sensitivity
         bounds = self.last.bounds(count, sampling, clip_norm)
@@ -126,7 +127,7 @@ class Norms:
         return total
 
     def _measured(self, point: Tensor, rows: NDArray[np.intp], bound: L2) -> NDArray[np.float64]:
-        """The norms of the chosen records' gradients, [rows], upper bounds; not finite where a gradient is not."""
+        """Upper bounds on the norms of the chosen records' gradients, [rows]; not finite if a gradient is not."""
         each = list(self._each(lambda engine, records: engine.norms(point, *records(), bound), rows))
         found: NDArray[np.float64] = torch.cat(each).cpu().numpy() if each else np.zeros(0)
         return found
@@ -135,5 +136,5 @@ class Norms:
 def _clipped(
     norms: NDArray[np.float64], bounds: NDArray[np.float64], clip_norm: float
 ) -> NDArray[np.float64]:
-    """Norms after clipping to their bounds and to the clip norm, [n]; zero where not finite."""
+    """Norms clipped to their bounds and to the clip norm, [n]; zero if not finite."""
     return np.where(np.isfinite(norms), np.minimum(np.minimum(norms, bounds), clip_norm), 0.0)

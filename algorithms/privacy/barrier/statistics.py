@@ -1,12 +1,11 @@
-"""Sums of bounded statistics of records, second moments among them: for the barrier alone, nothing is noised here.
+"""Sums of bounded statistics of records, including second moments: before noise, for the barrier alone.
 
-A record of which a statistic cannot be taken counts as zero, like one that is not finite.
+A record whose statistic cannot be computed, or is not finite, counts as zero.
 
-Of a second moment, as a covariance or a principal component is made of, a record is a matrix A of m rows and c columns
-(the positions and channels of an image; one row for a flat record). Its contribution is A^T A, whose Frobenius norm is
-at most the square of A's: so A is scaled down to the square root of the bound. A symmetric matrix is summed and noised
-as its upper triangle, whose other entries are multiplied by the square root of 2: the L2 norm of that vector is the
-Frobenius norm of the matrix.
+For a second moment, as in a covariance, a record gives a matrix A with m rows and c columns (positions and channels of
+an image; one row for a flat record). Its contribution is A^T A, whose Frobenius norm is at most the square of A's, so A
+is scaled down to the square root of the bound. A symmetric matrix is represented by its upper triangle, with
+off-diagonal entries times sqrt(2): the L2 norm of this vector is the Frobenius norm of the matrix.
 """
 
 import math
@@ -24,7 +23,7 @@ from algorithms.privacy.barrier.performance import Records
 
 
 def dimension(columns: int) -> int:
-    """The length of the vector that stands for a symmetric matrix, [columns, columns]."""
+    """The length of the vector for a symmetric matrix [columns, columns]."""
     return columns * (columns + 1) // 2
 
 
@@ -49,7 +48,7 @@ def as_vector(matrix: Tensor) -> Tensor:
 
 
 def as_matrix(vector: Tensor, columns: int) -> Tensor:
-    """The symmetric matrix [c, c] that `as_vector` made a vector of."""
+    """The inverse of `as_vector`: a symmetric matrix [c, c]."""
     above, right = torch.triu_indices(columns, columns)
     entries = vector * _weights(above == right, math.sqrt(0.5), vector)
     matrix = vector.new_zeros(columns, columns)
@@ -68,14 +67,14 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 def shape_of(statistic: Statistic, records: Records, model: Model) -> torch.Size:
-    """The shape of a statistic of one record, seen on made-up zeros with labels as the model takes them."""
+    """The shape of a statistic of one record, found with zeros in the record's form."""
     example = torch.from_numpy(np.zeros((1, *records.features.shape[1:]), records.features.dtype))
     label = torch.zeros(1, *model.label_shape, dtype=model.label_dtype)
     return torch.func.vmap(statistic)(example, label).shape[1:]
 
 
 def columns_of(statistic: Statistic, records: Records, model: Model) -> int:
-    """The columns of a statistic that is a matrix of each record; raises RefusedError for any other."""
+    """The number of columns of a matrix statistic; raises RefusedError for other shapes."""
     shape = shape_of(statistic, records, model)
     if len(shape) != 2 or 0 in shape:
         raise RefusedError(
@@ -101,10 +100,10 @@ def second_moment_sum(statistic: Statistic, batches: Batches, bound: L2, dimensi
 
 
 def _answers(statistic: Statistic, batches: Batches) -> Iterator[Tensor]:
-    """The statistic of some records at a time, without those of which it cannot be taken.
+    """Yield the statistics of batches of records, without records for which they cannot be computed.
 
-    These are found by copies of each record, and another record takes their place: all others are computed as they
-    would be without them.
+    Such records are found one by one, and replaced by copies of another record, so that the results of all others are
+    those that they would have without them.
     """
     for inputs, labels in batches:
         found = _taken(statistic, inputs, labels)
@@ -122,7 +121,7 @@ def _answers(statistic: Statistic, batches: Batches) -> Iterator[Tensor]:
 
 
 def _taken(statistic: Statistic, inputs: Tensor, labels: Tensor) -> Tensor | None:
-    """The statistic of each record, or None where that raises: the error would tell that there is such a record."""
+    """The statistic of each record, or None on an error, which must not reveal that there is such a record."""
     try:
         return torch.func.vmap(statistic)(pad_to_multiple(inputs), pad_to_multiple(labels))[: len(labels)]
     except Exception:

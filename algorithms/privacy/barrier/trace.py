@@ -1,6 +1,6 @@
-"""What is recorded of a run: the noise trace, and of public records alone the diagnostics.
+"""The records of a run: the noise trace, and diagnostics for runs on public records.
 
-The trace has one row a release and is public by construction: nothing in it is computed from a record.
+The trace has one row per release and is public by construction: nothing in it is computed from a record.
 """
 
 import json
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Row:
     """One release. epsilon: cost so far at the run's delta, by the run's filter.
 
-    It bounds a run that is ended at a step fixed in advance; where releases are chosen on the way, no theorem makes it
-    the cost of a run that is ended because of what was seen. What holds then is the whole filter's.
+    It bounds the cost of a run that ends at a step fixed in advance. If releases are chosen adaptively, no theorem makes
+    it the cost of a run that ends because of what was released; then the filter's total holds.
     """
 
     release: int
@@ -55,7 +55,7 @@ class Trace:
         self.step = 0
 
     def record(self, release: Release, event: dp.DpEvent, *, noise_std: float, epsilon: float) -> None:
-        """Adds the row of a release that was just charged."""
+        """Add the row of a release that was just charged."""
         self.rows.append(
             Row(
                 release=len(self.rows),
@@ -79,7 +79,7 @@ class Trace:
         return [event_from_json(json.loads(row.event)) for row in self.rows]
 
     def write(self, path: Path) -> None:
-        """Writes the rows as parquet."""
+        """Write the rows as Parquet."""
         import pandas as pd  # here and below, since a plan has no use for it
 
         frame = pd.DataFrame([asdict(row) for row in self.rows], columns=list(Row.__dataclass_fields__))
@@ -87,7 +87,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace that `Trace.write` wrote."""
+    """Read a trace that `Trace.write` wrote."""
     import pandas as pd
 
     frame = pd.read_parquet(path)
@@ -108,9 +108,9 @@ _SAMPLING = {
 class Measured:
     """One gradient release; L2 norms, in units of the model's gradient.
 
-    release, step: as in the noise trace. error: distance between the answer, as an estimate of the mean gradient, and
-    the exact one: the unclipped sum over the same sample by the same divisor. noise: of the answer's noise. exact: of
-    the exact gradient. clipped: the share of the sample that clipping made smaller, not a number for an empty one.
+    release, step: as in the noise trace. error: distance between the answer and the exact mean gradient, which is the
+    unclipped sum over the same sample with the same divisor. noise: norm of the answer's noise. exact: norm of the
+    exact gradient. clipped: the share of the sample that clipping reduced, NaN for an empty sample.
     """
 
     release: int
@@ -123,7 +123,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Answered:
-    """A gradient at a point [d]: how its sum was bounded and divided, and that sum without and with noise, [d]."""
+    """A gradient release at a point [d]: clipping, divisor, and its sum without and with noise, [d]."""
 
     point: Tensor
     clipping: Clipping
@@ -133,13 +133,13 @@ class Answered:
 
 
 class Diagnostics:
-    """What clipping and noise did to each gradient, computed from the records and shown without noise.
+    """The effect of clipping and noise on each gradient, computed from the records and stored without noise.
 
-    For runs on public records alone. A run that records them promises nothing, however its noise was drawn: its card
-    and its statement say so. They are measured beside the answer and cannot change it; an algorithm never sees them.
-    The rows are those of a run since it was started or last resumed; what a crash cuts off is lost.
+    Only for runs on public records: such a run promises no privacy, and its card and report say so. The measurement
+    does not change the answer, and algorithms never see it. Rows exist from the start or the last resumption of a run;
+    a crash loses the earlier ones.
 
-    Gradients over importance samples have none: there a sample's own mean gradient is not what is estimated.
+    Gradients over importance samples are not measured, since they do not estimate the sample's mean gradient.
     """
 
     def __init__(self) -> None:
@@ -153,10 +153,7 @@ class Diagnostics:
         *,
         place: tuple[int, int],
     ) -> None:
-        """Adds the row of a gradient, in a second pass over its sample.
-
-        batches: the sample. place: release and step.
-        """
+        """Add the row of a gradient, by a second pass over its sample. batches: the sample. place: release and step."""
         found, records, clipped = _exact_sum(answered, engine, batches)
         exact, (shift, scale) = found / answered.divisor, _affine(answered.clipping)
         error = shift + scale * answered.noisy / answered.divisor - exact
@@ -166,7 +163,7 @@ class Diagnostics:
         self.rows.append(Measured(release, step, _norm(error), _norm(noise), _norm(exact), share))
 
     def write(self, path: Path) -> None:
-        """Writes the rows as parquet; none where nothing was measured."""
+        """Write the rows as Parquet; the table is empty if nothing was measured."""
         self.frame().to_parquet(path, index=False)
 
     def frame(self) -> "pd.DataFrame":
@@ -180,9 +177,9 @@ class Diagnostics:
 def _exact_sum(
     answered: Answered, engine: Engine, batches: Iterable[tuple[Tensor, Tensor]]
 ) -> tuple[NDArray[np.float64], int, int]:
-    """The sum of the gradients as they are, [d]; how many records there were, and how many were made smaller.
+    """The sum of unclipped gradients, [d]; the number of records, and the number that clipping reduced.
 
-    A record without a finite gradient adds nothing to the sum, and counts as made smaller.
+    A record without a finite gradient adds nothing to the sum and counts as reduced.
     """
     total, records, clipped = torch.zeros(len(answered.point), dtype=torch.float64), 0, 0
     for inputs, labels in batches:
@@ -202,14 +199,14 @@ def _norm(vector: NDArray[np.float64]) -> float:
 
 
 def _beyond(norms: Tensor, clipping: Clipping) -> Tensor:
-    """Which records have a norm above its bound, [batch]; by layer, in any of them."""
+    """Which records have a norm above the bound, in any layer for per-layer bounds; [batch]."""
     if isinstance(clipping, PerLayer):
         return (norms > torch.tensor(clipping.norms, device=norms.device)).any(dim=1)
     return norms > clipping.sensitivity
 
 
 def _affine(clipping: Clipping) -> tuple[NDArray[np.float64] | float, NDArray[np.float64] | float]:
-    """What takes a mean of transformed gradients back to one of gradients: shift and scale."""
+    """The shift and scale that turn a mean of transformed gradients into a mean of gradients."""
     if not isinstance(clipping, Affine):
         return 0.0, 1.0
     return clipping.shift.double().cpu().numpy(), clipping.scale.double().cpu().numpy()

@@ -24,7 +24,7 @@ class FullBatch:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Every record takes part with probability `rate`, by a coin of its own."""
+    """Every record takes part independently with probability `rate`."""
 
     rate: float
 
@@ -37,7 +37,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class WithoutReplacement:
-    """A random subset of `size` of the `records`, whose number is public; proven under replace-one alone."""
+    """A random subset of `size` of the `records`, whose number is public; proven only under replace-one."""
 
     size: int
     records: int
@@ -51,7 +51,7 @@ class WithoutReplacement:
 
     @property
     def rate(self) -> float:
-        """How likely a record is to take part."""
+        """The probability that a record takes part."""
         return self.size / self.records
 
 
@@ -59,8 +59,8 @@ class WithoutReplacement:
 class Importance:
     """A record takes part with probability rate * |g| / C, for its gradient g clipped to the norm C (Wei et al. 2022).
 
-    rate: what the probability is at most, and what is charged. Candidates are drawn before their gradients are known,
-    by their last norms: `oversampling` times more than needed, none as if its norm was below `floor` times C.
+    rate: bounds the probability, and is charged. Candidates are drawn before their gradients are known, by their last
+    norms: `oversampling` times more than needed, and with norms of at least `floor` times C.
     """
 
     rate: float
@@ -82,9 +82,9 @@ class Importance:
 
 @dataclass(frozen=True)
 class CyclicPoisson:
-    """A record belongs to one of `parts` by a coin of the run, and takes part with `chance` in every parts-th step.
+    """A record belongs to one of `parts`, drawn once per run, and takes part with `chance` in every parts-th step.
 
-    rate: of a step over all records; the chance is `parts` times that. For correlated noise alone.
+    rate: of a step over all records; the chance is `parts` times that. Only for correlated noise.
     """
 
     parts: int
@@ -105,7 +105,7 @@ class CyclicPoisson:
 
 @dataclass(frozen=True)
 class FixedOrder:
-    """A record belongs to one of `parts` by a coin of the run, and takes part in every parts-th step, always."""
+    """A record belongs to one of `parts`, drawn once per run, and always takes part in every parts-th step."""
 
     parts: int
 
@@ -132,10 +132,10 @@ Sampling = FullBatch | Poisson | WithoutReplacement | Importance | Cyclic
 class Minimum:
     """The minimum over all parameters of the sum of all records' losses and of `regularisation / 2 ||parameters||^2`.
 
-    clip_norm: L2 bound of the gradient of a record's loss; a loss is continued linearly where it would be steeper.
-    input_norm: L2 bound of a record's features, the bias's 1 included; a longer record is scaled down to it.
-    curvature: the bound of a record's second derivative that follows, infinite only without noise.
-    tolerance: L2 norm of the gradient of the sum at which the solver may stop.
+    clip_norm: L2 bound on the gradient of a record's loss; a steeper loss is continued linearly. input_norm: L2 bound
+    on a record's features including the bias's 1; longer records are scaled down. curvature: the resulting bound on a
+    record's second derivative, infinite only without noise. tolerance: L2 norm of the sum's gradient at which the
+    solver may stop.
     """
 
     clip_norm: float
@@ -158,35 +158,35 @@ class Minimum:
 
     @property
     def slack(self) -> float:
-        """How far the solver may stop from the minimum, by its strong convexity."""
+        """The largest distance from the minimum at which the solver may stop, by strong convexity."""
         return self.tolerance / self.regularisation
 
     @property
     def sensitivity(self) -> float:
-        """How far what the solver finds can move in L2 norm when one record comes or goes."""
+        """How far the solver's result can move in L2 norm if one record is added or removed."""
         return self.clip_norm / self.regularisation + 2 * self.slack
 
 
 class Mechanism(ABC):
-    """Noise: how it is drawn, how far it spreads, what it costs, what it is called, and where that is proven.
+    """A kind of noise: its draws, standard deviation, privacy event and name, and for which releases it is proven.
 
-    A new one is a subclass, whose event brings its own rule (see `event_rules.register`).
-    proven: the kinds of release, bounds and samplings whose event is proven.
+    A new mechanism is a subclass whose event registers its own rule (see `event_rules.register`). proven: the
+    combinations of release, bound and sampling with a proven event.
     """
 
     multiplier: float
     proven: ClassVar[tuple[tuple[str, type, type], ...]] = ()
     is_inside: ClassVar[bool] = False
-    """Whether it is added inside an objective, where no grid is."""
+    """Whether the noise is added inside an objective, where there is no grid."""
 
     @property
     def name(self) -> str:
-        """As traces and cards call it."""
+        """The name in traces and on cards."""
         return type(self).__name__.lower()
 
     @abstractmethod
     def draw(self, stream: Stream, count: int, *, box: bool) -> NDArray[np.float64]:
-        """Draws at scale 1, shape [count]. box: whether the bound of a record is a `Box`."""
+        """Draw at scale 1, shape [count]. box: whether a record's bound is a `Box`."""
 
     @abstractmethod
     def std(self, dimension: int, *, box: bool) -> float:
@@ -194,14 +194,14 @@ class Mechanism(ABC):
 
     @abstractmethod
     def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
-        """What it costs on the records that take part."""
+        """The event on the records that take part."""
 
     def scale(self, bound: Any) -> float:
-        """The scale of the noise for a bound of a record."""
+        """The scale of the noise for a bound on a record."""
         return float(self.multiplier * bound.sensitivity)
 
     def on_grid(self, scale: float, *, sensitivity: float, dimension: int) -> float:
-        """The scale with what rounding to the grid costs."""
+        """The scale, increased for rounding to the grid."""
         return std_on_grid(scale, sensitivity=sensitivity, dimension=dimension)
 
 
@@ -274,10 +274,10 @@ class Laplace(Multiplied):
 
 @dataclass(frozen=True)
 class KNorm(Multiplied):
-    """Noise x of density proportional to exp(-|x| / scale) in the norm of the bound (Hardt and Talwar 2010).
+    """Noise x with density proportional to exp(-|x| / scale) in the norm of the bound (Hardt and Talwar 2010).
 
-    Its scale is `multiplier` times the bound of a record (pure epsilon = 1 / multiplier). The norms are that of `L2`
-    and that of `Box`.
+    Its scale is `multiplier` times the bound on a record (pure epsilon = 1 / multiplier). The norm is that of `L2` or
+    of `Box`.
     """
 
     proven = (("gradient", L2, FullBatch), ("gradient", Box, FullBatch), ("minimum", Minimum, FullBatch))
@@ -308,7 +308,7 @@ class Gumbel(Multiplied):
         return math.pi / math.sqrt(6.0)
 
     def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
-        """Scores move by [0, bound] for one record: range epsilon = 1/z, so epsilon^2 / 8 (Cesar and Rogers 2021)."""
+        """A record moves scores by [0, bound]: range epsilon = 1/z, so epsilon^2 / 8 (Cesar and Rogers 2021)."""
         return _selected(self.multiplier, 8.0, is_sampled=is_sampled)
 
 
@@ -333,10 +333,11 @@ class NoNoise(Mechanism):
 
 @dataclass(frozen=True)
 class ObjectiveNoise(Multiplied):
-    """Normal noise in an objective before it is minimised, and on the minimum that was found.
+    """Normal noise in an objective that is then minimised, and on the result.
 
-    multiplier: of the linear term, whose standard deviation is `multiplier` times the bound of a record's gradient.
-    output: of the noise that hides how far the solver stopped from the minimum, relative to twice that distance.
+    multiplier: of the linear term, whose standard deviation is `multiplier` times the bound on a record's gradient.
+    output: multiplier of the noise that hides how far from the minimum the solver stopped, relative to twice that
+    distance.
     """
 
     output: float
@@ -354,7 +355,7 @@ class ObjectiveNoise(Multiplied):
         return 1.0
 
     def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
-        """The minimum of the perturbed objective, then how far from it the solver stopped, as a Gaussian release."""
+        """The event of the perturbed objective's exact minimum, and a Gaussian one for where the solver stopped."""
         ratio = bound.curvature / bound.regularisation
         return dp.ComposedDpEvent(
             [ObjectivePerturbationDpEvent(self.multiplier, ratio), dp.GaussianDpEvent(self.output)]
@@ -366,13 +367,13 @@ class ObjectiveNoise(Multiplied):
         )
 
     def on_result(self) -> Mechanism:
-        """The noise that hides how far the solver stopped."""
+        """The noise that hides where the solver stopped."""
         return Gaussian(self.output)
 
 
 @dataclass(frozen=True)
 class PureObjectiveNoise(ObjectiveNoise):
-    """The same with `KNorm` noise in place of normal noise, for pure epsilon (Chaudhuri et al. 2011, Algorithm 2)."""
+    """The same with `KNorm` noise instead of normal noise, for pure epsilon (Chaudhuri et al. 2011, Algorithm 2)."""
 
     def draw(self, stream: Stream, count: int, *, box: bool) -> NDArray[np.float64]:
         return stream.k_norm(count, box=box)
@@ -381,7 +382,7 @@ class PureObjectiveNoise(ObjectiveNoise):
         return math.sqrt(dimension + 1)
 
     def event(self, kind: str, bound: Any, *, is_sampled: bool) -> dp.DpEvent:
-        """The Jacobian's log(1 + ratio) and the moved density's 1/z, then the result's."""
+        """The Jacobian's log(1 + ratio), the shifted density's 1/z, and the cost of the noise on the result."""
         inside = math.log1p(bound.curvature / bound.regularisation) + 1.0 / self.multiplier
         return dp.ComposedDpEvent([PureDpEvent(inside), PureDpEvent(1.0 / self.output)])
 

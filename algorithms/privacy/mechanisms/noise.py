@@ -1,17 +1,16 @@
 """Noise and coins from a cryptographic generator: AES-256 in counter mode.
 
-The generator's state is a key and the index of the release it serves. Every release opens its own stream, so what a
-release draws does not depend on how much an earlier one consumed, and a run that is taken up again after a crash
-draws the same noise and coins bit for bit. The key comes from the operating system; a seeded key exists for tests
-and comparisons and gives no privacy.
+The generator's state is a key and the number of a release. Every release opens its own stream, so its draws do not
+depend on how much earlier releases consumed, and a run that is resumed after a crash draws the same noise and coins bit
+for bit. The key comes from the operating system. A seeded key exists for tests and comparisons, and gives no privacy.
 
-Floating point: a noised sum is rounded to a grid whose step is a power of two far below the noise, and both the sum
-and the noise are whole numbers of steps, added exactly. Which outputs are reachable then does not depend on the sum,
-the hole that Mironov 2012 found in plain floating-point noise. The standard deviation is raised by what rounding the
-sum can add to its sensitivity. No tail ends where 53 random bits do: a draw that uses them up
-goes on with more. Left open: timing; and that a draw is computed in floating point. A Laplace draw below 64 scales is
-right to 4 units in its last place, 2^-45 scales, and its 52 random bits lie closer than that; a cell of the grid is at
-least 2^-25 scales wide, so that the probability of each is changed by less than one part in 2^18.
+Floating point: a noisy sum lies on a grid whose step is a power of two far below the noise. The sum and the noise are
+both rounded to whole steps and added exactly. So the set of possible outputs does not depend on the sum, which is the
+hole that Mironov 2012 found in plain floating-point noise. The standard deviation is increased by what rounding can add
+to the sum's sensitivity. Tails are not cut off at 53 random bits: a draw that uses them up continues with more. Not
+covered: timing, and the floating-point error of a draw. A Laplace draw below 64 scales is correct to 4 units in its
+last place, 2^-45 scales, and its 52 random bits are finer than that. A cell of the grid is at least 2^-25 scales wide,
+so its probability changes by less than one part in 2^18.
 """
 
 import hashlib
@@ -32,16 +31,16 @@ if TYPE_CHECKING:  # it takes seconds to import, and who verifies a card has no 
 
 GRID_BITS = 24
 _PART = 2**16
-"""Draws of a part, as many as stay in a core's cache; a multiple of all vectors' lengths, so that no bit changes."""
+"""Draws that fit into a core's cache; a multiple of all SIMD lengths, so that splitting changes no bit."""
 
 _MAX_STEPS = 2.0**52
 _OF_RUN = 2**64 - 1
-"""The number of the stream of what holds for a whole run; no release has it."""
+"""The number of the stream for a whole run; no release has this number."""
 
 
 @dataclass(frozen=True, repr=False)
 class Generator:
-    """The secret source of all noise and coins of one run.
+    """The secret source of a run's noise and coins.
 
     key: 32 bytes. private: whether the key is secret and unpredictable; False for a seeded generator.
     """
@@ -60,7 +59,7 @@ def secure_generator() -> Generator:
 
 
 def seeded_generator(seed: int) -> Generator:
-    """A reproducible generator for tests and comparisons; it gives no privacy, the seed tells the noise."""
+    """A reproducible generator for tests and comparisons; it gives no privacy, since the seed reveals the noise."""
     return Generator(hashlib.sha256(f"seeded noise {seed}".encode()).digest(), private=False)
 
 
@@ -75,7 +74,7 @@ class Stream:
         self._cipher.update(bytes(8 * (position % 2)))
 
     def later(self, words: int) -> "Stream":
-        """The same stream when so many more words have been drawn; both go on by themselves."""
+        """An independent copy of this stream after `words` more words."""
         return type(self)(self._key, self._release, self.position + words)
 
     def words(self, count: int) -> NDArray[np.uint64]:
@@ -86,8 +85,8 @@ class Stream:
     def uniform(self, count: int) -> NDArray[np.float64]:
         """Uniform on (0, 1), shape [count], each with 52 random bits below a random exponent.
 
-        The bits do not thin out towards 0, so that the tail of a logarithm has no holes wider than its rounding, and no
-        end: of those below 2^-53 each is drawn again there.
+        The resolution stays relative towards 0, so the tail of a logarithm has no gaps wider than its rounding, and no
+        end: numbers below 2^-53 are drawn again with more bits.
         """
         fraction, exponent = self.words(count), self.words(count)
         found = _joined(fraction, exponent)
@@ -103,22 +102,22 @@ class Stream:
         return self.words(count) < np.uint64(math.floor(rate * 2.0**64))
 
     def pairs(self, count: int) -> NDArray[np.uint64]:
-        """Two words for each of `count` records, shape [count, 2]; a record's own do not depend on later records."""
+        """Two words for each of `count` records, shape [count, 2]; they do not depend on later records."""
         return self.words(2 * count).reshape(count, 2)
 
     def parts(self, count: int, parts: int) -> NDArray[np.int64]:
-        """To which of `parts` each of `count` records belongs, shape [count]; the same in all releases of a run."""
+        """The part, of `parts`, of each of `count` records, shape [count]; the same in all releases of a run."""
         words = Stream(self._key, _OF_RUN).words(count)
         found: NDArray[np.int64] = (words % np.uint64(parts)).astype(np.int64)
         return found
 
     def subset(self, count: int, size: int) -> NDArray[np.intp]:
-        """A random subset of `size` of `count` places, ascending, each subset equally likely up to ties of 64 bits."""
+        """A random subset of `size` of `count` indices, ascending; all are equally likely, up to ties of 64 bits."""
         words = self.words(count)
         return np.sort(np.argpartition(words, size - 1)[:size])
 
     def normal(self, count: int) -> NDArray[np.float64]:
-        """Standard normal draws, shape [count], by Box and Muller 1958; many of them on all cores."""
+        """Standard normal draws, shape [count], by Box and Muller 1958; large numbers use all cores."""
         half = (count + 1) // 2
         found = self._normal_in_parts(half) if half > _PART else None
         if found is None:
@@ -126,9 +125,9 @@ class Stream:
         return found[:count]
 
     def _normal_in_parts(self, half: int) -> NDArray[np.float64] | None:
-        """The same draws, a part at a time, each from its places of this stream; the bits are the same, too.
+        """The same draws, bit for bit, computed in parts from their positions in this stream.
 
-        None, with nothing drawn, where a uniform draw goes on with more words (once in 2^53): all later ones then move.
+        None, with nothing drawn, if a uniform draw needs more words (once in 2^53), since later positions then change.
         """
         found = np.empty((2, half))
 
@@ -152,10 +151,11 @@ class Stream:
         return -sign * np.log(self.uniform(count))
 
     def k_norm(self, count: int, *, box: bool) -> NDArray[np.float64]:
-        """A draw x, shape [count], of density proportional to exp(-|x|), for the L2 norm or for that of `Box`.
+        """A draw x, shape [count], with density proportional to exp(-|x|), for the L2 norm or that of `Box`.
 
-        Its length is a Gamma(count) draw; its direction that of any point whose density depends on its norm alone. For
-        a box such a point is u - s 1, u uniform in [0, 1]^count and s in [0, 1]: as many s as 1 - |x| lead to x.
+        Its length is a Gamma(count) draw. Its direction is that of any point whose density depends on its norm alone.
+        For a box such a point is u - s 1 with u uniform in [0, 1]^count and s in [0, 1], since the values of s that
+        lead to x have measure 1 - |x|.
         """
         length = -float(np.log(self.uniform(count)).sum())
         if not box:
@@ -175,7 +175,7 @@ class Stream:
 
 
 def _joined(fraction: NDArray[np.uint64], exponent: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Uniform numbers of two words each."""
+    """Uniform numbers from two words each."""
     bits = np.frexp((exponent >> np.uint64(11)).astype(np.float64))[1]
     found: NDArray[np.float64] = np.ldexp(
         0.5 + (fraction >> np.uint64(12)).astype(np.float64) * 2.0**-53, bits.astype(np.int64) - 53
@@ -192,12 +192,12 @@ def _box_muller(
 
 @cache
 def _drawers() -> ThreadPoolExecutor:
-    """Threads for parts of many draws: the cipher and numpy let the interpreter's lock go."""
+    """Threads for large draws: the cipher and numpy release the interpreter's lock."""
     return ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="noise")
 
 
 def is_below(words: NDArray[np.uint64], rates: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Coins with rates of their own, one for each word, each True with its rate rounded down to a multiple of 2^-64."""
+    """A coin for each word, True with its own rate, rounded down to a multiple of 2^-64."""
     certain = rates >= 1
     limits = np.floor(np.where(certain, 0.0, rates) * 2.0**64).astype(np.uint64)
     found: NDArray[np.bool_] = certain | (words < limits)
@@ -205,10 +205,10 @@ def is_below(words: NDArray[np.uint64], rates: NDArray[np.float64]) -> NDArray[n
 
 
 def add_on_grid(total: NDArray[np.float64], noise: NDArray[np.float64], *, std: float) -> NDArray[np.float64]:
-    """`total + noise`, both rounded to the grid that belongs to `std` and added exactly.
+    """`total + noise`, both rounded to the grid of `std` and added exactly.
 
-    total, noise: shape [d]. std: scale of the noise, above 0; public. A coordinate of the sum beyond 2^28 times
-    `std` is clamped there, which no neighbour can feel as more than its own contribution.
+    total, noise: shape [d]. std: scale of the noise, above 0, public. Coordinates of the sum are clamped to 2^28 times
+    `std`, which does not increase the sensitivity.
     """
     import torch
 
@@ -216,12 +216,12 @@ def add_on_grid(total: NDArray[np.float64], noise: NDArray[np.float64], *, std: 
 
 
 def steps_of(noise: NDArray[np.float64], *, std: float) -> NDArray[np.float64]:
-    """Noise in whole steps of the grid that belongs to `std`."""
+    """Noise in whole steps of the grid of `std`."""
     return np.rint(noise / grid_step(std))
 
 
 def add_steps(total: "Tensor", noise: NDArray[np.float64], *, std: float) -> "Tensor":
-    """`add_on_grid` where the sum is, on any device, of noise in steps."""
+    """`add_on_grid` for noise in steps, on the sum's device."""
     import torch
 
     step = grid_step(std)
@@ -235,14 +235,14 @@ def grid_step(std: float) -> float:
 
 
 def std_on_grid(std: float, *, sensitivity: float, dimension: int) -> float:
-    """The standard deviation that makes up for rounding a sum of `dimension` coordinates to the grid.
+    """The standard deviation that compensates for rounding a sum of `dimension` coordinates to the grid.
 
-    Rounding moves each coordinate by at most half a step, so two neighbouring sums, once rounded, differ by at most
+    Rounding moves each coordinate by at most half a step, so two rounded neighbouring sums differ by at most
     sensitivity + sqrt(dimension) * step in L2 norm.
     """
     return std * (1.0 + math.sqrt(dimension) * grid_step(std) / sensitivity)
 
 
 def scale_on_grid(scale: float, *, sensitivity: float, dimension: int) -> float:
-    """`std_on_grid` for Laplace noise, where the L1 norm counts: at most sensitivity + dimension * step."""
+    """`std_on_grid` for Laplace noise, with the L1 norm: at most sensitivity + dimension * step."""
     return scale * (1.0 + dimension * grid_step(scale) / sensitivity)

@@ -1,10 +1,10 @@
-"""What can be asked of the private records: sampling, bound and noise, as values, and what each question costs.
+"""Releases: queries to the private records, as values of sampling, bound and noise; their cost, and their draws.
 
-A question becomes a privacy event here alone, by what its mechanism says is proven (see `mechanisms`); any other
-combination is refused. An event carries noise over the bound of one record; what that is worth under add-or-remove-one
-or replace-one is for the accounting to say.
+Only this module turns a query into a privacy event, if its mechanism states that the combination is proven (see
+`mechanisms`); all others are refused. An event states the noise in units of the bound on one record; accounting decides
+what that means under add-or-remove-one or replace-one.
 
-What a release draws: the records that take part, and the noise that is added; and nothing else.
+A release draws its sample of records and its noise, and nothing else.
 """
 
 import math
@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 _MANY = 2**16
-"""Draws that take longer than to ask another thread for them."""
+"""The number of draws from which a separate thread pays."""
 
 Kind = Literal["gradient", "total", "argmin", "minimum", "norms", "norm count"]
 
@@ -82,9 +82,9 @@ Bound = Clipping | Minimum
 
 @dataclass(frozen=True)
 class Release:
-    """One question with everything that decides its cost and its noise.
+    """One query, with everything that decides its cost and its noise.
 
-    divisor: the public number that the noised sum is divided by; never the realised batch size.
+    divisor: the public number that the noisy sum is divided by; never the realised batch size.
     """
 
     kind: Kind
@@ -108,7 +108,7 @@ class Release:
         return self.noise.scale(self.clipping)
 
     def event(self) -> dp.DpEvent:
-        """What the release costs; raises RefusedError where no event is proven."""
+        """The privacy event; raises RefusedError if none is proven for this combination."""
         if isinstance(self.noise, NoNoise):
             return dp.NonPrivateDpEvent()
         if (self.kind, type(self.clipping), type(self.sampling)) not in self.noise.proven:
@@ -121,27 +121,27 @@ class Release:
 
 
 def gradient_release(sampling: Sampling, clipping: Clipping, noise: Noise, divisor: float) -> Release:
-    """A noised sum of clipped gradients over a sample, divided by a public number."""
+    """The noisy sum of a sample's clipped gradients, divided by a public number."""
     return Release("gradient", sampling, clipping, noise, divisor)
 
 
 def total_release(bound: L1 | L2, noise: Noise, sampling: Sampling | None = None) -> Release:
-    """A noised sum of a bounded statistic of each record."""
+    """The noisy sum of a bounded statistic of each record."""
     return Release("total", sampling or FullBatch(), bound, noise)
 
 
 def norm_total_release(bound: L2, noise: Noise) -> Release:
-    """A noised sum of the norms of all records' gradients, each cut off at the bound."""
+    """The noisy sum of all records' gradient norms, each clipped to the bound."""
     return Release("norms", FullBatch(), bound, noise)
 
 
 def norm_count_release(noise: Noise, sampling: Sampling | None = None) -> Release:
-    """A noised sum of 1/2 for each record whose gradient's norm is within a public bound, -1/2 for each other."""
+    """The noisy sum of 1/2 for each gradient norm within a public bound, and -1/2 for the others."""
     return Release("norm count", sampling or FullBatch(), L2(0.5), noise)
 
 
 def argmin_release(bound: float, noise: Noise, sampling: Sampling | None = None) -> Release:
-    """A noisy selection of the candidate with the least total loss, each record's loss clipped to [0, bound]."""
+    """A noisy selection of the candidate with the smallest total loss, each record's loss clipped to [0, bound]."""
     return Release("argmin", sampling or FullBatch(), L1(bound), noise)
 
 
@@ -151,7 +151,7 @@ def minimum_release(problem: Minimum, noise: Noise) -> Release:
 
 
 def _of_sample(release: Release, inner: dp.DpEvent) -> dp.DpEvent:
-    """An importance sample gives the norm of the bound with at most the rate (Wei et al. 2022, Lemma 3.1)."""
+    """An importance sample adds a vector whose norm is the bound, with at most the rate (Wei et al. 2022, Lemma 3.1)."""
     match release.sampling:
         case FullBatch():
             return inner
@@ -180,7 +180,7 @@ def _combinations() -> str:
 
 
 def chosen(release: Release, count: int, stream: Stream) -> NDArray[np.intp]:
-    """The indices of those of `count` records that take part, ascending; not for importance sampling."""
+    """Draw the sample of `count` records, as ascending indices; not for importance sampling."""
     match sampling := release.sampling:
         case FullBatch():
             return np.arange(count)
@@ -197,7 +197,7 @@ def chosen(release: Release, count: int, stream: Stream) -> NDArray[np.intp]:
 
 
 def add_noise(total: NDArray[np.float64], release: Release, stream: Stream) -> NDArray[np.float64]:
-    """The sum with its noise, both on the grid; the sum itself where the release asks for no noise."""
+    """Add noise to a sum, both on the grid; returns the sum itself for a release without noise."""
     if isinstance(release.noise, NoNoise):
         return total
     noise = _noise_on_grid(release, len(total)) * draws(release, stream, len(total))
@@ -206,9 +206,9 @@ def add_noise(total: NDArray[np.float64], release: Release, stream: Stream) -> N
 
 @dataclass(frozen=True)
 class NoiseAhead:
-    """The noise of a release, drawn by a thread of its own while the sum is computed.
+    """The noise of a release, drawn by another thread while the sum is computed.
 
-    start: the place in the release's stream where its draws begin. steps: of the grid, None where there is no noise.
+    start: the position in the release's stream where its draws begin. steps: in grid steps, None without noise.
     """
 
     release: Release
@@ -224,9 +224,9 @@ class NoiseAhead:
         skip: int = 0,
         correlator: Correlator | None = None,
     ) -> "NoiseAhead":
-        """The draws that come in a stream after `skip` more words; few draws are made at once.
+        """Draw noise from a stream after `skip` more words; small draws are made immediately.
 
-        correlator: what goes on with the noise of the steps before, for correlated noise.
+        correlator: continues the noise of the steps before, for correlated noise.
         """
         if isinstance(release.noise, NoNoise):
             return NoiseAhead(release, stream.position + skip, None)
@@ -239,7 +239,7 @@ class NoiseAhead:
         return NoiseAhead(release, start, steps)
 
     def added(self, total: Tensor) -> Tensor:
-        """The sum [d], on any device, with the noise, both on the grid; float64."""
+        """The sum [d], on any device, plus the noise, both on the grid; float64."""
         if self.steps is None:
             return total
         return add_steps(total, self.steps.result(), std=self.release.noise_scale)
@@ -251,7 +251,7 @@ def _drawer() -> ThreadPoolExecutor:
 
 
 def words_of_sample(sampling: Sampling, count: int) -> int:
-    """How many words of a release's stream are drawn for the sample of `count` records, before its noise."""
+    """The number of words in a release's stream for the sample of `count` records, which comes before the noise."""
     match sampling:
         case FullBatch():
             return 0
@@ -265,13 +265,13 @@ def words_of_sample(sampling: Sampling, count: int) -> int:
 
 
 def noisy_argmin(losses: Tensor, points: Tensor, release: Release, stream: Stream) -> int:
-    """The index of the least of noised losses [k] at points [k, d], of those that are finite points where any is."""
+    """The index of the smallest noisy loss [k] at points [k, d]; only finite points count if there are any."""
     losses[~torch.isfinite(points).all(dim=1)] = torch.inf  # losses there are no numbers, and count as zero
     return int(np.argmax(release.noise_scale * draws(release, stream, len(points)) - losses.numpy()))
 
 
 def _noise_on_grid(release: Release, dimension: int) -> float:
-    """The scale of the noise with what rounding to the grid costs."""
+    """The scale of the noise, increased for rounding to the grid."""
     return release.noise.on_grid(
         release.noise_scale, sensitivity=release.clipping.sensitivity, dimension=dimension
     )
@@ -294,5 +294,5 @@ def noise_std(release: Release, dimension: int) -> float:
 
 
 def draws(release: Release, stream: Stream, count: int) -> NDArray[np.float64]:
-    """Draws of the release's noise at scale 1, shape [count]."""
+    """Draw the release's noise at scale 1, shape [count]."""
     return release.noise.draw(stream, count, box=isinstance(release.clipping, Box))
