@@ -145,8 +145,8 @@ class ScheduleFilter:
 class RenyiFilter:
     """A Rényi filter at one order fixed in advance: releases stop before they exceed the order's budget.
 
-    order: above 1. budget: the (epsilon, delta) of the whole run, which Canonne et al. 2020, Proposition 12, converts to
-    the order's Rényi budget. Raises RefusedError if the conversion alone costs more than the budget.
+    order: above 1. budget: the (epsilon, delta) of the whole run, which Canonne et al. 2020, Proposition 12, converts
+    to the order's Rényi budget. Raises RefusedError if the conversion alone costs more than the budget.
     """
 
     def __init__(self, order: float, budget: Budget) -> None:

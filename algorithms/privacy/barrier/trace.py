@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Row:
     """One release. epsilon: cost so far at the run's delta, by the run's filter.
 
-    It bounds the cost of a run that ends at a step fixed in advance. If releases are chosen adaptively, no theorem makes
-    it the cost of a run that ends because of what was released; then the filter's total holds.
+    It bounds the cost of a run that ends at a step fixed in advance. If releases are chosen adaptively, no theorem
+    makes it the cost of a run that ends because of what was released; then the filter's total holds.
     """
 
     release: int

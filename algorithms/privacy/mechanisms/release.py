@@ -151,7 +151,7 @@ def minimum_release(problem: Minimum, noise: Noise) -> Release:
 
 
 def _of_sample(release: Release, inner: dp.DpEvent) -> dp.DpEvent:
-    """An importance sample adds a vector whose norm is the bound, with at most the rate (Wei et al. 2022, Lemma 3.1)."""
+    """An importance sample adds a vector of the bound's norm, with at most the rate (Wei et al. 2022, Lemma 3.1)."""
     match release.sampling:
         case FullBatch():
             return inner
