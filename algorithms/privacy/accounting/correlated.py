@@ -1,15 +1,15 @@
-"""What correlated noise costs: one event for all steps of a run, by the sensitivity of its strategy.
+"""The cost of correlated noise: one event for all steps of a run, from the sensitivity of its strategy.
 
-The noise of step t is row t of C^-1 W, for a lower triangular C, the strategy, and independent normal rows of W. To see
-all noised gradients G + C^-1 W is to see C G + W, so that the run is one Gaussian release of C G, also where gradients
-depend on what was released before (Denisov et al. 2022, arXiv:2202.08312, Theorem 2.1). A record belongs to one of
-`parts` and can take part in every parts-th step alone, with gradients u of norm at most 1.
+The noise of step t is row t of C^-1 W, for a lower triangular strategy C and independent normal rows of W. The noisy
+gradients G + C^-1 W determine C G + W and vice versa, so the run is one Gaussian release of C G, even if gradients
+depend on earlier releases (Denisov et al. 2022, arXiv:2202.08312, Theorem 2.1). A record belongs to one of `parts` and
+takes part only in every parts-th step, with gradients u of norm at most 1.
 
-Fixed order (rate 1): the release moves by the sum of C's columns at those steps, each times its u. Of vectors u, whose
-products can have any sign, the square is at most the sum of the absolute products of these columns; exactly, where no
-product is negative. Cyclic Poisson (rate below 1): with at most `parts` bands the columns of one record do not overlap,
-and each is a Poisson sampled Gaussian release (Choquette-Choo et al. 2023, arXiv:2306.08153, Theorem 4). Of other
-strategies no gain by sampling is proven here, and they are refused.
+Fixed order (rate 1): the release moves by the sum of C's columns at those steps, each times its u. Since products of
+the vectors u can have any sign, the square is at most the sum of the absolute products of these columns; this is exact
+if no product is negative. Cyclic Poisson sampling (rate below 1): with at most `parts` bands, the columns of one record
+do not overlap, and each is a Poisson sampled Gaussian release (Choquette-Choo et al. 2023, arXiv:2306.08153, Theorem
+4). For other strategies no amplification by sampling is proven here, and they are refused.
 """
 
 import math
@@ -37,13 +37,13 @@ class CorrelatedDpEvent(dp.DpEvent):  # type: ignore[misc]
     """All steps of a run with correlated Gaussian noise, charged with the first of them.
 
     Attributes:
-        noise_multiplier: Standard deviation of a coordinate of W over the bound of a record's gradient.
-        coefficients: The first column of a Toeplitz strategy, without the zeros at its end; or none.
-        weights, decays: Of a buffered one instead: c_0 = 1 and c_i = sum_j weights_j decays_j^(i - 1).
-        leaves: Of a binary tree instead, which begins anew after so many steps; else 0.
-        parts: Into how many the records are divided.
-        rate: How likely a record takes part in a step of its part.
-        steps: How many there are.
+        noise_multiplier: Standard deviation of a coordinate of W over the bound on a record's gradient.
+        coefficients: The first column of a Toeplitz strategy, without the zeros at its end; empty for others.
+        weights, decays: Of a buffered strategy: c_0 = 1 and c_i = sum_j weights_j decays_j^(i - 1).
+        leaves: Of a binary tree, the number of steps after which a new tree begins; otherwise 0.
+        parts: The number of parts that the records are divided into.
+        rate: The probability that a record takes part in a step of its part.
+        steps: Of the run.
     """
 
     noise_multiplier: float
@@ -79,12 +79,12 @@ def buffered(weights: Array, decays: Array, steps: int) -> Array:
 
 
 def squared_sensitivity(coefficients: Array, *, steps: int, parts: int) -> float:
-    """How far C G moves at most in squared Frobenius norm by a record that takes part in every parts-th step.
+    """A bound on the squared Frobenius norm of the change of C G by a record that takes part every `parts` steps.
 
     Args:
         coefficients: The first column of C, shape [bands].
         steps: Rows and columns of C.
-        parts: Steps from one part of a record in the run to its next.
+        parts: Steps between a record's participations.
 
     Example:
         >>> squared_sensitivity(np.array([1.0, 0.5]), steps=4, parts=2)
@@ -105,10 +105,10 @@ def squared_sensitivity(coefficients: Array, *, steps: int, parts: int) -> float
 
 
 def squared_tree_sensitivity(*, leaves: int, steps: int, parts: int) -> float:
-    """The same of binary trees over `leaves` steps each: a node whose leaves are all there is a sum that is released.
+    """The same for binary trees over `leaves` steps each, which release the sum of every complete node.
 
-    Source: Kairouz et al. 2021, arXiv:2103.00039, where a record takes part in a tree once; a node of which it is in
-    several leaves moves by their number.
+    Source: Kairouz et al. 2021, arXiv:2103.00039, where a record takes part once per tree; here a node changes by the
+    number of its leaves that contain the record.
 
     Example:
         >>> squared_tree_sensitivity(leaves=8, steps=8, parts=8)
@@ -142,7 +142,7 @@ def _squared(event: CorrelatedDpEvent) -> float:
 
 
 def releases_of(event: CorrelatedDpEvent) -> tuple[dp.DpEvent, int]:
-    """The event that a run costs like, and how often; raises RefusedError where no theorem gives one.
+    """An event that costs as much as the run, and how often it occurs; raises RefusedError if no theorem gives one.
 
     Example:
         >>> releases_of(CorrelatedDpEvent(2.0, [1.0], [], [], 0, 1, 0.1, 50))
@@ -195,7 +195,7 @@ class _Correlated(EventRule):
         return rule_of(plain).rdp(plain, orders, adjacency)
 
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
-        """In fixed order: what several records move together is at most the sum of what each does."""
+        """For a fixed order: several records change the release by at most the sum of their changes."""
         if event.rate < 1:
             return super().grouped(event, count)
         return attrs.evolve(event, noise_multiplier=event.noise_multiplier / count)

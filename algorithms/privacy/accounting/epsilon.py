@@ -1,12 +1,12 @@
-"""From privacy events to epsilon: by PLD, by Rényi divergences, purely; under either adjacency, and for groups.
+"""From privacy events to epsilon: by PLD, Rényi divergences or pure epsilons; under either adjacency, and for groups.
 
-Two accountants of dp_accounting do the work: PLD (privacy loss distributions, tight) and RDP (Rényi). Both are
-valid for a schedule that was fixed before its first release; a spend chosen on the way is held by `filters`. The
-third adds up pure epsilons, for delta = 0.
+Two accountants of dp_accounting do the work: PLD (privacy loss distributions, tight) and RDP (Rényi). Both are valid
+for a schedule that was fixed in advance; adaptive spending is enforced by `filters`. A third accountant adds up pure
+epsilons, for delta = 0.
 
-Events carry the noise multiplier std / C of the bound C of one record, whatever the adjacency. Replacing a record takes
-one out and puts one in, so a sum over all records moves by twice the bound. Events of samples are not translated here
-unless a theorem says how: the accountants have bounds of their own for them.
+Events state the noise multiplier std / C for the bound C on one record, whatever the adjacency. Replacing a record
+removes one and adds one, so a sum over all records moves by twice the bound. Events of samples are translated only if a
+theorem says how, since the accountants have bounds of their own for them.
 """
 
 import math
@@ -32,7 +32,7 @@ REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
 
 
 def adjacency_named(name: str) -> Adjacency:
-    """The adjacency of a name; raises RefusedError where nothing is accounted under it."""
+    """The adjacency with a name; raises RefusedError for one without accounting."""
     known = {adjacency.name: adjacency for adjacency in (ADD_OR_REMOVE_ONE, REPLACE_ONE)}
     if name not in known:
         raise RefusedError(f"the adjacency {name!r} is not known; choose {' or '.join(known)}.")
@@ -40,9 +40,9 @@ def adjacency_named(name: str) -> Adjacency:
 
 
 def as_add_remove(adjacency: Adjacency, event: dp.DpEvent) -> dp.DpEvent:
-    """An event as the accountants are to take it; raises RefusedError where no theorem covers it under this adjacency.
+    """The event for the accountants; raises RefusedError if no theorem covers it under this adjacency.
 
-    An event with an impossible number, as in a document that was edited, is refused too.
+    Also refuses events with impossible numbers, as in an edited document.
     """
     _check(adjacency, event)
     plain = event if adjacency is ADD_OR_REMOVE_ONE else rule_of(event).replacing(event)
@@ -50,15 +50,15 @@ def as_add_remove(adjacency: Adjacency, event: dp.DpEvent) -> dp.DpEvent:
 
 
 def pure_epsilon(event: dp.DpEvent) -> float:
-    """The epsilon of a purely private event, as `as_add_remove` gives it; infinite for one that is not private.
+    """The epsilon of a purely private event that `as_add_remove` returned; infinite if it is not private.
 
-    Raises RefusedError where the event is not pure.
+    Raises RefusedError if the event is not purely private.
     """
     return rule_of(event).pure_epsilon(event)
 
 
 def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
-    """Raises RefusedError for what no theorem covers, however deep it is nested."""
+    """Raises RefusedError for an event that no theorem covers, at any depth of nesting."""
     if not rule_of(event).is_possible(event):
         raise RefusedError(
             f"{event} is no mechanism: a number in it is out of its range; check the document."
@@ -73,12 +73,12 @@ def _check(adjacency: Adjacency, event: dp.DpEvent) -> None:
 
 
 def group_privacy(event: dp.DpEvent, count: int) -> dp.DpEvent:
-    """An event whose loss bounds that of `event` when `count` records come or go together.
+    """An event whose loss bounds that of `event` if `count` records are added or removed together.
 
-    A sum moves by at most `count` bounds. A Poisson sample holds one of the records or more with probability
-    1 - (1 - rate)^count, and moves by at most all of them then: divergences are convex in the moved output, so the
-    largest move at that rate is the worst. zCDP grows by the square (Bun and Steinke 2016, Proposition 1.9).
-    Raises RefusedError where nothing is known of groups.
+    A sum moves by at most `count` bounds. A Poisson sample contains at least one of the records with probability
+    1 - (1 - rate)^count, and then moves by at most all of them: divergences are convex in the shifted output, so the
+    largest shift at that rate is the worst. zCDP grows with the square (Bun and Steinke 2016, Proposition 1.9).
+    Raises RefusedError for events without a result on groups.
     """
     return event if count == 1 else rule_of(event).grouped(event, count)
 
@@ -117,7 +117,7 @@ def _event_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: Adjacenc
 
 
 def is_not_private(event: dp.DpEvent) -> bool:
-    """Whether an event, or one that it is made of, protects nobody."""
+    """Whether an event, or one of its parts, gives no privacy."""
     return rule_of(event).is_not_private(event)
 
 
@@ -125,7 +125,7 @@ _GROUPS = 24
 
 
 def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLossDistribution:
-    """The distribution of a schedule's privacy loss, rounded up to multiples of `grid`.
+    """The privacy loss distribution of a schedule, with losses rounded up to multiples of `grid`.
 
     Raises RefusedError for an event without one.
     """
@@ -133,11 +133,11 @@ def composed(schedule: Schedule, grid: float, adjacency: Adjacency) -> PrivacyLo
 
 
 def in_few_kinds(schedule: Schedule) -> Schedule:
-    """A schedule that costs at least as much with fewer kinds of events, so that it is composed quickly.
+    """A schedule that costs at least as much but has fewer kinds of events, so that composing it is fast.
 
-    Equal events are counted together, and Gaussian ones added up exactly. More than 24 kinds of Laplace events, as
-    noise that changes with each step has them, become 24 whose noise is the least of those that they stand for. An
-    event of many releases becomes these.
+    Equal events are counted together, and Gaussian events are combined exactly. More than 24 kinds of Laplace events,
+    as when noise changes in every step, become 24, each with the smallest noise of those it replaces. An event of
+    several releases is replaced by these.
     """
     schedule = unrolled(schedule)
     gaussian = [(event, count) for event, count in schedule if isinstance(event, dp.GaussianDpEvent)]
@@ -148,7 +148,7 @@ def in_few_kinds(schedule: Schedule) -> Schedule:
 
 
 def _counted(schedule: Schedule) -> Schedule:
-    """Each event once, with how often it occurs in all."""
+    """Each event once, with its total count."""
     counts: dict[str, tuple[dp.DpEvent, int]] = {}
     for event, count in schedule:
         counts[repr(event)] = (event, counts.get(repr(event), (event, 0))[1] + count)
@@ -187,9 +187,9 @@ ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp", "pure")
 
 FINE, FINEST, COARSENING = 1e-4, 1e-5, 10.0
 LEAST_PLD_DELTA = 1e-11
-"""Below it the tail of a composed distribution is noise of its Fourier transform, and Rényi bounds take its place."""
+"""Below this delta, the tail of a composed distribution is noise of the Fourier transform; Rényi bounds are used."""
 TRANSFORM_NOISE = 2.0**-49
-"""What that noise adds to a tail, times the root of the number of releases: three times what was seen."""
+"""What this noise can add to a tail, per root of the number of releases: three times the observed size."""
 _STEPS_A_LOSS, _STEPS_IN_ALL = 16, 1e6
 _VAST, _STEPS_OF_VAST = 50.0, 1e5
 _TAIL_ORDER = 63.0
@@ -203,11 +203,11 @@ def epsilon(
     adjacency: Adjacency = ADD_OR_REMOVE_ONE,
     discretisation: float | None = None,
 ) -> float:
-    """The epsilon that a schedule fixed in advance costs at `delta`; an upper bound by either accountant.
+    """The epsilon of a schedule that was fixed in advance, at `delta`; an upper bound with every accountant.
 
-    delta: in (0, 1), or 0 for the accountant "pure". Below 1e-11 "pld" gives the Rényi bound: see `LEAST_PLD_DELTA`.
-    discretisation: grid of the privacy losses, PLD only; chosen from the schedule when None. Returns
-    infinity when an event is not private. Raises RefusedError when the accountant cannot take an event.
+    delta: in (0, 1), or 0 for the accountant "pure". Below 1e-11, "pld" returns the Rényi bound, see `LEAST_PLD_DELTA`.
+    discretisation: grid of privacy losses, for PLD only; by default chosen from the schedule. Returns infinity if an
+    event is not private. Raises RefusedError if the accountant does not support an event.
     Source: Koskela et al. 2020 and Doroshenko et al. 2022 (PLD); Mironov 2017 and Canonne et al. 2020,
     Proposition 12 (RDP and its conversion).
     """
@@ -222,7 +222,7 @@ def _epsilon(
     adjacency: Adjacency,
     discretisation: float | None,
 ) -> float:
-    """What calibration has verified is asked for again by the plan, and by its card."""
+    """`epsilon` with a cache, since calibration, plan and card compute the same epsilon."""
     if accountant == "pure":
         if any(is_not_private(event) for event, _ in schedule):
             return math.inf
@@ -244,7 +244,7 @@ def _epsilon(
 
 
 def _releases(event: dp.DpEvent) -> int:
-    """How many an event is made of."""
+    """The number of releases in an event."""
     inner = sum(map(_releases, parts(event))) or 1
     if isinstance(event, dp.dp_event.RepeatAndSelectDpEvent):
         inner *= math.ceil(event.mean**2)  # deltas are so many times those of a trial
@@ -252,10 +252,10 @@ def _releases(event: dp.DpEvent) -> int:
 
 
 def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) -> float | None:
-    """Fine enough that the grid adds far less than the result, yet quick for heavy-tailed losses.
+    """A grid that is fine enough to add far less than the result, yet fast for heavy-tailed losses.
 
-    None where no grid is used, below `LEAST_PLD_DELTA`. Where a loss has a largest value, the grid has sixteen steps up
-    to the smallest of these, so that a thousand equal losses are not each a share of a step too large.
+    None below `LEAST_PLD_DELTA`, where no grid is used. If losses are bounded, the grid has sixteen steps up to the
+    smallest bound, so that rounding up does not add a share of a step to each of a thousand equal losses.
     """
     if delta < LEAST_PLD_DELTA:
         return None
@@ -277,7 +277,7 @@ def discretisation_of(schedule: Schedule, delta: float, adjacency: Adjacency) ->
 
 
 def _is_vast(schedule: Schedule, adjacency: Adjacency) -> bool:
-    """Whether losses reach so far that a fine grid of them fills the memory."""
+    """Whether losses are so large that a fine grid would fill the memory."""
     try:
         return bool(_VAST < rdp(schedule, orders=(2.0,), adjacency=adjacency)[0] < math.inf)
     except RefusedError:
@@ -285,7 +285,7 @@ def _is_vast(schedule: Schedule, adjacency: Adjacency) -> bool:
 
 
 def _largest_losses(schedule: Schedule, adjacency: Adjacency) -> Iterator[float]:
-    """The largest loss of each event that has one."""
+    """The largest loss of each event with a bounded loss."""
     for event, _ in schedule:
         with suppress(RefusedError):
             if 0 < (loss := pure_epsilon(as_add_remove(adjacency, event))) < math.inf:

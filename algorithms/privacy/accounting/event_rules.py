@@ -1,6 +1,6 @@
-"""What each privacy event is worth: one rule per class of events, which the accountants and filters ask.
+"""The privacy loss of each event: one rule per event class, used by accountants and filters.
 
-A new mechanism's event brings its rule with it by `register`; nothing else matches classes of events.
+A new mechanism registers its event's rule with `register`; no other code matches on event classes.
 """
 
 import math
@@ -42,7 +42,7 @@ _REPLACE_ONE = dp.NeighboringRelation.REPLACE_ONE
 
 @attrs.frozen
 class PureDpEvent(dp.DpEvent):  # type: ignore[misc]
-    """A mechanism of pure differential privacy, of which nothing but its epsilon under add-or-remove-one is used."""
+    """A mechanism of pure differential privacy, known only by its epsilon under add-or-remove-one."""
 
     epsilon: float
 
@@ -51,8 +51,8 @@ class PureDpEvent(dp.DpEvent):  # type: ignore[misc]
 class ObjectivePerturbationDpEvent(dp.DpEvent):  # type: ignore[misc]
     """The exact minimum of a convex objective with a random linear term, for a linear model with one output.
 
-    noise_multiplier: standard deviation of the term over the bound of a record's gradient. curvature_ratio: bound of
-    a record's curvature over the strong convexity of the objective. See Redberg, Koskela and Wang 2023.
+    noise_multiplier: standard deviation of the term over the bound on a record's gradient. curvature_ratio: bound on a
+    record's curvature over the strong convexity of the objective. See Redberg, Koskela and Wang 2023.
     """
 
     noise_multiplier: float
@@ -61,7 +61,7 @@ class ObjectivePerturbationDpEvent(dp.DpEvent):  # type: ignore[misc]
 
 @attrs.frozen
 class RenyiDpEvent(dp.DpEvent):  # type: ignore[misc]
-    """A mechanism of which nothing but its Rényi divergence at one order is known, under add-or-remove-one.
+    """A mechanism known only by its Rényi divergence at one order, under add-or-remove-one.
 
     order: above 1. bound: the divergence there. The releases of a run under a Rényi filter are one such event.
     """
@@ -72,9 +72,9 @@ class RenyiDpEvent(dp.DpEvent):  # type: ignore[misc]
 
 @attrs.frozen
 class EitherDpEvent(dp.DpEvent):  # type: ignore[misc]
-    """One of several mechanisms, chosen without a look at the records, as a trial of a search takes its settings.
+    """One of several mechanisms, chosen independently of the records, like the settings of a trial in a search.
 
-    events: of which the worst counts at each Rényi order, since a mixture diverges at most as its worst part does.
+    events: the worst counts at each Rényi order, since a mixture diverges at most as much as its worst part.
     """
 
     events: list[dp.DpEvent]
@@ -82,10 +82,10 @@ class EitherDpEvent(dp.DpEvent):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Traced:
-    """What the row of a release with a given event can say in a noise trace.
+    """The values that a release with this event can have in a noise trace.
 
-    sampling: the names of the samples that it can be of. rate: how likely a record takes part. multipliers: the noise
-    multiplier, by the name of each noise that has this event; none for an event of no release.
+    sampling: names of the possible kinds of sampling. rate: the probability that a record takes part. multipliers: the
+    noise multiplier, by the name of each noise with this event; empty for an event that no release has.
     """
 
     multipliers: Mapping[str, float]
@@ -94,18 +94,18 @@ class Traced:
 
 
 class EventRule:
-    """What an event is worth. What a rule does not say is refused, or left to dp_accounting's accountants."""
+    """The privacy loss of a class of events. By default, methods refuse or use dp_accounting."""
 
     def is_possible(self, event: Any) -> bool:
-        """Whether the numbers of the event, not those of its parts, lie where its theorems hold."""
+        """Whether the event's own numbers, without those of its parts, are in the range of its theorems."""
         return True
 
     def is_proven(self, event: Any, adjacency: Relation) -> bool:
-        """Whether any theorem covers the event, not its parts, under an adjacency."""
+        """Whether a theorem covers the event itself, without its parts, under an adjacency."""
         return True
 
     def is_not_private(self, event: Any) -> bool:
-        """Whether the event, or one that it is made of, protects nobody."""
+        """Whether the event, or one of its parts, gives no privacy."""
         return any(rule_of(part).is_not_private(part) for part in parts(event))
 
     def to_json(self, event: Any) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class EventRule:
         return {field.name: _value_to_json(getattr(event, field.name)) for field in fields}
 
     def from_json(self, kind: type[dp.DpEvent], document: Mapping[str, Any]) -> dp.DpEvent:
-        """The event of a class that `to_json` wrote; raises RefusedError for other fields than the class has."""
+        """The inverse of `to_json`; raises RefusedError for fields that the class does not have."""
         expected = {field.name for field in attrs.fields(kind)}
         if set(document) != expected:
             raise RefusedError(
@@ -126,31 +126,31 @@ class EventRule:
             raise RefusedError(f"a field of the {kind.__name__} is no list; check the document.") from None
 
     def pure_epsilon(self, event: Any) -> float:
-        """Its pure epsilon; raises RefusedError where it has none."""
+        """The pure epsilon; raises RefusedError if the event has none."""
         raise RefusedError(
             f"{event} is not purely private; use Laplace noise, or a delta above 0 with PLD or RDP."
         )
 
     def replacing(self, event: Any) -> dp.DpEvent:
-        """What the event is under replace-one."""
+        """The event that stands for it under replace-one."""
         raise RefusedError(f"{event} has no bound under replace-one; keep to add-or-remove-one.")
 
     def traced(self, event: Any) -> Traced:
-        """What the trace of a release with this event says."""
+        """The values in the trace of a release with this event."""
         return Traced({})
 
     def releases(self, event: Any) -> Iterator[tuple[dp.DpEvent, int]]:
-        """The events that the accountants take in its place, and how often each."""
+        """The events that accountants use instead, and how often each occurs."""
         yield event, 1
 
     def poisson_replacing(self, event: Any, rate: float) -> dp.DpEvent:
-        """What a Poisson sample of the event is under replace-one."""
+        """The event that stands for its Poisson sample under replace-one."""
         raise RefusedError(
             f"a Poisson sample of {event} has no bound under replace-one; keep to add-or-remove-one."
         )
 
     def poisson_amplified(self, event: Any, rate: float) -> dp.DpEvent:
-        """A Poisson sample of the event in a form that the accountants have."""
+        """A Poisson sample of the event, in a form that accountants support."""
         return dp.PoissonSampledDpEvent(rate, event)
 
     def poisson_rdp(self, event: Any, rate: float, orders: Orders) -> np.ndarray | None:
@@ -158,16 +158,16 @@ class EventRule:
         return None
 
     def sample_replacing(self, event: Any, records: int, size: int) -> dp.DpEvent:
-        """What a sample of `size` of `records` without replacement is under replace-one."""
+        """The event that stands for a sample of `size` of `records` without replacement, under replace-one."""
         inner = self.replacing(event)
         return PureDpEvent(_of_sample(size / records, rule_of(inner).pure_epsilon(inner)))
 
     def amplified(self, event: Any) -> dp.DpEvent:
-        """The event with its samples' gain worked out where the accountants have no form for it."""
+        """The event with amplification by sampling computed, where accountants do not support the sample."""
         return event
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        """The privacy loss of `count` times the event."""
+        """The privacy loss distribution of `count` such events."""
         return by_pld(event, count, grid, _ADD_OR_REMOVE_ONE)
 
     def rdp(self, event: Any, orders: Orders, adjacency: Relation) -> np.ndarray:
@@ -179,15 +179,15 @@ class EventRule:
         raise RefusedError(f"{event} has no proven zCDP bound; use a Rényi filter for it.")
 
     def unsampled(self, event: Any, adjacency: Relation) -> dp.DpEvent:
-        """The event as if its samples had been taken of all records."""
+        """The event without sampling, on all records."""
         return event
 
     def poisson_grouped(self, event: Any, rate: float, count: int) -> dp.DpEvent:
-        """What bounds a Poisson sample of the event when `count` records come or go together."""
+        """An event that bounds its Poisson sample if `count` records are added or removed together."""
         return EventRule.grouped(self, dp.PoissonSampledDpEvent(rate, event), count)
 
     def grouped(self, event: Any, count: int) -> dp.DpEvent:
-        """An event whose loss bounds that of `event` when `count` records come or go together."""
+        """An event whose loss bounds that of `event` if `count` records are added or removed together."""
         raise RefusedError(
             f"{event} has no bound for {count} records of one person; let the run read one block, or take another"
             " method."
@@ -226,7 +226,7 @@ class _NotPrivate(EventRule):
 
 
 class _Scaled(EventRule):
-    """Noise whose scale is a multiple of the bound of a record; moved by k bounds it is as noise k times smaller.
+    """Noise whose scale is a multiple of the bound on a record; a shift by k bounds divides the multiplier by k.
 
     Gaussian noise of multiplier z has rho 1 / (2 z^2), and so has Laplace noise, of pure epsilon 1/z (Bun and Steinke
     2016, Propositions 1.6 and 1.4).
@@ -327,7 +327,7 @@ class _Renyi(EventRule):
 
 
 class _ZCDP(EventRule):
-    """What is known of groups (Bun and Steinke 2016, Proposition 1.9), and replacing moves two records."""
+    """Group privacy under zCDP (Bun and Steinke 2016, Proposition 1.9); replacing a record changes two."""
 
     def is_possible(self, event: Any) -> bool:
         return bool(event.rho >= 0 and event.xi >= 0)
@@ -389,7 +389,7 @@ class _Poisson(EventRule):
 
 
 def _is_sampled_gaussian(event: Any, adjacency: Relation) -> bool:
-    """Whether a Poisson sample is one whose loss and bounds are computed at many points at once."""
+    """Whether a Poisson sample has a Gaussian event, whose loss and bounds have fast vectorised code."""
     is_gaussian = isinstance(event.event, dp.GaussianDpEvent) and event.event.noise_multiplier > 0
     return is_gaussian and 0 < event.sampling_probability < 1 and adjacency is _ADD_OR_REMOVE_ONE
 
@@ -418,7 +418,7 @@ class _WithoutReplacement(EventRule):
 
 
 class _Compound(EventRule):
-    """An event of others, each of which is taken in the same way."""
+    """An event that consists of others, to each of which the rule is applied."""
 
     def replacing(self, event: Any) -> dp.DpEvent:
         return _with_parts(event, lambda inner: rule_of(inner).replacing(inner))
@@ -482,7 +482,7 @@ class _Either(_Composed):
         return bool(event.events)
 
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
-        """At each epsilon the largest delta of the events: a mixture has at most that."""
+        """The largest delta of the events at each epsilon, which bounds that of a mixture."""
         every = [
             loss_of([(inner, 1)], grid, adjacency) for inner in {repr(e): e for e in event.events}.values()
         ]
@@ -507,9 +507,9 @@ class _Either(_Composed):
 
 
 class _Selection(EventRule):
-    """The best of a random number of repetitions; by Rényi divergences and by privacy profiles.
+    """The best of a random number of repetitions, by Rényi divergences and by privacy profiles.
 
-    The number is truncated negative binomial, or Poisson where the shape is infinite, null in a document.
+    The number is truncated negative binomial, or Poisson if the shape is infinite (null in a document).
 
     Source: Papernot and Steinke 2022, arXiv:2110.03620, Theorems 2 and 6; Koskela, Redberg and Wang 2024,
     arXiv:2402.06701.
@@ -536,8 +536,8 @@ class _Selection(EventRule):
     def pld(self, event: Any, count: int, grid: float, adjacency: Relation) -> PrivacyLossDistribution:
         """By profiles: delta(epsilon + shift) of the best is at most the mean number times delta(epsilon) of one.
 
-        With f the generating function of the number, the best has density q(y) f'(Q(y)), where Q(y) is the chance of
-        no better than y. So a shift is enough that bounds log f'(Q) - log f'(Q'), and f' is at most f'(1), the mean.
+        With f the generating function of the number, the best has density q(y) f'(Q(y)), where Q(y) is the probability
+        of at most y. So it suffices that the shift bounds log f'(Q) - log f'(Q'); f' is at most f'(1), the mean.
         """
         once = rule_of(event.event).pld(event.event, 1, grid, adjacency)
         remove, add = curves_of(once)
@@ -577,8 +577,8 @@ _RULES: dict[type[dp.DpEvent], EventRule] = {
 
 
 def register(kind: type[dp.DpEvent], rule: EventRule) -> None:
-    """Makes a class of events known to every accountant, filter and document; raises RefusedError for a name that
-    is.
+    """Register the rule of an event class, for all accountants, filters and documents; raises RefusedError for a
+    registered name.
     """
     if kind.__name__ in {known.__name__ for known in _RULES}:
         raise RefusedError(f"the event {kind.__name__} has a rule already; give the new event another name.")
@@ -586,18 +586,18 @@ def register(kind: type[dp.DpEvent], rule: EventRule) -> None:
 
 
 def rule_of(event: dp.DpEvent) -> EventRule:
-    """The rule of an event's class; of one that is not known, what dp_accounting says of it."""
+    """The rule of an event's class; for unknown classes a rule that uses dp_accounting."""
     return _RULES.get(type(event)) or EventRule()
 
 
 def parts(event: dp.DpEvent) -> list[dp.DpEvent]:
-    """The events that an event is made of."""
+    """The events that an event consists of."""
     inner = getattr(event, "event", None)
     return [*([] if inner is None else [inner]), *getattr(event, "events", ())]
 
 
 def _with_parts(event: Any, taken: Callable[[dp.DpEvent], dp.DpEvent]) -> dp.DpEvent:
-    """The event with what each of its parts is taken as in their place."""
+    """The event with a function applied to each of its parts."""
     if hasattr(event, "events"):
         return attrs.evolve(event, events=[taken(inner) for inner in event.events])
     return attrs.evolve(event, event=taken(event.event))
@@ -614,10 +614,7 @@ def event_to_json(event: dp.DpEvent) -> dict[str, Any]:
 
 
 def event_from_json(document: Mapping[str, Any]) -> dp.DpEvent:
-    """The event that `event_to_json` wrote.
-
-    Raises RefusedError for an unknown type, for a missing field and for a field the type does not have.
-    """
+    """The inverse of `event_to_json`; raises RefusedError for an unknown type, and for missing or unknown fields."""
     name = document.get("type")
     for kind, rule in _RULES.items():
         if kind.__name__ == name:
@@ -650,7 +647,7 @@ def _value_from_json(value: Any) -> Any:
 def loss_of(
     schedule: Iterable[tuple[dp.DpEvent, int]], grid: float, adjacency: Relation
 ) -> PrivacyLossDistribution:
-    """The distribution of the loss of events as `as_add_remove` gives them."""
+    """The privacy loss distribution of events that `as_add_remove` returned."""
     total = distributions.identity(grid)
     for event, count in schedule:
         total = total.compose(rule_of(event).pld(event, count, grid, adjacency))

@@ -19,7 +19,7 @@ _TERMS, _AT_ONCE, _NEGLIGIBLE = 1000, 50, 30.0
 
 
 def by_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.NeighboringRelation) -> np.ndarray:
-    """What dp_accounting has; raises RefusedError where that is nothing."""
+    """The bounds of dp_accounting; raises RefusedError if it has none."""
     accountant = RdpAccountant(orders, adjacency)
     if not accountant.supports(event):
         raise RefusedError(f"the RDP accountant has no bound for {event}; use the other accountant.")
@@ -29,10 +29,10 @@ def by_rdp(event: dp.DpEvent, orders: tuple[float, ...], adjacency: dp.Neighbori
 
 
 def rdp_of_sampled_gaussian(multiplier: float, rate: float, orders: tuple[float, ...]) -> np.ndarray:
-    """Of a Poisson sample under add-or-remove-one, at a rate inside (0, 1), shape [orders].
+    """Bounds for a Poisson sample under add-or-remove-one, at a rate inside (0, 1), shape [orders].
 
-    The sums of Mironov, Talwar and Zhang 2019, Section 3.3, as dp_accounting has them, but for all orders at once:
-    term by term they are most of the time of a search for noise. Infinite at an order whose series is slow.
+    The sums of Mironov, Talwar and Zhang 2019, Section 3.3, as in dp_accounting, but vectorised over orders: term by
+    term they take most of the time of a search for noise. Infinite at an order whose series converges slowly.
     """
     alpha = np.array(orders)
     is_whole = alpha == np.floor(alpha)
@@ -51,7 +51,7 @@ def rdp_of_sampled_gaussian(multiplier: float, rate: float, orders: tuple[float,
 
 
 def _binomial_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray:
-    """log A of whole orders, shape [orders], by the finite sum."""
+    """log A at integer orders, shape [orders], by the finite sum."""
     count = int(max(orders)) + 1
     alpha, k = np.array(orders), np.arange(count)[:, None]
     terms = _log_binomials(orders, 0, count) + k * math.log(q) + (alpha - k) * math.log1p(-q)
@@ -61,7 +61,7 @@ def _binomial_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarr
 
 
 def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray:
-    """log A of other orders, shape [orders], by the two series, each up to where both fall and add nothing."""
+    """log A at other orders, shape [orders], by the two series, until both fall and add nothing."""
     alpha, found = np.array(orders), np.full(len(orders), math.inf)
     is_found = np.zeros(len(orders), dtype=bool)
     middle, log_q, log_rest = z * z * math.log(1 / q - 1) + 0.5, math.log(q), math.log1p(-q)
@@ -86,7 +86,7 @@ def _series_moments(z: float, q: float, orders: tuple[float, ...]) -> np.ndarray
 
 @lru_cache(maxsize=256)
 def _log_binomials(orders: tuple[float, ...], first: int, count: int) -> np.ndarray:
-    """log |binomial(order, k)| for `count` numbers k from the first on, shape [count, orders]."""
+    """log |binomial(order, k)| for k = first, ..., first + count - 1, shape [count, orders]."""
     alpha, k = np.array(orders), np.arange(first, first + count)[:, None]
     found: np.ndarray = gammaln(alpha + 1) - gammaln(k + 1) - gammaln(alpha - k + 1)
     found.setflags(write=False)
@@ -94,10 +94,10 @@ def _log_binomials(orders: tuple[float, ...], first: int, count: int) -> np.ndar
 
 
 def rounded_up(divergences: np.ndarray, orders: np.ndarray) -> np.ndarray:
-    """Bounds of a sample, logarithms over (order - 1): infinite where they overflowed, and the least with room.
+    """Bounds of a sample, increased for rounding; infinite where they overflowed.
 
-    Rounding takes up to 1e-15 times the order from a logarithm, which counts where it is near 0: a large number of
-    such events must not cost nothing, nor one less than nothing.
+    Rounding may reduce a logarithm by 1e-15 times the order, which matters near 0: many such events must not cost
+    nothing, and one must not cost less than nothing.
     """
     least = np.nan_to_num(divergences, nan=math.inf, posinf=math.inf).clip(min=0.0)
     is_near_zero = least * (orders - 1) < _NEAR_ZERO * orders
@@ -106,7 +106,7 @@ def rounded_up(divergences: np.ndarray, orders: np.ndarray) -> np.ndarray:
 
 
 def rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
-    """Of randomised response, which every mechanism with this epsilon can be made from (Mironov 2017, Prop. 5)."""
+    """Bounds for randomised response, which dominates every mechanism with this epsilon (Mironov 2017, Prop. 5)."""
     truth = -np.logaddexp(0.0, -epsilon)
     lie = truth - epsilon
     moments = np.logaddexp(orders * truth + (1 - orders) * lie, orders * lie + (1 - orders) * truth)
@@ -116,7 +116,7 @@ def rdp_of_pure(epsilon: float, orders: np.ndarray) -> np.ndarray:
 
 
 def rdp_of_objective(noise_multiplier: float, curvature_ratio: float, orders: np.ndarray) -> np.ndarray:
-    """Of the privacy loss that `losses.of_objective` bounds: Redberg, Koskela and Wang 2023."""
+    """Bounds for the privacy loss of `losses.of_objective`: Redberg, Koskela and Wang 2023."""
     s = 1.0 / noise_multiplier
     divergences: np.ndarray = (
         math.log1p(curvature_ratio)
@@ -128,7 +128,7 @@ def rdp_of_objective(noise_multiplier: float, curvature_ratio: float, orders: np
 
 @contextmanager
 def _quiet_about_dropped_orders() -> Iterator[None]:
-    """The RDP accountant warns when it drops an order whose series is slow; the bound stays valid."""
+    """Suppress the RDP accountant's warning about dropped orders, without which the bound is still valid."""
     absl = logging.getLogger("absl")
     level = absl.level
     absl.setLevel(logging.ERROR)
