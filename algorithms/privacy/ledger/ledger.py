@@ -1,19 +1,19 @@
-"""The durable privacy budget of each population: reserve before the records are opened, settle after.
+"""The durable privacy budget of each population: reserve before the records are read, settle afterwards.
 
-Guaranteed: the runs charged to a population, or to one of its disjoint blocks, compose to at most the cap at every
-moment, also when a run is chosen after the results of earlier ones were seen (see `composition`). A record
-lies in one block, so blocks compose in parallel; where a person may have a record in each of k blocks, every charge
-counts k times, and a run on several blocks is priced for all of a person's records in it. Charged are what each
-settled run really spent, and the whole reservation of each forfeited and each open run. A killed run's reservation
-stays charged until the run is resumed and settled; forfeited, it is charged for ever.
+Guaranteed: at any time, the runs charged to a population, or to one of its disjoint blocks, compose to at most the cap,
+even if a run is chosen after seeing the results of earlier ones (see `composition`). A record is in one block, so
+blocks compose in parallel. If a person may have a record in each of k blocks, every charge counts k times, and a run on
+several blocks is priced for all of a person's records in it. A settled run is charged what it spent; a forfeited or
+open run its whole reservation. The reservation of a killed run stays charged until the run is resumed and settled; if
+it is forfeited, it is charged for ever.
 
-A row changed, removed or inserted outside the ledger breaks its hash chain, and it cannot be opened any more by
-whoever has not verified that row before; `verify` reads all of them. Balances are kept in rows of their own, and
-`verify` derives them again. An old copy put back and a deleted file leave a chain that holds: only a `head()` kept
-elsewhere shows these, through `verify(containing=...)`. No clock decides anything: `written_at` is for people.
+A row that was changed, removed or inserted outside of the ledger breaks its hash chain. Nobody who has not verified
+that row before can open the ledger then; `verify` reads all rows. Balances have rows of their own, which `verify`
+derives again. Restoring an old copy, or deleting the file, leaves a valid chain: only a `head()` that is kept elsewhere
+reveals these, with `verify(containing=...)`. No decision depends on a clock: `written_at` is for people.
 
-Below the class is what the rows prove by themselves: copies, which restore the same chain hash for hash; whose copy a
-ledger is; that prices are what events cost; and a population as it stood when a run had settled, however late one asks.
+The functions below the class use only the rows: copies that restore the same chain, whether a ledger is a copy of
+another, whether prices follow from events, and the state of a population right after a run settled.
 """
 
 import json
@@ -56,24 +56,23 @@ T = TypeVar("T")
 class Ledger:
     """An open ledger; threads may share it, and any number of processes may open the same one.
 
-    Every method raises LedgerBrokenError when the hash chain does not hold from the last row that it knows on, and
-    RefusedError when the database fails.
+    Every method raises LedgerBrokenError if the hash chain is broken after the last verified row, and RefusedError if
+    the database fails.
     """
 
     _store: Store = field(repr=False)
     _priced_by: dict[str, Terms] = field(default_factory=dict, repr=False, compare=False)
-    """The terms of populations as they were first seen here; what prices follow from never changes."""
+    """A cache of populations' terms; the terms that decide prices never change."""
     _reserved: dict[str, tuple[Part | None, Books]] = field(default_factory=dict, repr=False, compare=False)
-    """Runs that were reserved here, and what they were charged to; that never changes."""
+    """A cache of runs that were reserved here and what they were charged to, which never changes."""
 
     @classmethod
     def open(cls, url: str, *, verified: Head = NOTHING) -> "Ledger":
-        """The ledger at sqlite:///PATH or postgresql+psycopg://..., created when missing, its chain verified.
+        """Open the ledger at sqlite:///PATH or postgresql+psycopg://..., or create it, and verify its chain.
 
-        verified: a head up to which the caller has verified it before; the rows after it are verified now, or all of
-        them where it is not the head of any. A new SQLite file, and its folder when that is new too, can be read and
-        written by the owner only. An older version's tables are brought up to date.
-        Raises RefusedError when it cannot be opened; no message holds a password of the URL.
+        verified: a head up to which the caller has verified it; only later rows are verified then, or all rows if none
+        has this hash. Only the owner can read and write a new SQLite file and its new folder. Tables of an older
+        version are migrated. Raises RefusedError if it cannot be opened; no message contains the URL's password.
         """
         store = open_store(url)
         store.verified = verified
@@ -90,13 +89,13 @@ class Ledger:
         blocks_per_person: int = 1,
         bound: Mapping[str, str] | None = None,
     ) -> None:
-        """Enters a population with its cap at first sight; one that the ledger has already keeps what it has.
+        """Register a population with its cap; a known population keeps its terms.
 
-        public: the records are public, so that runs without noise are allowed. composition: how its runs add up.
-        blocks_per_person: in how many blocks a person may have records; 1 where a record is the unit.
-        bound: what else its runs are held to, by name; the values at the first reservation, and the first one of a name
-        that comes later, stay, and terms that contradict those there are bind nothing: see `terms`.
-        Raises RefusedError for an infinite cap, and for one of which the composition leaves nothing.
+        public: whether the records are public, so that runs without noise are allowed. composition: how its runs add
+        up. blocks_per_person: the number of blocks in which a person may have records; 1 if a record is the unit.
+        bound: other terms that its runs must keep, by name. Their values at the first reservation are final, as is the
+        first value of a name that is added later; contradicting terms are ignored, see `terms`. Raises RefusedError for
+        an infinite cap, and for one that the composition turns into nothing.
         """
         rules.check_name(population, "population")
         rules.check_new(composition, cap, blocks_per_person)
@@ -107,10 +106,11 @@ class Ledger:
             )
 
     def declare_block(self, population: str, block: str, cap: Budget | None = None) -> None:
-        """Enters a block at first sight; does nothing when the ledger has it already.
+        """Register a block; does nothing if it exists.
 
-        cap: the population's, as it is now, when None. What was charged to the whole population before it had blocks
-        counts in each of them. Raises RefusedError for an unknown population and for a name that differs in case alone.
+        cap: by default the population's present cap. Charges to the whole population, before it had blocks, count in
+        each block. Raises RefusedError for an unknown population, and for a name that differs from another only in
+        case.
         """
         rules.check_block_name(block)
 
@@ -124,7 +124,7 @@ class Ledger:
             self._append(decide, population)
 
     def retire_block(self, population: str, block: str) -> None:
-        """Lets no run use a block ever again; does nothing the second time. Raises RefusedError for an unknown
+        """Retire a block, which no run can use again; repeating it does nothing. Raises RefusedError for an unknown
         block.
         """
         rules.check_block_name(block)
@@ -137,9 +137,10 @@ class Ledger:
         self._append(decide, population)
 
     def overrule(self, population: str, block: str, other: str, *, by: str) -> None:
-        """The owner of the data lets two blocks hold exactly the same; does nothing the second time.
+        """Let two blocks hold exactly the same records, by decision of the data's owner; repeating it does nothing.
 
-        by: who says so, which the row keeps. Raises RefusedError for an unknown population and for one block twice.
+        by: who decided, which the row records. Raises RefusedError for an unknown population, and for the same block
+        twice.
         """
         for name in (block, other):
             rules.check_block_name(name)
@@ -157,10 +158,10 @@ class Ledger:
         self._append(decide, population, blocks=())
 
     def set_cap(self, population: str, cap: Budget, *, block: str = WHOLE_POPULATION) -> None:
-        """The owner of the data changes a cap; below what is charged it is allowed, and nothing more fits.
+        """Change a cap, by decision of the data's owner; it may be below what is charged, and then no run fits.
 
-        The cap of a population that has blocks is the one that its next blocks begin with.
-        Raises RefusedError for an unknown population or block, and for an infinite cap.
+        The cap of a population with blocks is the initial cap of its next blocks. Raises RefusedError for an unknown
+        population or block, and for an infinite cap.
         """
 
         def decide(books: Books) -> list[Draft]:
@@ -181,17 +182,18 @@ class Ledger:
         blocks: Blocks = (WHOLE_POPULATION,),
         held: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """Charges a run before it sees a record; does nothing when the same run is open already (it resumes).
+        """Charge a run before it reads a record; does nothing if the same run is open, as when it is resumed.
 
         cost: the most that the run can spend; infinite epsilon for a run without noise. events: the planned releases.
-        about: notes for people, "adjacency" where it is not add-or-remove-one, and "retraining" where it is a
-        scheduled one, which is charged only once. blocks: those that the run reads, all charged or none; a mapping
-        gives each block events of its own. held: digests that only the owner's key makes of what each block holds;
-        blocks with one in common hold the same. Raises BudgetRefusedError when a cap does not allow it, and where a
-        block holds exactly what a block of another name holds or held, unless the owner overruled that; RefusedError
-        for what is unknown, for events without a bound under the population's composition, for another adjacency than
-        the one a private population was charged under, and for a run_id that is taken: by another reservation, or by
-        a run that has ended.
+        about: notes for people; also "adjacency" if it is not add-or-remove-one, and "retraining" for a scheduled
+        retraining, which is charged only once. blocks: those that the run reads, of which all are charged or none; a
+        mapping gives each block its own events. held: keyed digests of each block's content; blocks with a common
+        digest hold the same records.
+
+        Raises BudgetRefusedError if a cap does not allow the run, and if a block holds exactly what a block of another
+        name holds or held, unless the owner overruled that. Raises RefusedError for unknown names, for events without a
+        bound under the population's composition, for an adjacency other than that of earlier charges to a private
+        population, and for a run_id of another reservation or of a run that has ended.
         """
         rules.check_name(run_id, "run_id")
         run = Draft("reserve", population, cost, run_id, events, about)
@@ -238,11 +240,11 @@ class Ledger:
         blocks: Mapping[str, Events] | None = None,
         model: str | None = None,
     ) -> None:
-        """Ends a run at what it really spent; does nothing when it is settled so already.
+        """Settle a run at what it spent; does nothing if it is already settled like this.
 
-        events: the releases that happened. blocks: the same for each block, where these differ. model: its SHA-256.
-        Raises BudgetRefusedError when it spent more than it reserved, RefusedError for a run that is unknown or
-        ended otherwise.
+        events: the releases that happened. blocks: the events of each block, if they differ. model: its SHA-256. Raises
+        BudgetRefusedError if the run spent more than it reserved, and RefusedError for a run that is unknown or ended
+        otherwise.
         """
         known = self._reserved.pop(run_id, None)
         part, found = self._of_run(run_id) if known is None else known
@@ -259,7 +261,7 @@ class Ledger:
         self._store.append(part, lambda _, books: decide(books))
 
     def forfeit(self, run_id: str) -> None:
-        """Gives a run up: its whole reservation counts as spent for ever; does nothing the second time.
+        """Give a run up: its whole reservation counts as spent for ever; repeating it does nothing.
 
         Raises RefusedError for an unknown and for a settled run.
         """
@@ -274,11 +276,11 @@ class Ledger:
         self._store.append(self._of_run(run_id)[0], lambda _, books: decide(books))
 
     def terms(self, population: str) -> Terms:
-        """What a population was declared with; raises RefusedError for an unknown one."""
+        """The terms of a population; raises RefusedError for an unknown one."""
         return self._books(population, blocks=()).term(population)
 
     def balance(self, population: str, block: str | None = None) -> Balance:
-        """Where a block stands; when None, the whole population, or of its blocks the one that is charged most.
+        """The balance of a block; for None, of the whole population, or of its most charged block.
 
         Raises RefusedError for an unknown population or block.
         """
@@ -287,7 +289,7 @@ class Ledger:
         return balance_of(books, population, name)
 
     def balances(self, population: str | None = None) -> list[Balance]:
-        """Where each block stands, or the whole of a population without blocks, of one population or of all."""
+        """The balances of all blocks, or of populations without blocks; of one population or of all."""
         found = self._store.read(
             lambda connection: [
                 balances.load(connection, Part(name))
@@ -302,9 +304,7 @@ class Ledger:
         ]
 
     def blocks(self, population: str) -> list[Block]:
-        """The blocks as the policies take them, the whole population where it has none; RefusedError for an unknown
-        one.
-        """
+        """The blocks, in the policies' form; the whole population if it has none. RefusedError for an unknown one."""
         return standing(self._books(population), population)
 
     def affordable(
@@ -316,32 +316,32 @@ class Ledger:
         adjacency: str = rules.ADJACENCY,
         blocks: Sequence[str] = (),
     ) -> int | None:
-        """How many more runs like this the caps allow, on these blocks or all living ones; None for no limit.
+        """How many more such runs the caps allow, on these blocks or on all that are not retired; None for no limit.
 
         Raises RefusedError for an unknown population or block, and for events without a bound.
         """
         return affordable(self._books(population), population, cost, events, adjacency, blocks)
 
     def held(self, population: str) -> dict[str, frozenset[str]]:
-        """The digests of what each block held when runs were reserved on it; see `Ledger.reserve`."""
+        """The digests of each block's content at its reservations; see `Ledger.reserve`."""
         books = self._books(population, blocks=(), held=True)
         return {block: found for (_, block), found in books.held.items()}
 
     def check_repeats(self, population: str, held: Mapping[str, Sequence[str]]) -> None:
-        """Raises BudgetRefusedError where `reserve` would, for blocks that hold exactly what others hold."""
+        """Raises BudgetRefusedError, like `reserve`, for blocks that hold exactly what others hold."""
         rules.check_repeats(self._books(population, blocks=(), held=True), population, held)
 
     def status(self, run_id: str) -> Status | None:
-        """What became of a run; None when the ledger does not know it."""
+        """The status of a run; None if the ledger does not know it."""
         run = self._store.read(lambda connection: balances.find_run(connection, run_id))
         return run.status if run else None
 
     def run_of(self, population: str, retraining: str) -> str | None:
-        """The run that a scheduled retraining of a population was charged for; None where there is none."""
+        """The run of a scheduled retraining of a population; None if there is none."""
         return self._books(population, blocks=(), retraining=retraining).run_of(population, retraining)
 
     def is_charged(self, population: str) -> bool:
-        """Whether a run was ever reserved in a population; no for one that the ledger does not know."""
+        """Whether a run was ever reserved in a population; False for an unknown one."""
         return self._books(population, blocks=()).is_charged(population)
 
     def populations(self) -> list[str]:
@@ -360,22 +360,22 @@ class Ledger:
         return self._store.read(of_population)
 
     def head(self) -> str:
-        """The hash of the last row: it stands for the whole history, so keep it outside the ledger."""
+        """The hash of the last row, which commits to the whole history; keep it outside of the ledger."""
         return self.verified().hash
 
     def verified(self) -> Head:
-        """The last row, up to which the chain is verified now."""
+        """The last verified row."""
         self._store.read(lambda _: None)
         return self._store.verified
 
     def verify(
         self, *, containing: str | None = None, since: "Checkpoint | None" = None, prices: bool = False
     ) -> "Verification":
-        """Recomputes the chain and what it adds up to, row by row; raises LedgerBrokenError when it does not hold.
+        """Recompute the chain and the balances, row by row; raises LedgerBrokenError if they do not hold.
 
-        containing: a head() kept elsewhere; LedgerBrokenError when the chain does not contain it, which means
-        that rows were cut off or that an older copy was put back. since: what an earlier verification found, from
-        where this one goes on. prices: recompute also the price of every run that has one from its events.
+        containing: a head() that was kept elsewhere; LedgerBrokenError if it is not in the chain, as when rows were cut
+        off or an older copy was restored. since: an earlier verification to continue from. prices: also recompute runs'
+        prices from their events.
         """
         found = self._store.read(lambda connection: verified(self._store, connection, since, prices=prices))
         if containing is not None:
@@ -383,7 +383,7 @@ class Ledger:
         return found
 
     def check_contains(self, head: str) -> None:
-        """Raises LedgerBrokenError when the chain does not contain a head() kept elsewhere."""
+        """Raises LedgerBrokenError unless the chain contains a head() that was kept elsewhere."""
         if head != GENESIS and self.place_of(head) is None:
             raise LedgerBrokenError(
                 f"the ledger has no row with the hash {head[:16]}...: rows were cut off or an older"
@@ -391,11 +391,11 @@ class Ledger:
             )
 
     def place_of(self, head: str) -> int | None:
-        """The place of the row with a hash; None where there is none."""
+        """The position of the row with a hash; None if there is none."""
         return self._store.read(lambda connection: place_of_hash(connection, head))
 
     def rows(self, take: Callable[[Iterator[Entry]], T]) -> T:
-        """What `take` makes of all rows, verified one by one and never all in memory; it may be called again."""
+        """Call `take` with all rows, verified one by one and never all in memory; it may be called again."""
         return self._store.read(lambda connection: take(self._store.rows(connection)))
 
     def _books(self, population: str, **ask: Any) -> Books:
@@ -405,7 +405,7 @@ class Ledger:
         self._store.append(Part(population, **ask), lambda _, books: decide(books))
 
     def _of_run(self, run_id: str) -> tuple[Part | None, Books]:
-        """A run and what it is charged to, which stays as it was reserved; None where the ledger does not know it."""
+        """A run and what it is charged to, which never changes; None if the ledger does not know it."""
 
         def found(connection: Connection) -> tuple[Part | None, Books]:
             run = balances.find_run(connection, run_id)
@@ -418,10 +418,10 @@ class Ledger:
 
 
 def export(ledger: Ledger, path: Path) -> int:
-    """Writes every row as a line of JSON into a new file that its owner alone can read; returns their number.
+    """Write every row as a line of JSON into a new file that only its owner can read; returns the number of rows.
 
-    The ledger stays in use meanwhile; the copy is of one moment. Raises RefusedError where the file exists already or
-    cannot be written.
+    The copy is a snapshot, and the ledger can be used meanwhile. Raises RefusedError if the file exists or cannot be
+    written.
     """
 
     def write(rows: Iterator[Entry]) -> int:
@@ -444,10 +444,10 @@ def export(ledger: Ledger, path: Path) -> int:
 
 
 def restore(path: Path, url: str) -> int:
-    """Writes the rows of a copy into the ledger at a URL, which must be empty; returns their number.
+    """Write the rows of a copy into the ledger at a URL, which must be empty; returns their number.
 
-    Raises LedgerBrokenError where the copy's chain does not hold; RefusedError where the file is no copy of a ledger,
-    and where the ledger holds rows.
+    Raises LedgerBrokenError if the copy's chain is broken, and RefusedError if the file is not a copy of a ledger or
+    the ledger has rows.
     """
     for _ in follow(_read(path), name=str(path)):  # before a ledger is made
         pass
@@ -455,7 +455,7 @@ def restore(path: Path, url: str) -> int:
 
 
 def _read(path: Path) -> Iterator[Entry]:
-    """The rows in a copy, not verified; raises RefusedError where it is none."""
+    """The rows of a copy, not verified; raises RefusedError if the file is not a copy."""
     try:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
@@ -469,22 +469,22 @@ def _read(path: Path) -> Iterator[Entry]:
 
 
 def identity(ledger: Ledger) -> str | None:
-    """The hash of the first row, by which a ledger and its copies are known; None for an empty ledger."""
+    """The hash of the first row, which identifies a ledger and its copies; None for an empty ledger."""
     return ledger._store.read(first_hash)
 
 
 def check_prices(ledger: Ledger) -> int:
-    """Recomputes the price of every row that has one from its events; returns how many these are.
+    """Recompute the price of every row with events; returns the number of these rows.
 
-    A run that was settled at its full cost keeps the price of its reservation, so its settlement may cost less.
-    Raises LedgerBrokenError where a price is less than its events cost.
+    A run that was settled at its full cost keeps the price of its reservation, so its events may cost less. Raises
+    LedgerBrokenError if a price is below the cost of its events.
     """
     return ledger.verify(prices=True).priced
 
 
 @dataclass(frozen=True)
 class Settlement:
-    """A population right after a run's settlement, which is among the books."""
+    """A population right after a run's settlement."""
 
     books: Books
     population: str
@@ -492,22 +492,22 @@ class Settlement:
 
     @property
     def balance(self) -> Balance:
-        """Where the population stood, or of its blocks the one that was charged most."""
+        """The balance of the population, or of its most charged block."""
         return balance_of(self.books, self.population, most_charged(self.books, self.population))
 
     @property
     def blocks(self) -> list[Balance]:
-        """Where each block of the population stood, in the order of declaration; none where it has none."""
+        """The balances of the population's blocks, in the order of declaration."""
         return self._balances(self.books.blocks(self.population))
 
     @property
     def charged(self) -> list[Balance]:
-        """Where each block of the run stood; none for a run on the whole population."""
+        """The balances of the run's blocks; empty for a run on the whole population."""
         return self._balances([name for name in self.run.amounts if name != WHOLE_POPULATION])
 
     @property
     def run(self) -> Run:
-        """What the ledger has of the run."""
+        """The run in the ledger."""
         return self.books.runs[self.run_id]
 
     def _balances(self, names: list[str]) -> list[Balance]:
@@ -525,7 +525,7 @@ def settlement(ledger: Ledger, population: str, run_id: str) -> Settlement:
 
 
 def _settlement(store: Store, connection: Connection, population: str, run_id: str) -> Books | None:
-    """The books right after a settlement: those of now where nothing followed it, else a replay; None without one."""
+    """The books right after a settlement: today's if nothing followed, otherwise a replay; None without one."""
     balances.load(connection, Part(population, blocks=())).term(population)
     place = settled_at(connection, population, run_id)
     if place is None:
