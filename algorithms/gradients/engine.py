@@ -10,10 +10,10 @@ import copy
 import logging
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from algorithms.gradients.arithmetic import in_full_precision, wide
 from algorithms.gradients.clipping import Clipping
@@ -31,6 +31,9 @@ from algorithms.gradients.passes import Passes
 from algorithms.gradients.per_example_gradients import PerExampleGradients, all_finite
 from algorithms.gradients.sharding import shard_frozen
 from algorithms.models import Model, ModelRefusedError
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 _LOG = logging.getLogger(__name__)
 
@@ -103,7 +106,7 @@ class Engine:
         device: torch.device | None = None,
         memory_mb: int = 1024,
         physical_batch: int | None = None,
-        mesh: DeviceMesh | None = None,
+        mesh: "DeviceMesh | None" = None,
     ) -> None:
         device = device or torch.device("cpu")
         inspected_on = device if mesh is None else torch.device("cpu")
@@ -149,7 +152,7 @@ class Engine:
             )
         return size
 
-    def _shard(self, mesh: DeviceMesh) -> None:
+    def _shard(self, mesh: "DeviceMesh") -> None:
         model = self._passes.model
         if not self.is_batched:
             raise ModelRefusedError(

@@ -6,15 +6,17 @@ to as a whole. A block's frozen weights are gathered for its forward pass and ag
 
 import copy
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
 from algorithms.models import Model, ModelRefusedError
 
+if TYPE_CHECKING:  # most runs shard nothing, and the import takes as long as half of PyTorch
+    from torch.distributed.device_mesh import DeviceMesh
 
-def shard_frozen(model: Model, mesh: DeviceMesh) -> Model:
+
+def shard_frozen(model: Model, mesh: "DeviceMesh") -> Model:
     """A copy of the model with its frozen parameters sharded over the processes of a mesh, on the mesh's devices.
 
     Each entry of an `nn.ModuleList` or `nn.Sequential` that holds other modules is gathered by itself, as the blocks of
@@ -37,6 +39,8 @@ def shard_frozen(model: Model, mesh: DeviceMesh) -> Model:
             f"the model {model.name} computes in bfloat16, and its frozen parameters cannot be sharded then; set"
             " model.precision to float32, or performance.shard_frozen to false."
         )
+    from torch.distributed.fsdp import fully_shard
+
     module = copy.deepcopy(model.module)
     trained = {part for part in module.parameters() if part.requires_grad}
     for block in _blocks(module):

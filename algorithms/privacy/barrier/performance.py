@@ -12,20 +12,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed
-from torch.distributed.device_mesh import init_device_mesh
 
 from algorithms.errors import RefusedError
 from algorithms.gradients import Engine, RecordsNotIndependentError
 from algorithms.gradients.arithmetic import in_full_precision
 from algorithms.gradients.padding import pass_size
 from algorithms.models import Model
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -324,7 +326,7 @@ class Performance:
                     device=self.device,
                     memory_mb=self.memory_mb,
                     physical_batch=self.physical_batch,
-                    mesh=init_device_mesh(self.device.type, (self.group.count,)) if self.shards else None,
+                    mesh=self._mesh() if self.shards else None,
                 )
         except RecordsNotIndependentError as reason:
             advice = "use layers and losses that take each record by itself, like GroupNorm."
@@ -342,6 +344,11 @@ class Performance:
                 " model.precision to bfloat16, or take the conversions out."
             )
         return engine
+
+    def _mesh(self) -> "DeviceMesh":
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return init_device_mesh(self.device.type, (self.group.count,))
 
     @contextmanager
     def computing(self, engine: Engine) -> Iterator[None]:
