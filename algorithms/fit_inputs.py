@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from algorithms.errors import RefusedError
 from algorithms.models.linear import CROSS_ENTROPY, LOGISTIC, as_they_are
-from algorithms.models.model import LossBounds, Model
+from algorithms.models.model import LossBounds, Model, check_module
 from algorithms.models.objectives import IGNORED
 from algorithms.models.packing import Called, Packing
 
@@ -177,7 +177,7 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
 
     Raises RefusedError if it does not accept such records.
     """
-    _check_form(module)
+    check_module(module)
     own: nn.Module = copy.deepcopy(module).cpu()
     if records.packing is not None or not isinstance(_probed(own, records), Tensor):
         own = Called(own, records.packing)
@@ -212,25 +212,6 @@ def model_of(module: nn.Module, loss: object, records: GivenRecords) -> tuple[Mo
         label_dtype=torch.from_numpy(np.empty(0, records.labels.dtype)).dtype,
     )
     return model, classes
-
-
-def _check_form(module: nn.Module) -> None:
-    """Raises RefusedError for a module that wraps another one in an unsupported way, or that is not initialised."""
-    is_spread = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    if is_spread or hasattr(module, "_orig_mod"):
-        inner = "module" if is_spread else "_orig_mod"
-        raise RefusedError(
-            f"the model is wrapped by {type(module).__name__}; give the module inside of it, model.{inner}."
-        )
-    if isinstance(module, torch.jit.ScriptModule):
-        raise RefusedError("the model is TorchScript; give the torch.nn.Module that it was made from.")
-    parameters = list(module.parameters())
-    if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
-        raise RefusedError(
-            "the model has layers whose size is not known yet; call it once on a made-up record, as of zeros."
-        )
-    if any(parameter.dtype != torch.float32 for parameter in parameters):
-        raise RefusedError("the model has parameters that are not float32; give model.float().")
 
 
 def _probed(module: nn.Module, records: GivenRecords) -> Any:

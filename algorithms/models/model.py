@@ -138,6 +138,31 @@ class Model:
                 own[key] = tensor
 
 
+def check_module(module: nn.Module) -> None:
+    """Raises ModelRefusedError for a module that is wrapped or not initialised, and for parameters of another type."""
+    is_spread = isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    if is_spread or hasattr(module, "_orig_mod"):
+        inner = "module" if is_spread else "_orig_mod"
+        raise ModelRefusedError(
+            f"the model is wrapped by {type(module).__name__}; give the module inside of it, model.{inner}."
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelRefusedError("the model is TorchScript; give the torch.nn.Module that it was made from.")
+    parameters = list(module.parameters())
+    if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters):
+        raise ModelRefusedError(
+            "the model has layers whose size is not known yet; call it once on a made-up record, as of zeros."
+        )
+    if any(parameter.dtype != torch.float32 for parameter in parameters):
+        raise ModelRefusedError("the model has parameters that are not float32; give model.float().")
+    if not all(bool(parameter.isfinite().all()) for parameter in parameters):
+        raise ModelRefusedError("the model has parameters that are not finite; give it another start.")
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise ModelRefusedError(
+            "the model has no parameters to train; give it some, or set requires_grad of those that it has."
+        )
+
+
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 

@@ -1,5 +1,6 @@
 """The models by name."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,14 @@ from algorithms.models.linear import (
     softmax,
     svm,
 )
-from algorithms.models.model import Model, ModelRefusedError, ModelSpec, Settings, settings_of
+from algorithms.models.model import (
+    Model,
+    ModelRefusedError,
+    ModelSpec,
+    Settings,
+    check_module,
+    settings_of,
+)
 from algorithms.models.networks import (
     DenseSettings,
     cifar_cnn,
@@ -153,7 +161,33 @@ def _not_shipped(name: str, given: ModelSpec, settings: Mapping[str, Any], seed:
         raise ModelRefusedError(
             f"the model {name!r} made a {type(made).__name__}; return a Model or a torch.nn.Module."
         )
+    check_module(made.module)
+    _check_scores(name, made, given)
     return replace(predicting(made, given), name=name, settings=dict(settings))
+
+
+def _check_scores(name: str, made: Model, given: ModelSpec) -> None:
+    """Raises ModelRefusedError unless the model has a score for each class, or for the number that it predicts."""
+    if made.packing is not None:
+        return
+    records = torch.zeros(2, *given.input_shape, dtype=torch.float32 if given.tokens is None else torch.int32)
+    module = copy.deepcopy(
+        made.module
+    ).eval()  # some layers refuse few records in training mode, or remember them
+    try:
+        with torch.no_grad(), same_randomness():
+            shape = tuple(made.scores(module(records)).shape)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ModelRefusedError(
+            f"the model {name!r} does not take records of zeros of the shape {list(given.input_shape)} ({why}); change"
+            " it to fit the data."
+        ) from None
+    if shape[:1] != (2,) or (given.classes > 1 and shape[-1] != given.classes):
+        raise ModelRefusedError(
+            f"the model {name!r} gives scores of the shape {list(shape)} for 2 records, and the data have"
+            f" {given.classes} classes; give each record a score for each of them."
+        )
 
 
 def adapted(

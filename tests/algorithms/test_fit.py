@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -227,6 +228,12 @@ def test_a_loss_of_ones_own_gets_targets_in_the_shape_they_were_given() -> None:
     assert shapes == {(1,)}
     low, high = (torch.from_numpy(X).float() @ weight.T + bias).T
     assert float((low < high).float().mean()) > 0.9
+
+
+def _not_finite() -> nn.Module:
+    layer = nn.Linear(5, 2)
+    nn.init.constant_(layer.bias, math.inf)
+    return layer
 
 
 class _Sum(nn.Linear):
@@ -513,6 +520,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "TorchScript": ({"model": torch.jit.script(nn.Linear(5, 2))}, "that it was made from"),
     "a lazy layer": ({"model": nn.LazyLinear(2)}, "call it once on a made-up record"),
     "double parameters": ({"model": nn.Linear(5, 2).double()}, "not float32"),
+    "a start that is not finite": ({"model": _not_finite()}, "not finite"),
+    "nothing to train": ({"model": nn.Linear(5, 2).requires_grad_(False)}, "no parameters to train"),
     "another shape": ({"model": nn.Linear(4, 2)}, "does not take records of shape"),
     "one output too few": ({"y": Y + 1}, "beyond the model's 2 outputs"),
     "classes below 0": ({"y": Y - 1}, "below 0"),

@@ -29,6 +29,20 @@ def wide(given, width=sizes.WIDTH):
 def number(given):
     return 3
 
+def made(layer):
+    return lambda given: nn.Sequential(nn.Flatten(), layer())
+
+few = made(lambda: nn.Linear(64, 5))
+long = made(lambda: nn.Linear(63, 10))
+lazy = made(lambda: nn.LazyLinear(10))
+double = made(lambda: nn.Linear(64, 10).double())
+frozen = made(lambda: nn.Linear(64, 10).requires_grad_(False))
+
+def broken(given):
+    layer = nn.Linear(64, 10)
+    nn.init.constant_(layer.weight, float("nan"))
+    return nn.Sequential(nn.Flatten(), layer)
+
 WIDTH = 3
 """
 METHODS = """
@@ -141,6 +155,16 @@ def test_the_plan_holds_the_source_of_a_shipped_method(workspace: Workspace) -> 
         ("model", "mypackage.nets:narrow", "has no 'narrow'"),
         ("model", "mypackage.nets:WIDTH", "cannot be called"),
         ("model", "mypackage.nets:number", "made a int; return a Model"),
+        (
+            "model",
+            "mypackage.nets:few",
+            r"scores of the shape \[2, 5\] for 2 records, and the data have 10 classes",
+        ),
+        ("model", "mypackage.nets:long", r"does not take records of zeros of the shape \[1, 8, 8\]"),
+        ("model", "mypackage.nets:lazy", "size is not known yet"),
+        ("model", "mypackage.nets:double", "not float32"),
+        ("model", "mypackage.nets:frozen", "no parameters to train"),
+        ("model", "mypackage.nets:broken", "not finite"),
         ("model", "wide", "or name your own package.module:factory"),
         ("algorithm", "mypackage.methods:nothing", "has no plan"),
         ("algorithm", "mypackage.methods:absent", "has no 'absent'"),
