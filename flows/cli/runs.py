@@ -73,7 +73,7 @@ def _what(settings: "Params") -> str:
     target = f"epsilon {privacy.epsilon:g}" if privacy.epsilon is not None else "the attack in privacy.target"
     return (
         f"{settings.data.dataset}: {settings.algorithm_settings['name']} with model {settings.model.name},"
-        f" {target}, delta {privacy.delta:g} (saved in params.yaml)"
+        f" {target}, delta {privacy.delta:g} (goes into params.yaml)"
     )
 
 
