@@ -1,7 +1,7 @@
-"""Norms that rounding cannot make too small.
+"""Norms that are upper bounds despite rounding.
 
-A contribution is clipped by its norm, but what enters the sum is computed by other products than the norm, in other
-orders. Each estimate below is therefore raised by what rounding can do to the contribution that it stands for.
+A contribution is clipped by its norm, but the sum is computed with other products than the norm, in another order. So
+each estimate below includes a margin for the rounding of the contribution.
 """
 
 import functools
@@ -16,7 +16,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 _IN_CACHE = 2**16
-"""Numbers that a CPU passes over several times without going back to memory."""
+"""Numbers that stay in a CPU's cache for several passes."""
 
 _BACKENDS: Any = torch.backends  # its types say less than it has
 _PRODUCTS = (
@@ -25,11 +25,11 @@ _PRODUCTS = (
 )
 
 _BLOCK = 256
-"""Values summed in 32 bits before the sum goes on in 64: too few for rounding to matter, enough for speed."""
+"""Values that are summed in 32 bits, before these sums are added in 64: few enough for rounding, enough for speed."""
 
 
 class _Process:
-    """What all threads share: how many compute in full precision now, and what brings back the settings before."""
+    """State shared by all threads: how many compute in full precision, and the settings to restore."""
 
     turn = threading.Lock()
     inside = 0
@@ -38,10 +38,10 @@ class _Process:
 
 @contextmanager
 def in_full_precision() -> Iterator[None]:
-    """Switches off products of 32-bit numbers in fewer bits, in which a norm and its contribution could differ.
+    """Disable reduced-precision products of 32-bit numbers, with which a norm and its contribution could differ.
 
-    That is TF32 on GPUs, and bfloat16 on those CPUs that have products of it. PyTorch has one setting for all threads,
-    so what it was before comes back when the last of them has left.
+    These are TF32 on GPUs and bfloat16 on some CPUs. PyTorch has one setting for all threads, so the earlier setting is
+    restored when the last thread leaves.
     """
     with _Process.turn:
         if not _Process.inside:
@@ -82,7 +82,7 @@ def _set_precisions(precisions: Sequence[str]) -> None:
 
 
 def _where_set(setting: Callable[[], T]) -> T | None:
-    """One of PyTorch's settings from before 2.9, or None where the newer ones were set, beside which it tells none."""
+    """One of PyTorch's settings from before 2.9; None if the newer settings were used, with which it cannot be read."""
     try:
         return setting()
     except RuntimeError:
@@ -90,14 +90,14 @@ def _where_set(setting: Callable[[], T]) -> T | None:
 
 
 def wide(values: Tensor) -> Tensor:
-    """Values in at least 32 bits, in which gradients are measured."""
+    """Values in at least 32 bits."""
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 def square_norms(rows: Tensor) -> Tensor:
     """Squared L2 norm of each row, [batch, ...] -> [batch], float64, relative error below 1e-6 (1e-14 in float64).
 
-    Infinite where the squares are too large for the rows' type.
+    Infinite if the squares overflow the rows' type.
     """
     rows = wide(rows.flatten(start_dim=1)).contiguous()  # along other strides PyTorch adds up one by one
     if rows.dtype == torch.float64 or rows.shape[1] <= _BLOCK:
@@ -110,7 +110,7 @@ def square_norms(rows: Tensor) -> Tensor:
 
 @functools.cache
 def _block(width: int) -> int:
-    """How many of so many values are summed together: such that none are left over, where that is possible."""
+    """The number of values to sum together, out of `width`: without a remainder if that is possible."""
     return next((block for block in range(_BLOCK, _BLOCK // 2, -1) if width % block == 0), _BLOCK)
 
 
@@ -120,22 +120,22 @@ def absolute_norms(rows: Tensor) -> Tensor:
 
 
 def rounding(terms: int, dtype: torch.dtype) -> float:
-    """What rounding can add to a sum of products, relative to the sum of the products' sizes.
+    """The rounding error of a sum of products, relative to the sum of their absolute values.
 
-    terms: how many products are summed. The worst case of a running sum of terms of one size, which a constant
-    background makes: all are rounded the same way, each relative to the sum so far, which is half of the whole on
-    average (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4.2). Twice it is the worst of all.
+    terms: the number of products. This is the worst case for terms of equal size, as from a constant background: all
+    are rounded the same way, each relative to the sum so far, which is half of the total on average (Higham 2002,
+    "Accuracy and Stability of Numerical Algorithms", section 4.2). The general worst case is twice as large.
     """
     return torch.finfo(dtype).eps / 2 * (6.0 + 0.5 * terms)
 
 
 def raised(squares: Tensor, sizes: Tensor, terms: int, dtype: torch.dtype) -> Tensor:
-    """Squared norms with room for the rounding of a sum of `terms` products of given sizes, all [batch], float64."""
+    """Squared norms plus a margin for rounding in a sum of `terms` products of given sizes, all [batch], float64."""
     return (squares.clamp(min=0.0).sqrt() + rounding(terms, dtype) * sizes).square()
 
 
 def square_distances(rows: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Squared L2 norms of (row - shift) / scale, raised by what rounding adds where they cancel; [batch], float64."""
+    """Squared L2 norms of (row - shift) / scale, with a margin for rounding under cancellation; [batch], float64."""
     shift, scale = shift.to(wide(rows).dtype), scale.to(wide(rows).dtype)
     moved, inverse = shift / scale, scale.reciprocal()
     size = max(1, _IN_CACHE // max(1, rows.shape[1]))
@@ -149,7 +149,7 @@ def _square_distances(rows: Tensor, moved: Tensor, inverse: Tensor) -> Tensor:
 
 
 def _squares(values: Tensor, dimension: int) -> Tensor:
-    """Sums of squares along a dimension, float64, raised by what squares too small for the type could have been."""
+    """Sums of squares along a dimension, float64, with a margin for squares that underflow the type."""
     norms: Tensor = torch.linalg.vector_norm(values, dim=dimension)
     lost = values.shape[dimension] * torch.finfo(values.dtype).tiny
     return norms.double().square() + lost

@@ -16,8 +16,8 @@ class EmbeddingGrad:
     """Gradients of an embedding's table, shape [entries, width].
 
     indices: [batch, length], the entries looked up. errors: [batch, length, width], zero where nothing is learned.
-    Measured and added up are a record's sums for each entry, in 64 bits: single lookups could cancel in the one, and
-    swallow the other records in the other.
+    Norms and sums use a record's total for each entry, in 64 bits: single lookups could cancel in a norm, and swamp
+    other records in a sum.
     """
 
     indices: Tensor
@@ -33,7 +33,7 @@ class EmbeddingGrad:
 
     @cached_property
     def _places(self) -> Tensor:
-        """For every lookup a place that those of the same entry share, [batch, length], each below the length."""
+        """A slot below `length` for every lookup, [batch, length]; lookups of the same entry share a slot."""
         entries, order = self.indices.sort(dim=1, stable=True)
         is_new = entries[:, 1:] != entries[:, :-1]
         places = torch.nn.functional.pad(is_new.cumsum(dim=1), (1, 0))
@@ -41,14 +41,14 @@ class EmbeddingGrad:
 
     @cached_property
     def _named(self) -> Tensor:
-        """The entry of each place, [batch, length]; 0 in the places left."""
+        """The entry of each slot, [batch, length]; 0 for unused slots."""
         if self.indices.shape[1] == 1:
             return self.indices
         return torch.zeros_like(self.indices).scatter_(1, self._places, self.indices)
 
     @cached_property
     def _written(self) -> Tensor:
-        """The sum of the errors of each place, [batch, length, width], float64; zero in the places left."""
+        """The sum of the errors in each slot, [batch, length, width], float64; zero for unused slots."""
         errors = self.errors.double()
         return errors if self.indices.shape[1] == 1 else _added_up(self._places, errors)
 
@@ -59,7 +59,7 @@ class EmbeddingGrad:
         return absolute_norms(self._written)
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
-        """As |g|^2 - 2 g a + |a|^2 over squared scales, in 64 bits, so that only entries looked up are written down."""
+        """Computed as |g|^2 - 2 g a + |a|^2 over squared scales in 64 bits, so that only used entries are needed."""
         inverse, moved = scale.double().reciprocal(), shift.double() / scale.double()
         scaled = self._written * inverse.view(self.entries, -1)[self._named]
         mixed = (scaled * moved.view(self.entries, -1)[self._named]).sum(dim=(1, 2))
@@ -79,7 +79,7 @@ class EmbeddingGrad:
         return self._with(lambda part: part.double() if part.is_floating_point() else part)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> "EmbeddingGrad":
-        """The same with another form of its tensors; what is written down stays as it was measured."""
+        """The same with a function applied to its tensors; materialised sums are kept."""
         changed = EmbeddingGrad(change(self.indices), change(self.errors), self.entries)
         if "_written" in self.__dict__:
             changed.__dict__.update(_written=change(self._written), _named=change(self._named))
@@ -87,9 +87,9 @@ class EmbeddingGrad:
 
 
 def _added_up(places: Tensor, values: Tensor) -> Tensor:
-    """Sums of values [batch, length, k] by place, places [batch, length] below the length -> [batch, length, k].
+    """Sums of values [batch, length, k] by slot, slots [batch, length] -> [batch, length, k].
 
-    By an addition that is deterministic on a GPU, too, where that is asked for.
+    The addition is deterministic on a GPU too, if PyTorch is set so.
     """
     batch, length, _ = values.shape
     first = length * torch.arange(batch, device=values.device)[:, None]

@@ -1,9 +1,8 @@
-"""Norms of sums of outer products, by the cheaper of two ways, a few records at a time.
+"""Per-example gradients of one parameter, in the form in which a backward pass leaves them.
 
-Per-example gradients of one parameter, in the form in which a backward pass leaves them.
-
-A linear layer's gradient is a sum of outer products of what entered and what came back. Its norm and a weighted sum
-over records follow from the factors; the gradients themselves are written down only where that is cheaper.
+A linear layer's gradient is a sum of outer products of inputs and output gradients. Its norm and a weighted sum over
+records follow from the factors (ghost clipping); the gradients are materialised only if that is cheaper. Norms of sums
+of outer products are computed by the cheaper of two algorithms, a few records at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,32 +24,32 @@ from algorithms.gradients.arithmetic import (
 from algorithms.gradients.padding import FEWEST, round_batch
 
 _IN_CACHE = 2**18
-"""Numbers that a CPU computes, uses and drops together: about what the second-level cache of a core holds."""
+"""Numbers that a CPU computes and uses together: about what a core's second-level cache holds."""
 
 _AT_LEAST = 4
-"""Fewer records at a time cost more in calls than their size saves."""
+"""The smallest number of records at a time; with fewer, function calls cost more than the cache saves."""
 
 _VAGUE = 1e-2
-"""What 32 bits may leave open of the square of the largest distance that is not clipped; above it there are 64."""
+"""The largest relative error of a squared distance in 32 bits; above it, distances are computed in 64 bits."""
 
 _ON_DEVICE = 2**27
 """The same for a GPU, where a few large products beat many small ones."""
 
 _ROWS = 256
-"""Rows of a product from which on its own numbers weigh more than those that are read and written beside it."""
+"""The number of rows from which a product's arithmetic takes longer than its memory traffic."""
 
 _LARGE = 2**19
-"""Numbers of a parameter above which, on a CPU, a few records' gradients of it leave the cache before they are used."""
+"""Size of a parameter above which, on a CPU, the gradients of a few records do not stay in the cache."""
 
 _FEW, _SHORT = 8, 64
-"""Outer products of a record up to which 64-bit products are quicker than gradients written down: small and large."""
+"""Outer products of a record up to which 64-bit products beat materialised gradients, for small and large ones."""
 
 
 def is_formed_singly(values: Tensor, numbers: int) -> bool:
-    """Whether gradients of so many numbers are written down for one record at a time, and not kept.
+    """Whether gradients of this size are materialised for one record at a time, and not kept.
 
-    They are formed once for their norms and once for the sum, by the same product and so with the same bits, which
-    takes less time than to bring them back from memory.
+    They are computed twice, for the norms and for the sum, by the same product and so with the same bits. This is
+    faster than reading them from memory again.
     """
     return values.device.type == "cpu" and numbers > _LARGE
 
@@ -58,7 +57,7 @@ def is_formed_singly(values: Tensor, numbers: int) -> bool:
 def prefers_gram(length: int, inputs: int, outputs: int) -> bool:
     """Whether the norm is cheaper from the two length x length Gram matrices than from the gradient itself.
 
-    The matrices are multiplied in float64, since their products cancel: that, and smaller products, cost the factor.
+    The Gram matrices are multiplied in float64, since their products cancel, which the comparison takes into account.
     """
     return 4 * length * (inputs + outputs) < inputs * outputs
 
@@ -71,11 +70,11 @@ def written(inputs: Tensor, errors: Tensor) -> Tensor:
 
 
 def add_weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
-    """Adds sum_i weights_i errors_i inputs_i^T to a total; [n, p], [n, o], [n], and [o, p], float64.
+    """Add sum_i weights_i errors_i inputs_i^T to a total; [n, p], [n, o], [n], and [o, p], float64.
 
-    In 64 bits for privacy: 32 would round what one record adds by what others have added, so that one record more could
-    change what all others count (Casacuberta et al. 2022, "Widespread underestimation of sensitivity in differentially
-    private libraries and how to fix it").
+    64 bits are needed for privacy: in 32 bits a record's contribution would be rounded relative to the sum of the
+    others, so that one more record could change all contributions (Casacuberta et al. 2022, "Widespread underestimation
+    of sensitivity in differentially private libraries and how to fix it").
     """
     (_, p), o = inputs.shape, errors.shape[1]
     size = max(1, min(rows_of_product(p, o, inputs.device), len(weights)))
@@ -91,13 +90,13 @@ def add_weighted_products(inputs: Tensor, errors: Tensor, weights: Tensor, total
 def rows_of_product(p: int, o: int, device: torch.device) -> int:
     """How many rows of [n, p] and [n, o] to multiply at once, in 64 bits.
 
-    As many as stay in the cache, or so many that the [o, p] they are added to, which may not, is worth its way.
+    As many as fit into the cache, or enough to pay for reading and writing the [o, p] total, which may not fit.
     """
     return max(slice_of(2 * (p + o), device), min(_ROWS, p * o // max(1, p + o)))
 
 
 def product_in_64_bits(features: Tensor, errors: Tensor) -> Tensor:
-    """features @ errors, [p, n], [n, o] -> [p, o], float64, for the reason of `weighted_products`."""
+    """features @ errors, [p, n], [n, o] -> [p, o], float64, for the reason given in `add_weighted_products`."""
     total = torch.zeros(len(features), errors.shape[1], dtype=torch.float64, device=errors.device)
     size = slice_of(len(features), errors.device)
     for some, their in zip(torch.split(features, size, dim=1), torch.split(errors, size), strict=True):
@@ -106,7 +105,7 @@ def product_in_64_bits(features: Tensor, errors: Tensor) -> Tensor:
 
 
 def add_rows(rows: Tensor, weights: Tensor, total: Tensor) -> None:
-    """Adds sum_i weights_i rows_i to a total; [n, d], [n], and [d], float64, like `add_weighted_products`."""
+    """Add sum_i weights_i rows_i to a total; [n, d], [n], and [d], float64, like `add_weighted_products`."""
     size = max(1, slice_of(2 * len(rows), rows.device))
     if size >= len(total):
         total.addmv_(rows.double().T, weights)
@@ -117,14 +116,14 @@ def add_rows(rows: Tensor, weights: Tensor, total: Tensor) -> None:
 
 
 def norms_of_single(form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor) -> Tensor:
-    """Squared L2 norms [batch], float64, of the gradients that `form` makes of each record's part of both."""
+    """Squared L2 norms [batch], float64, of the gradients that `form` computes for one record at a time."""
     return torch.cat([square_norms(form(*one).view(1, -1)) for one in _singly(inputs, errors)])
 
 
 def add_single(
     form: Callable[[Tensor, Tensor], Tensor], inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor
 ) -> None:
-    """Adds the weighted sum of the same gradients to a total [numbers], float64."""
+    """Add the weighted sum of the same gradients to a total [numbers], float64."""
     for one, weight in zip(_singly(inputs, errors), weights.tolist(), strict=True):
         total.add_(form(*one).view_as(total), alpha=weight)
 
@@ -134,12 +133,12 @@ def _singly(inputs: Tensor, errors: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def is_short(length: int, *, is_single: bool) -> bool:
-    """Whether gradients of so many outer products are summed up by `add_short`; is_single: not to be formed singly."""
+    """Whether gradients of this many outer products are summed by `add_short`; is_single: see `is_formed_singly`."""
     return length <= (_SHORT if is_single else _FEW)
 
 
 def add_short(inputs: Tensor, errors: Tensor, weights: Tensor, total: Tensor) -> None:
-    """Adds the weighted sum of gradients by products of 64 bits, so that none is written down.
+    """Add the weighted sum of gradients by 64-bit products, without materialising any.
 
     [batch, length, p], [batch, length, o], [batch], and [o, p], float64.
     """
@@ -153,9 +152,9 @@ def add_written(
     total: Tensor,
     numbers: int,
 ) -> None:
-    """Adds the weighted sum of gradients that `write` forms, a few records at a time, to a total [numel], float64.
+    """Add the weighted sum of gradients that `write` computes, a few records at a time, to a total [numel], float64.
 
-    parts: inputs, errors and weights. numbers: what each record needs for that.
+    parts: inputs, errors and weights. numbers: the memory of one record, in numbers.
     """
     for some, their, each in slices(numbers, *parts):
         add_rows(write(some, their), each, total)
@@ -181,12 +180,12 @@ def gram_norms(inputs: Tensor, errors: Tensor) -> Tensor:
 def product_distances(
     inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor, *, cancels: float
 ) -> Tensor:
-    """Squared L2 norms of (errors inputs^T - shift) / scale, raised by what rounding can add; [batch], float64.
+    """Squared L2 norms of (errors inputs^T - shift) / scale, with a margin for rounding; [batch], float64.
 
-    inputs: [batch, p]. errors: [batch, o]. shift, scale: [o * p]. cancels: as `Affine` has it. The square is expanded,
-    so that nothing is written down. Its terms cancel where the shift is near the gradient; where that could leave much
-    open at the distance allowed, all records are taken in 64 bits: what is public decides, since no record may change
-    what another one counts.
+    inputs: [batch, p]. errors: [batch, o]. shift, scale: [o * p]. cancels: see `Affine`. The square is expanded, so
+    that nothing is materialised. Its terms cancel if the shift is close to the gradient. If the error could be large at
+    the allowed distance, all records are computed in 64 bits; public values decide this, since no record may change the
+    result of another.
     """
     inputs, errors = wide(inputs), wide(errors)
     is_vague = expansion_room(inputs.shape[1] + errors.shape[1], errors.dtype) * cancels > _VAGUE
@@ -196,15 +195,15 @@ def product_distances(
 
 
 def expansion_room(terms: int, dtype: torch.dtype) -> float:
-    """What the sums of a distance can be off by together, relative to its sizes.
+    """A bound on the rounding error of a distance, relative to the sizes of its terms.
 
-    Each may be off by twice `rounding`, in the worst order of its terms; 2 g a is at most |g|^2 + |a|^2.
+    Each sum has an error of at most twice `rounding`, in the worst order; 2 g a is at most |g|^2 + |a|^2.
     """
     return 4.0 * rounding(terms, dtype)
 
 
 def _distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Over squared scales: |g|^2 - 2 g a + |a|^2, |g|^2 + |a|^2, and what rounding can take of the first; [batch].
+    """Over squared scales: |g|^2 - 2 g a + |a|^2, |g|^2 + |a|^2, and a rounding bound for the first; [batch].
 
     In the type of shift and scale.
     """
@@ -228,7 +227,7 @@ def _distances(inputs: Tensor, errors: Tensor, shift: Tensor, scale: Tensor) -> 
 def _expanded(
     inputs: Tensor, errors: Tensor, weights: Tensor, moved: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of (g - a)^2 / b^2 the sums of g^2 / b^2 and of g a / b^2; (1 + |errors|^2) (1 + |inputs|^2); each [batch]."""
+    """The sums of g^2 / b^2 and g a / b^2 in (g - a)^2 / b^2, and (1 + |errors|^2) (1 + |inputs|^2); each [batch]."""
     mixed = torch.linalg.vecdot(errors @ moved, inputs)
     errors, inputs = errors.square(), inputs.square()
     sizes = (1.0 + errors.sum(dim=1)) * (1.0 + inputs.sum(dim=1))
@@ -238,20 +237,20 @@ def _expanded(
 def product_sizes(inputs: Tensor, errors: Tensor) -> Tensor:
     """A bound on sum_t |inputs_t| |errors_t|, to which rounding is relative; [batch, ...] each -> [batch], float64.
 
-    Infinite where their type might not hold the sum, which a norm by Gram matrices, in 64 bits, does not show.
+    Infinite if their type might overflow in the sum, which a norm by 64-bit Gram matrices does not show.
     """
     sizes = (square_norms(inputs) * square_norms(errors)).sqrt()
     return torch.where(sizes > torch.finfo(wide(errors).dtype).max / 4, torch.inf, sizes)
 
 
 def slice_of(numbers: int, device: torch.device) -> int:
-    """How many records to take at once where each needs so many numbers."""
+    """How many records to process at once if each needs this many numbers."""
     most = (_ON_DEVICE if device.type == "cuda" else _IN_CACHE) // max(1, numbers)
     return round_batch(most) if most >= FEWEST else max(_AT_LEAST, 2 ** most.bit_length() // 2)
 
 
 def slices(numbers: int, *parts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors of some records, a few records at a time, each of which needs so many numbers."""
+    """Yield tensors for a few records at a time, if each record needs this many numbers."""
     size = slice_of(numbers, parts[0].device)
     if size >= len(parts[0]):
         return iter((parts,))
@@ -265,17 +264,17 @@ def _written(inputs: Tensor, errors: Tensor) -> Tensor:
 class PerExample(Protocol):
     """Gradients of one parameter with `numel` values for each of `batch` records.
 
-    The norms are upper bounds of what `add_weighted` adds up for a record, rounding included.
+    The norms bound a record's contribution in `add_weighted`, rounding included.
     """
 
     @property
     def is_written(self) -> bool:
-        """Whether the gradients are written down for their norms, so that `rows` cost no more."""
+        """Whether the gradients are materialised for their norms, so that `rows` costs nothing more."""
         ...
 
     @property
     def rows(self) -> Tensor:
-        """The gradients written down, shape [batch, numel]."""
+        """The materialised gradients, shape [batch, numel]."""
         ...
 
     def square_norms(self) -> Tensor:
@@ -287,14 +286,11 @@ class PerExample(Protocol):
         ...
 
     def square_distances(self, shift: Tensor, scale: Tensor, *, cancels: float) -> Tensor:
-        """Squared L2 norms of (gradient - shift) / scale, both [numel]; shape [batch], float64.
-
-        cancels: as `Affine` has it.
-        """
+        """Squared L2 norms of (gradient - shift) / scale, both [numel]; [batch], float64. cancels: see `Affine`."""
         ...
 
     def add_weighted(self, weights: Tensor, total: Tensor) -> None:
-        """Adds the sum over records of weight times gradient, weights [batch], to a total [numel], float64."""
+        """Add the sum over records of weight times gradient, weights [batch], to a total [numel], float64."""
         ...
 
     def take(self, chosen: Tensor | slice) -> "PerExample":
@@ -308,7 +304,7 @@ class PerExample(Protocol):
 
 @dataclass(frozen=True)
 class DenseGrad:
-    """Gradients that are written down, shape [batch, numel]."""
+    """Materialised gradients, shape [batch, numel]."""
 
     rows: Tensor
     is_written = True
@@ -333,7 +329,9 @@ class DenseGrad:
 
 
 def as_measured(gradient: PerExample) -> PerExample:
-    """The same gradients, as rows where they were written down for their norms: formed anew they round otherwise."""
+    """The same gradients; as rows if they were materialised for the norms, since computing them again may round
+    differently.
+    """
     return DenseGrad(gradient.rows) if "rows" in gradient.__dict__ else gradient
 
 
@@ -341,7 +339,7 @@ def as_measured(gradient: PerExample) -> PerExample:
 class LinearGrad:
     """Sums of outer products: the gradients of a linear layer's weight, shape [outputs, inputs].
 
-    inputs: [batch, length, inputs], what entered the layer. errors: [batch, length, outputs], its output's gradient.
+    inputs: [batch, length, inputs], the layer's input. errors: [batch, length, outputs], the gradient of its output.
     """
 
     inputs: Tensor
@@ -362,7 +360,7 @@ class LinearGrad:
 
     @property
     def length(self) -> int:
-        """How many outer products are summed."""
+        """The number of outer products in a record's sum."""
         return self.inputs.shape[1]
 
     @property
@@ -413,7 +411,7 @@ class LinearGrad:
 
 @dataclass(frozen=True)
 class BiasGrad:
-    """Gradients of a linear layer's bias, shape [outputs]: the sums of the errors that its weight's products have."""
+    """Gradients of a linear layer's bias, shape [outputs]: sums of the errors in its weight's gradients."""
 
     of: LinearGrad
     is_written = True

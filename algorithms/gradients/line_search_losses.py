@@ -1,9 +1,7 @@
-"""Candidates on a line, and the outputs of a linear model that are carried along it.
+"""Candidates on a line, cached outputs of a linear model along it, and clipped losses of many records at many outputs.
 
-Clipped losses of many records at many outputs, and their derivatives by the outputs.
-
-Everything goes through the model's own losses. The two losses of a single output, logistic and hinge, are also written
-out here, several times faster; a model takes that way where its losses are the catalogue's very functions.
+Losses and derivatives use the model's own loss function. For single outputs, logistic and hinge losses also have
+several times faster code here, which is used if the model's losses are the registry's own functions.
 """
 
 import functools
@@ -20,7 +18,7 @@ from algorithms.gradients.padding import pad_to_multiple
 from algorithms.models import Model, build
 
 CARRIES = 16
-"""How often margins are carried over before they are computed afresh, which bounds their drift."""
+"""How often margins are updated before they are computed again, which bounds their drift."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +30,22 @@ class LineCandidates:
     steps: tuple[float, ...]
 
     def at(self, index: int) -> Tensor:
-        """One candidate, shape [d]; who goes on from it takes it from here, so that it is recognised bit for bit."""
+        """One candidate, shape [d]; callers continue from this tensor, so that it is recognised bit for bit."""
         return self.candidates[index].clone()
 
     @cached_property
     def candidates(self) -> Tensor:
-        """All candidates, shape [k, d], computed in 64 bits and rounded to the origin's type; not to be changed."""
+        """All candidates, shape [k, d], computed in 64 bits and rounded to the origin's type; read-only."""
         steps = torch.tensor(self.steps, dtype=torch.float64, device=self.origin.device)
         return (self.origin - steps[:, None] * self.direction).to(self.origin.dtype)
 
 
 @dataclass(frozen=True)
 class CachedLogits:
-    """Margins from which the next question starts; functions of the records, to be kept where the records may be.
+    """Margins from which the next query starts; they depend on the records, and are as private as these.
 
-    parameters: [d], where the margins [n, o] belong. age: [], how often they were carried since a fresh product.
-    direction [d], steps [k], slopes [n, o]: the last line from there and its direction's margins; empty without one.
+    parameters: [d], the point of the margins [n, o]. age: [], the number of updates since they were computed.
+    direction [d], steps [k], slopes [n, o]: the last line from this point and its direction's margins; empty without.
     """
 
     parameters: Tensor
@@ -58,7 +56,7 @@ class CachedLogits:
     slopes: Tensor
 
     def moved_to(self, parameters: Tensor) -> "CachedLogits | None":
-        """The same where the parameters are its own, or a candidate of the line unless carried too often; else None."""
+        """The margins at these parameters, if they are the same or a candidate of the line and not too old; or None."""
         if parameters.dtype != self.parameters.dtype:
             return None
         if self.parameters.equal(parameters):
@@ -74,19 +72,19 @@ class CachedLogits:
 
 
 def at_point(parameters: Tensor, margins: Tensor, age: Tensor) -> CachedLogits:
-    """Margins without a line."""
+    """Cached margins without a line."""
     none, steps = margins.new_empty(0), torch.empty(0, dtype=torch.float64)
     return CachedLogits(parameters.detach().clone(), margins, age, none, steps, none)
 
 
 _TOGETHER = 2**17
-"""Outputs that are computed together: few enough to stay in a core's cache."""
+"""Outputs that are computed together and fit into a core's cache."""
 
 _EXPONENT = 80.0
-"""exp of it is finite in 32 bits."""
+"""An exponent whose exp is finite in 32 bits."""
 
 _HALVINGS = 3
-"""2 to the power of this is how many records share a logarithm."""
+"""Base-2 logarithm of the number of records that share a logarithm."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Losses:
     labels: Tensor
 
     def oriented(self, features: Tensor) -> Tensor:
-        """Features [p, n] in the form that the outputs are to be computed from; may overwrite them."""
+        """Features [p, n] in the form from which outputs are computed; may overwrite them."""
         return features
 
     def errors(self, outputs: Tensor) -> Tensor:
@@ -112,7 +110,7 @@ class Losses:
     def at(self, outputs: Tensor, records: slice, bound: float) -> Tensor:
         """The sums [k], float64, of the losses of some records clipped to [0, bound]; may overwrite the outputs.
 
-        outputs: [k, len(records), o]. A loss that is not a number counts as zero.
+        outputs: [k, len(records), o]. A loss that is NaN counts as zero.
         """
         count, labels = outputs.shape[1], pad_to_multiple(self.labels[records])
         full = pad_to_multiple(outputs.transpose(0, 1)).transpose(0, 1)
@@ -132,7 +130,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A loss of v = -y f(x), y in {-1, 1}: row sums of it clipped to [0, bound], which overwrite v; its derivative."""
+    """A loss of v = -y f(x), y in {-1, 1}: row sums clipped to [0, bound], which overwrite v, and the derivative."""
 
     sums: Callable[[Tensor, float], Tensor]
     derivative: Callable[[Tensor], Tensor]
@@ -140,7 +138,7 @@ class _Kind:
 
 @dataclass(frozen=True)
 class _Signed(Losses):
-    """Losses of v = -y f(x): the sign goes into the features, as a linear f has -y f(x) = f(-y x)."""
+    """Losses of v = -y f(x); features absorb the sign, since a linear f has -y f(x) = f(-y x)."""
 
     kind: _Kind
 
@@ -155,25 +153,25 @@ class _Signed(Losses):
 
 
 def losses_of(model: Model, labels: Tensor) -> Losses:
-    """The losses of the records with these labels, by the fastest way that there is."""
+    """The losses of the records with these labels, with the fastest code for the model."""
     kind = _kinds().get(model.losses)
     return Losses(model, labels) if kind is None else _Signed(model, labels, kind)
 
 
 def blocks(records: int, numbers: int) -> list[slice]:
-    """Slices of the records that are computed together when each needs so many numbers."""
+    """Slices of records that are computed together if each needs this many numbers."""
     size = max(64, _TOGETHER // max(numbers, 1) // 64 * 64)
     return [slice(start, min(start + size, records)) for start in range(0, records, size)]
 
 
 def _sums(losses: Tensor, bound: float) -> Tensor:
-    """Row sums of losses [k, b] clipped to [0, bound], not a number as 0; overwrites the losses."""
+    """Row sums of losses [k, b] clipped to [0, bound], NaN as 0; overwrites the losses."""
     return losses.clamp_(0.0, _below(bound, losses.dtype)).nansum(dim=1, dtype=torch.float64)
 
 
 @functools.lru_cache(maxsize=16)
 def _below(bound: float, dtype: torch.dtype) -> float:
-    """The largest number of a float type that is not above the bound."""
+    """The largest number of a float type up to the bound."""
     nearest = torch.tensor(bound, dtype=dtype)
     if nearest.double() > bound:
         nearest = torch.nextafter(nearest, torch.zeros_like(nearest))
@@ -181,9 +179,9 @@ def _below(bound: float, dtype: torch.dtype) -> float:
 
 
 def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
-    """Of log(1 + exp(v)), in 32 bits to 2e-7 of the larger of it and 1, for the records together.
+    """Row sums of log(1 + exp(v)), in 32 bits with an error of 2e-7 relative to max(1, loss).
 
-    For usual bounds as logarithms of products of a few clipped factors: most of the time goes into logarithms.
+    For usual bounds these are logarithms of products of a few clipped factors, since logarithms take most of the time.
     """
     if bound > _EXPONENT:
         return _sums(functional.softplus(negated), bound)
@@ -203,7 +201,7 @@ def _logistic_sums(negated: Tensor, bound: float) -> Tensor:
 
 
 def _hinge_sums(negated: Tensor, bound: float) -> Tensor:
-    """Of max(0, 1 + v)."""
+    """Row sums of max(0, 1 + v)."""
     return _sums(negated.add_(1.0), bound)
 
 
@@ -214,7 +212,7 @@ def _above_minus_one(negated: Tensor) -> Tensor:
 
 @functools.cache
 def _kinds() -> dict[Callable[[Tensor, Tensor], Tensor], _Kind]:
-    """The losses that are written out here, by the function of the catalogue that they stand for."""
+    """The losses with fast code, by the registry's function that they replace."""
     written = {
         "logistic": _Kind(_logistic_sums, torch.sigmoid),
         "svm": _Kind(_hinge_sums, _above_minus_one),

@@ -1,9 +1,9 @@
 """Closed forms for all records of a model that is one linear layer.
 
 A record's gradient is an outer product of its error (the derivative of its loss by the outputs) and its features, so
-its norm is a product of two norms, and no per-example gradient is ever written down. On a line of candidates
-w - step * g the outputs are affine in the step: Xw - step * Xg needs two products for any number of candidates, and
-one where Xw is carried over from the question before.
+its norm is a product of two norms, and no per-example gradient is materialised. On a line of candidates w - step * g
+the outputs are affine in the step: Xw - step * Xg needs two products for any number of candidates, and one if Xw is
+cached from the query before.
 """
 
 import torch
@@ -16,14 +16,14 @@ from algorithms.gradients.padding import pad_to_multiple
 from algorithms.models import Model
 
 _HELD = 2**25
-"""Numbers of which a second copy in 64 bits is kept."""
+"""Up to this many numbers, a second copy in 64 bits is kept."""
 
 _LONGEST = 1e18
-"""The longest record whose margins and clipping factors are sure to be normal numbers in 32 bits."""
+"""The norm up to which a record's margins and clipping factors are normal numbers in 32 bits."""
 
 
 class LinearRecords:
-    """All records of a model that is one linear layer, stored by feature, with the margins of the last question.
+    """All records of a model that is one linear layer, stored by feature, with the margins of the last query.
 
     model: see `linear_layer`. inputs: [n, *input_shape], of any number type; 16 bits are widened to 32. labels: [n].
     A record that is not finite, or longer than 1e18, adds nothing to a gradient.
@@ -68,7 +68,7 @@ class LinearRecords:
     def losses_on(self, line: LineCandidates, *, bound: float) -> Tensor:
         """The sums [k], float64, over records of their losses clipped to [0, bound] at a line's candidates.
 
-        A loss that is not a number counts as zero. A later question at one of the candidates starts from here.
+        A loss that is NaN counts as zero. A later query at one of the candidates starts from these margins.
         """
         held = self._at(line.origin)
         slopes = self._margins(line.direction[None], self._features)[0].contiguous()
@@ -79,7 +79,7 @@ class LinearRecords:
         return self._losses.along(held.margins, slopes, steps, bound) + self._odd(line.candidates, bound)
 
     def losses_at(self, candidates: Tensor, *, bound: float) -> Tensor:
-        """The same sums [k] at any candidates [k, d], each by a product of its own; changes nothing that is held."""
+        """The same sums [k] at any candidates [k, d], each by a separate product; does not change the cache."""
         sums = self._odd(candidates, bound)
         for records in blocks(self._features.shape[1], candidates.shape[0] * self._layer.out_features):
             margins = self._margins_in_any_place(candidates, self._features[:, records])
@@ -87,14 +87,11 @@ class LinearRecords:
         return sums
 
     def carried(self) -> CachedLogits | None:
-        """What the next question starts from; a run that is resumed with it goes on bit for bit as it would have."""
+        """The cache for the next query; with it, a resumed run continues bit for bit."""
         return self._held
 
     def carry(self, carried: CachedLogits) -> None:
-        """Goes on from what `carried` returned for the same records.
-
-        Raises ValueError where the margins do not fit the records.
-        """
+        """Restore the cache from `carried`, for the same records; raises ValueError if it does not fit them."""
         expected = (self._features.shape[1], self._layer.out_features), self._features.dtype
         found = tuple(carried.margins.shape), carried.margins.dtype
         if found != expected:
@@ -102,11 +99,11 @@ class LinearRecords:
         self._held = carried
 
     def forget(self) -> None:
-        """Drops what is held: the next question starts afresh."""
+        """Drop the cache."""
         self._held = None
 
     def _at(self, parameters: Tensor) -> CachedLogits:
-        """What is held, moved to the parameters: as it is, along the last line, or by a fresh product."""
+        """The cache at the parameters: unchanged, moved along the last line, or from a new product."""
         moved = None if self._held is None else self._held.moved_to(parameters)
         self._held = self._fresh(parameters) if moved is None else moved
         return self._held
@@ -125,18 +122,18 @@ class LinearRecords:
         return (torch.cat(columns, dim=1) @ features).view(count, outputs, -1).transpose(1, 2)
 
     def _margins_in_any_place(self, vectors: Tensor, features: Tensor) -> Tensor:
-        """The same in full products, in which no record's outputs depend on the number of others, and in 64 bits."""
+        """The same in padded products, whose results do not depend on the number of records, and in 64 bits."""
         full = pad_to_multiple(features.T).T.contiguous()
         return self._margins(vectors, full)[:, : features.shape[1]].double()
 
     def _summed(self, errors: Tensor) -> Tensor:
-        """The features times errors [n, o], in 64 bits, so that no record rounds another's part; [p, o]."""
+        """The features times errors [n, o], in 64 bits, so that no record's part is rounded by another's; [p, o]."""
         if self._wide is not None:
             return self._wide @ errors.double()
         return product_in_64_bits(self._features, errors)
 
     def _odd(self, candidates: Tensor, bound: float) -> Tensor:
-        """The clipped losses [k] of the records whose margins are not carried, less those of the zeros for them."""
+        """The clipped losses [k] of records whose margins are not cached, minus those of the zeros in their place."""
         if self._odd_features.shape[1] == 0:
             return torch.zeros(len(candidates), dtype=torch.float64, device=self._odd_features.device)
         margins = self._margins_in_any_place(candidates, self._odd_features)
@@ -144,7 +141,7 @@ class LinearRecords:
         return self._odd_losses.at(margins, slice(None), bound) - zeros
 
     def _weighted(self, errors: Tensor, clipping: Clipping, bound: float) -> Tensor:
-        """Errors [n, o], scaled so that their norm times that of the features is within the bound."""
+        """Errors [n, o], scaled so that their norm times the features' norm is within the bound."""
         order = 1 if isinstance(clipping, L1) else 2
         if errors.shape[1] == 1 and not isinstance(clipping, Normalised):
             # A single error is its own norm: what is within the limit stays, what is not becomes the limit.
@@ -159,7 +156,7 @@ class LinearRecords:
 
 
 def linear_layer(module: nn.Module) -> nn.Linear | None:
-    """The layer of a module that is nothing but a trained linear layer on flattened inputs, else None."""
+    """The layer of a module that consists of one trained linear layer on flattened inputs; otherwise None."""
     if type(module) is not nn.Sequential or not all(p.requires_grad for p in module.parameters()):
         return None
     match list(module):
@@ -169,12 +166,12 @@ def linear_layer(module: nn.Module) -> nn.Linear | None:
 
 
 def _is_as_written(layer: nn.Linear) -> bool:
-    """Whether a layer is torch's own, without a forward, hooks or parametrisations of somebody else."""
+    """Whether a layer is PyTorch's own, without another forward, hooks or parametrisations."""
     return type(layer) is nn.Linear and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 def _by_feature(inputs: Tensor, layer: nn.Linear) -> Tensor:
-    """Inputs as [features, n], with a last row of ones that belongs to the bias if there is one."""
+    """Inputs as [features, n], with a last row of ones if there is a bias."""
     dtype = torch.promote_types(inputs.dtype, torch.float32)
     rows = layer.in_features + (layer.bias is not None)
     features = torch.ones(rows, len(inputs), dtype=dtype, device=inputs.device)

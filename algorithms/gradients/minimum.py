@@ -1,7 +1,7 @@
-"""The minimum of a regularised sum of clipped losses of a linear model with one output: exact, for the barrier alone.
+"""The exact minimum of a regularised sum of clipped losses of a linear model with one output, for the barrier alone.
 
-A record's loss is convex in the model's output, and is continued linearly where its gradient would be longer than the
-bound, so the sum stays convex (Redberg, Koskela and Wang 2023, on generalised linear models).
+A record's loss is convex in the model's output, and is continued linearly where its gradient would exceed the bound, so
+the sum is still convex (Redberg, Koskela and Wang 2023, on generalised linear models).
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,9 +25,9 @@ _KEPT_BYTES = 2**28
 _MOST_STEPS, _MOST_HALVINGS = 1000, 40
 _OUT_OF_REACH = "the minimum was not reached within the tolerance; ask for a larger tolerance."
 _ROUNDING = 1e-14
-"""Below this, relative to the point, a step moves nothing but the rounding."""
+"""Relative size of a step below which it only changes rounding."""
 _INSIDE = 1.0 - 1e-12
-"""Keeps a clipped gradient within its bound after rounding."""
+"""A factor that keeps a clipped gradient within its bound despite rounding."""
 
 
 class OutOfReachError(ArithmeticError):
@@ -39,9 +39,8 @@ class Objective:
     """The sum over records of clipped losses, plus regularisation / 2 ||v||^2 + <tilt, v>.
 
     model: one linear layer with one output. features: [n, *input_shape] and labels: [n], plain or memory-mapped.
-    clip_norm, input_norm: L2 bounds of a record's gradient and of its features, a bias's 1 included; a longer record
-    is scaled down, one that is not finite counts as zero. tilt: [d], float64.
-    Raises ValueError for another model.
+    clip_norm, input_norm: L2 bounds on a record's gradient and on its features including the bias's 1. Longer records
+    are scaled down; records that are not finite count as zero. tilt: [d], float64. Raises ValueError for other models.
     """
 
     model: Model
@@ -58,7 +57,7 @@ class Objective:
             raise ValueError(f"the model {self.model.name!r} is not one linear layer with one output.")
 
     def at(self, point: Tensor) -> tuple[float, Tensor]:
-        """The objective, as far as no loss is continued linearly, and its gradient [d], float64."""
+        """The objective without linear continuations, and its gradient [d], float64."""
         value = self.regularisation / 2 * point @ point + self.tilt @ point
         total = self.regularisation * point + self.tilt
         for rows, labels, limits in self._records():
@@ -72,7 +71,7 @@ class Objective:
         return self.at(point)[1]
 
     def hessian(self, point: Tensor) -> Tensor:
-        """Shape [d, d], float64; a record whose loss is continued linearly has none of its own."""
+        """Shape [d, d], float64; a record whose loss is continued linearly adds nothing."""
         total = self.regularisation * torch.eye(len(point), dtype=torch.float64)
         for rows, labels, limits in self._records():
             curvatures = self._derivatives((rows @ point)[:, None], labels, limits)[1]
@@ -80,7 +79,7 @@ class Objective:
         return total
 
     def _records(self) -> Iterable[Block]:
-        """The blocks of `_read`, kept where they are small enough."""
+        """The blocks of `_read`, cached if they are small enough."""
         return self._kept if 8 * len(self.labels) * len(self.tilt) <= _KEPT_BYTES else self._read()
 
     @cached_property
@@ -88,7 +87,7 @@ class Objective:
         return list(self._read())
 
     def _read(self) -> Iterator[Block]:
-        """Blocks of features [b, d] float64, labels [b], and what the derivative by the output may be at most, [b]."""
+        """Yield blocks of features [b, d] float64, labels [b], and bounds on the derivative by the output, [b]."""
         count = len(self.tilt)
         for start in range(0, len(self.labels), _RECORDS):
             block = torch.from_numpy(np.array(self.features[start : start + _RECORDS]))
@@ -115,10 +114,10 @@ class Objective:
 
 
 def minimum(problem: Objective, *, tolerance: float) -> Tensor:
-    """A point whose gradient has at most the L2 norm `tolerance`; shape [d], float64.
+    """A point where the gradient's L2 norm is at most `tolerance`; shape [d], float64.
 
-    Newton's method on the gradient; where a step does not at least halve it, as where many losses turn linear at once,
-    going down to the least objective along the step. Raises OutOfReachError where rounding keeps the gradient above the
+    Newton's method on the gradient. If a step does not at least halve the gradient, as when many losses become linear
+    at once, it goes to the minimum along the step. Raises OutOfReachError if rounding keeps the gradient above the
     tolerance.
     """
     point = torch.zeros_like(problem.tilt)
@@ -135,9 +134,9 @@ def minimum(problem: Objective, *, tolerance: float) -> Tensor:
 
 
 def _lowest(problem: Objective, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """The point along a step where the objective, which is convex, is least, and its gradient.
+    """The minimum of the convex objective along a step, and the gradient there.
 
-    Raises OutOfReachError where it does not fall along the step, up to rounding.
+    Raises OutOfReachError if the objective does not fall along the step, up to rounding.
     """
     low, high = 0.0, 1.0
     while problem.gradient(point - high * step) @ step > 0:

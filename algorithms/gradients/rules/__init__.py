@@ -1,7 +1,4 @@
-"""What each operation's gradients are made of.
-
-The rules by torch function.
-"""
+"""The rules for per-example gradients, by torch function."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Multi-head attention as torch's own layer computes it: linear layers around a product of their outputs."""
+"""Multi-head attention as PyTorch's own layer computes it: linear layers around a product of their outputs."""
 
 import inspect
 import math
@@ -24,7 +24,7 @@ _BY_STEP = Layout(1)
 def multi_head_attention(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """torch.nn.functional.multi_head_attention_forward, of query, key and value [length, batch, width]."""
+    """torch.nn.functional.multi_head_attention_forward, for query, key and value [length, batch, width]."""
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     call = bound.arguments
@@ -47,7 +47,7 @@ def multi_head_attention(
 def scaled_dot_product_attention(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """torch.nn.functional.scaled_dot_product_attention with a trained mask, as a bias by relative position is."""
+    """torch.nn.functional.scaled_dot_product_attention with a trained mask, such as a relative position bias."""
     call = (
         dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False))
         | kwargs
@@ -102,7 +102,7 @@ def _projected(tape: GradSampleRecorder, call: dict[str, Any]) -> list[Tensor]:
 def _kept(
     tape: GradSampleRecorder, inputs: Tensor, weight: Tensor, rows: slice, bias: Tensor | None, entries: slice
 ) -> Tensor:
-    """A linear layer with some rows of a weight and some entries of a bias."""
+    """A linear layer that uses some rows of a weight and some entries of a bias."""
     names = tape.name(weight), tape.name(bias)
     output = functional.linear(inputs, weight[rows], None if bias is None else bias[entries])
 
@@ -115,7 +115,7 @@ def _kept(
 
 
 def _placed(gradient: PerExample, parameter: Tensor | None, part: slice) -> PerExample:
-    """Gradients of some rows of a parameter as gradients of the whole of it."""
+    """Gradients of some rows of a parameter, as gradients of the whole parameter."""
     if parameter is None or part.stop - part.start == len(parameter):
         return gradient
     each = parameter[0].numel()
@@ -129,7 +129,7 @@ def _by_head(values: Tensor, heads: int) -> Tensor:
 
 
 def _mask(call: dict[str, Any], query: Tensor) -> Tensor | None:
-    """Both masks as one that is added to the scores, [batch, heads, targets, sources] or what expands to it."""
+    """Both masks combined into one that is added to the scores; it expands to [batch, heads, targets, sources]."""
     added = None
     if call["attn_mask"] is not None:
         added = _added(call["attn_mask"], query)
@@ -141,7 +141,7 @@ def _mask(call: dict[str, Any], query: Tensor) -> Tensor | None:
 
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:
-    """A mask whose true entries are left out, as numbers to add; other masks are such numbers already."""
+    """A boolean mask, whose true entries are excluded, as numbers to add; other masks unchanged."""
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(mask, -math.inf)
@@ -150,7 +150,7 @@ def _added(mask: Tensor, like: Tensor) -> Tensor:
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, call: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
-    """The values mixed by attention, [batch, heads, targets, width / heads], and the weights where asked for."""
+    """The attention output, [batch, heads, targets, width / heads], and the attention weights if requested."""
     dropout = call["dropout_p"] if call["training"] else 0.0
     if not call["need_weights"]:
         return functional.scaled_dot_product_attention(query, key, value, mask, dropout), None

@@ -39,7 +39,7 @@ from algorithms.gradients.rules.general import general
 
 @dataclass(frozen=True)
 class Window:
-    """How a kernel moves over an image; numbers by dimension."""
+    """How a kernel moves over an image; one number for each dimension."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -49,13 +49,13 @@ class Window:
 
     @property
     def overlap(self) -> int:
-        """The most places that see one pixel."""
+        """The largest number of output places that see one pixel."""
         if any(step != 1 for step in self.dilation):
             return math.prod(self.kernel)
         return math.prod(-(-size // step) for size, step in zip(self.kernel, self.stride, strict=True))
 
     def over(self, layout: Layout) -> "Window":
-        """The same over a record's images, which are then one more dimension, where it has several."""
+        """The same for records with several images, which become one more dimension."""
         if layout.folded == 1:
             return self
         kernel, stride, dilation = ((1, *each) for each in (self.kernel, self.stride, self.dilation))
@@ -63,7 +63,7 @@ class Window:
 
 
 class Cutter:
-    """Cuts images into what each place of the output saw, a few records at a time, in memory that it uses again."""
+    """Cuts images into the patches that each output place sees, a few records at a time, and reuses its memory."""
 
     def __init__(self, window: Window, places: Sequence[int]) -> None:
         self._window, self._places = window, tuple(places)
@@ -106,8 +106,8 @@ class Cutter:
 class ConvGrad:
     """Gradients of the weight of a convolution, shape [outputs, channels / groups, *kernel].
 
-    inputs: [batch, channels, *image]. errors: [batch, outputs, *places], its output's gradient. Every place of the
-    output adds an outer product of its error and the patch of the input that it saw.
+    inputs: [batch, channels, *image]. errors: [batch, outputs, *places], the gradient of the output. Every output place
+    adds an outer product of its error and the input patch that it sees.
     """
 
     inputs: Tensor
@@ -120,7 +120,7 @@ class ConvGrad:
 
     @property
     def length(self) -> int:
-        """How many outer products are summed."""
+        """The number of outer products in a record's sum."""
         return math.prod(self.errors.shape[2:])
 
     @property
@@ -129,7 +129,7 @@ class ConvGrad:
 
     @cached_property
     def _written(self) -> Tensor:
-        """The gradients in the order of the patches, [batch, outputs, kernel x channels / groups]."""
+        """The gradients in patch order, [batch, outputs, kernel x channels / groups]."""
         written = wide(self.errors).new_empty(len(self.errors), self.errors.shape[1], self._patch)
         write = self._writer()
         for inputs, errors, into in slices(self._numbers, self.inputs, self.errors, written):
@@ -176,7 +176,7 @@ class ConvGrad:
 
     @property
     def _is_summed_by_products(self) -> bool:
-        """Whether the sum is a product of all places of some records, in 64 bits, which writes no gradient down."""
+        """Whether the sum is a 64-bit product over all places of some records, without materialised gradients."""
         is_single = self._is_formed_singly
         is_few = is_short(self.length, is_single=is_single) and (self._prefers_gram or not is_single)
         return self.window.groups == 1 and is_few
@@ -195,7 +195,7 @@ class ConvGrad:
         return self._with(lambda part: part.double())
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> "ConvGrad":
-        """The same with another form of its tensors; what is written down stays as it was measured."""
+        """The same with a function applied to its tensors; materialised gradients are kept."""
         changed = ConvGrad(change(self.inputs), change(self.errors), self.window)
         if "_written" in self.__dict__:
             changed.__dict__["_written"] = change(self._written)
@@ -206,18 +206,18 @@ class ConvGrad:
         return torch.unflatten(written, -1, (math.prod(self.window.kernel), -1)).transpose(-1, -2)
 
     def _in_patch_order(self, weight: Tensor) -> Tensor:
-        """A vector of the weight's length in the order of the patches."""
+        """A vector of the weight's length, in patch order."""
         kernel = math.prod(self.window.kernel)
         return weight.view(self.errors.shape[1], -1, kernel).transpose(1, 2).reshape(-1)
 
     @property
     def _patch(self) -> int:
-        """Values that a place of the output saw, of one group."""
+        """The number of values that an output place sees, in one group."""
         return self.inputs.shape[1] // self.window.groups * math.prod(self.window.kernel)
 
     @property
     def _numbers(self) -> int:
-        """What the products of one record need: its patches, or its gradient."""
+        """Memory for the products of one record, in numbers: its patches, or its gradient."""
         if self._is_depthwise:
             return self.inputs[0].numel() + self.errors[0].numel()
         return self._patch * max(self.length * self.window.groups, self.errors.shape[1])
@@ -228,7 +228,7 @@ class ConvGrad:
 
     @property
     def _is_depthwise(self) -> bool:
-        """Whether every channel has kernels of its own."""
+        """Whether every channel has its own kernels."""
         return self.window.groups == self.inputs.shape[1] > 1
 
     @property
@@ -239,7 +239,7 @@ class ConvGrad:
         return Cutter(self.window, self.errors.shape[2:])
 
     def _writer(self) -> Callable[..., Tensor]:
-        """What writes down the gradients of a few records, by products of patches and errors, in their order."""
+        """A function that materialises the gradients of a few records, by products of patches and errors."""
         moves = len(self.window.kernel) <= len(_MOVES)
         if self._is_depthwise and moves and self.length > 1:  # kernels of one number are slow in PyTorch
             return self._write_depthwise
@@ -256,10 +256,10 @@ class ConvGrad:
         return write
 
     def _write_depthwise(self, inputs: Tensor, errors: Tensor, into: Tensor | None = None) -> Tensor:
-        """The same where every channel has kernels of its own: each record's channel is convolved with its error.
+        """The same if every channel has its own kernels: each record's channel is convolved with its error.
 
-        The error is then the kernel, and what was the stride is the distance of its places (Rochette, Manoel and Tramel
-        2019, arXiv:1912.06015).
+        The error acts as the kernel, and the stride as its dilation (Rochette, Manoel and Tramel 2019,
+        arXiv:1912.06015).
         """
         window, records = self.window, len(errors)
         channels = wide(inputs).repeat_interleave(errors.shape[1] // inputs.shape[1], dim=1).flatten(0, 1)
@@ -353,7 +353,7 @@ def _transposed(
 
 
 def _layout(tape: GradSampleRecorder, input: Tensor) -> Layout | None:
-    """Where the records are; None where they do not come first, or the input is a parameter."""
+    """The input's layout; None if the batch does not come first, or the input is a parameter."""
     layout = tape.layout(input)
     return layout if layout.dimension == 0 and tape.name(input) is None else None
 
@@ -366,7 +366,7 @@ def _kept(
     of_weight: Callable[[Tensor, Tensor], ConvGrad],
     names: tuple[str | None, str | None],
 ) -> Tensor:
-    """The output, whose gradients of weight and bias are kept; of_weight: by what was seen and what came back."""
+    """Record the gradients of weight and bias; of_weight: makes the weight's from input and output gradient."""
     batch, (weight, bias) = tape.batch, names
 
     def gradients(errors: Tensor) -> Gradients:
@@ -388,13 +388,13 @@ def _window(kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Size
 
 
 def _by_dimension(size: Sizes, dimensions: int) -> tuple[int, ...]:
-    """A setting for each dimension; one number is of all."""
+    """A setting for each dimension; a single number holds for all."""
     each = (size,) if isinstance(size, int) else tuple(size)
     return each * dimensions if len(each) == 1 else each
 
 
 def _padded(input: Tensor, padding: str, kernel: Sequence[int], dilation: Sizes) -> Tensor:
-    """The input padded as the words 'same' and 'valid' say."""
+    """The input with padding 'same' or 'valid' applied."""
     if padding == "valid":
         return input
     spread = _by_dimension(dilation, len(kernel))

@@ -1,4 +1,4 @@
-"""Operations that stretch a parameter over the records and take it number by number: biases, scales, positions."""
+"""Elementwise operations that broadcast a parameter over the batch: biases, scales, positions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ ELEMENTWISE = _SUMS | _STRETCHES | _OTHERS
 def elementwise(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """One output whose numbers follow from those in their places of the arguments, stretched to its shape."""
+    """An elementwise function with one output, whose arguments broadcast to its shape."""
     name, out, batch = name_of(func), tape.output_layout, tape.batch
     leaves, structure = tree_flatten((args, kwargs))
     names = {i: own for i, leaf in enumerate(leaves) if (own := tape.name(leaf)) is not None}
@@ -72,7 +72,7 @@ def elementwise(
 
 
 def summed_to(values: Tensor, shape: torch.Size, out: Layout, batch: int) -> Tensor:
-    """Of each record the sums over what a tensor of a shape was stretched over, [batch, numel of the shape]."""
+    """Sum each record's values over the dimensions that a tensor of this shape was broadcast over; [batch, numel]."""
     full = (1,) * (values.dim() - len(shape)) + tuple(shape)
     if full[out.dimension] != 1:
         raise UnrecordedError("a parameter that has the dimension of the records")

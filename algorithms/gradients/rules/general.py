@@ -1,4 +1,4 @@
-"""Any other operation: its gradients are written down record by record with `torch.func`, or by a pass for each."""
+"""Any other operation: gradients are materialised record by record, with `torch.func` or by separate passes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ from algorithms.gradients.rules.shared import WITHOUT_GRADIENT, writes
 def general(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Tensors out of parameters, values with a dimension for the records, and values that all records share."""
+    """An operation on parameters, values with a batch dimension, and values that all records share."""
     name = name_of(func)
     if name in ("to", "type_as", "view_as", "reshape_as") and tape.name(args[0]) is None:
         return func(*args, **kwargs)  # a parameter that is asked for its form alone
@@ -69,7 +69,7 @@ def _several(
     output: Any,
     values: list[Tensor],
 ) -> Any:
-    """An operation of several outputs: each is a use of its own."""
+    """An operation with several outputs; each is recorded as a separate use."""
     leaves, structure = tree_flatten(output)
     if len(leaves) != len(tape.given):
         raise UnrecordedError("an operation on a parameter that gives tensors and other values")
@@ -101,7 +101,7 @@ def _together(
     errors: Tensor,
     batch: int,
 ) -> Gradients:
-    """Gradients of the parameters among the leaves, each record's from its own values alone."""
+    """Gradients of the parameters among the leaves, for each record from its own values."""
     places = [i for i, name in enumerate(names) if name is not None]
     moving = {i: layout for i, layout in enumerate(layouts) if layout is not None}
 
@@ -131,7 +131,7 @@ def _one_by_one(
     errors: list[Tensor],
     batch: int,
 ) -> Gradients:
-    """The same where the operation cannot be taken apart by record: a way back for each, of its errors alone."""
+    """The same for an operation that `torch.func` cannot separate by record: a backward pass for each."""
     places = [i for i, name in enumerate(names) if name is not None]
     free = {i: leaves[i].requires_grad_() for i in places}
     with torch.enable_grad():
@@ -152,7 +152,7 @@ def _one_by_one(
 
 
 def _named(names: list[str], gradients: tuple[Tensor, ...]) -> Gradients:
-    """Gradients by name; a parameter that is used twice in one operation has their sum."""
+    """Gradients by name; those of a parameter that is used twice in one operation are added."""
     rows: dict[str, Tensor] = {}
     for name, gradient in zip(names, gradients, strict=True):
         rows[name] = rows.get(name, 0) + gradient.reshape(len(gradient), -1)

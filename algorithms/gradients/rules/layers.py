@@ -1,9 +1,4 @@
-"""The linear layer, with or without a sequence.
-
-The embedding: rows of a table.
-
-Normalisations: output = normalised input times weight plus bias.
-"""
+"""Rules for linear layers, embeddings and normalisations."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -59,7 +54,7 @@ def addmm(
 def prelu(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """output = input where that is positive, else weight times input; weight [1], or [channels] of dimension 1."""
+    """output = input where it is positive, else weight times input; weight [1], or [channels] for dimension 1."""
     input, weight = args if not kwargs else (None, None)
     name = tape.name(weight)
     if input is None or name is None or tape.name(input) is not None or tape.layout(input).dimension != 0:
@@ -76,7 +71,7 @@ def prelu(
 def linear_gradients(
     inputs: Tensor, errors: Tensor, layout: Layout, names: tuple[str | None, str | None], batch: int
 ) -> Gradients:
-    """The gradients of a weight and a bias, by their names; None where one is not trained or not there."""
+    """The gradients of a weight and a bias, by name; a name is None if it is not trained or absent."""
     weight, bias = names
     seen, back = (as_sequence(layout.by_record(part, batch)) for part in (inputs, errors))
     products, found = LinearGrad(seen, back), Gradients()
@@ -88,7 +83,7 @@ def linear_gradients(
 
 
 def as_sequence(values: Tensor) -> Tensor:
-    """[batch, ..., width] -> [batch, length, width]; without a sequence the length is 1."""
+    """[batch, ..., width] -> [batch, length, width]; the length is 1 without a sequence."""
     return values.unsqueeze(1) if values.dim() == 2 else values.flatten(start_dim=1, end_dim=-2)
 
 
@@ -133,7 +128,7 @@ def _recorded(
 def _lookups(
     layout: Layout, batch: int, indices: Tensor, errors: Tensor, padding: int | None, entries: int
 ) -> EmbeddingGrad:
-    """The lookups of each record; those of the padding entry learn nothing."""
+    """The lookups of each record; those of the padding entry have no gradient."""
     places = layout.by_record(indices, batch).reshape(batch, -1).long()
     back = as_sequence(layout.by_record(errors, batch))
     if padding is not None:
@@ -177,7 +172,7 @@ def embedding_bag(
 def entries(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """weight[index] and index_select(weight, 0, index): rows of a table, as an embedding looks them up."""
+    """weight[index] and index_select(weight, 0, index): lookups in a table, like an embedding's."""
     if func is Tensor.__getitem__:
         weight, index = args
     elif kwargs or len(args) != 3 or args[1] != 0:
@@ -201,7 +196,7 @@ def entries(
 def repeated(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A parameter that is repeated for every record, and maybe along its own dimensions as well."""
+    """A parameter that is repeated for every record, and possibly along its own dimensions."""
     parameter, *times = args
     times = list(times[0] if len(times) == 1 and isinstance(times[0], Sequence) else times)
     out, batch, name = tape.output_layout, tape.batch, str(tape.name(parameter))
@@ -263,7 +258,7 @@ def _gradients(
 
 
 def _summed(values: Tensor, kept: int) -> Tensor:
-    """Sums to [batch, numel] over all but the last `kept` dimensions, or over all but the channels where kept is 0."""
+    """Sums to [batch, numel] over all but the last `kept` dimensions; for kept = 0 over all but the channels."""
     if kept == 0:
         return values.flatten(start_dim=2).sum(dim=2) if values.dim() > 2 else values
     values = values.flatten(start_dim=values.dim() - kept)
@@ -277,7 +272,7 @@ def _bound(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 @cache
 def _names(func: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of a function's arguments, which PyTorch's own functions of C++ do not tell."""
+    """The names of a function's arguments, which PyTorch's C++ functions do not have."""
     return _BUILT_IN.get(func) or tuple(inspect.signature(func).parameters)
 
 

@@ -1,8 +1,8 @@
-"""Products of one parameter with values of the records, summed over any letters: einsum, matmul and their kin.
+"""Products of one parameter with values of the records, summed over any indices: einsum, matmul and similar functions.
 
-In letters, output[o] = sum over the rest of weight[w] value[v]. The gradient of the weight has, for each record, one
-outer product of value and error at every place of the letters that both have and the weight has not: a linear layer
-with a sequence, whatever the order of its dimensions.
+In index notation, output[o] = sum over the other letters of weight[w] value[v]. For each record, the weight's gradient
+is a sum of outer products of value and error, over the letters that both have and the weight has not. So it is a linear
+layer on a sequence, with any order of dimensions.
 """
 
 import math
@@ -23,16 +23,16 @@ from algorithms.gradients.rules.elementwise import elementwise
 from algorithms.gradients.rules.general import general
 
 _RECORD, _FOLDED = "Z", "Y"
-"""The letters of the records, and of the values of one record that lie beside each other in their dimension."""
+"""The letters of the batch dimension, and of consecutive values of one record within it."""
 
 _LETTERS = "".join(letter for letter in ascii_letters if letter not in (_RECORD, _FOLDED))
 
 
 @dataclass(frozen=True)
 class Reordered:
-    """Gradients [*shape] of a weight, kept as gradients of it with its dimensions in another order.
+    """Gradients of a weight, stored as gradients of the weight with permuted dimensions.
 
-    of: of the weight with shape `shape`. order: of these dimensions in the weight.
+    of: gradients of the permuted weight, of shape `shape`. order: of these dimensions in the weight.
     """
 
     of: PerExample
@@ -69,7 +69,7 @@ class Reordered:
         return Reordered(as_measured(self.of).double(), self.shape, self.order)
 
     def _ordered(self, values: Tensor, *, back: bool = False) -> Tensor:
-        """Values [..., numel] in the weight's order, or back in the other."""
+        """Values [..., numel] in the weight's order, or back in the permuted order."""
         shape, order = self.shape, self.order
         if back:
             shape, order = tuple(shape[i] for i in order), tuple(map(order.index, range(len(order))))
@@ -81,7 +81,7 @@ class Reordered:
 def product(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A product of which one factor is a parameter and the others are values; any other is left to `general`."""
+    """A product of one parameter and other values; all others are left to `general`."""
     lettered = _lettered(name_of(func), args, kwargs)
     return (
         general(tape, func, args, kwargs)
@@ -145,19 +145,19 @@ def _recorded(
 
 @dataclass(frozen=True)
 class _Term:
-    """A tensor, the letters of its dimensions, and where the records are in it."""
+    """A tensor, the letters of its dimensions, and its layout."""
 
     values: Tensor
     word: str
     layout: Layout | None
 
     def letters(self, record: str) -> str:
-        """Of the dimensions that are no record's and not stretched over another term's."""
+        """The letters of dimensions other than the batch that are not broadcast."""
         pairs = zip(self.word, self.values.shape, strict=True)
         return "".join(letter for letter, size in pairs if letter != record and size > 1)
 
     def by_record(self, record: str, batch: int) -> tuple[Tensor, str]:
-        """Its values, at least in 32 bits, with the letters that they then have."""
+        """The values, batch first and in at least 32 bits, with their letters."""
         letters = self.letters(record)
         sizes = [size for letter, size in zip(self.word, self.values.shape, strict=True) if letter in letters]
         if self.layout is None:
@@ -167,7 +167,7 @@ class _Term:
 
 
 def _gradient(own: str, terms: list[_Term], back: _Term, record: str, batch: int) -> PerExample:
-    """The weight's gradients, of the values that it was multiplied with and of the output's gradient."""
+    """The weight's gradients, from the values that it was multiplied with and the output's gradient."""
     values, seen = zip(*(term.by_record(record, batch) for term in terms), strict=True)
     errors, given = back.by_record(record, batch)
     entering = "".join(letter for letter in own if letter not in given)
@@ -208,7 +208,7 @@ def _multiplied(factors: Sequence[Tensor], words: Sequence[str], result: str) ->
 def _lettered(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Tensor], Sequence[str], str] | None:
-    """The factors, the letters of their dimensions, and those of the product; None where it is written otherwise."""
+    """The factors with the letters of their dimensions, and those of the product; None for unsupported forms."""
     if name == "einsum" and isinstance(args[0], str) and not kwargs:
         factors = list(args[1] if isinstance(args[1], list | tuple) else args[1:])
         found = _of_equation(args[0], tuple(factor.dim() for factor in factors))
@@ -228,7 +228,7 @@ def _lettered(
 
 @lru_cache
 def _of_equation(equation: str, dimensions: tuple[int, ...]) -> tuple[tuple[str, ...], str] | None:
-    """The letters of an equation of einsum, of which dots become letters that no one else has."""
+    """The letters of an einsum equation; dots are replaced by unused letters."""
     before, arrow, result = equation.replace(" ", "").partition("->")
     words = before.split(",")
     named = {letter for letter in equation if letter.isalpha()}
@@ -252,7 +252,7 @@ def _of_equation(equation: str, dimensions: tuple[int, ...]) -> tuple[tuple[str,
 
 @lru_cache
 def _of_matrices(first: int, second: int) -> tuple[tuple[str, ...], str] | None:
-    """The letters of `matmul`, for factors of so many dimensions."""
+    """The letters of `matmul`, for factors with these numbers of dimensions."""
     if not first or not second:
         return None
     around = _LETTERS[3 : 1 + max(first, second)]

@@ -1,7 +1,7 @@
-"""What is made of parameters alone, and belongs to all records: standardised weights, positions, biases of attention.
+"""Tensors computed from parameters alone, which all records share: standardised weights, positions, attention biases.
 
-Its graph is kept, one for all of it. The records' gradients of the results go back through it in one call, each on its
-own; where the numbers only stand in another shape or order, the gradients keep the form in which they came.
+One autograd graph holds all of these computations. The records' gradients of the results go back through it in one
+batched call. If an operation only reshapes or permutes numbers, gradients keep their form.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from algorithms.gradients.per_example_gradients import combined
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text, as names of functions."""
+    """The names of functions in a text."""
     return frozenset(text.split())
 
 
@@ -28,19 +28,19 @@ WITHOUT_GRADIENT = words(
     "detach data.__get__ zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones new_full"
     " new_empty new_tensor size sign round floor ceil"
 )
-"""Functions of a tensor that pass no gradient on."""
+"""Functions of a tensor through which no gradient passes."""
 
 _SAME_ORDER = words(
     "view reshape flatten unflatten unsqueeze squeeze view_as reshape_as contiguous to float double type type_as clone"
     " alias"
 )
-"""Functions whose output has the numbers of its input, one after the other."""
+"""Functions whose output has the same numbers as the input, in the same order."""
 
 _MOVES = words("add __add__ __radd__ sub __sub__")
-"""Functions whose output moves by as much as their first tensor, where the other is a number."""
+"""Functions whose derivative by the first tensor is 1 if the other argument is a number."""
 
 _LIKE_ANOTHER = words("view_as reshape_as type_as expand_as")
-"""Those that ask a second tensor for nothing but its form."""
+"""Functions that use only the shape or type of their second tensor."""
 
 _TRANSPOSED = frozenset(
     ("t", "transpose", "permute", "swapaxes", "swapdims", "T.__get__", "mT.__get__", "H.__get__")
@@ -48,7 +48,7 @@ _TRANSPOSED = frozenset(
 
 
 def writes(name: str, kwargs: dict[str, Any]) -> bool:
-    """Whether a function writes into a tensor that was there before."""
+    """Whether a function writes into an existing tensor."""
     in_place = name.endswith("_") and not name.endswith("__")
     inside = (
         name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__")
@@ -65,7 +65,7 @@ def writes(name: str, kwargs: dict[str, Any]) -> bool:
 def shared(
     tape: GradSampleRecorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Whatever is computed of parameters and of values that all records share."""
+    """An operation on parameters and on values that all records share."""
     name = name_of(func)
     leaves, structure = tree_flatten((args, kwargs))
     if name in WITHOUT_GRADIENT or not torch.is_grad_enabled():
@@ -90,12 +90,12 @@ def shared(
 
 
 def _followed(tape: GradSampleRecorder, tensor: Tensor) -> Tensor:
-    """A parameter, or what was made of parameters, in the graph of all that is made of them."""
+    """A parameter, or a tensor computed from parameters, in the shared graph."""
     return tape.graph.setdefault(str(tape.name(tensor)), tensor.detach().requires_grad_())
 
 
 def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) -> dict[str, list[PerExample]]:
-    """The gradients of parameters by name, of those and of what was made of parameters."""
+    """Pull gradients of tensors computed from parameters back to the parameters; returns all by parameter."""
     ends: list[tuple[Tensor, Tensor]] = []
     for made in reversed(tape.made):
         for name, end in zip(made.names, made.outputs, strict=True):
@@ -117,7 +117,7 @@ def pulled_back(tape: GradSampleRecorder, found: dict[str, list[PerExample]]) ->
 def _closed_form(
     name: str, args: tuple[Any, ...], output: Tensor
 ) -> Callable[[PerExample], PerExample | None] | None:
-    """What makes a parameter's gradients of those of the one output, where that needs no graph."""
+    """A function from the gradients of a single output to those of its parameter, if that needs no graph."""
     parameter = next((arg for arg in args if isinstance(arg, Tensor)), None)
     if parameter is None:
         return None
@@ -139,7 +139,7 @@ def _turned(found: PerExample) -> PerExample | None:
 
 
 def _looked_up(found: PerExample, indices: Tensor, table: Tensor, padding: int | None) -> PerExample:
-    """Gradients of a table of which every record looks up the same entries."""
+    """Gradients of a table if every record looks up the same entries."""
     errors = found.rows.view(len(found.rows), indices.numel(), -1)
     places = indices.reshape(-1).long()
     if padding is not None:
@@ -151,7 +151,7 @@ def _looked_up(found: PerExample, indices: Tensor, table: Tensor, padding: int |
 
 
 def _through(ends: list[tuple[Tensor, Tensor]], starts: dict[str, Tensor]) -> Gradients:
-    """Each record's gradients through the graph from some tensors, by name, to others, whose gradients are given."""
+    """Each record's gradients of some tensors, by name, given those of other tensors that follow in the graph."""
     outputs, errors = [output for output, _ in ends], [error for _, error in ends]
     inputs = list(starts.values())
 
