@@ -1,12 +1,12 @@
 """An audit of one method: what it claims, what attacks found, and whether the claim is violated.
 
-Two kinds of evidence. Attacks bound epsilon from below at 95 %: many short runs with and without the worst record, and
-one run with many canaries. And the parts that a claim is made of are looked at directly, which shows small faults that
-no attack would: how much noise there really is, how far one record really moves a sum, how often it takes part, and
-whether coins and noise of different releases have to do with each other.
+Two kinds of evidence. Attacks give a lower bound on epsilon at 95 %: many short runs with and without the worst record,
+and one run with many canaries. Direct checks of the claim's parts find small faults that no attack would: the amount of
+noise, how far one record moves a sum, how often it takes part, and whether coins and noise of different releases are
+independent.
 
-A claim is called violated where one of these tests fails at a level of 1e-6, so that an honest method is accused about
-once in ten thousand audits, whatever the seed.
+A claim is violated if one of these tests fails at a level of 1e-6, so that an honest method is accused about once in
+ten thousand audits, for any seed.
 """
 
 import math
@@ -76,13 +76,13 @@ Array = NDArray[np.float64]
 CONFIDENCE, ALARM = 0.95, 1e-6
 _GRID, _CLEAR = 1e-3, 20.0
 _ROOM = 1e-3
-"""By how much a record may move a sum above its bound before that is a fault: rounding."""
+"""How far a record may move a sum beyond its bound, relative to the bound, because of rounding."""
 _THRESHOLDS = np.linspace(0.02, 0.98, 49)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. claimed, seen: in the same unit. chance: of what was seen, were the claim true."""
+    """One direct check. claimed, seen: in the same unit. chance: probability of such a value if the claim is true."""
 
     name: str
     claimed: float
@@ -92,13 +92,13 @@ class Check:
 
     @property
     def is_violated(self) -> bool:
-        """Whether what was seen refutes the claim."""
+        """Whether this refutes the claim."""
         return self.chance < ALARM
 
 
 @dataclass(frozen=True)
 class Attack:
-    """A lower bound on epsilon. found: at 95 %. chance: below 1e-6 where it refutes the claim, else 1."""
+    """A lower bound on epsilon. found: at 95 %. chance: below 1e-6 if it refutes the claim, otherwise 1."""
 
     name: str
     found: float
@@ -108,7 +108,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Curve:
-    """The trade-off of the claim, and what the attack reached at thresholds that were not chosen by it."""
+    """The trade-off curve of the claim, and the attack's rates at thresholds that were not chosen from its scores."""
 
     alarms: tuple[float, ...]
     claimed: tuple[float, ...]
@@ -117,8 +117,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Power:
-    """What half of the claimed noise would have shown. caught: how likely it is seen. found: epsilon that attacks
-    would have found.
+    """What this audit would find with half of the claimed noise. caught: probability that it is detected. found: the
+    epsilon that attacks would find.
     """
 
     caught: float
@@ -127,7 +127,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit says; `to_json` is the file that it is kept in."""
+    """The result of an audit; `to_json` is the content of its file."""
 
     method: str
     settings: dict[str, Any]
@@ -159,7 +159,7 @@ class Audit:
 
 
 def claim_of(plan: Plan) -> Profile:
-    """What a plan promises at every epsilon."""
+    """The privacy profile that a plan claims."""
     return risk_profile(plan.filter, plan.schedule, plan.adjacency)
 
 
@@ -184,16 +184,16 @@ def _run(game: Game, plan: Plan, of: tuple[object, ...], *, is_in: bool) -> Play
 def many_runs(
     found: Array, claimed: Callable[[float], Profile], cost: Callable[[float], float], delta: float
 ) -> Attack:
-    """What pairs of scores, shape [pairs, 2], say at two thresholds that were fixed before them (0, half of epsilon).
+    """Evaluate pairs of scores, shape [pairs, 2], at two thresholds that were fixed in advance (0, half of epsilon).
 
     Args:
         found: Scores without and with the record.
-        claimed: The profile if the noise were divided by a number; at 1 the claim.
-        cost: Epsilon at `delta` in the same way.
+        claimed: The profile as a function of a divisor of the noise; at 1 the claim.
+        cost: Epsilon at `delta`, as a function of the same divisor.
         delta: Of the claim.
 
-    The bound is that of the least leaky mechanism of the claim's own form (its noise divided by some number) with which
-    the errors agree (as Nasr et al. 2023 do for Gaussians), or that of any mechanism where that is larger.
+    The bound is that of the least leaky mechanism of the claim's own form, with its noise divided by some number, that
+    is consistent with the errors (as in Nasr et al. 2023 for Gaussians); or that of any mechanism if it is larger.
     """
 
     def at(threshold: float, confidence: float) -> Rates:
@@ -213,20 +213,20 @@ def many_runs(
 
 @dataclass(frozen=True)
 class OneRun:
-    """A run with canaries that were each in by a fair coin."""
+    """A run in which each canary was included by a fair coin."""
 
     coins: NDArray[np.bool_]
     played: Played
 
 
 def one_run(game: Game, plan: Plan, seed: int) -> OneRun:
-    """Plays the run of a seed."""
+    """Play the run with a seed."""
     coins = key_of("who is in", game.algorithm, seed).stream(0).coins(game.canaries, 0.5)
     return OneRun(coins, play(game, plan, coins, key_of("one run", game.algorithm, seed)))
 
 
 def attacks_of(game: Game, plan: Plan, run: OneRun, claimed: Profile) -> list[Attack]:
-    """What one run says, by all answers and by the released parameters alone."""
+    """The attacks on one run: by all answers, and by the released parameters alone."""
     canaries = range(game.canaries)
     white = np.array([log_likelihood(game, plan, run.played.answers, i, alone=False) for i in canaries])
     black = np.array([-float(run.played.released @ game.canary(i)) for i in canaries])
@@ -237,7 +237,7 @@ def attacks_of(game: Game, plan: Plan, run: OneRun, claimed: Profile) -> list[At
 
 
 def _of_guesses(name: str, scored: Array, coins: NDArray[np.bool_], claimed: Profile, delta: float) -> Attack:
-    """A quarter of the coins is guessed to be heads, a quarter tails; the rest, of scores between, is left open."""
+    """Guess heads for the highest quarter of scores and tails for the lowest; abstain on the rest."""
     quarter = max(1, len(scored) // 4)
     order = np.argsort(scored)
     right = int(coins[order[-quarter:]].sum() + (~coins[order[:quarter]]).sum())
@@ -265,7 +265,7 @@ _LAWS: dict[type, tuple[tuple[type[dp.DpEvent], ...], Callable[[int], Any], int]
 
 
 def noise_checks(game: Game, played: Played) -> list[Check]:
-    """Whether there is as much noise as was charged for, where nothing else is to be seen."""
+    """Check the amount of noise, in answers without contributions."""
     found = []
     for kind, (_event, law, power) in _LAWS.items():
         values = noise_of(game, played, kind)
@@ -279,13 +279,13 @@ def noise_checks(game: Game, played: Played) -> list[Check]:
 
 
 def noise_of(game: Game, played: Played, kind: type) -> Array:
-    """All noise of a kind that can be seen alone, in units of what was charged; shape [draws]."""
+    """All noise of one kind that is observed without contributions, in units of the charged noise; shape [draws]."""
     rows = [_residuals(game, *pair) for pair in _seen_alone(played) if type(pair[0].noise) is kind]
     return np.concatenate(rows) if rows else np.zeros(0)
 
 
 def _seen_alone(played: Played) -> list[tuple[Answer, dp.DpEvent]]:
-    """The answers with coordinates that no record moves, and their events; correlated noise is made independent."""
+    """The answers in coordinates that no record moves, with their events; correlated noise is whitened."""
     pairs = zip(played.answers, played.events, strict=True)
     found = [(answer, event) for answer, event in pairs if answer.kind in ("gradient", "minimum")]
     if not found or not isinstance(found[0][1], CorrelatedDpEvent):
@@ -303,7 +303,7 @@ def _residuals(game: Game, answer: Answer, event: dp.DpEvent) -> Array:
 
 
 def charged_multiplier(event: dp.DpEvent, kind: type) -> float | None:
-    """The noise over the bound of a record that an event states; None where it states something else."""
+    """The noise multiplier that an event states; None for events without one."""
     if kind not in _LAWS:
         return None
     if isinstance(event, _LAWS[kind][0]):
@@ -313,9 +313,9 @@ def charged_multiplier(event: dp.DpEvent, kind: type) -> float | None:
 
 
 def reach_checks(game: Game, plan: Plan, seeds: Sequence[int]) -> list[Check]:
-    """How far one record moves a sum, in bounds, and after how many steps again, where that is claimed.
+    """Check how far one record moves a sum, in units of the bound, and after how many steps it takes part again.
 
-    Of runs with the same coins and noise, with the record and without it.
+    From runs with and without the record, with the same coins and noise.
     """
     most, seen_at, nearest, parts = 0.0, 0, math.inf, 0
     moving: list[int]
@@ -362,7 +362,7 @@ def _same_question(one: Answer, other: Answer) -> bool:
 
 
 def coin_checks(game: Game, plan: Plan, run: OneRun) -> list[Check]:
-    """How often canaries take part, and whether coins and noise of two answers have to do with each other."""
+    """Check how often canaries take part, and whether the coins and noise of two answers are independent."""
     inside = np.flatnonzero(run.coins)
     rows, rates, are_independent = [], [], True
     for answer in run.played.answers:
@@ -394,7 +394,7 @@ def coin_checks(game: Game, plan: Plan, run: OneRun) -> list[Check]:
 
 
 def _part(game: Game, answer: Answer, canary: int) -> float:
-    """How often a canary is in a sum, but for the noise."""
+    """A noisy estimate of whether a canary is in a sum."""
     whole = contribution(game, answer, game.canary(canary))
     assert whole is not None
     support = np.abs(game.canary(canary)) > 0
@@ -402,7 +402,7 @@ def _part(game: Game, answer: Answer, canary: int) -> float:
 
 
 def _dependence(name: str, rows: Sequence[Array], detail: str) -> Check:
-    """The most dependent pair of releases; the chance is for all pairs together."""
+    """The most dependent pair of releases; the probability is corrected for the number of pairs."""
     strongest, pairs = 0.0, list(combinations(range(len(rows)), 2))
     for one, other in pairs:
         products = (rows[one] - rows[one].mean()) * (rows[other] - rows[other].mean())
@@ -419,7 +419,7 @@ def _dependence(name: str, rows: Sequence[Array], detail: str) -> Check:
 
 
 def leaking(schedule: Schedule, leak: float) -> list[tuple[dp.DpEvent, int]]:
-    """The events if their noise were divided by `leak`."""
+    """The events with their noise divided by `leak`."""
     return [(_leaking(event, leak), count) for event, count in schedule]
 
 
@@ -443,11 +443,11 @@ def _leaking(event: dp.DpEvent, leak: float) -> dp.DpEvent:
 
 
 Family = tuple[Callable[[float], Profile], Callable[[float], float]]
-"""The profile and the epsilon of a claim if its noise were divided by a number."""
+"""The profile and the epsilon of a claim, as functions of a divisor of its noise."""
 
 
 def family(plan: Plan) -> Family:
-    """Of a plan; at 1 it is the claim as the plan states it."""
+    """The family of a plan; at 1 it is the plan's claim."""
     schedule, relation = schedule_from_json(reserved_events(plan)), adjacency_named(plan.adjacency)
     delta = plan.target.budget.delta
     return family_of(schedule, delta, accountant=plan.accountant, relation=relation, claimed=claim_of(plan))
@@ -461,7 +461,7 @@ def family_of(
     relation: Adjacency = ADD_OR_REMOVE_ONE,
     claimed: Profile | None = None,
 ) -> Family:
-    """Of a schedule. claimed: its profile, where it is known."""
+    """The family of a schedule. claimed: its profile, if it is known."""
     known = {1.0: claimed or profile(schedule, adjacency=relation)}
 
     def at(leak: float) -> Profile:
@@ -478,7 +478,7 @@ def family_of(
 
 
 def _coarse_profile(schedule: Schedule, relation: Adjacency) -> Profile:
-    """`profile` on a coarser grid, which is quicker and still an upper bound of delta: the attack's bound is lower."""
+    """`profile` on a coarser grid: faster, and still an upper bound on delta, which lowers the attack's bound."""
     few = in_few_kinds(schedule)
     try:
         found = composed(few, _GRID, relation)
@@ -491,9 +491,9 @@ def _coarse_profile(schedule: Schedule, relation: Adjacency) -> Profile:
 def power_of(
     draws: int, pairs: int, claimed: Callable[[float], Profile], cost: Callable[[float], float]
 ) -> Power:
-    """What half of the noise would have shown, by its own trade-off curve.
+    """What the audit would find with half of the noise, by its trade-off curve.
 
-    draws: of noise that were looked at. pairs: of runs that count.
+    draws: number of observed noise values. pairs: number of counted pairs of runs.
     """
     caught = float(chi2(draws).cdf(4 * chi2(draws).ppf(ALARM))) if draws else 0.0
     best = Rates(1.0, 1.0)
@@ -516,7 +516,7 @@ def _expected(alarms: float, missed: float, pairs: int, confidence: float) -> Ra
 
 
 def _least_leak(seen: Rates, claimed: Callable[[float], Profile]) -> float:
-    """By how much the noise must be divided, at least, for a claim to agree with errors."""
+    """The smallest divisor of the noise with which a claim is consistent with the errors."""
     low, high = 0.0, 4.0
     while high - low > 0.01 and seen.alarms + seen.misses < 1:
         middle = (low + high) / 2
@@ -526,7 +526,7 @@ def _least_leak(seen: Rates, claimed: Callable[[float], Profile]) -> float:
 
 
 def curve_of(found: Array, claimed: Profile) -> Curve:
-    """The trade-off that is claimed, and the rates that were seen at all thresholds."""
+    """The claimed trade-off curve, and the observed rates at all thresholds."""
     alarms = np.linspace(0.0, 1.0, 101)
     thresholds = np.quantile(found, _THRESHOLDS)
     seen = tuple((float((found[:, 0] >= t).mean()), float((found[:, 1] < t).mean())) for t in thresholds)
@@ -541,17 +541,17 @@ def audit(
     seed: int = 0,
     several: Callable[[Callable[[Sequence[int]], Array], Sequence[int]], Array] | None = None,
 ) -> Audit:
-    """Audits a method.
+    """Audit a method.
 
     Args:
         game: The method and its claim; a game of one canary.
         runs: Pairs of runs with and without the worst record.
-        canaries: Of the one run.
-        seed: Of everything that is random: audits are of made-up records and can be repeated.
-        several: Runs a function over seeds side by side and joins what comes; one after the other by default.
+        canaries: In the single run.
+        seed: Of all random numbers: audits use made-up records and can be repeated.
+        several: Maps a function over seeds and joins the results; by default sequentially.
 
     Raises:
-        RefusedError: For a method that claims nothing, and for settings that do not fit.
+        RefusedError: For a method without a claim, and for settings that do not fit.
     """
     plan = game.plan()
     claimed, cost = family(plan)
@@ -583,7 +583,7 @@ def audit(
 
 
 def _with_little_noise(game: Game, plan: Plan) -> tuple[Game, Plan]:
-    """The same method at so large an epsilon that coins are seen through the noise; itself where it refuses that."""
+    """The same game at an epsilon so large that coins are visible through the noise; unchanged if that is refused."""
     clear = replace(game, epsilon=max(game.epsilon, _CLEAR), accountant="rdp")
     try:
         return clear, clear.plan()
@@ -593,7 +593,7 @@ def _with_little_noise(game: Game, plan: Plan) -> tuple[Game, Plan]:
 
 @dataclass(frozen=True)
 class PairsOfRuns:
-    """`scores` of a game, as a value that another process can be given."""
+    """`scores` of a game, as a value that can be sent to another process."""
 
     game: Game
     plan: Plan

@@ -1,8 +1,8 @@
-"""Lower bounds on privacy loss from attacks that were seen to succeed, each with a stated confidence.
+"""Lower bounds on privacy loss from successful attacks, each with a stated confidence.
 
-An attacker who tells two neighbouring data sets apart has a rate of false alarms and a rate of misses. A claim bounds
-what any test can reach, so a test that is seen to do better, beyond chance, refutes it. All intervals are exact
-(Clopper and Pearson 1934), none is asymptotic.
+An attacker who distinguishes two neighbouring data sets has a rate of false alarms and a rate of misses. A claim bounds
+these for every test, so a test that does significantly better refutes the claim. All intervals are exact (Clopper and
+Pearson 1934), none is asymptotic.
 """
 
 import math
@@ -19,12 +19,12 @@ from algorithms.privacy.accounting.risk import Profile
 
 Array = NDArray[np.float64]
 Inverse = Callable[[float], float]
-"""Of what a test can recognise: the least rate of false alarms at which it recognises a share in [0, 1]."""
+"""The smallest rate of false alarms at which a test can recognise a share in [0, 1]."""
 _LARGEST_EPSILON, _LARGEST_MU = 60.0, 40.0
 
 
 def upper_rate(successes: int, trials: int, *, confidence: float) -> float:
-    """The largest rate that explains so many successes, one-sided (Clopper and Pearson 1934).
+    """The one-sided upper confidence bound on a rate, given a number of successes (Clopper and Pearson 1934).
 
     Example:
         >>> round(upper_rate(0, 100, confidence=0.95), 4)  # 1 - 0.05^(1/100)
@@ -35,7 +35,7 @@ def upper_rate(successes: int, trials: int, *, confidence: float) -> float:
 
 @dataclass(frozen=True)
 class Rates:
-    """Upper bounds of an attack's errors. alarms: false alarms. misses: of what was there."""
+    """Upper bounds on an attack's error rates. alarms: false alarms. misses: of records that were there."""
 
     alarms: float
     misses: float
@@ -57,7 +57,7 @@ def rates(without: Array, with_record: Array, threshold: float, *, confidence: f
 
 
 def epsilon_of(found: Rates, delta: float) -> float:
-    """The least epsilon at `delta` with which an attack of such errors agrees, of any mechanism (Kairouz et al. 2015).
+    """The smallest epsilon at `delta` of any mechanism that is consistent with these errors (Kairouz et al. 2015).
 
     Example:
         >>> round(epsilon_of(Rates(0.1, 0.2), 0.0), 4)  # ln(0.8 / 0.1)
@@ -68,14 +68,14 @@ def epsilon_of(found: Rates, delta: float) -> float:
 
 
 def mu_of(found: Rates) -> float:
-    """The least mu of a Gaussian mechanism with which such errors agree (Nasr et al. 2023, section 4)."""
+    """The smallest mu of a Gaussian mechanism that is consistent with these errors (Nasr et al. 2023, section 4)."""
     if found.alarms + found.misses >= 1:
         return 0.0
     return float(ndtri(1 - found.alarms) - ndtri(found.misses))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The epsilon at `delta` of a Gaussian mechanism of sensitivity over deviation `mu` (Balle and Wang 2018).
+    """The epsilon at `delta` of a Gaussian mechanism with `mu` = sensitivity / std (Balle and Wang 2018).
 
     Example:
         >>> round(gaussian_epsilon(1.0, 1e-5), 3)
@@ -98,7 +98,7 @@ def gaussian_inverse(mu: float) -> Inverse:
 
 
 def inverse_of(claimed: Profile) -> Inverse:
-    """The trade-off of a profile, as `Inverse`: no test recognises more at fewer false alarms."""
+    """The trade-off of a profile, as `Inverse`."""
     growth, delta = np.exp(claimed.epsilon), claimed.delta
 
     def inverse(share: float) -> float:
@@ -110,9 +110,9 @@ def inverse_of(claimed: Profile) -> Inverse:
 
 @dataclass(frozen=True)
 class Guesses:
-    """What came of one run with canaries that were each in by a fair coin.
+    """The guesses on one run in which each canary was included by a fair coin.
 
-    canaries: m. made: how many of their coins were guessed. right: how many of these guesses were.
+    canaries: m. made: the number of guesses. right: the number of correct guesses.
     """
 
     canaries: int
@@ -121,7 +121,7 @@ class Guesses:
 
 
 def one_run_p_value(seen: Guesses, epsilon: float, delta: float) -> float:
-    """How likely so many right guesses are, at most, against an (epsilon, delta) mechanism.
+    """A bound on the probability of this many correct guesses against an (epsilon, delta) mechanism.
 
     Source: Steinke, Nasr and Jagielski 2023 (arXiv:2305.08846), Theorem 5.2.
 
@@ -140,17 +140,17 @@ def one_run_p_value(seen: Guesses, epsilon: float, delta: float) -> float:
 
 
 def one_run_epsilon(seen: Guesses, delta: float, *, confidence: float) -> float:
-    """The least epsilon at `delta` with which the guesses agree at `confidence` (Steinke et al. 2023)."""
+    """The smallest epsilon at `delta` that is consistent with the guesses at `confidence` (Steinke et al. 2023)."""
     return _least(lambda e: one_run_p_value(seen, e, delta) > 1 - confidence, _LARGEST_EPSILON)
 
 
 def is_refuted(seen: Guesses, inverse: Inverse, *, confidence: float) -> bool:
     """Whether the guesses refute a trade-off curve at `confidence`.
 
-    If p_i is the chance of i right guesses of c, then for each i the sum over j >= i of j/m p_j is at most what the
-    curve lets a test recognise at false alarms of the sum over j >= i of (c - j + 1)/m p_(j-1). Started with
-    the mass 1 - confidence on what was seen, this forces mass on every smaller number; the curve is refuted where more
-    than 1 is forced in all.
+    If p_i is the probability of i correct guesses of c, then for each i the sum over j >= i of j/m p_j is at most what
+    the curve allows to recognise at a rate of false alarms equal to the sum over j >= i of (c - j + 1)/m p_(j-1).
+    Starting with the mass 1 - confidence on the observed number, this forces mass on every smaller number. The curve is
+    refuted if the total exceeds 1.
 
     Source: Mahloujifar, Melis and Chaudhuri 2024 (arXiv:2410.22235), Theorem 9 and its recursion.
     """
@@ -166,16 +166,16 @@ def is_refuted(seen: Guesses, inverse: Inverse, *, confidence: float) -> bool:
 
 
 def one_run_gaussian_epsilon(seen: Guesses, delta: float, *, confidence: float) -> float:
-    """The epsilon at `delta` of the least leaky Gaussian mechanism with which the guesses agree.
+    """The epsilon at `delta` of the least leaky Gaussian mechanism that is consistent with the guesses.
 
-    It bounds mechanisms whose trade-off has the form of a Gaussian's, as that of many noised steps has.
+    It bounds mechanisms with a Gaussian trade-off curve, which many noisy steps have approximately.
     """
     mu = _least(lambda mu: not is_refuted(seen, gaussian_inverse(mu), confidence=confidence), _LARGEST_MU)
     return gaussian_epsilon(mu, delta)
 
 
 def _least(agrees: Callable[[float], bool], most: float) -> float:
-    """The least number from 0 up that agrees, rounded down; agreement must not end once it has begun."""
+    """The smallest number from 0 on for which a monotone condition holds, rounded down."""
     if agrees(0.0):
         return 0.0
     low, high = 0.0, most

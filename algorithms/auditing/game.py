@@ -1,9 +1,9 @@
-"""The attacker's game against a registered method: made-up records, what the barrier answered, and scores.
+"""The attacker's game against a registered method: made-up records, the barrier's answers, and scores.
 
-The records are the worst ones. All but the canaries are zeros, which add nothing to any sum, and a canary's gradient is
-as long as it gets, in a direction that no other record has, in every layer. So the attacker knows all but who takes
-part. It sees each answer of the barrier (white box) or the released parameters alone (black box). What is run is the
-method's own plan and steps, in the training loop of a real run, at the real barrier.
+The records are the worst case. All except the canaries are zeros, which add nothing to any sum. A canary's gradient has
+the largest length, in a direction of its own, in every layer. So the attacker knows everything except who takes part.
+It sees each answer of the barrier (white box) or only the released parameters (black box). The method's own plan and
+steps run in the real training loop at the real barrier.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from algorithms.privacy.mechanisms.noise import Generator
 
 Array = NDArray[np.float64]
 LENGTH = 1e3
-"""Of a canary's gradient in each layer, before it is clipped."""
+"""The length of a canary's gradient in each layer, before clipping."""
 _USUAL: Mapping[str, Any] = {"steps": 4, "epochs": 2, "rounds": 4, "iterations": 4, "clip_norm": 1.0}
 _SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "dp_agd": {"loss_bound": 1.0},
@@ -50,19 +50,19 @@ _SPECIAL: Mapping[str, Mapping[str, Any]] = {
 
 
 _ONE_LAYER = ("objective_perturbation", "output_perturbation", "majority")
-"""Methods that take a linear model with one layer alone."""
+"""Methods that need a linear model with one layer."""
 
 
 @dataclass(frozen=True)
 class Game:
-    """What is played.
+    """The settings of a game.
 
     Attributes:
         algorithm: Name of a registered method, or "package.module:factory".
-        settings: Of the method; what is not named is small (four steps, half of the records in a batch).
-        epsilon, delta: The claim, which the method's plan is calibrated to.
-        canaries: How many records the attacker asks about.
-        zeros: Further records, and coordinates that no record moves, in which nothing but noise is seen.
+        settings: Of the method; the defaults are small (four steps, half of the records in a batch).
+        epsilon, delta: The claim, to which the method's plan is calibrated.
+        canaries: Number of records that the attacker asks about.
+        zeros: Number of other records, and of coordinates that no record moves, which show only noise.
         accountant: Of the claim; at delta 0 it is "pure".
     """
 
@@ -76,7 +76,7 @@ class Game:
 
     @property
     def records(self) -> int:
-        """Their public number."""
+        """The public number of records."""
         return self.canaries + self.zeros
 
     def method(self) -> Algorithm[Any]:
@@ -84,7 +84,7 @@ class Game:
         return from_settings({"name": self.algorithm, **self.all_settings()})
 
     def model(self) -> Model:
-        """A linear loss, so that a record's gradient is its features wherever it is taken."""
+        """A model with a linear loss, so that a record's gradient equals its features at every point."""
         single = nn.Sequential(nn.Flatten(), _one_layer(self.width))
         module = single if self.algorithm in _ONE_LAYER else _Layers(self.width)
         bounds = LossBounds(slope=1.0, curvature=0.25, least=0.0)
@@ -92,11 +92,11 @@ class Game:
 
     @property
     def width(self) -> int:
-        """Numbers of a record: in each of two layers one for each canary and those of the noise."""
+        """Features of a record: in each of two layers one for each canary, and those that show noise."""
         return 2 * self.records
 
     def plan(self) -> Plan:
-        """The method's plan of the claim; raises RefusedError for a method that claims nothing."""
+        """The method's plan for the claim; raises RefusedError for a method without a claim."""
         public = PublicInfo(
             records=self.records,
             parameters=self.width,
@@ -114,7 +114,7 @@ class Game:
         return plan
 
     def canary(self, index: int) -> Array:
-        """A canary's features, shape [width]: in each layer one coordinate of its own."""
+        """A canary's features, shape [width]: its own coordinate in each layer."""
         features = np.zeros(self.width)
         features[[index, self.records + index]] = LENGTH
         return features
@@ -125,7 +125,7 @@ class Game:
         return np.concatenate([part + np.arange(self.canaries, self.records) for part in (0, self.records)])
 
     def all_settings(self) -> dict[str, Any]:
-        """Those that are given, and small ones for what is not named."""
+        """The given settings, and small defaults for the others."""
         known = _names(self.algorithm)
         usual = {name: value for name, value in _USUAL.items() if name in known}
         is_sampled = "expected_batch_size" in known and "relative_step" not in known
@@ -135,13 +135,13 @@ class Game:
 
 
 def _names(algorithm: str) -> set[str]:
-    """The settings that a registered method has; none of one that is not shipped, which gets what is given."""
+    """The names of a registered method's settings; empty for a method that is not shipped."""
     kind = CATALOGUE.get(algorithm)
     return set() if kind is None else {field.name for field in fields(kind)}  # type: ignore[arg-type]
 
 
 class _Layers(nn.Module):
-    """Two layers beside each other, each of half of the features: an error in one layer is seen in its half."""
+    """Two parallel layers, each for half of the features, so that a fault in one layer shows in its half."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -177,10 +177,10 @@ class Records:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the barrier answered to one question.
+    """The barrier's answer to one query.
 
-    value: the noised sum, before it was divided; of a selection the index that was chosen. asked: what else was said:
-    the statistic of a total, the candidates of a selection.
+    value: the noisy sum before division, or the chosen index of a selection. asked: a total's statistic, or a
+    selection's candidates.
     """
 
     kind: str
@@ -192,7 +192,7 @@ class Answer:
 
     @property
     def scale(self) -> float:
-        """The scale of the noise on the sum that is claimed for it."""
+        """The claimed scale of the noise on the sum."""
         if isinstance(self.bound, Minimum):  # as a sum of gradients: see `Watched.minimum`
             return float(self.noise.scale(self.bound)) * (
                 1.0 if self.noise.is_inside else self.bound.regularisation
@@ -201,7 +201,7 @@ class Answer:
 
 
 class Watched(Barrier):
-    """The real barrier, of which all answers are kept."""
+    """The real barrier, with all answers recorded."""
 
     def __init__(self, *args: Any, seen: list[Answer], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -238,7 +238,7 @@ class Watched(Barrier):
         return answer
 
     def minimum(self, problem: Minimum, *, noise: Any) -> Tensor:
-        """Of linear losses it is -(sum of gradients + noise) / regularisation."""
+        """For linear losses the minimum is -(sum of gradients + noise) / regularisation."""
         answer = super().minimum(problem, noise=noise)
         self._keep("minimum", FullBatch(), problem, noise, -problem.regularisation * answer)
         return answer
@@ -252,7 +252,7 @@ class Watched(Barrier):
 
 @dataclass(frozen=True)
 class Played:
-    """answers: all of the barrier's, in order. events: what each was charged. released: the parameters, [width]."""
+    """answers: of the barrier, in order. events: charged for each. released: the parameters, [width]."""
 
     answers: Sequence[Answer]
     events: Sequence[dp.DpEvent]
@@ -260,7 +260,7 @@ class Played:
 
 
 class _Examined(Performance):
-    """Takes one engine for all runs of a game: examining the same model again would take most of the time."""
+    """Uses one engine for all runs of a game, since inspecting the same model again would take most of the time."""
 
     def engine(self, model: Model, records: Any) -> Engine:
         key = (repr(model.module), records.features.shape[1:])
@@ -273,7 +273,7 @@ _ENGINES: dict[object, Engine] = {}
 
 
 def key_of(*parts: object) -> Generator:
-    """A generator that anyone can make again: audits are of made-up records, and are to be repeatable."""
+    """A reproducible generator: audits use made-up records and must be repeatable."""
     return Generator(hashlib.sha256(repr(parts).encode()).digest(), private=False)
 
 
@@ -282,8 +282,8 @@ def play(
 ) -> Played:
     """One run of the method on made-up records.
 
-    coins: shape [canaries]: who is in, or under replace-one who is there with its features and not their negative.
-    blank: puts a record of zeros where a canary is not in, so that later coins and the noise stay the same.
+    coins: shape [canaries]: which canaries are included, or under replace-one which have their features rather than
+    their negative. blank: replaces canaries that are not included by zeros, so that later coins and noise are the same.
     """
     canaries = np.stack([game.canary(index) for index in range(game.canaries)])
     if plan.adjacency == REPLACE_ONE.name:
@@ -318,7 +318,7 @@ def play(
 
 
 def contribution(game: Game, answer: Answer, features: Array) -> Array | None:
-    """What a canary adds to a sum, as the bound allows it; None for a question of which no sum is known."""
+    """A canary's clipped contribution to a sum; None for a query without a known sum."""
     bound = answer.bound
     match answer.kind:
         case "norms":
@@ -360,10 +360,10 @@ def length_of(vector: Array, bound: Any) -> float:
 
 
 def log_likelihood(game: Game, plan: Plan, answers: Sequence[Answer], canary: int, *, alone: bool) -> float:
-    """How much more likely the answers are with a canary than without it, as a logarithm: the best test there is.
+    """The log likelihood ratio of the answers with and without a canary, which is the best test.
 
-    alone: whether no other canary may be there; else questions about all records at once are left out, and noise is
-    looked at where this canary alone can be seen.
+    alone: whether there is no other canary; otherwise queries that mix all records are skipped, and only the
+    coordinates of this canary are used.
     """
     series = [answer for answer in answers if isinstance(answer.noise, Correlated)]
     others = [answer for answer in answers if not isinstance(answer.noise, Correlated)]
@@ -375,9 +375,9 @@ def log_likelihood(game: Game, plan: Plan, answers: Sequence[Answer], canary: in
 
 @lru_cache
 def whitening(event: CorrelatedDpEvent, steps: int) -> Array:
-    """What makes the noise of all steps independent, with the scale of the event; lower triangular, [steps, steps].
+    """The lower triangular matrix [steps, steps] that whitens the noise of all steps, with the event's scale.
 
-    It follows from what the event states alone, not from the code that draws the noise.
+    It is computed from the event, not from the code that draws the noise.
     """
     if event.leaves:
         mixed = _tree_noise(event.leaves, steps)
@@ -413,7 +413,7 @@ def _tree_noise(leaves: int, steps: int) -> Array:
 
 
 def _of_series(game: Game, plan: Plan, series: Sequence[Answer], canary: int) -> float:
-    """Of the steps of correlated noise together: whitened, and over all ways in which the coins may have fallen."""
+    """The log likelihood ratio of all steps of correlated noise: whitened, and averaged over the record's coins."""
     features = game.canary(canary)
     charged = next(event for event, _ in plan.schedule if isinstance(event, CorrelatedDpEvent))
     through = whitening(charged, len(series))
@@ -424,7 +424,7 @@ def _of_series(game: Game, plan: Plan, series: Sequence[Answer], canary: int) ->
 
 
 def _of_taking_part(game: Game, series: Sequence[Answer], through: Array, features: Array) -> float:
-    """How much more likely the answers are with a record than with nothing in its place."""
+    """The log likelihood ratio of an answer with a record and with nothing in its place."""
     first, steps = series[0], len(series)
     whole = contribution(game, first, features)
     assert whole is not None
@@ -478,7 +478,7 @@ def _log(value: float) -> float:
 
 
 def _log_density(answer: Answer, residual: Array) -> float:
-    """Of the noise that is claimed, up to a constant."""
+    """The log density of the claimed noise, up to a constant."""
     noise = answer.noise
     if isinstance(noise, Laplace):
         return -float(np.abs(residual).sum()) / answer.scale

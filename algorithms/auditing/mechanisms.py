@@ -1,8 +1,8 @@
-"""Each mechanism alone, by a direct test of its two worst neighbours: many draws, no training, no records.
+"""Tests each mechanism alone on its two worst neighbours: many draws, no training, no records.
 
-The sum is zero on one side and as far away as one record can move it on the other; a selection has candidates that tie
-or of which one loses by the whole bound. The score is the likelihood ratio, so that the test is the best there is, and
-what it reaches is held against the mechanism's own event.
+The sum is zero for one neighbour and as far away as one record can move it for the other. In a selection the candidates
+tie, or one loses by the whole bound. The score is the likelihood ratio, which gives the best test, and its result is
+compared with the mechanism's event.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ Array = NDArray[np.float64]
 DELTA = 1e-5
 _DIMENSION, _CANDIDATES = 3, 2
 _STEPS, _PARTS, _WORDS = 4, 2, 8
-"""Of a run with correlated noise: steps, parts of the records, and words of a stream that a draw needs at most."""
+"""For a run with correlated noise: steps, parts of the records, and the largest number of stream words for a draw."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def tested(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> lis
     """The audit of every mechanism at a noise multiplier of 1, of correlated noise at 1.5.
 
     Args:
-        draws: On either side; those in several dimensions are drawn one after the other.
+        draws: For each neighbour; draws in several dimensions are made one after the other.
         seed: Of the draws.
         only: Names of mechanisms; empty for all.
 
@@ -89,7 +89,7 @@ def tested(*, draws: int = 4000, seed: int = 0, only: Sequence[str] = ()) -> lis
 
 
 def _on_a_line(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
-    """One coordinate, many times: each draw of the noise of a vector is one of these."""
+    """Many draws of one coordinate, as the coordinates of one noise vector."""
     rate, scale = release.sampling.rate, release.noise_scale
     reached = is_in * np.ones(draws)
     if not isinstance(release.sampling, FullBatch):
@@ -121,7 +121,7 @@ def _norm(vector: Array, release: Release) -> float:
 
 
 def _selected(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
-    """Two candidates; the record makes the first lose by the bound. Chosen, the first speaks against the record."""
+    """Two candidates; with the record the first loses by the bound, so choosing it is evidence against the record."""
     bound, points = release.clipping.sensitivity, torch.zeros(_CANDIDATES, 1)
     picks = np.array(
         [
@@ -135,7 +135,7 @@ def _selected(release: Release, stream: Stream, is_in: bool, draws: int) -> Arra
 
 
 def _over_steps(release: Release, stream: Stream, is_in: bool, draws: int) -> Array:
-    """A record in every second step of a run; each coordinate is a run of its own, seen through the strategy."""
+    """A record in every second step of a run; each coordinate is a separate run, whitened by the strategy."""
     noise = release.noise
     assert isinstance(noise, Correlated)
     assert isinstance(noise.strategy, Toeplitz)
