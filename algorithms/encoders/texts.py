@@ -15,34 +15,34 @@ from algorithms.errors import EncoderRefusedError
 from algorithms.models.libraries import imported_library, package_folder, public_folder
 
 _BATCH, _STEP = 32, 32
-"""Texts at once, and the lengths in tokens that they are filled up to: a text's own length decides, not its company."""
+"""The batch size, and the step of padded lengths in tokens: a text's own length decides, not the other texts."""
 _RARE = 5e-5
-"""a of a / (a + p): how much a frequent token counts for less (Arora et al. 2017, "A Simple but Tough-to-Beat
+"""a in the weight a / (a + p) of a token with frequency p (Arora et al. 2017, "A Simple but Tough-to-Beat
 Baseline").
 """
 _WORD = "\u2581"
-"""What begins the tokens that begin a word."""
+"""The prefix of tokens that begin a word."""
 _WITHIN = 0.5
-"""What a piece within a word counts for: its vector is an average over all words that have it."""
+"""The weight of a token within a word, whose vector is an average over all words that contain it."""
 _SPECIAL = 259
-"""Tokens of this vocabulary before its pieces, which come in the order in which they were merged: frequent ones first.
-Single characters come last, again in the order of their frequency.
+"""The number of special tokens in this vocabulary. The others follow in the order of merging, frequent ones first, and
+single characters come last, again by frequency.
 """
 
 
 BETWEEN = "\x1f"
-"""Between the words of a text that are tagged one by one."""
+"""The separator between the words of a text with tags for each word."""
 _MINILM = "all-minilm-l6-v2"
 _MINILM_ON = "a billion pairs of sentences from public collections, by its authors"
 
 
 def wordllama(settings: Frozen) -> Encoder:
-    """Means of static token vectors of the package `wordllama` (256 numbers each, MIT), which know no order of words.
+    """Means of static token vectors from the package `wordllama` (256 numbers each, MIT), which ignore word order.
 
-    Of the vectors, of their absolute values, and of their roots with their signs: 768 features. Words of opposite
-    directions cancel in the first, and are told by the others. Each vector is divided by its length. A token counts for
-    a / (a + p), where p falls with its rank in the public vocabulary, so that frequent words say little; for half of
-    that within a word; and for the root of how often it comes, as the second time says less than the first.
+    There are 768 features: means of the vectors, of their absolute values, and of their signed square roots. Words with
+    opposite vectors cancel in the first, but not in the others. Each vector has unit length. A token has the weight
+    a / (a + p), where p falls with its rank in the public vocabulary, so that frequent words count little; half of that
+    within a word; and the square root of its number of occurrences.
     """
     folder = package_folder("wordllama")
     weights = folder / "weights" / "l2_supercat_256.safetensors"
@@ -81,7 +81,7 @@ def wordllama(settings: Frozen) -> Encoder:
 
 
 def _weights(tokens: Sequence[str]) -> NDArray[np.float32]:
-    """What each token of the vocabulary counts for."""
+    """The weight of each token of the vocabulary."""
     single = np.array([len(token) == 1 for token in tokens])
     ranks = np.maximum(np.arange(len(tokens)) - _SPECIAL, 0) + 1.0
     ranks[single] = np.arange(single.sum()) + 1.0
@@ -105,10 +105,10 @@ def minilm(settings: Frozen) -> Encoder:
 
 
 def from_hugging_face(name: str, settings: Frozen) -> Encoder:
-    """The encoder of a folder, or of a name in the hub's cache on this machine: of texts, the mean of its states.
+    """The encoder of a folder, or of a name in the hub's cache on this machine; for texts the mean of its states.
 
-    Of images where the folder has the settings of an image processor. Folders of sentence-transformers are such
-    folders. Weights are read from safetensors alone.
+    It is an image encoder if the folder has settings of an image processor. Folders of sentence-transformers work too.
+    Weights are read only from safetensors.
     """
     with folder_of(name) as folder:
         if processor_of(folder) is not None:
@@ -131,8 +131,8 @@ def from_hugging_face(name: str, settings: Frozen) -> Encoder:
 def tokenizer(name: str, settings: Frozen) -> Encoder:
     """The tokenizer of a public model: the first `length` tokens of each text, then padding.
 
-    name: "all-minilm-l6-v2", a folder with its files, or a name in the hub's cache on this machine. Where the model has
-    no padding, the token that ends a text fills it up.
+    name: "all-minilm-l6-v2", a folder with its files, or a name in the hub's cache on this machine. If the model has no
+    padding token, the end-of-text token is used.
     """
 
     def made(folder: Path, **more: Any) -> Any:
@@ -244,7 +244,7 @@ def _transformer(folder: Path, settings: Frozen) -> Encode:
 
 
 def _batches(rows: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], int]]:
-    """The places of texts that are filled up to one length, in batches, with that length."""
+    """Yield batches of indices of texts with the same padded length, and that length."""
     by_length: dict[int, list[int]] = {}
     for place, row in enumerate(rows):
         by_length.setdefault(-(-max(1, len(row)) // _STEP) * _STEP, []).append(place)

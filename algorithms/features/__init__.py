@@ -1,1 +1,1 @@
-"""What is learned about the features of all records before training."""
+"""Features that are learned from all records before training."""

@@ -1,4 +1,4 @@
-"""What is learned about the features of all records before training, and the registry of its kinds.
+"""Features that are learned from all records before training, and the registry of their kinds.
 
 Means and second moments are Gaussian releases, the moments as in "Analyze Gauss" (Dwork et al. 2014, Algorithm 1).
 """
@@ -75,7 +75,7 @@ class Standardised:
         return {"mean": mean.float()[:, None, None], "scale": variance.rsqrt().float()[:, None, None]}
 
     def module(self, shape: Shape) -> Standardisation:
-        """Before anything is learned it changes nothing."""
+        """The map before learning, which changes nothing."""
         return Standardisation(shape)
 
 
@@ -84,8 +84,8 @@ class PrincipalComponents:
     """Projection on the first principal components of noisy second moments (Dwork et al. 2014; Abadi et al. 2016,
     Section 4).
 
-    components: how many. noise: multiplier of the release. Records are scaled to norm 1 for the second moments, and
-    projected as they are. Without centring, as in the paper.
+    components: their number. noise: multiplier of the release. Records are scaled to norm 1 for the second moments, and
+    projected without scaling. Without centring, as in the paper.
     """
 
     components: Annotated[int, Field(ge=1)] = 60
@@ -113,7 +113,7 @@ class PrincipalComponents:
         return {"components": vectors[:, -self.components :].flip(1).float().contiguous()}
 
     def module(self, shape: Shape) -> Projection:
-        """Before anything is learned it keeps the first features."""
+        """The map before learning, which keeps the first features."""
         return Projection(shape, components=self.components)
 
 
@@ -121,11 +121,11 @@ class PrincipalComponents:
 class Whitened:
     """Maps [c, h, w], centred by their mean and with channels whitened, so that one step size suits all directions.
 
-    groups: of a group normalisation before it, which takes each record by itself, or 0 for none. mean_noise,
-    moment_noise: noise multipliers of the two releases. map_norm: L2 bound of a record's map, by default that of a
-    normalised one, sqrt(c h w). moment_bound: of the Frobenius norm of a record's second moment, averaged over
-    positions, by default a quarter of that of a normalised map, c. ridge: what is added to the second moment's
-    eigenvalues, relative to their mean.
+    groups: of a group normalisation in front, which is independent for each record, or 0 for none. mean_noise,
+    moment_noise: noise multipliers of the two releases. map_norm: L2 bound on a record's map, by default that of a
+    normalised map, sqrt(c h w). moment_bound: on the Frobenius norm of a record's second moment, averaged over
+    positions, by default a quarter of that of a normalised map, c. ridge: added to the second moment's eigenvalues,
+    relative to their mean.
     """
 
     groups: Annotated[int, Field(ge=0)] = 27
@@ -166,7 +166,7 @@ class Whitened:
         return {"mean": mean, "matrix": (vectors @ torch.diag(values.rsqrt()) @ vectors.T).float()}
 
     def module(self, shape: Shape) -> Whitening:
-        """Before anything is learned it centres by 0 and leaves the channels as they are."""
+        """The map before learning, which only normalises."""
         return Whitening(shape, groups=self.groups)
 
     def _map_bound(self, shape: Shape) -> L2:
@@ -184,21 +184,20 @@ class Whitened:
 
 
 _MOST = 4096
-"""Features whose second moment is released: it has half their square of numbers, and each is noise to the others."""
+"""The largest number of features for a second moment, which has half as many numbers as its square."""
 
 
 @dataclass(frozen=True)
 class Centred:
-    """Records, flat and of unit length, less their noisy mean, whitened by a noisy second moment.
+    """Flat records of unit length, centred by their noisy mean and whitened by a noisy second moment.
 
-    For the features of a frozen encoder. A record is divided by its length first, by itself, so that mean and moment
-    have a sensitivity of 1.
+    For the features of a frozen encoder. Each record is scaled to unit length first, so that mean and moment have a
+    sensitivity of 1.
 
     mean_noise, moment_noise: noise multipliers of the two releases; without the second there is no whitening. power: of
-    the inverse second moment that the record is multiplied by, 0.5 for full whitening. ridge: what is added to the
-    moment's eigenvalues, relative to the largest. head_noise: noise multiplier of the sums over each class of what the
-    linear head is given, of unit length: the head starts at them, its rows head_length long on average; without it the
-    head starts as the model says.
+    the inverse second moment, 0.5 for full whitening. ridge: added to the moment's eigenvalues, relative to the
+    largest. head_noise: noise multiplier of class sums of the linear head's inputs, scaled to unit length. The head
+    starts at these sums, with rows of mean length head_length; without head_noise it starts as the model says.
     """
 
     mean_noise: Positive = 40.0
@@ -211,7 +210,7 @@ class Centred:
     __pydantic_config__ = STRICT
 
     def releases(self, shape: Shape) -> list[Release]:
-        """A sum of records, then a sum of second moments, then the sums of the classes."""
+        """A sum of records, a sum of second moments, and the class sums."""
         if self.moment_noise is not None and prod(shape) > _MOST:
             raise RefusedError(
                 f"whitening records of shape {list(shape)} was asked for, and at most {_MOST} features can be; leave"
@@ -242,12 +241,12 @@ class Centred:
         return {"mean": mean, "matrix": matrix.float()}
 
     def check(self, model: Model) -> None:
-        """Raises RefusedError where class sums are asked for, and the model behind has no linear head alone."""
+        """Raises RefusedError if class sums are requested but the model is not a single linear head."""
         if self.head_noise is not None:
             _head_of(model)
 
     def start(self, barrier: Barrier, model: Model) -> Tensor:
-        """The model's parameters to start at, [parameters]; behind the map with what was learned."""
+        """The model's initial parameters, [parameters], given the learned map."""
         parameters = model.initial_parameters()
         if self.head_noise is None:
             return parameters
@@ -269,12 +268,12 @@ class Centred:
         return parameters
 
     def module(self, shape: Shape) -> Centring:
-        """Before anything is learned it brings records to unit length."""
+        """The map before learning, which scales records to unit length."""
         return Centring(shape, whitens=self.moment_noise is not None)
 
 
 def _head_of(model: Model) -> tuple[str, int]:
-    """The name of the one matrix of a linear model of classes, and its number of rows."""
+    """The name of a linear classifier's only matrix, and its number of rows."""
     matrices = [name for name, shape in model.shapes.items() if len(shape) == 2]
     others = [name for name, shape in model.shapes.items() if len(shape) > 2]
     if len(matrices) != 1 or others or model.label_shape or model.label_dtype != torch.int64:
@@ -294,7 +293,7 @@ FEATURES: dict[str, type[Features]] = {
 
 
 def from_settings(settings: Mapping[str, Any]) -> Features:
-    """The features that `settings` name under "name", with the other keys as their settings.
+    """The features named by `settings["name"]`, with the other keys as their settings.
 
     Raises RefusedError for an unknown name and pydantic's ValidationError for unknown or impossible settings.
     """
