@@ -1,10 +1,10 @@
-"""What the rows of a ledger add up to, block by block: caps, charges, what is left, and why a run does not fit.
+"""The totals of a ledger's rows for each block: caps, charges, what is left, and why a run does not fit.
 
-Sums are exact: every number counts as the decimal that a person reads (three times 0.1 is 0.3). A sum fits
-when it exceeds the cap by at most one part in 10^12, so that rounding refuses no run exactly at the cap.
+Sums are exact: every number counts as the decimal that a person reads (three times 0.1 is 0.3). A sum fits if it
+exceeds the cap by at most one part in 10^12, so that rounding refuses no run exactly at the cap.
 
-A charge of the whole population counts in each of its blocks. Where a person may have records in k blocks, every
-charge counts k times, so that what a block's balance says holds for a person who is in k of them.
+A charge to the whole population counts in each of its blocks. If a person may have records in k blocks, every charge
+counts k times, so that a block's balance holds for a person with records in k blocks.
 """
 
 import json
@@ -30,10 +30,10 @@ _MANY_MOVES = 64
 
 
 class Run(NamedTuple):
-    """A reservation and what became of it.
+    """A reservation and its present state.
 
-    charged: the cost that it counts for now. amounts: what it counts for in each of its blocks.
-    adjacency: of its events. retraining: the scheduled one that it is charged for. model: the SHA-256 of what it gave.
+    charged: the cost that counts now. amounts: the amount that counts in each of its blocks. adjacency: of its events.
+    retraining: the scheduled retraining that it belongs to. model: the SHA-256 of its model.
     """
 
     population: str
@@ -48,26 +48,26 @@ class Run(NamedTuple):
 
 @dataclass
 class Books:
-    """The ledger replayed, row by row; a cap belongs to an account, a population and a block."""
+    """The state of a ledger after its rows; a cap belongs to an account, which is a population and a block."""
 
     terms: dict[str, Terms] = field(default_factory=dict)
     caps: dict[Account, Budget] = field(default_factory=dict)
     retired: set[Account] = field(default_factory=set)
     adjacencies: dict[str, str] = field(default_factory=dict)
     held: dict[Account, frozenset[str]] = field(default_factory=dict)
-    """The keyed digests of what a block held, whenever a run was reserved on it."""
+    """The keyed digests of a block's content at all reservations on it."""
     allowed: set[tuple[str, frozenset[str]]] = field(default_factory=set)
-    """Populations and two of their blocks each, which may hold the same, as the owner of the data has said."""
+    """Populations with pairs of their blocks that may hold the same records, by decision of the data's owner."""
     runs: dict[str, Run] = field(default_factory=dict)
     _sums: dict[Account, dict[Status, Amount]] = field(default_factory=dict)
     _moves: dict[Account, dict[tuple[Status, int], tuple[Amount, int]]] = field(default_factory=dict)
-    """What is yet to be added to the sums, and how often, since fractions add slowly and many runs count for the same
-    amount; by the amount's `id`, since they hash slowly, too.
+    """Amounts that are not yet added to the sums, and how often each occurs: adding fractions is slow, and many runs
+    have the same amount. The keys are `id`s of the amounts, since hashing them is slow too.
     """
     _charges: dict[Account, int] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> None:
-        """Enters a verified row; the rows come in their order."""
+        """Add a verified row; rows must come in order."""
         about = json.loads(entry.about)
         match entry.kind:
             case "reserve":
@@ -90,7 +90,7 @@ class Books:
                 self.terms[entry.population] = terms.binding(bound, is_charged=is_charged)
 
     def term(self, population: str) -> Terms:
-        """The terms of a population; raises RefusedError for one that nobody declared."""
+        """The terms of a population; raises RefusedError for an unknown one."""
         if population not in self.terms:
             known = ", ".join(map(repr, self.terms)) or "none yet"
             raise RefusedError(
@@ -115,11 +115,11 @@ class Books:
         return self.caps[population, block]
 
     def limit(self, population: str, block: str) -> Amount:
-        """What the cap allows."""
+        """The amount that the cap allows."""
         return self.term(population).composition.amount_of(self.cap(population, block))
 
     def charged(self, population: str, block: str, *states: Status) -> Amount:
-        """What the runs of these states count for in a block, those on the whole population included."""
+        """The amount of all runs in these states in a block, including runs on the whole population."""
         total = self.term(population).composition.nothing()
         for name in {block, WHOLE_POPULATION}:
             for status, amount in self._added_up((population, name)).items():
@@ -127,23 +127,20 @@ class Books:
         return total
 
     def left(self, population: str, block: str) -> Amount:
-        """What more may be charged, less than nothing where a cap was lowered."""
+        """The amount that can still be charged; negative if a cap was lowered."""
         charged = self.charged(population, block, "open", "settled", "forfeited")
         rounded = times(self.limit(population, block), 1 + ROUNDING)
         return plus(rounded, charged, sign=-1)
 
     def how_many(self, population: str, block: str, charge: Amount) -> int | None:
-        """How many such charges fit one after the other; None for one of nothing, which always fits.
-
-        No number of runs costs less than nothing: 0 too when the charges already exceed the cap.
-        """
+        """How many such charges fit; None for a charge of nothing, which always fits, and 0 if the cap is exceeded."""
         room = self.left(population, block)
         if min(room) < 0 or (population, block) in self.retired:
             return 0
         return min((left // part for left, part in zip(room, charge, strict=True) if part), default=None)
 
     def charges(self, population: str, block: str) -> int:
-        """How many runs were ever reserved in a block."""
+        """The number of runs that were ever reserved in a block."""
         return self._charges.get((population, block), 0)
 
     def is_charged(self, population: str) -> bool:
@@ -151,7 +148,7 @@ class Books:
         return population in self.adjacencies
 
     def open_runs(self, population: str, block: str) -> list[str]:
-        """The runs that hold a reservation in a block, or on the whole population."""
+        """The open runs in a block or on the whole population."""
         places = {block, WHOLE_POPULATION}
         return [
             name
@@ -160,7 +157,7 @@ class Books:
         ]
 
     def run_of(self, population: str, retraining: str) -> str | None:
-        """The run that a scheduled retraining of a population was charged for; None where there is none."""
+        """The run of a scheduled retraining of a population; None if there is none."""
         return next(
             (
                 name
@@ -171,9 +168,9 @@ class Books:
         )
 
     def repeats(self, population: str, held: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-        """For each block that `held` has digests of, the others that hold exactly the same, by what was reserved too.
+        """For each block in `held`, the other blocks that hold exactly the same records, according to all reservations.
 
-        Two that the owner of the data allowed are left out, and so are blocks without another.
+        Pairs that the data's owner allowed, and blocks without a repeat, are left out.
         """
         known = {block: found for (name, block), found in self.held.items() if name == population}
         known |= {block: known.get(block, frozenset()).union(found) for block, found in held.items()}
@@ -190,15 +187,15 @@ class Books:
         return {block: others for block, others in found.items() if others}
 
     def account(self, account: Account) -> tuple[Mapping[Status, Amount], int]:
-        """What the runs of an account count for, by what became of them, and how many there were ever."""
+        """The amounts of an account's runs by status, and the number of runs."""
         return self._added_up(account), self._charges.get(account, 0)
 
     def set_account(self, account: Account, sums: Mapping[Status, Amount], charges: int) -> None:
-        """Takes over what `account` says elsewhere."""
+        """Set the result of `account`."""
         self._sums[account], self._charges[account] = dict(sums), charges
 
     def copy(self) -> "Books":
-        """The same books, which can be changed by themselves."""
+        """An independent copy."""
         fresh = Books()
         fresh.join(self)
         fresh._sums = {account: dict(self._added_up(account)) for account in {*self._sums, *self._moves}}
@@ -206,7 +203,7 @@ class Books:
         return fresh
 
     def join(self, other: "Books") -> None:
-        """Takes over the books of another population."""
+        """Add the books of another population."""
         for name, value in vars(other).items():
             getattr(self, name).update(value)
 

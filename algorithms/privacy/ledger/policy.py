@@ -1,8 +1,7 @@
-"""Which blocks a retraining uses and what it may cost: pure functions of where the blocks stand.
+"""Which blocks a retraining uses and what it may cost: pure functions of the blocks' balances.
 
-A price is a share of what a block has left, so a policy asks the books and remembers nothing: after a run that cost
-less than planned, or a cap that was changed, the next price follows from what is there. A forecast plays the policies
-against where the blocks stand now.
+A price is a share of what a block has left, so a policy has no state: after a run that cost less than planned, or a
+changed cap, the next price follows from the present balance. A forecast applies the policies to the present balances.
 """
 
 import math
@@ -20,9 +19,9 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Block:
-    """Where a block stands, in the units of its population's composition.
+    """The balance of a block, in the units of its population's composition.
 
-    limit, left: what its cap allows, and what of that is not charged. runs: how many were ever reserved in it.
+    limit, left: what its cap allows, and what is not charged yet. runs: the number ever reserved in it.
     """
 
     name: str
@@ -32,18 +31,18 @@ class Block:
     retired: bool = False
 
     def affords(self, price: Price) -> bool:
-        """Whether the price fits, by the ledger's own rounding."""
+        """Whether the price fits, with the ledger's rounding."""
         rows = zip(price, self.left, self.limit, strict=True)
         return not self.retired and all(part <= left + limit * _ROUNDING for part, left, limit in rows)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which of the blocks, in the order of their declaration, a retraining uses.
+    """Which blocks, in the order of declaration, a retraining uses.
 
-    "last": those of the newest `window` that can pay. "all": all that can pay. "newest": the newest that can pay and
-    no other, so that a block is emptied before an older one is taken. at_least: fewer blocks are too few.
-    Raises RefusedError for a window of another policy, and for numbers below 1.
+    "last": of the newest `window` blocks those that can pay. "all": all that can pay. "newest": only the newest that
+    can pay, so that a block is used up before an older one. at_least: the smallest number of blocks. Raises
+    RefusedError for a window with another policy, and for numbers below 1.
     """
 
     policy: Choosing
@@ -66,9 +65,9 @@ class Choice:
 class Spread:
     """How a block's budget is spread over the retrainings that use it.
 
-    "equal": the same price `planned` times. "front-loaded": prices that fall in equal steps to the last of `planned`,
-    which pays one step. "geometric": for ever, each time the `fraction` of what is left, so the budget never ends.
-    Raises RefusedError where the number that the policy needs is missing or out of range, or another one is given.
+    "equal": the same price `planned` times. "front-loaded": prices that fall in equal steps over `planned` retrainings,
+    of which the last pays one step. "geometric": a `fraction` of the rest each time, without end. Raises RefusedError
+    if the policy's number is missing or out of range, or the other one is given.
     """
 
     policy: Spreading
@@ -87,9 +86,9 @@ class Spread:
             raise RefusedError("planned retrainings are at least 1, and a fraction lies above 0 and below 1.")
 
     def price(self, left: Price, *, done: int) -> Price:
-        """What the next retraining may cost; nothing once all that were planned are done.
+        """The price of the next retraining; nothing after the last planned one.
 
-        left: what is not spent. done: how many retrainings are behind.
+        left: what is not spent. done: the number of past retrainings.
         """
         share = self.fraction or self._share((self.planned or 0) - done)
         return tuple(share * part for part in left)
@@ -103,7 +102,7 @@ class Spread:
 def choose_blocks(choice: Choice, blocks: Sequence[Block], price: Price) -> tuple[str, ...]:
     """The names of the blocks that a retraining of this price uses, in order.
 
-    blocks: in the order of their declaration. Raises RefusedError, and nothing is reserved, where too few can pay.
+    blocks: in the order of declaration. Raises RefusedError if too few can pay; nothing is reserved then.
     """
     return _chosen(choice, blocks, lambda block: block.affords(price))
 
@@ -111,9 +110,9 @@ def choose_blocks(choice: Choice, blocks: Sequence[Block], price: Price) -> tupl
 def next_retraining(
     choice: Choice, spread: Spread, blocks: Sequence[Block], *, smallest: Price
 ) -> tuple[tuple[str, ...], Price]:
-    """The blocks that the next retraining uses, and its price: the least that one of them has planned for it.
+    """The blocks of the next retraining and its price, the smallest planned price of these blocks.
 
-    A block whose own share is below `smallest` takes no part. Raises RefusedError where too few blocks are left.
+    Blocks with a share below `smallest` are left out. Raises RefusedError if too few blocks are left.
     """
     shares = {block.name: spread.price(block.left, done=block.runs) for block in blocks}
     used = _chosen(choice, blocks, lambda block: _covers(shares[block.name], smallest))
@@ -121,9 +120,9 @@ def next_retraining(
 
 
 def exhausted(blocks: Sequence[Block], smallest: Price, spread: Spread | None = None) -> tuple[str, ...]:
-    """The blocks to retire: those that cannot pay the smallest price that is of use.
+    """The blocks to retire: those that cannot pay the smallest useful price.
 
-    spread: where prices are shares of what is left, a block retires when its next share is below the smallest.
+    spread: if prices are shares of the rest, a block retires when its next share is below the smallest.
     """
 
     def can_pay(block: Block) -> bool:
@@ -156,12 +155,12 @@ def _covers(share: Price, smallest: Price) -> bool:
 
 
 HORIZON = 1000
-"""Retrainings after which a forecast that has no end is cut off."""
+"""The number of retrainings after which a forecast without end is cut off."""
 
 
 @dataclass(frozen=True)
 class Retraining:
-    """One that the caps allow. number: 1 is the next one. retires: the blocks that are exhausted after it."""
+    """A retraining that the caps allow. number: 1 is the next. retires: the blocks that are exhausted after it."""
 
     number: int
     blocks: tuple[str, ...]
@@ -171,7 +170,7 @@ class Retraining:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the caps allow. end: why there is no further retraining; None where the forecast was cut off."""
+    """The retrainings that the caps allow. end: why there are no more; None if the forecast was cut off."""
 
     retrainings: tuple[Retraining, ...]
     end: str | None
@@ -186,11 +185,11 @@ def forecast(
     arriving: Price | None = None,
     horizon: int = HORIZON,
 ) -> Forecast:
-    """The retrainings to come, each charged in full.
+    """Forecast the retrainings to come, each charged in full.
 
-    pricing: how budgets are spread, or the price of every retraining. smallest: the least price that is of use; a
-    block that cannot pay it retires. arriving: the limit of the new block that comes before each further retraining,
-    None where none comes. horizon: where to stop.
+    pricing: how budgets are spread, or the price of every retraining. smallest: the smallest useful price; a block that
+    cannot pay it retires. arriving: the limit of a new block before each further retraining, or None. horizon: the
+    largest number of retrainings.
     """
     standing = list(blocks)
     done: list[Retraining] = []

@@ -1,12 +1,12 @@
-"""Where the ledger's rows live: one append-only table in SQLite or PostgreSQL, and how a URL leads to it.
+"""Stores the ledger's rows: one append-only table in SQLite or PostgreSQL, found by a URL.
 
-A write is one transaction that verifies the chain from the last head that this store verified, asks what to append,
-appends it and brings the balances up to it, so that it takes as long at any age of the ledger. SQLite runs these one
-after the other (BEGIN IMMEDIATE). On PostgreSQL they take turns at a lock, and SERIALIZABLE stands behind it for
-whoever takes none; a turn ends before the disk has the rows, and `append` returns after it, so that one wait for the
-disk serves all who wait. Unique constraints (one row a place, one successor a row, one row a run, kind and block) stand
-behind that. A transaction that lost a race or its connection is tried again. Triggers refuse UPDATE and DELETE: they
-stop accidents, while the hash chain shows what was done around them. No message holds a password.
+A write is one transaction. It verifies the chain from the last verified head, asks what to append, appends it and
+updates the balances, so that its time does not depend on the ledger's age. SQLite runs writes one after the other
+(BEGIN IMMEDIATE). On PostgreSQL writers take turns by a lock, and SERIALIZABLE protects against those who do not take
+it. A turn ends before the disk has the rows, and `append` returns when it has them, so that one wait for the disk
+serves all waiting writers. Unique constraints (one row per position, one successor per row, one row per run, kind and
+block) protect further. A transaction that lost a race or its connection is retried. Triggers refuse UPDATE and DELETE:
+they prevent accidents, while the hash chain reveals changes that bypass them. No message contains a password.
 """
 
 import errno
@@ -41,7 +41,7 @@ PATIENCE_SECONDS = 30.0
 _CONNECT_SECONDS = 10
 _TURN_MILLISECONDS = 5
 _ROOM_BYTES = 2**20
-"""With less than this a disk is full."""
+"""A disk with less free space than this is full."""
 _SESSION = {"lock_timeout": 30, "idle_in_transaction_session_timeout": 60, "idle_session_timeout": 10}
 _PATIENT = f"PRAGMA busy_timeout = {int(PATIENCE_SECONDS * 1000)}"
 _SQLITE_PRAGMAS = (_PATIENT, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
@@ -49,14 +49,14 @@ _SQLITE_PRAGMAS = (_PATIENT, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = 
 
 @dataclass(frozen=True)
 class Place:
-    """A database: the name by which messages call it, its engine, and what no message may show."""
+    """A database: its name in messages, its engine, and the secrets that no message may show."""
 
     name: str
     engine: Engine = field(repr=False)
     secrets: tuple[str, ...] = field(repr=False, default=())
 
     def not_allowed(self) -> str:
-        """One sentence on what the user may not do."""
+        """The message for an action that the user may not do."""
         user = self.engine.url.username or "this user"
         return (
             f"the ledger {self.name} does not let {user} do this; ask its owner, who registers populations, sets caps,"
@@ -64,7 +64,7 @@ class Place:
         )
 
     def complaint(self, error: DBAPIError) -> str:
-        """One sentence on what the database refused, without SQL, parameters or password."""
+        """The message for an error of the database, without SQL, parameters or password."""
         if self._is_full(error):
             return full_disk(self.name)
         reason = next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
@@ -76,7 +76,7 @@ class Place:
         )
 
     def _is_full(self, error: DBAPIError) -> bool:
-        """Whether the disk of a file is full; of its log and its index SQLite says only that they cannot be written."""
+        """Whether a file's disk is full; for its log and index, SQLite only says that they cannot be written."""
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         if code != sqlite3.SQLITE_IOERR:
             return code == sqlite3.SQLITE_FULL
@@ -85,15 +85,15 @@ class Place:
 
 
 def full_disk(name: str) -> str:
-    """What to tell a person where no room is left for a ledger."""
+    """The message if there is no space left for a ledger."""
     return f"the disk is full; make room where the ledger {name} lies, then start it again: it goes on where it was."
 
 
 def place_of(url: str) -> Place:
     """The database at sqlite:///PATH or postgresql+psycopg://USER:PASSWORD@HOST/DATABASE.
 
-    A new SQLite file, and its folder when that is new too, can be read and written by the owner only.
-    Raises RefusedError for any other URL, for a folder that cannot be written, and when psycopg is not installed.
+    Only the owner can read and write a new SQLite file and its new folder. Raises RefusedError for any other URL, for a
+    folder that cannot be written, and if psycopg is not installed.
     """
     try:
         parsed = make_url(url)
@@ -112,7 +112,7 @@ def place_of(url: str) -> Place:
 
 
 def _sqlite(url: URL, *, is_whole: bool) -> Place:
-    """is_whole: nothing follows the path, which a question mark would end, even one that belongs to it."""
+    """is_whole: whether the URL is only a path; a question mark, even one in the path, would end it."""
     database = url.database or ""
     if not database or database == ":memory:" or database.startswith("file:") or not is_whole:
         raise RefusedError("a ledger in SQLite must be a file that stays; write its URL as sqlite:///PATH.")
@@ -149,7 +149,7 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 
 def _prepare_postgresql(connection: Any, record: Any) -> None:
-    """A session that waits for nobody for ever, and that the server ends soon when it is idle."""
+    """Set timeouts for a session, so that it never waits for ever and the server ends it soon if it is idle."""
     cursor = connection.execute("SELECT session_user")
     record.info["user"] = cursor.fetchone()[0]
     for name, seconds in _SESSION.items():
@@ -185,7 +185,7 @@ T = TypeVar("T")
 Decision = Callable[[Connection, Books], Sequence[Draft]]
 
 LATEST = "0002"
-"""The last of the migrations."""
+"""The latest migration."""
 PAGE = 1000
 _FIRST_PAGE = PAGE // 20
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -228,26 +228,26 @@ _FIRST = sa.text("SELECT hash FROM epsilonflow_ledger WHERE seq = 1")
 
 
 class NotAllowedError(RefusedError):
-    """The database does not let this user do what was asked."""
+    """The database does not allow this user the action."""
 
 
 class _BehindError(Exception):
-    """The balances are of fewer rows than there are."""
+    """The balances are not up to date with the rows."""
 
 
 @dataclass
 class Store:
-    """A table of entries at a place, which threads may share."""
+    """A table of entries in a database; threads may share it."""
 
     place: Place = field(repr=False)
     verified: Head = NOTHING
-    """Up to which row the chain was verified, here or by whoever opened the store; a write goes on from there."""
+    """The last verified row, here or by the caller who opened the store; a write continues from there."""
     _was_connected: bool = field(default=False, repr=False)
 
     def read(self, ask: Callable[[Connection], T]) -> T:
-        """What `ask` finds in one snapshot, in which the chain holds and the balances are of all of its rows.
+        """Call `ask` with one snapshot, in which the chain is verified and the balances are up to date.
 
-        Raises LedgerBrokenError when the chain does not hold, RefusedError when the database cannot be read.
+        Raises LedgerBrokenError if the chain is broken, and RefusedError if the database cannot be read.
         """
 
         def work(connection: Connection) -> tuple[Head, T]:
@@ -262,11 +262,11 @@ class Store:
         return found
 
     def append(self, part: balances.Part | None, decide: Decision) -> None:
-        """Appends what `decide` makes of a part of the books: all of its drafts, or nothing when there are none.
+        """Append the drafts that `decide` returns for a part of the books, all of them or none.
 
-        No other write comes between the reading and the appending. `decide` may be called again after a lost race or a
-        lost connection, and may raise: then nothing is written. Raises LedgerBrokenError when the chain does not hold,
-        RefusedError when the database cannot be written.
+        No other write happens between reading and appending. `decide` may be called again after a lost race or a lost
+        connection, and may raise; then nothing is written. Raises LedgerBrokenError if the chain is broken, and
+        RefusedError if the database cannot be written.
         """
 
         def work(connection: Connection) -> Head:
@@ -283,9 +283,9 @@ class Store:
         self.verified = self._transaction(work, writes=True)
 
     def fill(self, entries: Callable[[], Iterator[Entry]]) -> int:
-        """Writes rows that continue an empty chain as they are; returns their number.
+        """Write the rows of a chain unchanged into an empty table; returns their number.
 
-        Raises RefusedError where the ledger holds rows already, and LedgerBrokenError where the chain does not hold.
+        Raises RefusedError if the ledger has rows, and LedgerBrokenError if the chain is broken.
         """
 
         def work(connection: Connection) -> Head:
@@ -308,15 +308,15 @@ class Store:
         return self.verified.seq
 
     def migrate(self) -> None:
-        """Creates the tables, or brings those of an older version up to date.
+        """Create the tables, or migrate those of an older version.
 
-        Raises RefusedError where it cannot, and for a ledger of a newer version.
+        Raises RefusedError if that fails, and for a ledger of a newer version.
         """
         if self._transaction(_version) != LATEST:
             self._transaction(self._upgrade, writes=True)
 
     def administrate(self, work: Callable[[Connection], T]) -> T:
-        """What the owner of the tables does to them, in one transaction."""
+        """A transaction for the owner of the tables."""
 
         def alone(connection: Connection) -> T:
             exchange(connection, _TURN[:2])
@@ -329,11 +329,11 @@ class Store:
         return follow(_rows(connection, _FROM, after.seq + 1), name=self.place.name, after=after)
 
     def rows_from(self, connection: Connection, seq: int) -> Iterator[Entry]:
-        """The rows from a place on, not verified."""
+        """The rows from a position on, not verified."""
         return _rows(connection, _FROM, seq)
 
     def rows_of(self, connection: Connection, population: str) -> Iterator[Entry]:
-        """The rows of a population, each of which has the content that its hash is of."""
+        """The rows of a population, each checked against its hash."""
         for entry in _rows(connection, _OF, 1, population=population):
             if not is_intact(entry):
                 raise broken(self.place.name, entry.seq)
@@ -341,7 +341,7 @@ class Store:
 
     @contextmanager
     def damage(self) -> Iterator[None]:
-        """Says in a sentence that the database holds what no ledger ever wrote, where only what it holds is read."""
+        """Turn errors in rows that no ledger can have written into one sentence, within a block that only reads."""
         try:
             yield
         except _DAMAGE as error:
@@ -355,10 +355,10 @@ class Store:
     def _current(
         self, connection: Connection, *, writes: bool = False, questions: Sequence[Statement] = ()
     ) -> tuple[Head, list[Sequence[Any]]]:
-        """The head of the chain, verified on from the last time, and the answers to questions about the balances.
+        """The verified head of the chain, and the results of queries on the balances.
 
-        A write takes its turn, and brings the balances up to the head where need be; raises _BehindError for a reading
-        where balances are of fewer rows.
+        A write takes its turn and updates the balances if necessary; a read raises _BehindError if they are not up to
+        date.
         """
         begin = _TURN if writes else _SNAPSHOT
         turn = begin if connection.dialect.name == "postgresql" else ()
@@ -385,9 +385,9 @@ class Store:
         return head, exchange(connection, questions)
 
     def _head(self, connection: Connection, known: Head, page: Sequence[Any]) -> Head:
-        """The head of the chain, verified from the row that was the last one the last time, itself included.
+        """The head of the chain, verified from the previously last row on, including that row.
 
-        page: the rows from there on, as far as they were read already.
+        page: the rows from there on, as far as they are already read.
         """
         if known.seq:
             rows = _rows(connection, _FROM, known.seq, page)
@@ -447,10 +447,10 @@ class Store:
 
 
 def _begin(connection: Connection, *, writes: bool, deadline: float) -> None:
-    """Begins a transaction in SQLite; a write waits for its turn.
+    """Begin a transaction in SQLite; a write waits for its turn.
 
-    It asks again every few milliseconds. SQLite itself asks ever more seldom, so that of many writers those that came
-    last go first, and one waits without end.
+    It retries every few milliseconds. SQLite's own retries become rarer and rarer, so that among many writers the
+    latest go first and one may wait without end.
     """
     if not writes:
         connection.exec_driver_sql("BEGIN")
@@ -468,7 +468,7 @@ def _begin(connection: Connection, *, writes: bool, deadline: float) -> None:
 
 
 def broken(name: str, seq: int) -> LedgerBrokenError:
-    """The sentence on a row that was changed."""
+    """The message for a row that was changed."""
     return LedgerBrokenError(
         f"the hash chain of the ledger {name} breaks at row {seq}: that row was changed, removed or"
         " inserted outside the ledger; restore the ledger from a copy whose chain holds."
@@ -476,36 +476,36 @@ def broken(name: str, seq: int) -> LedgerBrokenError:
 
 
 def first_hash(connection: Connection) -> str | None:
-    """By which a ledger and its copies are known; None for an empty ledger."""
+    """The hash of the first row, which identifies a ledger and its copies; None for an empty ledger."""
     found = connection.execute(_FIRST).scalar_one_or_none()
     return None if found is None else str(found)
 
 
 def place_of_hash(connection: Connection, head: str) -> int | None:
-    """The place of the row with a hash; None where there is none."""
+    """The position of the row with a hash; None if there is none."""
     return connection.execute(_BY_HASH, {"hash": head}).scalar_one_or_none()
 
 
 def settled_at(connection: Connection, population: str, run_id: str) -> int | None:
-    """The place of the last row that settles a run of a population; None where there is none."""
+    """The position of the last row that settles a run of a population; None if there is none."""
     found = connection.execute(_SETTLED, {"population": population, "run_id": run_id})
     return found.scalar_one_or_none()
 
 
 def last_of(connection: Connection, population: str) -> int | None:
-    """The place of the last row of a population."""
+    """The position of the last row of a population."""
     return connection.execute(_LAST_OF, {"population": population}).scalar_one_or_none()
 
 
 def pages(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Entries, some at a time."""
+    """Yield entries in pages."""
     rest = iter(entries)
     while page := list(islice(rest, PAGE)):
         yield page
 
 
 def open_store(url: str) -> Store:
-    """The store at a SQLAlchemy URL, created or brought up to date; raises RefusedError where that is impossible."""
+    """Open the store at a SQLAlchemy URL, and create or migrate its tables; raises RefusedError if that fails."""
     store = Store(place_of(url))
     store.migrate()
     return store
@@ -519,8 +519,8 @@ INSERT = sa.text(
 def _rows(
     connection: Connection, statement: sa.TextClause, seq: int, first: Sequence[Any] = (), **asked: str
 ) -> Iterator[Entry]:
-    """Page by page, so that a million need no more memory than a thousand; the first page, which may be known, is
-    short.
+    """Read rows page by page, so that a million need no more memory than a thousand. The first page is short, and may
+    be given.
     """
     page, found = _FIRST_PAGE, first
     while True:
@@ -538,14 +538,14 @@ def _last(entries: Iterator[Entry], head: Head) -> Head:
 
 
 def _end(connection: Connection) -> Sequence[Statement]:
-    """What ends a turn, and then waits until the disk has every commit so far: a commit that waits for its own mark
-    waits for those before it.
+    """The statements that end a turn and then wait until the disk has all commits so far, by a commit that waits for
+    the disk.
     """
     return _ENDS if connection.dialect.name == "postgresql" else ()
 
 
 def _user(connection: Connection) -> str:
-    """Who writes: the user that logged in to the database, or that of the system, who has the file."""
+    """The writer: the user logged in to the database, or for a file the system's user."""
     return str(connection.info.get("user") or getpass.getuser())
 
 
@@ -562,8 +562,8 @@ def _lost_a_race(error: DBAPIError) -> bool:
 
 
 def _lost_connection(error: DBAPIError) -> bool:
-    """Whether the server was restarted or ended an idle session; whether a commit came through does not matter then,
-    since a decision that was carried out already appends nothing.
+    """Whether the server was restarted or ended an idle session. It does not matter whether a commit succeeded, since
+    repeating a decision that was carried out appends nothing.
     """
     state = getattr(error.orig, "sqlstate", None)
     is_connecting = (
