@@ -158,7 +158,7 @@ def test_minima_are_found_where_losses_turn_linear_all_at_once(seed: int, kind: 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_minima_are_found_with_little_regularisation_and_many_pieces(seed: int) -> None:
-    """Steps that shorten the gradient a little must not be taken for ever: that would depend on the records."""
+    """Newton's steps alone never get there: how far each goes has to be searched for."""
     draw = np.random.default_rng(seed)
     features = draw.normal(size=(200, 20)).astype(np.float32)
     labels = ((features @ draw.normal(size=20) > 0) ^ (draw.random(200) < 0.1)).astype(np.int64)
