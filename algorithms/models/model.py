@@ -153,11 +153,12 @@ def check_module(module: nn.Module) -> None:
         raise ModelRefusedError(
             "the model has layers whose size is not known yet; call it once on a made-up record, as of zeros."
         )
-    if any(parameter.dtype != torch.float32 for parameter in parameters):
-        raise ModelRefusedError("the model has parameters that are not float32; give model.float().")
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if any(parameter.dtype != torch.float32 for parameter in trained):
+        raise ModelRefusedError("the model has trained parameters that are not float32; give model.float().")
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
         raise ModelRefusedError("the model has parameters that are not finite; give it another start.")
-    if not any(parameter.requires_grad for parameter in parameters):
+    if not trained:
         raise ModelRefusedError(
             "the model has no parameters to train; give it some, or set requires_grad of those that it has."
         )

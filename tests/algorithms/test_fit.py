@@ -455,6 +455,29 @@ def test_records_that_mix_through_one_of_their_parts_are_refused(part: str, own_
     assert ledger_rows(own_home) == []
 
 
+class _Quantised(nn.Module):
+    """Frozen weights of few bits, and an adapter beside them that is trained."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.base = nn.Parameter((10 * torch.randn(8, 5)).to(dtype), requires_grad=False)
+        self.down, self.up = nn.Linear(5, 2, bias=False), nn.Linear(2, 8, bias=False)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = functional.linear(inputs, 0.1 * self.base.float()) + self.up(self.down(inputs))
+        found: Tensor = self.head(torch.tanh(hidden))
+        return found
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16])
+def test_frozen_weights_may_have_few_bits(dtype: torch.dtype) -> None:
+    model = _Quantised(dtype)
+    trained = call(model=model).model
+    assert torch.equal(trained.base, model.base) and trained.base.dtype == dtype
+    assert not torch.equal(trained.down.weight, model.down.weight)
+
+
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_method_trains_or_is_refused_in_a_sentence(name: str, own_home: Path) -> None:
     method: Algorithm[Any] = bench.algorithm(name)
