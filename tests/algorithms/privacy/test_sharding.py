@@ -126,7 +126,7 @@ class Listing(Adapted):
     [
         ({"module": nn.Linear(WIDTH, 3)}, "has no frozen parameters"),
         ({"precision": torch.bfloat16}, "computes in bfloat16"),
-        ({"module": Listing(is_checkpointed=False)}, "is taken record by record"),
+        ({"module": Listing(is_checkpointed=False)}, "is differentiated record by record"),
     ],
 )
 def test_models_that_cannot_be_sharded_are_refused(
