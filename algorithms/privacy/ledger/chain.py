@@ -1,8 +1,8 @@
 """One row of the ledger, and the hash chain that binds every row to the one before it.
 
-Nothing here knows of a database. A row's hash is SHA-256 over the row's canonical JSON, which holds the hash
-of the row before it. So a row that was edited, removed or inserted later breaks the chain at its place. Rows
-missing at the end leave a shorter chain that still holds: only a head kept elsewhere (a receipt) shows that.
+This module is independent of any database. A row's hash is the SHA-256 of its canonical JSON, which contains the hash
+of the row before it. So a row that was edited, removed or inserted breaks the chain at its position. Rows missing at
+the end leave a shorter valid chain, which only a head kept elsewhere (in a receipt) reveals.
 """
 
 import hashlib
@@ -24,19 +24,19 @@ WHOLE_POPULATION = "all"
 
 
 class Head(NamedTuple):
-    """The last row of a chain, by its place and its hash, which stand for all rows before it."""
+    """The last row of a chain, by position and hash, which commit to all rows before it."""
 
     seq: int
     hash: str
 
 
 NOTHING = Head(0, GENESIS)
-"""Of a chain without rows."""
+"""The head of an empty chain."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What somebody wants to append; the ledger adds the place, the time and the hashes."""
+    """A row to append; the ledger adds position, time and hashes."""
 
     kind: Kind
     population: str
@@ -50,9 +50,9 @@ class Draft:
 class Entry(NamedTuple):
     """A row as it is stored.
 
-    seq: 1, 2, 3 without gaps. epsilon: None when it is not finite. events, about: canonical JSON text.
-    written_at: UTC, ISO 8601. previous_hash: the hash of row seq - 1, GENESIS for the first row.
-    written_by: the database's user, or the system's for a file; None in rows of version 0.2, whose hash has no name.
+    seq: 1, 2, 3 without gaps. epsilon: None if it is not finite. events, about: canonical JSON text. written_at: UTC,
+    ISO 8601. previous_hash: the hash of row seq - 1, GENESIS for the first row. written_by: the database's user, or the
+    system's for a file; None in rows of version 0.2, whose hash does not include it.
     """
 
     seq: int
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
     @property
     def head(self) -> Head:
-        """The head of a chain that ends here."""
+        """The head of a chain that ends with this row."""
         return Head(self.seq, self.hash)
 
     @property
@@ -90,7 +90,7 @@ def _budget(epsilon: float | None, delta: float) -> Budget:
 
 
 def seal(draft: Draft, *, after: Head, written_at: str, written_by: str) -> Entry:
-    """The row that appends `draft` to a chain that ends at `after`; raises RefusedError when it has no JSON."""
+    """The row that appends `draft` to a chain with head `after`; raises RefusedError if it has no JSON form."""
     epsilon = float(draft.budget.epsilon)
     row = Entry(
         seq=after.seq + 1,
@@ -111,7 +111,7 @@ def seal(draft: Draft, *, after: Head, written_at: str, written_by: str) -> Entr
 
 
 def is_intact(entry: Entry) -> bool:
-    """Whether a row has the content that its hash is of."""
+    """Whether a row's hash is that of its content."""
     try:
         return entry.hash == _digest(entry)
     except TypeError:
@@ -119,10 +119,10 @@ def is_intact(entry: Entry) -> bool:
 
 
 def follow(entries: Iterable[Entry], *, name: str, after: Head = NOTHING) -> Iterator[Entry]:
-    """The same rows, each after it was found to continue the chain; `name` is how the message calls the ledger.
+    """Yield the rows, each after checking that it continues the chain. name: of the ledger, for messages.
 
-    after: where the chain ends that they continue. Raises LedgerBrokenError at the first row whose place, content or
-    predecessor is not what its hash says.
+    after: the head that they continue. Raises LedgerBrokenError at the first row whose position, content or predecessor
+    does not match its hash.
     """
     seq, previous = after
     for entry in entries:
@@ -137,10 +137,10 @@ def follow(entries: Iterable[Entry], *, name: str, after: Head = NOTHING) -> Ite
 
 
 def _digest(entry: Entry) -> str:
-    """SHA-256 of the row's JSON, its keys sorted, without its own hash, and without a name where there is none.
+    """SHA-256 of the row's JSON with sorted keys, without its own hash, and without the writer if there is none.
 
-    Written out, since a million rows take three times as long through `json.dumps`. Raises TypeError for a value of
-    another type.
+    The JSON is written by hand, since `json.dumps` takes three times as long for a million rows. Raises TypeError for a
+    value of another type.
     """
     seq, kind, population, block, run_id, epsilon, delta, events, about, written_at, previous, _, by = entry
     name = "" if by is None else f',"written_by":{_quote(by)}'

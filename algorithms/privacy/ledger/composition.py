@@ -1,12 +1,12 @@
 """How the runs on a population add up: basic sums, zCDP, or Rényi at one order; declared once and never changed.
 
-All three hold when a later run is chosen after an earlier one's results were seen: basic sums by Rogers et al. 2016,
-zCDP by Whitehouse et al. 2023, Rényi at an order fixed in advance by Feldman and Zrnic 2021 and Lécuyer 2021. Under
-zCDP and Rényi a run's price follows from its events alone; nobody states it.
+All three hold if a later run is chosen after seeing an earlier one's results: basic sums by Rogers et al. 2016, zCDP by
+Whitehouse et al. 2023, Rényi at an order fixed in advance by Feldman and Zrnic 2021 and Lécuyer 2021. Under zCDP and
+Rényi a run's price follows from its events alone.
 
-`Terms` are what a population was declared with, its composition among them, and say what a run of it counts for.
+`Terms` are a population's declared terms, including its composition; they decide what a run counts.
 
-The accountants are imported where they are needed, so that the books of basic sums need none of them.
+The accountants are imported on demand, so that the books of basic sums need none of them.
 """
 
 import math
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 Kind = Literal["basic", "zcdp", "renyi"]
 Events: TypeAlias = Sequence[Mapping[str, Any]]
 Amount: TypeAlias = tuple[Fraction, ...]
-"""What is charged: epsilon and delta of basic sums, else one number, rho or the divergence at the order."""
+"""A charge: epsilon and delta for basic sums, otherwise one number: rho, or the divergence at the order."""
 
 
 @dataclass(frozen=True)
 class Composition:
-    """How charges are counted; order: of "renyi" alone, above 1. Raises RefusedError for anything else."""
+    """How charges add up; order: only for "renyi", above 1. Raises RefusedError for anything else."""
 
     kind: Kind = "basic"
     order: float | None = None
@@ -50,21 +50,21 @@ class Composition:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any] | None) -> "Composition":
-        """The composition that `to_json` wrote; basic where there is none."""
+        """The inverse of `to_json`; basic if there is none."""
         return cls(**document) if document else cls()
 
     def to_json(self) -> dict[str, Any]:
-        """The composition as JSON values, without what does not apply."""
+        """The composition as JSON values."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def nothing(self) -> Amount:
-        """The amount of no charge."""
+        """The amount zero."""
         return (Fraction(0),) * (2 if self.kind == "basic" else 1)
 
     def amount_of(self, budget: Budget) -> Amount:
-        """What a cap allows, or the largest amount whose (epsilon, delta) a budget covers; at least nothing.
+        """The amount that a cap allows: the largest whose (epsilon, delta) is within the budget, at least zero.
 
-        Raises RefusedError for a delta of 0 or 1 under zCDP and Rényi, which state epsilon at a delta in between.
+        Raises RefusedError for a delta of 0 or 1 under zCDP and Rényi, which need a delta in between.
         """
         if self.kind == "basic":
             return exact(budget.epsilon), exact(budget.delta)
@@ -75,10 +75,10 @@ class Composition:
         return (exact(_largest(self, budget)),)
 
     def price(self, cost: Budget, events: Events, adjacency: str, together: int = 1) -> float | None:
-        """The price of a run from its events, in rho or divergence; None under basic sums, which count its cost.
+        """The price of a run from its events, in rho or divergence; None under basic sums, which use its cost.
 
-        together: how many records a person may have in it; the price is then the share of each of their blocks.
-        Raises RefusedError for a run without events and where an event has no bound.
+        together: the number of records that a person may have in it; the price is then the share of each of their
+        blocks. Raises RefusedError for a run without events, and for an event without a bound.
         """
         if self.kind == "basic" or math.isinf(cost.epsilon):
             return None
@@ -89,16 +89,16 @@ class Composition:
         return self.events_price(events, adjacency, together)
 
     def events_price(self, events: Events, adjacency: str, together: int = 1) -> float:
-        """The rho of events, or their divergence at the order; raises RefusedError where one has no bound."""
+        """The rho of events, or their divergence at the order; raises RefusedError for an event without a bound."""
         return price_of(self.order, events, adjacency, together)
 
     def cost(self, budget: Budget, together: int, count: int = 1) -> Amount:
-        """What a run counts for in each block under basic sums, `count` times; together: as in `price`."""
+        """The amount of `count` runs in each block under basic sums; together: as in `price`."""
         delta = min(1.0, _group_delta(budget, together) / together) if together > 1 else budget.delta
         return _counted((budget.epsilon, delta), count)
 
     def shown(self, amount: Amount, delta: float) -> Budget:
-        """An amount as (epsilon, delta); delta: of the cap, where the amount has none of its own."""
+        """An amount as (epsilon, delta); delta: of the cap, for amounts without one."""
         if not any(amount):
             return Budget(0.0, 0.0)
         if self.kind == "basic":
@@ -110,7 +110,7 @@ class Composition:
         return Budget(max(0.0, float(amount[0]) + conversion(self.order, delta)), delta)
 
     def in_words(self, amount: Amount) -> str:
-        """An amount as messages write it, to 6 digits."""
+        """An amount for messages, with 6 digits."""
         if self.kind == "basic":
             return f"epsilon={float(amount[0]):.6g}, delta={float(amount[1]):.6g}"
         name = "rho" if self.order is None else f"divergence of order {self.order:g}"
@@ -125,12 +125,12 @@ BASIC = Composition()
 
 @lru_cache(maxsize=4096)
 def exact(number: float) -> Fraction:
-    """The decimal that a person reads: three times 0.1 is 0.3."""
+    """A float as the decimal that a person reads: three times 0.1 is 0.3."""
     return Fraction(repr(float(number)))
 
 
 def times(amount: Amount, count: int | Fraction) -> Amount:
-    """An amount so many times."""
+    """A multiple of an amount."""
     return amount if count == 1 else tuple(part * count for part in amount)
 
 
@@ -140,13 +140,13 @@ def _counted(numbers: tuple[float, ...], count: int) -> Amount:
 
 
 def plus(first: Amount, second: Amount, sign: int = 1) -> Amount:
-    """The sum of two amounts, or with the sign -1 their difference."""
+    """The sum of two amounts; with sign -1 their difference."""
     added = (a + b for a, b in zip(first, second, strict=True))
     return tuple(added if sign == 1 else (a - b for a, b in zip(first, second, strict=True)))
 
 
 def group_of(budget: Budget, count: int) -> Budget:
-    """What `count` records together cost where each costs the budget."""
+    """The cost of `count` records together, if each costs the budget."""
     return Budget(count * budget.epsilon, min(1.0, _group_delta(budget, count)))
 
 
@@ -171,9 +171,9 @@ def price_of(
 ) -> float:
     """The divergence of the events at an order, or their rho where the order is None.
 
-    events: as {"event", "count"}. adjacency: its name. together: how many records a person may have in the run, each
-    in a block of its own; the price is what each of these blocks pays so that they pay for any number of the records.
-    Raises RefusedError where an event has no finite bound.
+    events: as {"event", "count"}. adjacency: its name. together: the number of records that a person may have in the
+    run, each in another block; each of these blocks pays the price, so that together they pay for any number of the
+    records. Raises RefusedError for an event without a finite bound.
     """
     from algorithms.privacy.accounting.events import schedule_from_json
 
@@ -186,7 +186,7 @@ def price_of(
 
 
 def _price(order: float | None, schedule: "Schedule", adjacency: str, count: int) -> float:
-    """Of so many records of one person."""
+    """The price for this number of records of one person."""
     from algorithms.privacy.accounting.epsilon import adjacency_named, group_privacy, rdp
     from algorithms.privacy.accounting.filters import rho_under
 
@@ -200,15 +200,15 @@ def _price(order: float | None, schedule: "Schedule", adjacency: str, count: int
 
 
 UNIT = "unit"
-"""Under this name a population is bound to what one record of it is: amounts of other units do not add up."""
+"""The name of the term that fixes what one record of a population is, since amounts of other units do not add up."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What was declared with a population, for ever.
+    """The terms of a population, which never change.
 
-    bound: by name, what else its runs are held to. A value can be replaced until the first run is reserved, so that
-    one that was refused binds nobody; a name that comes later is bound from then on.
+    bound: other terms that its runs must keep, by name. A value can be replaced until the first run is reserved, so
+    that a refused run binds nobody; a name that is added later is bound from then on.
     """
 
     public: bool
@@ -227,28 +227,28 @@ class Terms:
         return vars(self) | {"composition": self.composition.to_json(), "bound": dict(self.bound)}
 
     def unbound(self, asked: "Terms", *, is_charged: bool) -> dict[str, str]:
-        """What other terms would bind beyond these; nothing where they contradict these and are to be refused.
+        """What other terms would bind in addition; nothing if they contradict these and must be refused.
 
-        is_charged: whether a run was reserved in the population, from when on what is bound stays.
+        is_charged: whether a run was reserved in the population, after which bound values are final.
         """
         others = {name: value for name, value in asked.bound.items() if self.bound.get(name) != value}
         contradicts = replace(self, bound={}) != replace(asked, bound={})
         return {} if contradicts or (is_charged and others.keys() & self.bound.keys()) else others
 
     def binding(self, bound: Mapping[str, str], *, is_charged: bool) -> "Terms":
-        """The terms with more that is bound; what was bound before the first run was reserved stays as it is."""
+        """The terms with additional bound values; values bound before the first reservation are kept."""
         return replace(self, bound={**bound, **self.bound} if is_charged else {**self.bound, **bound})
 
     def together(self, blocks: Collection[str]) -> int:
-        """How many records a person may have in a run on these blocks: one in each, and one for each possible block."""
+        """The number of records that a person may have in a run on these blocks."""
         return (
             self.blocks_per_person if WHOLE_POPULATION in blocks else min(self.blocks_per_person, len(blocks))
         )
 
     def charge(self, budget: Budget, about: Mapping[str, Any]) -> Amount:
-        """What a run counts for in a block; nothing for one without noise, which is recorded and not added up.
+        """The amount of a run in a block; nothing for a run without noise, which is recorded but not added.
 
-        about: the notes of its row, in which the ledger keeps its price and how many records of a person it may read.
+        about: the notes of its row, with its price and the number of records of a person that it may read.
         """
         if math.isinf(budget.epsilon):
             return self.composition.nothing()

@@ -1,7 +1,7 @@
-"""Statements to the database, as few exchanges with it as there can be.
+"""Sends statements to the database with as few round trips as possible.
 
-In PostgreSQL writers wait for each other's turns, and a turn is mostly waiting for answers: so what a turn asks goes
-there together, and so does what it writes. SQLite is in this process and is asked one by one.
+On PostgreSQL writers wait for each other's turns, and a turn mostly waits for answers. So all queries of a turn are
+sent together, and so is what it writes. SQLite runs in this process and gets one statement at a time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ Statement = tuple[sa.TextClause, Mapping[str, Any]]
 
 
 def exchange(connection: Connection, statements: Sequence[Statement]) -> list[Sequence[Any]]:
-    """The rows that each statement finds, none for one that is no question.
+    """The rows that each statement returns; none for a statement that is not a query.
 
-    On PostgreSQL they are sent as one message, in which transactions begin and end where a statement says so, and those
-    after one that fails do nothing. Raises DBAPIError.
+    On PostgreSQL they are sent as one message, in which statements begin and end transactions; after a failed statement
+    the others do nothing. Raises DBAPIError.
     """
     if connection.dialect.name != "postgresql":
         return [_asked(connection, statement, given) for statement, given in statements]
@@ -48,7 +48,7 @@ def _sql(statement: sa.TextClause, dialect: Dialect) -> str:
 
 
 def _failure(connection: Connection, error: Exception) -> DBAPIError:
-    """What SQLAlchemy makes of an error in a statement of its own; a lost connection goes back to no pool."""
+    """An error in SQLAlchemy's form; a lost connection is not returned to the pool."""
     dialect = connection.dialect
     is_lost = dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
     failure = DBAPIError.instance(

@@ -1,4 +1,4 @@
-"""Where the ledger and the runs are kept: outside every checkout, so that no copy has a budget of its own."""
+"""Where the ledger and the runs are stored: outside of every checkout, so that no copy has its own budget."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import platformdirs
 from algorithms.errors import RefusedError
 
 LEDGER = "ledger.sqlite"
-"""The ledger's file in the home, where no other place is named."""
+"""The ledger's default file in the home."""
 _RELATIVE_SQLITE = re.compile(r"sqlite(\+\w+)?:///(?!/)")
 _SQLITE_FILE = re.compile(r"sqlite(\+\w+)?:///(?P<path>/[^?]*)")
 
@@ -17,9 +17,9 @@ _SQLITE_FILE = re.compile(r"sqlite(\+\w+)?:///(?P<path>/[^?]*)")
 def home() -> Path:
     """The folder of the ledger and of the runs: EPSILONFLOW_HOME, or the user's data folder.
 
-    It lies outside every checkout, so that no version control and no experiment can restore an old budget, and no copy
-    has one of its own; raises RefusedError for a relative path, for one within a checkout and for one that no folder
-    can have here.
+    It is outside of every checkout, so that neither version control nor an experiment can restore an old budget, and no
+    copy has its own. Raises RefusedError for a relative path, for one within a checkout, and for one where no folder
+    can be created.
     """
     named = os.environ.get("EPSILONFLOW_HOME") or platformdirs.user_data_dir("epsilonflow")
     folder = expanded("EPSILONFLOW_HOME", named)
@@ -33,7 +33,7 @@ def home() -> Path:
 def ledger_url(configured: str | None) -> str:
     """Where the ledger is: EPSILONFLOW_LEDGER_URL, else `configured`, else ledger.sqlite in `home()`.
 
-    Raises RefusedError for an SQLite file by a relative path or in a checkout: every copy would have its own budget.
+    Raises RefusedError for an SQLite file with a relative path or in a checkout: every copy would have its own budget.
     """
     url = os.environ.get("EPSILONFLOW_LEDGER_URL") or configured or sqlite_url(home() / LEDGER)
     if _RELATIVE_SQLITE.match(url):
@@ -46,7 +46,7 @@ def ledger_url(configured: str | None) -> str:
 
 
 def sqlite_url(file: Path) -> str:
-    """The URL of an SQLite ledger; raises RefusedError for a path that no such URL can hold."""
+    """The URL of an SQLite ledger; raises RefusedError for a path that such a URL cannot contain."""
     if "?" in str(file):
         raise RefusedError(
             f"the ledger {file} cannot be named by a URL, which would end at the question mark; set EPSILONFLOW_HOME to"
@@ -56,9 +56,7 @@ def sqlite_url(file: Path) -> str:
 
 
 def expanded(variable: str, path: str) -> Path:
-    """A path that an environment variable names, with a user's folder in place of ~; raises RefusedError for
-    nobody's.
-    """
+    """A path from an environment variable, with ~ expanded; raises RefusedError for an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -68,7 +66,7 @@ def expanded(variable: str, path: str) -> Path:
 
 
 def _check_usable(variable: str, folder: Path) -> None:
-    """Whether a folder is there, or can be made where the first one above it is."""
+    """Raises RefusedError unless a folder exists, or can be created in its first existing parent."""
     try:
         there_is = next(place for place in (folder, *folder.parents) if place.exists())
         is_usable = there_is.is_dir() and os.access(there_is, os.W_OK | os.X_OK)
@@ -81,7 +79,7 @@ def _check_usable(variable: str, folder: Path) -> None:
 
 
 def _check_outside(what: str, path: Path) -> None:
-    """Of where the path leads, whatever links and dots are in it."""
+    """Raises RefusedError for a path within a checkout, after resolving links and dots."""
     place = path.resolve()
     for folder in (place, *place.parents):
         if (folder / ".dvc").is_dir():

@@ -1,12 +1,12 @@
-"""Who may do what with a ledger in PostgreSQL, as the database itself enforces it.
+"""Roles for a ledger in PostgreSQL, enforced by the database.
 
-Three roles, named after the database: `<database>_owner` registers populations, sets caps, retires, overrules and may
-do what a runner does; `<database>_runner` reserves, settles and forfeits runs of his own, and enters a block at the cap
-that its population has; `<database>_auditor` reads. Nobody changes or removes a row of the chain: no role is granted
-it, and a trigger refuses it to everybody else. Each row names the user that logged in to write it. The balances beside
-the chain are written by whoever appends to it; `Ledger.verify` derives them again.
+There are three roles, named after the database. `<database>_owner` registers populations, sets caps, retires,
+overrules, and may do what a runner does. `<database>_runner` reserves, settles and forfeits its own runs, and registers
+a block at its population's cap. `<database>_auditor` reads. Nobody can change or remove a row of the chain: no role has
+that right, and a trigger refuses it to everybody else. Each row names the database user who wrote it. The balances next
+to the chain are written by whoever appends to it; `Ledger.verify` derives them again.
 
-On SQLite the rights are those of the file: whoever may write it may do everything.
+On SQLite the file's permissions decide: whoever can write the file can do everything.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,10 +86,10 @@ _POLICIES: Mapping[str, Mapping[str, str]] = {
 
 
 def init(url: str, members: Mapping[Role, Sequence[str]] | None = None) -> tuple[str, ...]:
-    """Makes a ledger with its roles, or gives one that is there its roles; returns their names, none on SQLite.
+    """Create a ledger with its roles, or add the roles to an existing one; returns their names, none on SQLite.
 
-    members: users of the database that are given a role. It can be done again, and takes no role from anybody.
-    Raises RefusedError where the user of the URL may not make roles, and for a member that there is not.
+    members: database users who get a role. It can be repeated, and takes no role from anybody. Raises RefusedError if
+    the URL's user may not create roles, and for an unknown member.
     """
     store = open_store(url)
     if store.place.engine.dialect.name != "postgresql":

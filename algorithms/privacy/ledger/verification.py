@@ -1,7 +1,7 @@
-"""All rows of a ledger, read one by one: whether the chain holds, what it adds up to, and what its events cost.
+"""Verifies all rows of a ledger, one by one: the hash chain, the balances, and the prices of events.
 
-The memory that it takes grows with the populations and the open runs, not with the rows. What was found can be kept,
-signed, as a checkpoint, from which a later verification goes on: the chain of hashes binds what came before.
+Memory grows with the number of populations and open runs, not with the rows. The result can be stored, signed, as a
+checkpoint from which a later verification continues; the hash chain commits to everything before it.
 """
 
 import json
@@ -27,9 +27,9 @@ _UNDER = 1 - 1e-9
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a verification ended, and the books up to there, without the runs that have ended.
+    """The state at the end of a verification: the books without the runs that have ended.
 
-    first: the hash of the first row, by which the ledger is known. priced: whether the prices were recomputed, too.
+    first: the hash of the first row, which identifies the ledger. priced: whether prices were recomputed too.
     """
 
     first: str | None
@@ -45,7 +45,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, text: str, key: Ed25519PublicKey) -> "Checkpoint":
-        """The checkpoint that `signed` wrote; raises RefusedError where this key did not sign just this."""
+        """The checkpoint that `signed` wrote; raises RefusedError unless this key signed exactly this text."""
         try:
             document = json.loads(text)
             key.verify(bytes.fromhex(document.pop("signature")), _canonical(document))
@@ -64,7 +64,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found: where it ended, the rows that were read now, and how many prices were recomputed."""
+    """The result: the checkpoint at the end, the number of rows read, and the number of recomputed prices."""
 
     checkpoint: Checkpoint
     read: int
@@ -77,9 +77,9 @@ class Verification:
 
 
 def verified(store: Store, connection: Connection, since: Checkpoint | None, *, prices: bool) -> Verification:
-    """Replays the rows after a checkpoint and compares the balances with the books; see `Ledger.verify`.
+    """Replay the rows after a checkpoint and compare the balances with the books; see `Ledger.verify`.
 
-    Raises LedgerBrokenError where the chain, a price or a balance does not hold, and where the ledger has not the
+    Raises LedgerBrokenError if the chain, a price or a balance does not hold, or if the ledger does not contain the
     checkpoint's head.
     """
     first = first_hash(connection)
@@ -121,7 +121,7 @@ def _enter(books: Books, page: list[Entry], *, prices: bool) -> int:
 
 
 def _check_price(books: Books, entry: Entry) -> bool:
-    """Whether the row has a price that follows from events; raises LedgerBrokenError where they cost more."""
+    """Whether the row has a price that follows from events; raises LedgerBrokenError if they cost more."""
     composition = books.terms[entry.population].composition
     if entry.run_id is None or composition.kind == "basic" or entry.events == "[]":
         return False
@@ -144,9 +144,9 @@ def _cost(composition: Composition, events: str, adjacency: str, together: int) 
 
 
 def _leave_out_ended(store: Store, connection: Connection, books: Books, page: list[Entry]) -> None:
-    """Compares the runs that have ended with what is kept of them, and forgets them.
+    """Compare ended runs with the stored ones, and forget them.
 
-    One with a row in the page may have more in the next one, for its other blocks.
+    A run with a row in this page may have more rows in the next, for its other blocks, and is kept.
     """
     touched = {entry.run_id for entry in page}
     ended = {name: run for name, run in books.runs.items() if run.status != "open" and name not in touched}
