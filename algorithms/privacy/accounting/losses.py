@@ -1,6 +1,6 @@
-"""Distributions of privacy losses: those of dp_accounting, made quickly, and those that it does not have.
+"""Privacy loss distributions: faster versions of dp_accounting's, and some that it does not have.
 
-`event_rules` says which event has which. Its private names are used where nothing public gives the same.
+`event_rules` assigns them to events. Private names of dp_accounting are used where it has no public equivalent.
 """
 
 import math
@@ -24,13 +24,13 @@ _CORNERS, _LARGEST_STEP, _LARGEST_LOSS = 4000, 10.0, 500.0
 _LARGEST_EXPONENT = 700.0
 
 Deltas: TypeAlias = Callable[[np.ndarray], np.ndarray]
-"""Upper bounds of delta at epsilons of any sign, shape [k] -> [k]."""
+"""Upper bounds on delta at epsilons of any sign, shape [k] -> [k]."""
 
 
 def by_pld(
     event: dp.DpEvent, count: int, grid: float, adjacency: dp.NeighboringRelation
 ) -> PrivacyLossDistribution:
-    """Of so many times an event, as dp_accounting has it; raises RefusedError where it has none."""
+    """dp_accounting's distribution of `count` events; raises RefusedError if it has none."""
     accountant = PLDAccountant(adjacency, grid)
     if not accountant.supports(event):
         raise RefusedError(f"the PLD accountant has no bound for {event}; use the other accountant.")
@@ -39,13 +39,14 @@ def by_pld(
 
 
 class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):  # type: ignore[misc]
-    """The privacy loss of dp_accounting, with its inverse at all points of a grid at once instead of one by one.
+    """dp_accounting's privacy loss, with its inverse vectorised over the points of a grid.
 
-    That is nine tenths of the time of an epsilon: a fine grid has 100,000 points. At rate 1 it is that of all records.
+    The inverse takes nine tenths of the time for an epsilon: a fine grid has 100,000 points. At rate 1 there is no
+    sampling.
     """
 
     def get_delta_for_epsilon(self, epsilon: Any) -> Any:
-        """As the class above has it: the divergence at an epsilon, or at each of many."""
+        """The divergence at one epsilon or at many, like the base class."""
         epsilons = np.atleast_1d(np.asarray(epsilon, dtype=float))
         sign = 1.0 if self.adjacency_type is privacy_loss_mechanism.AdjacencyType.REMOVE else -1.0
         least = math.log1p(-self.sampling_prob) if self.sampling_prob < 1 else -math.inf
@@ -67,7 +68,7 @@ class SampledGaussianLoss(privacy_loss_mechanism.GaussianPrivacyLoss):  # type: 
 
 
 def of_sampled_gaussian(multiplier: float, rate: float, grid: float) -> PrivacyLossDistribution:
-    """`from_gaussian_mechanism` of dp_accounting with the loss above."""
+    """dp_accounting's `from_gaussian_mechanism`, with the loss above."""
 
     def one(adjacency: privacy_loss_mechanism.AdjacencyType) -> pld_pmf.PLDPmf:
         loss = SampledGaussianLoss(multiplier, sampling_prob=rate, adjacency_type=adjacency)
@@ -79,11 +80,11 @@ def of_sampled_gaussian(multiplier: float, rate: float, grid: float) -> PrivacyL
 
 
 def of_pure(epsilon: float, grid: float) -> PrivacyLossDistribution:
-    """Of randomised response, which every mechanism with this epsilon can be made from (Kairouz et al. 2015).
+    """The distribution of randomised response, which dominates every mechanism with this epsilon (Kairouz et al. 2015).
 
-    Its loss is epsilon or -epsilon. Each is shared between the grid's points around it so that neither distribution
-    loses mass: the result dominates the pair ("connect the dots", Doroshenko et al. 2022), and what one composition
-    adds is of the order of the grid's square. Rounding both losses up would add a whole step, each time.
+    Its loss is epsilon or -epsilon. Each is divided between the neighbouring grid points so that neither distribution
+    loses mass: the result dominates the pair ("connect the dots", Doroshenko et al. 2022), with an error of the order
+    of the grid's square per composition. Rounding both losses up would add a whole grid step each time.
     """
     masses: dict[int, float] = {}
     for loss, mass in ((epsilon, float(expit(epsilon))), (-epsilon, float(expit(-epsilon)))):
@@ -95,7 +96,7 @@ def of_pure(epsilon: float, grid: float) -> PrivacyLossDistribution:
 
 
 def curves_of(loss: PrivacyLossDistribution) -> tuple[Deltas, Deltas]:
-    """The privacy profiles of a record's removal and of its addition."""
+    """The privacy profiles for removing and for adding a record."""
     return _curve_of(loss._pmf_remove.to_dense_pmf()), _curve_of(loss._pmf_add.to_dense_pmf())
 
 
@@ -118,8 +119,8 @@ def _curve_of(pmf: Any) -> Deltas:
 def of_curves(remove: Deltas, add: Deltas, largest: float, grid: float) -> PrivacyLossDistribution:
     """A distribution whose deltas are at least those of both curves; beyond the largest epsilon the loss is infinite.
 
-    Below 0 a curve is known by the other one: delta(-e) = 1 - exp(-e) (1 - delta'(e)). True curves are convex in
-    exp(epsilon), so that they stay below the convex hull of what bounds them ("connect the dots" takes its corners).
+    Below 0 a curve follows from the other: delta(-e) = 1 - exp(-e) (1 - delta'(e)). True curves are convex in
+    exp(epsilon), so they are below the convex hull of their bounds, whose corners "connect the dots" uses.
     """
     if not largest < _LARGEST_LOSS:
         raise RefusedError("the privacy loss of a trial has too heavy a tail; use the accountant rdp.")
@@ -152,7 +153,7 @@ def _lower_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def shift_of_selection(event: Any, deltas: Deltas, grid: float) -> float:
-    """By how much the best's epsilon exceeds one trial's: bounds log f'(Q) - log f'(Q') for neighbours.
+    """How far the best trial's epsilon exceeds one trial's: a bound on log f'(Q) - log f'(Q') for neighbours.
 
     For any e, 1 - Q' <= exp(e) (1 - Q) + delta(e). A Poisson number has log f' = mean (Q - 1); a truncated negative
     binomial one has f' proportional to (1 - (1 - gamma) Q)^-(shape + 1), of which e bounds the logarithm of the base's
@@ -172,10 +173,10 @@ def shift_of_selection(event: Any, deltas: Deltas, grid: float) -> float:
 
 
 def of_objective(noise_multiplier: float, curvature_ratio: float, grid: float) -> PrivacyLossDistribution:
-    """Of an exact private minimum: the loss is at most log(1 + ratio) + s^2 / 2 + |X|, X normal of deviation s.
+    """The distribution of an exact private minimum: the loss is at most log(1 + ratio) + s^2 / 2 + |X|, X ~ N(0, s^2).
 
-    s is 1 / multiplier. Between two minima the density changes by the Jacobian, a change of rank one, and by the
-    density of the random term, which is moved by a record's gradient: along its features and by at most its bound.
+    s is 1 / multiplier. Between neighbours the density of the minimum changes by the Jacobian, a rank-one change, and
+    by the density of the random term, which a record's gradient shifts along its features by at most its bound.
     """
     s = 1.0 / noise_multiplier
     least = math.log1p(curvature_ratio) + s**2 / 2

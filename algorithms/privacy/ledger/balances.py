@@ -1,8 +1,8 @@
-"""The books as rows: what the chain adds up to, kept beside it, so that a write need not read the chain again.
+"""The books as tables next to the chain, so that a write need not read the whole chain.
 
-Each table is written in the transaction that appends to the chain, and says what a replay of the chain would say:
-`Ledger.verify` replays it and compares. Only the part of the books that a question is about is loaded: one
-population, the blocks that are named, a run. Amounts are exact fractions as text.
+The tables are written in the transaction that appends to the chain, and hold what a replay of the chain would give;
+`Ledger.verify` replays it and compares. Only the needed part of the books is loaded: one population, the named blocks,
+a run. Amounts are exact fractions as text.
 """
 
 import json
@@ -32,7 +32,7 @@ _METADATA = sa.MetaData()
 
 
 def _table(name: str, *columns: str) -> sa.Table:
-    """A table as the migrations made it; its types are known to the database."""
+    """A table as the migrations created it, with types from the database."""
     return sa.Table(f"epsilonflow_{name}", _METADATA, *(sa.Column(column) for column in columns))
 
 
@@ -44,7 +44,7 @@ _TABLES = (POPULATION, ACCOUNT, RUN, HELD)
 
 
 def head_of(connection: Connection) -> Head:
-    """Up to which row the balances are."""
+    """The row up to which the balances are computed."""
     return Head(*connection.execute(HEAD_OF).one())
 
 
@@ -71,11 +71,11 @@ class _AccountRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """The part of the books that a question is about.
+    """The part of the books that is needed.
 
-    blocks: those of the population's that are needed, besides the whole; None for all. runs: needed, whatever
-    population they are of. retraining: whose run is needed. held: whether the digests of what blocks held are.
-    opened, scheduled: whether all open runs are, and all of retrainings.
+    blocks: of the population, besides the whole population; None for all. runs: of any population. retraining: whose
+    run is needed. held: whether digests of blocks' content are needed. opened, scheduled: whether all open runs, and
+    all runs of retrainings, are needed.
     """
 
     population: str
@@ -87,7 +87,7 @@ class Part:
     scheduled: bool = False
 
     def questions(self) -> list[Statement]:
-        """What to ask for it: the accounts, then the runs and the digests where these are needed."""
+        """The queries: for the accounts, and for runs and digests if they are needed."""
         population = {"population": self.population}
         questions: list[Statement] = [(_ACCOUNTS, population)]
         if self.blocks is not None:
@@ -103,7 +103,7 @@ class Part:
         return questions
 
     def books(self, connection: Connection, answers: Sequence[Sequence[Any]]) -> Books:
-        """The books that the answers make."""
+        """The books from the queries' answers."""
         books, rest = Books(), iter(answers)
         accounts = [_AccountRow(*row) for row in next(rest)]
         if not accounts:  # the message names some that there are
@@ -126,12 +126,12 @@ class Part:
 
 
 def load(connection: Connection, part: Part) -> Books:
-    """A part of the books."""
+    """Load a part of the books."""
     return part.books(connection, exchange(connection, part.questions()))
 
 
 def differing_run(connection: Connection, runs: Mapping[str, Run]) -> str | None:
-    """The name of a run of which other is kept than this; None where of none."""
+    """The name of a run that is stored differently; None if all are equal."""
     kept = _texts(connection, runs)
     for run_id, run in runs.items():
         text = kept.get(run_id)
@@ -141,21 +141,21 @@ def differing_run(connection: Connection, runs: Mapping[str, Run]) -> str | None
 
 
 def _texts(connection: Connection, run_ids: Collection[str]) -> dict[str, str]:
-    """What is kept of runs, as it is kept."""
+    """Runs in their stored form."""
     given = [*run_ids] if connection.dialect.name == "postgresql" else json.dumps([*run_ids])
     return dict(exchange(connection, [(_NAMED_RUNS[connection.dialect.name], {"names": given})])[0])
 
 
 def find_run(connection: Connection, run_id: str) -> Run | None:
-    """A run; None where the ledger does not know it."""
+    """A run; None if the ledger does not know it."""
     text = connection.execute(_RUN, {"run_id": run_id}).scalar_one_or_none()
     return None if text is None else _run_of(text)
 
 
 def enter(books: Books, entries: Sequence[Entry]) -> list[Statement]:
-    """Adds rows to the books, which hold what these are about; the last one is the head.
+    """Add rows to books that hold their populations and runs; the last row is the head.
 
-    Returns what writes the changes. Raises RefusedError for a row that another version wrote.
+    Returns the statements that write the changes. Raises RefusedError for a row that another version wrote.
     """
     known, open_already = set(books.adjacencies), set(books.caps)
     before = {name: _population_row(books, name) for name in books.terms}
@@ -192,7 +192,7 @@ def enter(books: Books, entries: Sequence[Entry]) -> list[Statement]:
 
 
 def catch_up(connection: Connection, pages: Iterable[Sequence[Entry]]) -> None:
-    """Enters rows that no balances were kept of, page by page, in a memory that does not grow with them."""
+    """Add rows that are not in the balances yet, page by page, with bounded memory."""
     books, there_are = Books(), set(names(connection))
     for page in pages:
         for population in {entry.population for entry in page} & there_are:
@@ -204,7 +204,7 @@ def catch_up(connection: Connection, pages: Iterable[Sequence[Entry]]) -> None:
 
 
 def _written(connection: Connection, changes: Sequence[Statement]) -> None:
-    """Many of one statement as one: an exchange keeps in memory what each of its own says."""
+    """Combine many equal statements into one, since an exchange holds the text of each in memory."""
     for statement, group in groupby(changes, key=itemgetter(0)):
         rows = [row for _, row in group]
         if len(rows) > _MANY:
@@ -214,14 +214,14 @@ def _written(connection: Connection, changes: Sequence[Statement]) -> None:
 
 
 def clear(connection: Connection) -> None:
-    """Forgets all balances, to derive them anew."""
+    """Delete all balances, to derive them again."""
     for table in _TABLES:
         connection.execute(table.delete())
     connection.execute(_SET_HEAD, NOTHING._asdict())
 
 
 def differing(connection: Connection, books: Books) -> str | None:
-    """What of replayed books the tables say otherwise, in words; None where nothing. Runs that have ended are not
+    """The first difference between replayed books and the tables, in words; None if there is none. Ended runs are not
     compared here.
     """
     accounts: dict[str, set[Account]] = {}
@@ -251,7 +251,7 @@ def differing(connection: Connection, books: Books) -> str | None:
 
 
 def to_document(books: Books) -> dict[str, Any]:
-    """Books as JSON values; what blocks held, which no balance follows from, is left out."""
+    """Books as JSON values, without the digests of blocks' content, which no balance depends on."""
     return {
         "populations": [
             _population_row(books, name) | {"adjacency": books.adjacencies.get(name)} for name in books.terms
@@ -262,7 +262,7 @@ def to_document(books: Books) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any]) -> Books:
-    """The books that `to_document` wrote."""
+    """The inverse of `to_document`."""
     books = Books()
     for row in document["populations"]:
         _enter(books, SimpleNamespace(**row))
@@ -307,7 +307,7 @@ def _run_row(run_id: str, run: Run) -> dict[str, Any]:
 
 
 def _run_text(run: Run) -> str:
-    """Blocks keep their order, which is that of the run's rows."""
+    """A run as text; blocks keep the order of the run's rows."""
     document = {
         "reserved": _pair(run.reserved),
         "charged": _pair(run.charged),
