@@ -171,7 +171,7 @@ def factors(norms: Tensor, clipping: Clipping, bound: float, dtype: torch.dtype)
         found = room / (norms.clamp(min=_SMALLEST_NORM) + clipping.stability)
     else:
         found = torch.clamp(room / norms.clamp(min=torch.finfo(torch.float64).tiny), max=1.0)
-    return hardshrink(found, torch.finfo(dtype).tiny)  # rounding could raise what is smaller by any amount
+    return hardshrink(found, torch.finfo(dtype).tiny)  # rounding could raise smaller factors by any amount
 
 
 def margin(dtype: torch.dtype) -> float:
