@@ -12,7 +12,7 @@ _SMALLEST, _LARGEST = 1e-12, 1e12
 """Bounds on norms, well within the range of 32-bit arithmetic."""
 
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-15, 1e15
-"""The same for the scale of an affine map."""
+"""Bounds on the scale of an affine map."""
 
 FARTHEST = 1e3
 """The largest shift, in units of the norm: it magnifies rounding in 32 bits, which depends on the other records."""

@@ -1,6 +1,6 @@
 """The exact minimum of a regularised sum of clipped losses of a linear model with one output, for the barrier alone.
 
-A record's loss is convex in the model's output, and is continued linearly where its gradient would exceed the bound, so
+A record's loss is convex in the model's output. It is continued linearly where its gradient would exceed the bound, so
 the sum is still convex (Redberg, Koskela and Wang 2023, on generalised linear models).
 """
 

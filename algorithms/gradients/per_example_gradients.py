@@ -97,7 +97,7 @@ class PerExampleGradients:
         return total
 
     def weighted_parts(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The same sum by parameter, [numel] each, for parameters that have gradients."""
+        """The result of `weighted_sum` by parameter, [numel] each, for parameters that have gradients."""
         for name in self.gradients:
             place = self.places[name]
             total = torch.zeros(place.stop - place.start, dtype=torch.float64, device=self.losses.device)

@@ -81,7 +81,7 @@ def with_views(model: Model, count: int, given: ModelSpec) -> Model:
 
 
 def for_evaluation(model: Model) -> Model:
-    """The same model for a single view of each record: the record itself."""
+    """The model for a single view of each record: the record itself."""
     if not any(isinstance(layer, Seen) for layer in model.module.modules()):
         return model
     module = copy.deepcopy(model.module)
