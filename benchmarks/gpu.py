@@ -20,7 +20,11 @@ from benchmarks.__main__ import measured
 from benchmarks.child import JobFailedError
 from benchmarks.workloads import DEFAULT, OF_LIBRARIES, SMALL, WORKLOADS
 
-_TESTS = ("tests/algorithms/gradients/test_device.py", "tests/algorithms/test_contract.py")
+_TESTS = (
+    "tests/algorithms/gradients/test_device.py",
+    "tests/algorithms/test_contract.py",
+    "tests/algorithms/privacy/test_sharding.py",  # on two GPUs, where there are so many
+)
 _TABLE = Path("docs/results/gpu.md")
 _PEERS = {
     "opacus_hooks": "Opacus hooks",

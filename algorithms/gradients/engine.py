@@ -136,14 +136,14 @@ class Engine:
         if size > 1 and not found.is_brief and not fills(self._passes, found.form, _sizes(size)):
             size = 1
             _LOG.warning(
-                "the model %s takes one record at a time, since what it computes of several lies in other numbers of"
-                " rows than there are records, or on a way that their values decide",
+                "the model %s processes one record at a time, since some of its tensors have other numbers of rows than"
+                " there are records, or since its control flow depends on values",
                 model.name,
             )
         elif physical_batch is None and size < FEWEST:
             _LOG.warning(
-                "the model %s takes %d records a pass, since a record needs %.1f MB; passes of %d would be faster, and"
-                " take performance.memory_mb: %d",
+                "the model %s processes %d records a pass, since a record needs %.1f MB; passes of %d would be faster,"
+                " and need performance.memory_mb: %d",
                 model.name,
                 size,
                 found.needed_bytes / 1e6,
@@ -156,8 +156,8 @@ class Engine:
         model = self._passes.model
         if not self.is_batched:
             raise ModelRefusedError(
-                f"the model {model.name} is taken record by record, and its frozen parameters cannot be sharded then;"
-                " set performance.shard_frozen to false."
+                f"the model {model.name} is differentiated record by record, and its frozen parameters cannot be"
+                " sharded then; set performance.shard_frozen to false."
             )
         self._passes = replace(self._passes, model=shard_frozen(model, mesh))
 
@@ -324,10 +324,12 @@ class Engine:
     def _log(self) -> None:
         name, found = self._passes.model.name, self._examined
         if found.layouts is None:
-            _LOG.warning("the model %s is taken record by record, since there is %s", name, found.reason)
+            _LOG.warning("the model %s is differentiated record by record: %s", name, found.reason)
         elif found.without_rule:
             _LOG.warning(
-                "in the model %s these are taken record by record: %s", name, ", ".join(found.without_rule)
+                "in the model %s these are differentiated record by record: %s",
+                name,
+                ", ".join(found.without_rule),
             )
 
 

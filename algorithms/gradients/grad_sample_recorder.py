@@ -231,7 +231,7 @@ class GradSampleRecorder:
         if call is None or call.name != name_of(func) or len(call.taken) != len(leaves):
             output = func(*args, **kwargs)
             if tensors_in(output):  # a call that returns no tensor, such as a shape, is no use
-                raise UnrecordedError("the model takes another way than it took before")
+                raise UnrecordedError("the model uses its parameters differently than before")
             return output
         self._calls += 1
         self._here = {id(leaf): layout for leaf, layout in zip(leaves, call.taken, strict=True)}

@@ -177,7 +177,7 @@ def _check_memory(passes: Passes, parameters: Tensor, form: Form, memory_mb: flo
     most = max(memory_mb, _ALWAYS_MB)
     if needed > most:
         raise ModelRefusedError(
-            f"looking at the model {passes.model.name} with made-up records would take about {needed:,.0f} MB, more"
+            f"inspecting the model {passes.model.name} with made-up records would take about {needed:,.0f} MB, more"
             f" than {most:,.0f}; set performance.memory_mb to at least {needed:.0f} where the machine has as much, or"
             " make the records or the model smaller."
         )
@@ -322,7 +322,7 @@ def _examine_briefly(passes: Passes, parameters: Tensor, least: Form) -> ModelIn
             raise UnrecordedError(_look_of(first))
         second, more = _noted(passes, parameters, form.draw(3, 1), other=tape)
         if any(mixes(*pair) for pair in zip(first.operations, second.operations, strict=False)):
-            raise UnrecordedError("a value of all records")
+            raise UnrecordedError("it computes a value from all records")
         layouts = more.layouts()
         compared = few.shortened()
         with Memory() as memory:
@@ -456,7 +456,7 @@ def _exact(passes: Passes, parameters: Tensor, sample: Sample) -> Looked:
 def _look_of(watch: OpTracer) -> str:
     """The reason why a model that reads its records' values is not recorded."""
     by = f" ({watch.looked})" if watch.looked else ""
-    return f"a look at the values of a tensor{by}, on which the way through the model may depend; masks are faster"
+    return f"its control flow may depend on the values of a tensor{by}; masks are faster"
 
 
 def _take_alone(passes: Passes, parameters: Tensor, sample: Sample) -> None:
@@ -478,7 +478,7 @@ def _learn(passes: Passes, parameters: Tensor, few: Sample, more: Sample) -> tup
     layouts = second.layouts()
     for other in (more.times(1e3), more.times(0.0), more.with_holes()):
         if _taped(passes, parameters, other).shapes != second.shapes:
-            raise UnrecordedError("a size that follows from the values of the records")
+            raise UnrecordedError("a size depends on the values of the records")
     tape = _taped(passes, parameters, few, layouts)
     return layouts, tuple(sorted(tape.without_rule))
 
@@ -580,9 +580,9 @@ def _compare(
         if name in expected:
             part -= expected.pop(name).reshape(-1)
         if not float(torch.linalg.vector_norm(part)) <= tolerance * sizes.get(name, 0.0) + floor:
-            raise UnrecordedError("gradients that are not those of autograd when they are recorded")
+            raise UnrecordedError("its recorded gradients differ from those of autograd")
     if any(not sizes[name] <= floor for name in expected):
-        raise UnrecordedError("gradients that are not those of autograd when they are recorded")
+        raise UnrecordedError("its recorded gradients differ from those of autograd")
 
 
 def _kept_each(passes: Passes, parameters: Tensor, form: Form, few: int, more: int) -> int:

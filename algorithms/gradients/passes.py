@@ -88,7 +88,7 @@ class Passes:
             losses, uses, errors = self.model.inside(tape.parameters, run)
         except CheckpointError as reason:
             # They run again without the recorder, and save nothing if no trained layer comes before them.
-            raise UnrecordedError("gradient checkpointing of layers that then keep other tensors") from reason
+            raise UnrecordedError("checkpointed layers save other tensors when they run again") from reason
         if without_rule is not None:
             without_rule |= tape.without_rule
         found: dict[str, list[PerExample]] = {}
@@ -235,7 +235,7 @@ class Answering(TorchFunctionMode):
         if not asks(func, args):
             return func(*args, **kwargs) if kwargs else func(*args)
         if self._is_silent or self._asked >= len(self._answers):
-            raise UnrecordedError("a look at the values of a tensor where none was before")
+            raise UnrecordedError("its control flow depends on values where it did not before")
         self._asked += 1
         given = self._answers[self._asked - 1]
         return func(*args, **(kwargs or {})) if given is None else given

@@ -477,7 +477,7 @@ def _filled(made: _Made, path: Path, called: str) -> str:
     if not all(bool(torch.isfinite(tensor).all()) for tensor in fitting.values()):
         raise ModelRefusedError(f"{called} is not finite everywhere; give the file of a sound model.")
     made.module.load_state_dict(fitting, strict=False)
-    new = f", but for {', '.join(is_new)}, drawn from the model's seed." if is_new else "."
+    new = f", except for {', '.join(is_new)}, drawn from the model's seed." if is_new else "."
     return f"The start is the public file {called} (SHA-256 {digest(path)}){new}"
 
 

@@ -36,7 +36,7 @@ def started(model: Model, path: Path, *, reinitialize: Sequence[str] = ()) -> Mo
         _check_tensor(path, name, tensor, own[name])
         own[name].copy_(tensor)
     note = f"The start is the file {path.name} (SHA-256 {digest(path)})"
-    kept = f", but for {', '.join(reinitialize)}, drawn from the model's seed." if reinitialize else "."
+    kept = f", except for {', '.join(reinitialize)}, drawn from the model's seed." if reinitialize else "."
     return replace(model, notes=(*model.notes, note + kept + map_note))
 
 

@@ -1,5 +1,6 @@
 """Records from rows of tables, texts and images with columns; and the selection of each person's rows."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,6 +21,8 @@ from data.schema.targets import Known, Tags
 _Tables: TypeAlias = Iterator[pa.Table]
 _NOBODY = frozenset((b"", b"nan", b"NaN"))
 """Names that name nobody: empty, or the spelling of a missing number."""
+_WHOLE = re.compile(rb"([+-]?\d+)\.0+")
+"""A whole number as a column of real numbers spells it, which it is where some row names nobody."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,10 @@ class RowReader:
             start += some.num_rows
 
     def _who(self, some: pa.Table) -> list[bytes]:
-        """The person that each row names; an empty name for nobody."""
+        """The person that each row names; an empty name for nobody. 17.0 is 17, since files may spell it either way."""
         column = rows.column(some, "" if self.person is None else self.person.column)
         names = [(who or b"").strip() for who in encoding.contents(column)]
+        names = [is_whole[1] if (is_whole := _WHOLE.fullmatch(who)) else who for who in names]
         return [b"" if who in self._nobody else who for who in names]
 
     @cached_property

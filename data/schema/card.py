@@ -137,12 +137,12 @@ class Split(Strict):
 class Person(Strict):
     """The person whose record each row is, who is then the unit of privacy instead of the record.
 
-    column: the column with the person's id, which is never a feature. per_person: how many records of each person are
-    used at most, chosen by a keyed hash; other records, and records that name nobody (an empty name, NaN, or what
-    reader.missing lists), are left out. All records of a person are on one side of the split, and nobody in the test
-    file is trained on. In training, the records of a person are one: the person is sampled, and the mean of the
-    gradients is clipped. group_privacy: each record is sampled and clipped by itself instead, and every run is charged
-    by group privacy for per_person records. In a population with blocks, all of this is per block.
+    column: the column with the person's id, which is never a feature; 17.0 and 17 are one id. per_person: how many
+    records of each person are used at most, chosen by a keyed hash; other records, and records that name nobody (an
+    empty name, NaN, or what reader.missing lists), are left out. All records of a person are on one side of the split,
+    and nobody in the test file is trained on. In training, the records of a person are one: the person is sampled, and
+    the mean of the gradients is clipped. group_privacy: each record is sampled and clipped by itself instead, and every
+    run is charged by group privacy for per_person records. In a population with blocks, all of this is per block.
     """
 
     column: Word

@@ -102,7 +102,7 @@ def _due(work: Work, period: str) -> Outcome:
         if run_id is not None and work.ledger.status(run_id) == "forfeited":
             work.say(give_up(work, interrupted))
         else:
-            work.say(f"the retraining of {interrupted.period} was interrupted: it is taken up first")
+            work.say(f"the retraining of {interrupted.period} was interrupted: it is resumed first")
             outcome = _run(work, interrupted)
             if interrupted.period == period or outcome.kind in ("refused", "failed"):
                 return outcome

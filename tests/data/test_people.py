@@ -145,6 +145,15 @@ def test_whoever_is_in_the_test_file_is_not_trained_on(card: Callable[..., DataC
     assert rule_of(own) != rule_of(card(files=files, split=None, person=None))
 
 
+def test_a_whole_number_names_one_person_however_a_file_spells_it(
+    card: Callable[..., DataCard], tmp_path: Path
+) -> None:
+    """pandas writes 17.0 for 17 where another row of the column names nobody."""
+    spelled = [(f"{who}{end}", age) for who in range(20) for age, end in ((who, ""), (100 + who, ".0"))]
+    train, test = drawn(card(), tmp_path, spelled)
+    assert people(train | test) == dict.fromkeys(range(20), 1)
+
+
 def test_in_blocks_each_block_draws_for_itself(card: Callable[..., DataCard], tmp_path: Path) -> None:
     folder = tmp_path / "weeks"
     folder.mkdir()

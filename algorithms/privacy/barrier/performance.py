@@ -335,8 +335,8 @@ class Performance:
             raise RefusedError(f"{reason}, so no record's gradient can be clipped; {advice}") from reason
         if engine.is_random:
             raise RefusedError(
-                f"the model {model.name} draws random numbers, which a run that is taken up again would draw anew;"
-                " leave dropout out."
+                f"the model {model.name} draws random numbers, which a resumed run would draw again; leave dropout"
+                " out, or put the model into evaluation mode by .eval()."
             )
         if engine.is_narrow and model.precision == torch.float32:
             raise RefusedError(

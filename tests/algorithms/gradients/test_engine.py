@@ -89,7 +89,7 @@ def test_the_physical_batch_follows_the_memory(caplog: pytest.LogCaptureFixture)
     assert sizes[2] > sizes[0]
     heavy = build("softmax", input_shape=(100_000,), classes=2, seed=0)
     few = Engine(heavy, input_shape=(100_000,), memory_mb=1)
-    assert 1 < few.physical_batch < 32 and "takes 2 records a pass" in caplog.text
+    assert 1 < few.physical_batch < 32 and "processes 2 records a pass" in caplog.text
     assert "performance.memory_mb: 14" in caplog.text
     given = {asked: made.engine(physical_batch=asked).physical_batch for asked in (1, 7, 63, 64, 200)}
     assert given == {1: 1, 7: 7, 63: 32, 64: 64, 200: 192}

@@ -56,5 +56,5 @@ def test_what_is_taken_record_by_record_is_said_once(name: str, caplog: pytest.L
         assert not said
     else:
         assert len(said) == 1
-        part = "the model made up is taken" if name in AS_A_WHOLE else "in the model made up these are taken"
-        assert part in said[0]
+        part = "the model made up is" if name in AS_A_WHOLE else "in the model made up these are"
+        assert f"{part} differentiated record by record: " in said[0]

@@ -21,7 +21,10 @@ from algorithms.privacy.barrier.performance import ALONE, Group, Performance
 from algorithms.privacy.mechanisms.release import FullBatch, Gaussian, Poisson
 from tests.algorithms.bench import MadeUp
 from tests.algorithms.privacy.test_barrier import barrier
+from tests.support.device import DEVICE
 
+PLACE = DEVICE if torch.cuda.device_count() > 1 else torch.device("cpu")
+"""A GPU for each process, with two of them."""
 WIDTH, RECORDS = 16, 129
 """The second process has one record more than a pass takes, so that it takes two passes while the first takes one."""
 
@@ -67,7 +70,7 @@ def answers(group: Group) -> Tensor:
     records = MadeUp(
         generator.normal(size=(RECORDS, WIDTH)).astype(np.float32), generator.integers(0, 3, RECORDS)
     )
-    performance = Performance(physical_batch=64, group=group, shard_frozen=True)
+    performance = Performance(PLACE, physical_batch=64, group=group, shard_frozen=True)
     found = []
     for is_checkpointed in (False, True):
         model = adapted(is_checkpointed=is_checkpointed)
@@ -82,9 +85,12 @@ def answers(group: Group) -> Tensor:
 
 def in_a_process(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    if PLACE.type == "cuda":
+        torch.cuda.set_device(rank)
+    kind = "gloo" if PLACE.type == "cpu" else "cpu:gloo,cuda:nccl"
+    distributed.init_process_group(kind, init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
     torch.save(answers(Group(rank, 2, 2)), folder / f"{rank}.pt")
-    module = shard_frozen(adapted(), init_device_mesh("cpu", (2,))).module
+    module = shard_frozen(adapted(), init_device_mesh(PLACE.type, (2,))).module
     local = {name: getattr(part, "_local_tensor", part).shape for name, part in module.named_parameters()}
     torch.save(local, folder / f"shapes-{rank}.pt")
     distributed.destroy_process_group()
@@ -126,7 +132,7 @@ class Listing(Adapted):
     [
         ({"module": nn.Linear(WIDTH, 3)}, "has no frozen parameters"),
         ({"precision": torch.bfloat16}, "computes in bfloat16"),
-        ({"module": Listing(is_checkpointed=False)}, "is taken record by record"),
+        ({"module": Listing(is_checkpointed=False)}, "is differentiated record by record"),
     ],
 )
 def test_models_that_cannot_be_sharded_are_refused(
